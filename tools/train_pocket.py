@@ -1,0 +1,280 @@
+"""Train the bundled pocket pair: a tiny Llama target and its draft, on Python's own standard library.
+
+    python tools/train_pocket.py --out workers/pocket --target-minutes 45 --draft-minutes 20
+
+Nothing is downloaded: the corpus is the source of the interpreter that runs this script. One module in fifty is held
+out (chosen by a hash of its path) and only ever used to report the loss. Minutes are CPU minutes divided by the number
+of threads, so that a busy machine makes the training slower, not worse.
+
+Three things shape the pair for its job:
+
+* the last third of the target's training rounds half of its forward passes to int4 (group 128), straight-through, so
+  that the shipped weights survive round-to-nearest quantisation as a larger model's would;
+* the last part of each runs on sequences as long as the context, so that 4,096 tokens really work;
+* the draft learns from the target's own distribution as well as from the text, because what counts is how often the
+  two agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import json
+import math
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+VOCABULARY = 4096
+CONTEXT = 4096
+END_OF_TEXT = "<|endoftext|>"
+GROUP = 128
+# A chat is laid out as a Python file would be: who spoke stands in comments, and code follows.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}{{ message['content'] }}\n\n"
+    "{% else %}# {{ message['content'] | replace('\n', '\n# ') }}\n{% endif %}"
+    "{% endfor %}"
+)
+
+SHAPES = {
+    "target": dict(
+        hidden_size=256, intermediate_size=704, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2
+    ),
+    "draft": dict(
+        hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=2
+    ),
+}
+
+
+def read_corpus() -> tuple[list[str], list[str]]:
+    """The library's modules as (training, held out), each text once, in a stable order."""
+    root = Path(sysconfig.get_path("stdlib"))
+    training: list[str] = []
+    held_out: list[str] = []
+    seen: set[bytes] = set()
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if "site-packages" in relative.parts:
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # the library's tests keep a few files in other encodings on purpose
+        digest = hashlib.sha256(text.encode()).digest()
+        # Generated tables (code pages, token lists) are most of a file's bytes and teach a model nothing.
+        if digest in seen or not 200 < len(text) or text.count("\\x") > len(text) / 40:
+            continue
+        seen.add(digest)
+        bucket = int.from_bytes(hashlib.sha256(str(relative).encode()).digest()[:4], "big") % 50
+        (held_out if bucket == 0 else training).append(text)
+    return training, held_out
+
+
+def train_tokenizer(texts: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
+    """All texts as one stream, each introduced by the end-of-text token."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    stream: list[int] = []
+    for encoding in tokenizer.encode_batch(texts):
+        stream.append(end)
+        stream.extend(encoding.ids)
+    return np.asarray(stream, dtype=np.int64)
+
+
+def new_model(role: str) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        rms_norm_eps=1e-5,
+        initializer_range=0.02,
+        **SHAPES[role],
+    )
+    return LlamaForCausalLM(config)
+
+
+def round_to_int4(weight: torch.Tensor) -> torch.Tensor:
+    """What round-to-nearest int4 makes of a matrix: asymmetric, groups of 128 inputs, a shorter last group."""
+    rows, columns = weight.shape
+    padded = F.pad(weight, (0, -columns % GROUP))
+    groups = padded.view(rows, -1, GROUP)
+    low = groups.amin(-1, keepdim=True).clamp(max=0)
+    high = groups.amax(-1, keepdim=True).clamp(min=0)
+    scale = ((high - low) / 15).clamp(min=1e-8)
+    zero = (-low / scale).round()
+    quantised = ((groups / scale).round() + zero).clamp(0, 15)
+    return ((quantised - zero) * scale).view(rows, -1)[:, :columns]
+
+
+@contextmanager
+def rounded_weights(model: LlamaForCausalLM) -> Iterator[None]:
+    """Within the block every matrix is its int4 rounding; gradients land on the exact weights afterwards."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    exact = [parameter.data for parameter in matrices]
+    for parameter in matrices:
+        parameter.data = round_to_int4(parameter.data)
+    try:
+        yield
+    finally:
+        for parameter, data in zip(matrices, exact, strict=True):
+            parameter.data = data
+
+
+def batches(stream: np.ndarray, tokens: int, length: int, generator: np.random.Generator) -> torch.Tensor:
+    starts = generator.integers(0, len(stream) - length - 1, size=max(1, tokens // length))
+    return torch.from_numpy(np.stack([stream[start : start + length + 1] for start in starts]))
+
+
+@torch.no_grad()
+def held_out_loss(model: LlamaForCausalLM, stream: np.ndarray, length: int) -> float:
+    """Mean negative log-likelihood, in nats a token, over windows that do not overlap."""
+    total = count = 0.0
+    for start in range(0, len(stream) - length - 1, length):
+        window = torch.from_numpy(stream[start : start + length + 1])[None]
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=window[:, :-1], use_cache=False).logits
+        total += F.cross_entropy(logits[0].float(), window[0, 1:], reduction="sum").item()
+        count += length
+    return total / count
+
+
+@torch.no_grad()
+def agreement(target: LlamaForCausalLM, draft: LlamaForCausalLM, stream: np.ndarray, length: int = 1024) -> float:
+    """The share of held-out positions at which both would choose the same token."""
+    same = count = 0
+    for start in range(0, len(stream) - length, length):
+        window = torch.from_numpy(stream[start : start + length])[None]
+        choices = [model(input_ids=window, use_cache=False).logits.argmax(-1) for model in (target, draft)]
+        same += int((choices[0] == choices[1]).sum())
+        count += length
+    return same / count
+
+
+def train(
+    role: str, stream: np.ndarray, held_out: np.ndarray, minutes: float, teacher: LlamaForCausalLM | None, save
+) -> LlamaForCausalLM:
+    torch.manual_seed(7)
+    generator = np.random.default_rng(7)
+    model = new_model(role)
+    print(f"{role}: {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    embedding = model.get_input_embeddings().weight
+    matrices = [p for p in model.parameters() if p.dim() == 2 and p is not embedding]
+    others = [p for p in model.parameters() if p.dim() != 2 or p is embedding]
+    optimizers = [
+        (torch.optim.Muon(matrices, lr=4e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"), 4e-3),
+        (torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0), 4e-3),
+    ]
+    budget = minutes * 60 * torch.get_num_threads()
+    started, step, seen, next_report = time.process_time(), 0, 0, 0.0
+    while (progress := (time.process_time() - started) / budget) < 1:
+        warm = min(1.0, (step + 1) / 100)
+        rate = warm * (1.0 if progress < 0.4 else 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (progress - 0.4) / 0.6)))
+        for optimizer, base in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = base * rate
+        length = 256 if progress < 0.15 else 512 if progress < 0.8 else CONTEXT if step % 2 else 512
+        window = batches(stream, 8192, length, generator)
+        rounded = role == "target" and progress > 0.65 and step % 4 < 2
+        with torch.autocast("cpu", torch.bfloat16):
+            if rounded:
+                with rounded_weights(model):
+                    logits = model(input_ids=window[:, :-1], use_cache=False).logits
+                    # The backward pass reads the weights that the forward pass saw.
+                    loss = F.cross_entropy(logits.flatten(0, 1).float(), window[:, 1:].flatten())
+                    loss.backward()
+            else:
+                logits = model(input_ids=window[:, :-1], use_cache=False).logits
+                loss = F.cross_entropy(logits.flatten(0, 1).float(), window[:, 1:].flatten())
+                objective = loss
+                if teacher is not None:
+                    with torch.no_grad():
+                        wanted = teacher(input_ids=window[:, :-1], use_cache=False).logits.flatten(0, 1).float().softmax(-1)
+                    objective = 0.2 * loss + 0.8 * F.cross_entropy(logits.flatten(0, 1).float(), wanted)
+                objective.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, _ in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        step, seen = step + 1, seen + window.shape[0] * length
+        if progress >= next_report:
+            next_report += 0.05
+            print(
+                f"{role} {progress:4.0%} step {step} tokens {seen / 1e6:.1f}M loss {loss.item():.3f} "
+                f"held-out {held_out_loss(model, held_out[:30_000], 1024):.3f}",
+                flush=True,
+            )
+            save(role, model)
+    save(role, model)
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--target-minutes", type=float, default=45)
+    parser.add_argument("--draft-minutes", type=float, default=20)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+
+    training_texts, held_out_texts = read_corpus()
+    tokenizer = train_tokenizer(training_texts)
+    training, held_out = encode(tokenizer, training_texts), encode(tokenizer, held_out_texts)
+    print(f"corpus: {len(training):,} tokens to train on, {len(held_out):,} held out", flush=True)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+
+    def save(role: str, model: LlamaForCausalLM) -> None:
+        shipped = copy.deepcopy(model).to(torch.bfloat16)
+        shipped.save_pretrained(arguments.out / role)
+        wrapped.save_pretrained(arguments.out / role)
+
+    target = train("target", training, held_out, arguments.target_minutes, None, save)
+    draft = train("draft", training, held_out, arguments.draft_minutes, target, save)
+
+    shipped = {role: LlamaForCausalLM.from_pretrained(arguments.out / role, dtype=torch.float32) for role in SHAPES}
+    figures = {
+        "held_out_tokens": len(held_out),
+        "held_out_loss": {role: round(held_out_loss(model, held_out, 1024), 4) for role, model in shipped.items()},
+        "held_out_loss_at_full_context": round(held_out_loss(shipped["target"], held_out, CONTEXT - 1), 4),
+        "greedy_agreement": round(agreement(shipped["target"], shipped["draft"], held_out), 4),
+    }
+    with torch.no_grad(), rounded_weights(shipped["target"]):
+        figures["held_out_loss_int4_rtn"] = round(held_out_loss(shipped["target"], held_out, 1024), 4)
+    (arguments.out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

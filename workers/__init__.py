@@ -1,0 +1,1 @@
+"""What runs in the pinned processes: actors, speculation, sampling, engines and models."""

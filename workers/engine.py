@@ -1,0 +1,61 @@
+"""What an engine is: it holds one model and the caches of many rows, and chooses tokens. It knows nothing of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.workers.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Tokens to append to a row's cache, and after how many of them (counted from the last) a choice is wanted."""
+
+    row: int
+    tokens: Sequence[int]
+    choose: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The tokens chosen for one feed, first position first.
+
+    ``margins`` are the distances between the best and the second-best score. They matter where the kernels are not
+    batch-invariant: a margin close to the kernels' rounding is where two runs may differ. Exact engines leave it empty.
+    """
+
+    tokens: list[int]
+    margins: list[float]
+
+
+class Engine(Protocol):
+    """One loaded model. Rows are named by the caller; each has a cache as long as the tokens fed and not truncated."""
+
+    @property
+    def context(self) -> int:
+        """The longest row, in tokens, that the model can hold."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model scores; a larger id must never be fed."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether a choice is the same bits whatever else is in the batch."""
+
+    def open(self, row: int, sampling: Sampling) -> None:
+        """Begin an empty row."""
+
+    def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
+        """One forward pass over all feeds together; the answers stand in the same order."""
+
+    def length(self, row: int) -> int:
+        """How many tokens the row's cache holds."""
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget all but the first ``length`` tokens."""
+
+    def close(self, row: int) -> None:
+        """Forget the row."""

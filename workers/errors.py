@@ -1,0 +1,66 @@
+"""Everything that outrider reports as a sentence rather than a traceback.
+
+    OutriderError
+    ├── UsageError            what was asked for cannot be: exit code 2
+    │   ├── InputError        bad rows in the input file, each with file:line
+    │   ├── ModelError        a model that is missing, malformed or unsupported
+    │   │   └── PairError     a draft that does not fit its target
+    │   └── PlacementError    a wish that this machine cannot grant
+    ├── JobError              the job cannot run as it stands: exit code 1
+    │   ├── JobHeldError      another process runs it
+    │   └── JobChangedError   the same directory, another input, model or parameter
+    └── WorkerError           an actor could not start or do its work
+
+All of them cross process borders: every argument is positional and kept by ``Exception``, so they pickle.
+"""
+
+from __future__ import annotations
+
+
+class OutriderError(Exception):
+    """A failure with one clear sentence; ``exit_code`` is what the command line returns for it."""
+
+    exit_code = 1
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else self.__class__.__name__
+
+
+class UsageError(OutriderError):
+    exit_code = 2
+
+
+class InputError(UsageError):
+    """Bad rows. ``args[1]`` holds one line for each, as ``file:line: what is wrong and what to do``."""
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self.args[1]) if len(self.args) > 1 else []
+
+
+class ModelError(UsageError):
+    pass
+
+
+class PairError(ModelError):
+    pass
+
+
+class PlacementError(UsageError):
+    pass
+
+
+class JobError(OutriderError):
+    pass
+
+
+class JobHeldError(JobError):
+    pass
+
+
+class JobChangedError(JobError):
+    pass
+
+
+class WorkerError(OutriderError):
+    pass

@@ -1,0 +1,101 @@
+"""Every value that crosses between the driver, the target and the draft.
+
+Between target and draft only token ids travel, and only what is new since the last round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a row's tokens are chosen. Greedy when ``temperature`` is 0.
+
+    ``seed`` and ``sample`` (which of the row's n answers this is) key the noise; the defaults of all others are neutral.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    sample: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether a choice depends on which tokens came before, beyond the logits themselves."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One answer to write: a prompt and how to continue it. ``key`` is unique within the job."""
+
+    key: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """A finished row: its tokens and text, why it ended, and what it took."""
+
+    key: int
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str
+    rounds: int
+    proposed: int
+    accepted: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """A row that cannot be done, now or on any other replica; ``message`` is for the person who wrote it."""
+
+    key: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """One row's part of a request to the draft: ``tokens`` follow the ``start`` tokens that the draft has seen.
+
+    ``start == 0`` opens the row (or opens it anew) and carries its sampling; at most ``limit`` candidates are wanted.
+    """
+
+    key: int
+    start: int
+    tokens: tuple[int, ...]
+    limit: int
+    sampling: Sampling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The target's request of one round. ``closed`` names rows that the draft may forget."""
+
+    round: int
+    rows: tuple[Advance, ...]
+    closed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The draft's reply: proposed tokens by row, and the rows it no longer knows (they are to be sent whole)."""
+
+    round: int
+    tokens: dict[int, tuple[int, ...]]
+    forgotten: tuple[int, ...] = ()

@@ -1,0 +1,76 @@
+"""The choice of a token: what the native sampler does, written in NumPy.
+
+The token at a position is ``argmax(process(logits) / temperature + noise)``; greedy leaves the noise out. The noise is a
+function of (seed, sample, position, token) alone, so the draft draws the same as the target and the two agree often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.kernels import arithmetic
+from outrider.workers.messages import Sampling
+
+NO_COUNTS: Mapping[int, int] = {}
+
+
+def process(
+    logits: NDArray[np.float32],
+    sampling: Sampling,
+    prompt: Mapping[int, int] = NO_COUNTS,
+    written: Mapping[int, int] = NO_COUNTS,
+) -> NDArray[np.float64]:
+    """Scores after penalties, bias, temperature, top-k, top-p and min-p, in that order; -inf where a token is ruled out.
+
+    ``prompt`` and ``written`` count the tokens before this position: repetition looks at both, the others at what was written.
+    """
+    scores = logits.astype(np.float64)
+    if sampling.repetition_penalty != 1.0:
+        seen = np.fromiter(sorted(prompt.keys() | written.keys()), dtype=np.int64)
+        value = scores[seen]
+        penalty = sampling.repetition_penalty
+        scores[seen] = np.where(value > 0, value / penalty, value * penalty)
+    if sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0:
+        for token, count in written.items():
+            scores[token] -= count * sampling.frequency_penalty + sampling.presence_penalty
+    for token, bias in sampling.logit_bias:
+        scores[token] += bias
+    if sampling.greedy:
+        return scores
+    scores /= sampling.temperature
+    if 0 < sampling.top_k < scores.size:
+        scores[_ranked(scores)[sampling.top_k :]] = -np.inf
+    if sampling.top_p < 1.0 or sampling.min_p > 0.0:
+        weights = arithmetic.exp(scores - scores.max())
+        if sampling.top_p < 1.0:
+            order = _ranked(scores)
+            before = np.concatenate(([0.0], np.cumsum(weights[order])[:-1]))
+            # The token that crosses the threshold stays, so at least one always does.
+            scores[order[before >= sampling.top_p * arithmetic.lane_sum(weights)]] = -np.inf
+        scores[weights < sampling.min_p] = -np.inf
+    return scores
+
+
+def _ranked(scores: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Token ids by falling score, equal scores by rising id."""
+    return np.argsort(-scores, kind="stable")
+
+
+def choose(
+    logits: NDArray[np.float32],
+    sampling: Sampling,
+    position: int,
+    prompt: Mapping[int, int] = NO_COUNTS,
+    written: Mapping[int, int] = NO_COUNTS,
+) -> tuple[int, float]:
+    """The token for one position (the number of tokens before it) and its lead over the second best."""
+    scores = process(logits, sampling, prompt, written)
+    if not sampling.greedy:
+        scores = scores + arithmetic.gumbel(sampling.seed, sampling.sample, position, scores.size)
+    best = int(scores.argmax())
+    lead = scores[best]
+    scores[best] = -np.inf
+    return best, float(lead - scores.max())
