@@ -13,6 +13,7 @@ from outrider.runner.accelerators import Accelerator
 from outrider.runner.seats import Ledger, Unit, divide, memory_of, units
 from outrider.runner.topology import Core, Topology
 from outrider.workers.errors import PlacementError
+from outrider.workers.pinning import Pin
 
 PER = ("auto", "node", "socket", "machine")
 LAYOUTS = ("auto", "split", "shared")
@@ -65,6 +66,10 @@ class PlannedActor:
     resources: dict[str, float]
     leases: tuple[str, ...]
     memory: dict[int, int]
+
+    @property
+    def pin(self) -> Pin:
+        return Pin(self.cores, self.memory_nodes, self.threads, self.device, self.device_selector)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,7 @@ def _too_big(
     fresh = Ledger.of(hosts)
     rooms = [(fresh.room(unit.topology.host, unit.memory + unit.extra) or 0, unit) for unit in everywhere]
     room, roomiest = max(rooms, key=lambda pair: pair[0])
-    total = f"{' + '.join(parts)} = {_bytes(need)} a replica"
+    total = f"{' + '.join(parts)}{f' = {_bytes(need)}' if len(parts) > 1 else ''} a replica"
     if seated:
         return f"{total}, of which {seated} fit this machine, not {wanted}: ask for fewer --replicas"
     wider = {"node": "; spread it with --per socket or --per machine", "sock": "; spread it with --per machine"}

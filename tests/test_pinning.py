@@ -69,7 +69,7 @@ def test_each_step_down_is_one_warning(
     assert len(launch.warnings) == 1
     assert warning in launch.warnings[0]
     assert "Operation not permitted" in launch.warnings[0]
-    assert ("py_executable" in launch.runtime_env()) == bool(options)
+    assert launch.runtime_env()["py_executable"].endswith(sys.executable)
 
 
 def test_without_numactl_the_worker_pins_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,8 @@ def test_without_numactl_the_worker_pins_itself(monkeypatch: pytest.MonkeyPatch)
     launch = probe(ONE, refusing())
     assert launch.level == "affinity"
     assert launch.warnings == (pinning.NO_NUMACTL,)
-    assert "py_executable" not in launch.runtime_env()
+    assert launch.runtime_env({"A": "1"})["py_executable"] == sys.executable
+    assert launch.runtime_env({"A": "1"})["env_vars"]["A"] == "1"
 
 
 @pytest.mark.parametrize("cores", [(True,), ("1; rm -rf /",), (-1,), (1 << 20,), ()])

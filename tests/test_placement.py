@@ -121,6 +121,7 @@ def check(hosts: list[Topology], made: Plan) -> None:
         for cpu in actor.cores:
             assert owner.setdefault((actor.host, cpu), actor.replica) == actor.replica, "two replicas on a core"
         assert actor.memory_nodes
+        assert actor.pin.cores == actor.cores
         assert set(actor.memory) <= set(actor.memory_nodes) <= {node.id for node in host.nodes}
         used.update({(actor.host, node): size for node, size in actor.memory.items()})
         claimed.update({(actor.host, name): count for name, count in actor.resources.items()})

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,13 @@ class Launch:
     def command(self) -> str:
         return shlex.join((*self.line, self.python))
 
-    def runtime_env(self) -> dict[str, Any]:
-        """For ``Actor.options(runtime_env=...)``."""
-        environment: dict[str, Any] = {"env_vars": dict(self.environment)}
-        if self.line:
-            environment["py_executable"] = self.command
-        return environment
+    def runtime_env(self, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """For ``Actor.options(runtime_env=...)``, with further variables that the pinning has no say in."""
+        return {"env_vars": {**(variables or {}), **self.environment}, "py_executable": self.command}
+
+    def not_up(self, who: str, seconds: float) -> WorkerError:
+        """The error for an actor that missed its deadline: most likely its line is at fault, so it is named."""
+        return WorkerError(f"{who} is not up after {seconds:g} s; it was started with: {self.command}")
 
 
 Runner = Callable[[Sequence[str], dict[str, str]], str | None]
@@ -201,7 +202,7 @@ def wait_until_up(ready: Any, launch: Launch, who: str, seconds: float) -> Any:
     try:
         return ray.get(ready, timeout=seconds)
     except ray.exceptions.GetTimeoutError:
-        raise WorkerError(f"{who} is not up after {seconds:g} s; it was started with: {launch.command}") from None
+        raise launch.not_up(who, seconds) from None
     except (ray.exceptions.RayActorError, ray.exceptions.RuntimeEnvSetupError) as failure:
         reason = str(failure).strip().splitlines()[-1]
         raise WorkerError(f"{who} died while starting ({reason}); it was started with: {launch.command}") from None
