@@ -45,8 +45,8 @@ class Engine(Protocol):
     def exact(self) -> bool:
         """Whether a choice is the same bits whatever else is in the batch."""
 
-    def open(self, row: int, sampling: Sampling) -> None:
-        """Begin an empty row."""
+    def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
+        """Begin an empty row; its first ``prompt_length`` tokens count as given, the rest as written."""
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
         """One forward pass over all feeds together; the answers stand in the same order."""

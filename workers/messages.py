@@ -74,6 +74,7 @@ class Advance:
     """One row's part of a request to the draft: ``tokens`` follow the ``start`` tokens that the draft has seen.
 
     ``start == 0`` opens the row (or opens it anew) and carries its sampling; at most ``limit`` candidates are wanted.
+    ``prompt_length`` says how many of the row's tokens were given rather than written.
     """
 
     key: int
@@ -81,6 +82,7 @@ class Advance:
     tokens: tuple[int, ...]
     limit: int
     sampling: Sampling | None = None
+    prompt_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +101,59 @@ class Candidates:
     round: int
     tokens: dict[int, tuple[int, ...]]
     forgotten: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What an actor loads: a local directory, and how to run it. ``threads`` of 0 leaves the count to the engine."""
+
+    path: str
+    engine: str
+    precision: str
+    device: str = "cpu"
+    threads: int = 0
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSpec:
+    """How a target serves its rows: how many at once, how many candidates it asks for (None: as many as pay)."""
+
+    batch: int
+    draft_tokens: int | None
+    lookup: bool = False
+    draft_deadline: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What an actor says of itself once its model is loaded. ``path`` is the numeric path that its results follow."""
+
+    pid: int
+    host: str
+    load_seconds: float
+    engine: str
+    notes: tuple[str, ...]
+    path: dict[str, str]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Running totals of a target since it started, seconds by phase included. A harvest carries a copy."""
+
+    rounds: int = 0
+    tokens: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    near_ties: int = 0
+    plain_rounds: int = 0
+    verify_seconds: float = 0.0
+    draft_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Harvest:
+    """Rows that ended since the last harvest, and the totals so far."""
+
+    ended: tuple[RowResult | RowFailure, ...]
+    progress: Progress

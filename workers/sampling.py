@@ -25,7 +25,8 @@ def process(
 ) -> NDArray[np.float64]:
     """Scores after penalties, bias, temperature, top-k, top-p and min-p, in that order; -inf where a token is ruled out.
 
-    ``prompt`` and ``written`` count the tokens before this position: repetition looks at both, the others at what was written.
+    ``prompt`` and ``written`` count the tokens before this position: repetition looks at both, the other penalties only
+    at what was written.
     """
     scores = logits.astype(np.float64)
     if sampling.repetition_penalty != 1.0:

@@ -1,0 +1,84 @@
+"""What a job is asked to be: every option in one frozen, strict object."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from outrider.workers.errors import UsageError
+
+Engine = Literal["auto", "native", "hf"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Format = Literal["auto", "jsonl", "text"]
+
+
+class JobSpec(BaseModel):
+    """A batch job. The names are those of the command line's options, with underscores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input: Path
+    model: str = "pocket"
+    draft: str = "auto"
+    out: Path | None = None
+    format: Format = "auto"
+    skip_bad: bool = False
+
+    max_tokens: int = Field(128, ge=1)
+    temperature: float = Field(0.0, ge=0.0, le=100.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    seed: int = Field(0, ge=0, lt=1 << 63)
+
+    engine: Engine = "auto"
+    precision: Precision = "auto"
+    draft_precision: Precision = "auto"
+    draft_tokens: int | Literal["auto"] = "auto"
+    draft_deadline: float = Field(5.0, gt=0.0)
+    batch: int = Field(8, ge=1, le=4096)
+    replicas: int = Field(1, ge=1, le=4096)
+    allow_pickle: bool = False
+    start_deadline: float = Field(300.0, gt=0.0)
+
+    @model_validator(mode="after")
+    def _check_draft_tokens(self) -> Self:
+        if isinstance(self.draft_tokens, int) and not 0 <= self.draft_tokens <= 64:
+            raise ValueError('draft_tokens must lie between 0 and 64, or be "auto"')
+        return self
+
+
+def build_spec(options: dict[str, Any], config_file: Path | None = None) -> JobSpec:
+    """A spec from the options given on the command line, over those of a file, over the defaults."""
+    from_file = _read_config(config_file) if config_file is not None else {}
+    unknown = sorted(from_file.keys() - JobSpec.model_fields.keys())
+    if unknown:
+        raise UsageError(f'{config_file}: unknown key "{unknown[0]}"; known are {", ".join(sorted(JobSpec.model_fields))}')
+    try:
+        return JobSpec(**{**from_file, **options})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0]) if first["loc"] else ""
+        # Pydantic prefixes what our own validators raise.
+        message = str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "missing":
+            message = "is missing"
+        where = f"{config_file}: {key}" if key in from_file and key not in options else f"--{key.replace('_', '-')}"
+        raise UsageError(f"{where}: {message}, got {first['input']!r}" if key else message) from None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config: {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config: {path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError(f"--config: {path} must hold keys and values")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}

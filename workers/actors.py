@@ -1,0 +1,89 @@
+"""The Ray actors: thin shells around the loops. Models and torch are imported in the actor's own process only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import ray
+
+from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, ServeSpec, WorkerReport
+
+
+class _Loaded:
+    """A model in this process, and what there is to say about it."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        from outrider.workers.models.opening import open_model
+
+        started = time.perf_counter()
+        self.model = open_model(spec)
+        self.report = WorkerReport(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            load_seconds=time.perf_counter() - started,
+            engine=self.model.kind,
+            notes=tuple(self.model.notes),
+            path=self.model.numeric_path,
+        )
+
+
+@ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4)
+class TargetActor:
+    """Holds the target model, and leads the rounds. ``load`` comes first, so that its errors arrive as they are."""
+
+    def load(self, spec: ModelSpec, serve: ServeSpec) -> WorkerReport:
+        from outrider.workers.costs import measure
+        from outrider.workers.models.tokenizer import Tokenizer
+        from outrider.workers.proposers import DraftLink, LookupProposer
+        from outrider.workers.serving import TargetServer
+        from outrider.workers.text import TextWriter
+        from outrider.workers.verify import Verifier
+
+        loaded = _Loaded(spec)
+        model = loaded.model
+        tokenizer = Tokenizer(spec.path)
+        self._link = DraftLink(serve.draft_deadline)
+        self._server = TargetServer(
+            Verifier(
+                engine=model.engine,
+                new_writer=lambda row: TextWriter(tokenizer.decode, row.stop, model.end_tokens),
+                proposer=LookupProposer() if serve.lookup else self._link,
+                batch=serve.batch,
+                draft_tokens=serve.draft_tokens,
+                verify_seconds=measure(model.engine),
+                end_tokens=model.end_tokens,
+            )
+        )
+        return loaded.report
+
+    def attach(self, draft: Any) -> None:
+        self._link.attach(draft)
+
+    def submit(self, rows: list[Row]) -> None:
+        self._server.submit(rows)
+
+    def harvest(self, timeout: float) -> Harvest:
+        return self._server.harvest(timeout)
+
+
+@ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)
+class DraftActor:
+    """Holds the draft model, and answers a target's requests. The second thread is there for ``watch``."""
+
+    def load(self, spec: ModelSpec) -> WorkerReport:
+        from outrider.workers.propose import Drafter
+
+        loaded = _Loaded(spec)
+        self._drafter = Drafter(loaded.model.engine, loaded.model.end_tokens)
+        return loaded.report
+
+    def propose(self, ask: Ask) -> Candidates:
+        return self._drafter.propose(ask)
+
+    def watch(self) -> None:
+        """Never returns: whoever waits for it learns at once when this process dies."""
+        threading.Event().wait()

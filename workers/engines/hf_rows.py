@@ -1,0 +1,48 @@
+"""A transformers model that cannot feed ragged batches, one row at a time, on transformers' own cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from outrider.workers.engine import Chosen, Feed
+from outrider.workers.engines.hf import RowState, choose_last
+from outrider.workers.messages import Sampling
+
+
+class HfRowEngine:
+    exact = False
+
+    def __init__(self, model: PreTrainedModel, context: int) -> None:
+        self.model = model
+        self.context = context
+        self.vocabulary: int = model.get_output_embeddings().weight.shape[0]
+        self._rows: dict[int, RowState] = {}
+        self._caches: dict[int, DynamicCache] = {}
+
+    def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
+        self._rows[row] = RowState(sampling, prompt_length)
+        self._caches[row] = DynamicCache(config=self.model.config)
+
+    def length(self, row: int) -> int:
+        return len(self._rows[row].tokens)
+
+    def truncate(self, row: int, length: int) -> None:
+        del self._rows[row].tokens[length:]
+        self._caches[row].crop(length)
+
+    def close(self, row: int) -> None:
+        del self._rows[row], self._caches[row]
+
+    @torch.inference_mode()
+    def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
+        answers = []
+        for feed in feeds:
+            row, cache = self._rows[feed.row], self._caches[feed.row]
+            ids = torch.tensor([list(feed.tokens)], device=self.model.device)
+            logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+            row.tokens.extend(feed.tokens)
+            answers.append(choose_last(row, logits[len(feed.tokens) - feed.choose :].float().cpu()))
+        return answers
