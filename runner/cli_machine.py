@@ -14,8 +14,10 @@ def topology_command(
         Path | None, typer.Option(help="A saved /sys of another machine; nothing of this one is then mixed in.")
     ] = None,
     show_plan: Annotated[bool, typer.Option("--plan", help="Show who would sit where, too.")] = False,
-    model: Annotated[str | None, typer.Option("-m", "--model", help="A local model, for its size.")] = None,
-    draft: Annotated[str | None, typer.Option(help="A local draft model, for its size.")] = None,
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", help="The target, for its size: directory, hub id or 'pocket'.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="The draft, for its size.")] = None,
     model_bytes: Annotated[int | None, typer.Option(help="Size of the target, where no model is named.")] = None,
     draft_bytes: Annotated[int | None, typer.Option(help="Size of the draft; without one there is no draft.")] = None,
     kv_bytes: Annotated[int, typer.Option(help="Size of the target's KV cache.")] = 0,
@@ -44,13 +46,11 @@ def topology_command(
     made: Plan | None = None
     refusal: UsageError | None = None
     if show_plan or model is not None or model_bytes is not None:
-        from outrider.runner.model_size import weights_bytes
-
+        target_bytes = model_bytes if model is None else _weight_bytes(model)
+        if target_bytes is None:
+            raise UsageError("--plan needs a model: give --model-bytes N, or -m MODEL")
         try:
-            target_bytes = model_bytes if model is None else weights_bytes(model)
-            if target_bytes is None:
-                raise UsageError("--plan needs a model: give --model-bytes N, or -m with a local model")
-            sizes = Sizes(target_bytes, draft_bytes if draft is None else weights_bytes(draft), kv_bytes, draft_kv_bytes)
+            sizes = Sizes(target_bytes, draft_bytes if draft is None else _weight_bytes(draft), kv_bytes, draft_kv_bytes)
             wanted = tuple(device.strip() for device in devices.split(",") if device.strip())
             made = plan([machine], sizes, Wishes(per, replicas, draft_cores, layout, wanted))
         except PlacementError as error:
@@ -85,6 +85,13 @@ def doctor_command(json_: Annotated[bool, typer.Option("--json", help="For progr
         _console().print(table)
     if any(check.state == WRONG for check in checks):
         raise typer.Exit(1)
+
+
+def _weight_bytes(model: str) -> int:
+    """What the weights take as they are on disk; a run that packs them for the native engine needs less."""
+    from outrider.workers.models.cards import find, weight_files
+
+    return sum(path.stat().st_size for path in weight_files(find(model)))
 
 
 def _console() -> Any:
