@@ -13,7 +13,7 @@ OBJECT_STORE_BYTES = 256 << 20
 
 
 @contextmanager
-def local_ray(cores: int) -> Iterator[None]:
+def local_ray(cores: int, resources: dict[str, float]) -> Iterator[None]:
     """An embedded Ray on the loopback address, open only to who has this process's token."""
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -27,6 +27,7 @@ def local_ray(cores: int) -> Iterator[None]:
     try:
         ray.init(
             num_cpus=cores,
+            resources=resources,
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,
