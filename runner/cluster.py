@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from outrider.workers.errors import JobError
+from outrider.workers.errors import JobError, first_line
 
 OBJECT_STORE_BYTES = 256 << 20
 
@@ -26,6 +26,8 @@ def local_ray(cores: int, resources: dict[str, float]) -> Iterator[None]:
 
     try:
         ray.init(
+            # Without this, RAY_ADDRESS in the environment would send us to somebody else's cluster.
+            address="local",
             num_cpus=cores,
             resources=resources,
             include_dashboard=False,
@@ -35,8 +37,8 @@ def local_ray(cores: int, resources: dict[str, float]) -> Iterator[None]:
             object_store_memory=OBJECT_STORE_BYTES,
             _node_ip_address="127.0.0.1",
         )
-    except (RuntimeError, OSError, ConnectionError, RayError) as error:
-        raise JobError(f"Ray could not be started on this machine: {str(error).strip().splitlines()[0]}") from error
+    except (RuntimeError, ValueError, OSError, RayError) as error:
+        raise JobError(f"Ray could not be started on this machine: {first_line(error)}") from error
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import UsageError, first_line
 
 Engine = Literal["auto", "native", "hf"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -81,7 +81,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"--config: {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config: {path} is not valid YAML: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"--config: {path} is not valid YAML: {first_line(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
