@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sysfs_trees import GIB, build, laptop, sapphire_rapids
 
@@ -86,6 +86,7 @@ sizes = st.builds(
 )
 
 
+@settings(deadline=None, derandomize=True, max_examples=200)
 @given(st.lists(machines(), min_size=1, max_size=2), sizes, wishes)
 def test_no_plan_does_what_none_may(drawn: list[Topology], size: Sizes, wish: Wishes) -> None:
     hosts = [Topology(f"host{i}", *_rest(host)) for i, host in enumerate(drawn)]
@@ -339,3 +340,12 @@ def test_cores_held_by_others_are_not_planned() -> None:
     assert plan([host.without({0})], Sizes(GB), Wishes()).actors[0].cores == (1,)
     with pytest.raises(PlacementError, match="held by other runs"):
         plan([host.without({0, 1})], Sizes(GB), Wishes())
+
+
+def test_hundreds_of_nodes_are_planned_at_once() -> None:
+    nodes = [[(node * 8 + core,) for core in range(8)] for node in range(256)]
+    host = machine(nodes, sockets=[node // 4 for node in range(256)])
+    for per in PER[1:]:
+        made = plan([host], Sizes(GB, GB // 10), Wishes(per=per))
+        check([host], made)
+        assert made.replicas == {"node": 256, "socket": 64, "machine": 1}[per]
