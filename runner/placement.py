@@ -259,7 +259,7 @@ def _seal(hosts: Sequence[Topology], seats: Sequence[_Seat], sizes: Sizes, wishe
             leases = [str(core.identity) for core in claims]
             if device != "cpu":
                 resources["GPU"] = 0.5 if draft_device != "cpu" and sizes.draft is not None else 1.0
-                leases += [device.replace(":", "-")] if role == "target" else []
+                leases += [seat.accelerator.lease] if seat.accelerator and role == "target" else []
             actors.append(
                 PlannedActor(
                     role=role,

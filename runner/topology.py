@@ -93,14 +93,18 @@ class Topology:
     def node(self, number: int) -> Node:
         return next(node for node in self.nodes if node.id == number)
 
-    def without(self, identities: Collection[int]) -> Topology:
-        """The same host with these cores (by identity) out of reach: held by another run."""
+    def without(self, leases: Collection[str]) -> Topology:
+        """The same host without what others hold: leases are core identities, or devices such as ``cuda-0``."""
 
         def part(node: Node) -> Node:
-            cores = (replace(core, allowed=()) if core.identity in identities else core for core in node.cores)
+            cores = (replace(core, allowed=()) if str(core.identity) in leases else core for core in node.cores)
             return replace(node, cores=tuple(cores))
 
-        return replace(self, nodes=tuple(part(node) for node in self.nodes))
+        return replace(
+            self,
+            nodes=tuple(part(node) for node in self.nodes),
+            accelerators=tuple(each for each in self.accelerators if each.lease not in leases),
+        )
 
 
 def ray_resources(topology: Topology) -> dict[str, float]:

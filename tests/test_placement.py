@@ -295,7 +295,7 @@ def test_a_cpu_draft_takes_the_accelerators_own_node() -> None:
     assert len(draft.cores) == 3
     assert draft.memory_nodes == (1,)
     assert target.resources == {"numa1": 1.0, "GPU": 1.0}
-    assert "cuda-0" in target.leases
+    assert target.leases == (str(target.cores[0]), "cuda-0")
 
 
 def test_every_accelerator_carries_a_replica() -> None:
@@ -337,9 +337,9 @@ def test_replicas_beyond_the_memory_are_refused() -> None:
 
 def test_cores_held_by_others_are_not_planned() -> None:
     host = machine([flat(2)])
-    assert plan([host.without({0})], Sizes(GB), Wishes()).actors[0].cores == (1,)
+    assert plan([host.without({"0"})], Sizes(GB), Wishes()).actors[0].cores == (1,)
     with pytest.raises(PlacementError, match="held by other runs"):
-        plan([host.without({0, 1})], Sizes(GB), Wishes())
+        plan([host.without({"0", "1"})], Sizes(GB), Wishes())
 
 
 def test_hundreds_of_nodes_are_planned_at_once() -> None:
@@ -349,3 +349,9 @@ def test_hundreds_of_nodes_are_planned_at_once() -> None:
         made = plan([host], Sizes(GB, GB // 10), Wishes(per=per))
         check([host], made)
         assert made.replicas == {"node": 256, "socket": 64, "machine": 1}[per]
+
+
+def test_devices_held_by_others_are_not_planned() -> None:
+    cards = tuple(Accelerator(f"cuda:{index}", "", 0, str(index + 2)) for index in range(2))
+    host = machine([flat(4)], accelerators=cards).without({"cuda-2"})
+    assert plan([host], Sizes(GB), Wishes(devices=("cuda",))).actors[0].device == "cuda:1"

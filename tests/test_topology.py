@@ -273,7 +273,7 @@ def test_a_container_with_three_odd_cores(tmp_path: Path, monkeypatch: pytest.Mo
     assert [core.allowed for core in machine.usable_cores] == [(3,), (9,), (11,)]
     assert machine.usable_cores[0].cpus == (2, 3)
     assert ray_resources(machine) == {"numa0": 3.0}
-    assert len(machine.without({2, 9}).usable_cores) == 1
+    assert len(machine.without({"2", "9"}).usable_cores) == 1
 
 
 def test_memory_nodes_out_of_bounds_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,11 +142,6 @@ def holders(names: Iterable[str] | None = None, folder: Path | None = None) -> d
     return held
 
 
-def held_cores(folder: Path | None = None) -> frozenset[int]:
-    """The identities of all cores that are held, for ``Topology.without``."""
-    return frozenset(int(name) for name in holders(None, folder) if name.isdecimal())
-
-
 NAME = r"\d{1,5}|(cuda|xpu)-\d{1,4}"
 
 
