@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from outrider.runner.placement import Plan, PlannedActor, Sizes, Wishes, plan
+from outrider.runner.placement import Plan, PlannedActor, plan
 from outrider.runner.topology import Topology, read_topology
+from outrider.runner.wishes import Sizes, Wishes
 from outrider.workers.errors import PlacementError
 from outrider.workers.leases import holders
 from outrider.workers.pinning import Launch

@@ -128,6 +128,11 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
     system = root / "devices/system"
     folders, claims = _nodes(system / "node", warnings)
     cpus = read_cpus(system / "cpu", frozenset().union(*claims.values()), warnings)
+    if not cpus.online and allowance and allowance.cpus:
+        warnings.append(
+            f"{root} describes no CPU (a sandbox may hide them): each that this process may use is taken as a core"
+        )
+        cpus = Cpus(allowance.cpus, allowance.cpus, {}, {}, {}, {}, {})
     if not cpus.online:
         raise PlacementError(f"{root} describes no CPU: it must be a /sys or a saved copy of one, with devices/system/cpu")
     members = _settle(claims, cpus, warnings)

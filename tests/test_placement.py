@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sysfs_trees import GIB, build, laptop, sapphire_rapids
 
 from outrider.runner.accelerators import Accelerator
-from outrider.runner.placement import LAYOUTS, PER, Plan, PlannedActor, Sizes, Wishes, plan
+from outrider.runner.placement import Plan, PlannedActor, plan
 from outrider.runner.topology import Core, Node, Topology, read_topology
+from outrider.runner.wishes import LAYOUTS, PER, Sizes, Wishes
 from outrider.workers.errors import PlacementError
 
 GB = 10**9

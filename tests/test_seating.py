@@ -12,9 +12,10 @@ import pytest
 from sysfs_trees import build
 
 from outrider.runner import seating
-from outrider.runner.placement import Plan, Sizes, Wishes, plan
+from outrider.runner.placement import Plan, plan
 from outrider.runner.seating import ray_options, seat
 from outrider.runner.topology import ray_resources, read_topology
+from outrider.runner.wishes import Sizes, Wishes
 from outrider.workers.errors import PlacementError, WorkerError
 from outrider.workers.leases import Holder, claim, holders
 from outrider.workers.pinning import Launch, Pin, probe, wait_until_up

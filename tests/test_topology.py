@@ -282,6 +282,14 @@ def test_memory_nodes_out_of_bounds_are_not_used(tmp_path: Path, monkeypatch: py
     assert [node.has_memory for node in machine.nodes] == [False, True]
 
 
+def test_a_sandbox_that_hides_sys_still_has_its_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "proc/meminfo", "MemTotal:        2048 kB")
+    machine = here(monkeypatch, tmp_path / "sys", Allowance(cpus=frozenset({4, 6})))
+    assert shape(machine) == {0: [(4,), (6,)]}
+    assert machine.node(0).memory_bytes == 2048 * 1024
+    assert any("sandbox" in warning for warning in machine.warnings)
+
+
 def test_a_saved_tree_takes_nothing_from_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
         raise AssertionError("a saved tree must not look at this machine")
