@@ -27,6 +27,11 @@ class Accelerator:
     selector: str
 
     @property
+    def lease(self) -> str:
+        """The physical device's name host-wide: two runs may call different devices ``cuda:0``."""
+        return f"{self.kind}-{self.selector}"
+
+    @property
     def kind(self) -> str:
         return self.name.partition(":")[0]
 

@@ -34,9 +34,10 @@ def topology_command(
 ) -> None:
     """The machine as outrider sees it, and with --plan who would sit where."""
     from outrider.runner import topology_view
-    from outrider.runner.placement import Plan, Sizes, Wishes, plan
+    from outrider.runner.placement import Plan, plan
     from outrider.runner.topology import ray_resources as resources_of
     from outrider.runner.topology import read_topology
+    from outrider.runner.wishes import Sizes, Wishes
     from outrider.workers.errors import PlacementError, UsageError
 
     machine = read_topology(sysfs)

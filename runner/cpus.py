@@ -99,9 +99,8 @@ def physical_cores(cpus: Cpus, node_of: Mapping[int, int], warnings: list[str]) 
             one_sided |= {mate for mate in mates if cpu not in cpus.siblings.get(mate, {cpu})} | (mates & taken)
             mates = {mate for mate in mates if cpu in cpus.siblings.get(mate, {cpu})} - taken
         else:
-            mates = by_id.get((*cpus.core_ids[cpu], node_of[cpu]), set()) - taken if cpu in cpus.core_ids else set()
-            if len(mates) > MOST_SIBLINGS:
-                mates = set()
+            alike = by_id.get((*cpus.core_ids[cpu], node_of[cpu]), set()) if cpu in cpus.core_ids else set()
+            mates = alike - taken if len(alike) <= MOST_SIBLINGS else set()
         crossing |= {mate for mate in mates if node_of[mate] != node_of[cpu]}
         group = {mate for mate in mates if node_of[mate] == node_of[cpu]} | {cpu}
         taken |= group

@@ -12,40 +12,14 @@ from dataclasses import dataclass, field
 from outrider.runner.accelerators import Accelerator
 from outrider.runner.seats import Ledger, Unit, divide, memory_of, units
 from outrider.runner.topology import Core, Topology
+from outrider.runner.wishes import PER, Sizes, Wishes, check
 from outrider.workers.errors import PlacementError
 from outrider.workers.pinning import Pin
 
-PER = ("auto", "node", "socket", "machine")
-LAYOUTS = ("auto", "split", "shared")
 # Below this a core of its own for the draft costs the target more than taking turns does.
 CORES_TO_SPLIT = 4
 # Without a wish, one core in so many goes to the draft.
 TARGET_CORES_A_DRAFT_CORE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Bytes of one replica. ``draft`` is None where there is no draft actor, 0 where it holds no model (lookup)."""
-
-    target: int
-    draft: int | None = None
-    target_kv: int = 0
-    draft_kv: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """``per="auto"`` is a node where a replica fits one, else a socket, else the machine.
-
-    Each accelerator in ``devices`` carries one replica's target; ``cpu`` among them keeps the drafts off it. ``cuda`` alone
-    stands for every CUDA device.
-    """
-
-    per: str = "auto"
-    replicas: int | None = None
-    draft_cores: int | None = None
-    layout: str = "auto"
-    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +71,7 @@ class _Seat:
 
 def plan(hosts: Sequence[Topology], sizes: Sizes, wishes: Wishes) -> Plan:
     """Seats for every actor on one host or several."""
-    _check(sizes, wishes)
+    check(sizes, wishes)
     if not any(host.usable_cores for host in hosts):
         raise PlacementError("no core is free: all that this process may use are held by other runs")
     accelerators = _chosen_accelerators(hosts, wishes)
@@ -116,20 +90,6 @@ def plan(hosts: Sequence[Topology], sizes: Sizes, wishes: Wishes) -> Plan:
             refusals.append(refusal)
     # The widest unit's refusal shows the largest sum there is.
     raise refusals[-1]
-
-
-def _check(sizes: Sizes, wishes: Wishes) -> None:
-    if wishes.per not in PER:
-        raise PlacementError(f'--per must be one of {", ".join(PER)}, got "{wishes.per}"')
-    if wishes.layout not in LAYOUTS:
-        raise PlacementError(f'--layout must be one of {", ".join(LAYOUTS)}, got "{wishes.layout}"')
-    for name, value in (("--replicas", wishes.replicas), ("--draft-cores", wishes.draft_cores)):
-        if value is not None and value < 1:
-            raise PlacementError(f"{name} must be at least 1, got {value}")
-    if wishes.draft_cores is not None and wishes.layout == "shared":
-        raise PlacementError("--draft-cores gives the draft cores of its own, --layout shared gives it none: leave out one")
-    if min(sizes.target, sizes.draft or 0, sizes.target_kv, sizes.draft_kv) < 0:
-        raise PlacementError("the size of a model or of its cache cannot be negative")
 
 
 def _chosen_accelerators(hosts: Sequence[Topology], wishes: Wishes) -> list[tuple[Topology, Accelerator]]:
@@ -259,7 +219,7 @@ def _seal(hosts: Sequence[Topology], seats: Sequence[_Seat], sizes: Sizes, wishe
             leases = [str(core.identity) for core in claims]
             if device != "cpu":
                 resources["GPU"] = 0.5 if draft_device != "cpu" and sizes.draft is not None else 1.0
-                leases += [device.replace(":", "-")] if role == "target" else []
+                leases += [seat.accelerator.lease] if seat.accelerator and role == "target" else []
             actors.append(
                 PlannedActor(
                     role=role,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ from outrider.runner.display import Display, console, summary_table
 from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity, read_description
 from outrider.runner.journal import Journal
 from outrider.runner.office import Office
-from outrider.runner.placement import Plan, Sizes
-from outrider.runner.plan import ActorPlan, ReplicaPlan
+from outrider.runner.placement import Plan
+from outrider.runner.plan import ReplicaPlan, loaded_bytes, plan_replicas
 from outrider.runner.prompts import check_input, file_digest
 from outrider.runner.results import write_results
-from outrider.runner.seating import Seats, loaded_bytes, place
-from outrider.runner.topology import ray_resources
+from outrider.runner.seating import seat
+from outrider.runner.topology import ray_resources, read_topology
 from outrider.runner.totals import Totals
+from outrider.runner.wishes import Sizes, Wishes
+from outrider.workers.errors import PlacementError
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
 
@@ -65,11 +68,12 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         else:
             admit(spec, target, office, journal, {"identity": asked})
     describe(directory, _description(spec, target, draft, draft_name, asked))
-    models = {"target": ModelSpec(target.path, engine, precision, allow_pickle=spec.allow_pickle)}
+    target_model = ModelSpec(target.path, engine, precision, allow_pickle=spec.allow_pickle)
+    draft_model = None
     sizes = Sizes(loaded_bytes(target, precision))
     if draft is not None and spec.draft_tokens != 0:
         draft_precision = _precision(spec.draft_precision, draft)
-        models["draft"] = ModelSpec(draft.path, engine, draft_precision, allow_pickle=spec.allow_pickle)
+        draft_model = ModelSpec(draft.path, engine, draft_precision, allow_pickle=spec.allow_pickle)
         sizes = replace(sizes, draft=loaded_bytes(draft, draft_precision))
     serve = ServeSpec(
         batch=spec.batch,
@@ -77,7 +81,14 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         lookup=draft_name == LOOKUP,
         draft_deadline=spec.draft_deadline,
     )
-    outcome = _drive(spec, directory, journal, models, sizes, serve, display)
+    outcome = _drive(
+        spec,
+        directory,
+        journal,
+        sizes,
+        partial(plan_replicas, target=target_model, draft=draft_model, serve=serve),
+        display,
+    )
     write_results(journal, directory)
     describe(directory, outcome)
     journal.close()
@@ -88,9 +99,8 @@ def _drive(
     spec: JobSpec,
     directory: Path,
     journal: Journal,
-    models: dict[str, ModelSpec],
     sizes: Sizes,
-    serve: ServeSpec,
+    replicas_of: Callable[[Plan], list[ReplicaPlan]],
     display: Display,
 ) -> dict[str, Any]:
     def agree_on_path(path: dict[str, str]) -> None:
@@ -100,19 +110,30 @@ def _drive(
         else:
             check_same(kept, path, "a numeric path", directory)
 
+    def seat_anew() -> ReplicaPlan | None:
+        try:
+            return replicas_of(seat(sizes, replace(_wishes(spec), replicas=1), 0.0, lambda _: None))[0]
+        except PlacementError:
+            return None
+
     counts = journal.counts()
     totals = Totals(rows=counts.rows, done=counts.done, failed=counts.failed)
     interrupted = False
     if counts.pending:
         if counts.done or counts.failed:
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
-        machine, seats = place(spec, sizes, display.say)
-        plans = _plans(spec, models, serve, seats)
+        machine = read_topology()
+        for warning in machine.warnings:
+            display.say(f"note: {warning}")
+        made = seat(sizes, _wishes(spec), spec.wait_for_cores, display.say)
+        for note in made.notes:
+            display.say(f"note: {note}")
+        plans = replicas_of(made)
         with local_ray(len(machine.usable_cores), ray_resources(machine)):
             # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
             from outrider.runner.driver import Driver
 
-            driver = Driver(journal, plans, spec.model, spec.start_deadline, agree_on_path, display.show)
+            driver = Driver(journal, plans, spec.model, spec.start_deadline, agree_on_path, seat_anew, display.show)
             with _draining_on_signals(driver, display):
                 driver.run()
             totals = driver.totals
@@ -152,23 +173,9 @@ def _precision(asked: str, card: ModelCard) -> str:
     return OWN_PRECISION.get(card.dtype, "fp32") if asked == "auto" else asked
 
 
-def _plans(spec: JobSpec, models: dict[str, ModelSpec], serve: ServeSpec, seats: Plan) -> list[ReplicaPlan]:
-    """Each replica's actors with their models and their places."""
-    tried = Seats(seats)
-
-    def actor(replica: int, role: str) -> ActorPlan | None:
-        if role not in models:
-            return None
-        seat, resources = tried.seat(replica, role)
-        pin = seat.launch.pin
-        return ActorPlan(replace(models[role], device=pin.local_device, threads=pin.threads), seat, resources)
-
-    plans = []
-    for replica in range(seats.replicas):
-        target = actor(replica, "target")
-        assert target is not None
-        plans.append(ReplicaPlan(target, actor(replica, "draft"), serve))
-    return plans
+def _wishes(spec: JobSpec) -> Wishes:
+    devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
+    return Wishes(spec.per, spec.replicas, spec.draft_cores, spec.layout, devices)
 
 
 def _description(

@@ -93,14 +93,18 @@ class Topology:
     def node(self, number: int) -> Node:
         return next(node for node in self.nodes if node.id == number)
 
-    def without(self, identities: Collection[int]) -> Topology:
-        """The same host with these cores (by identity) out of reach: held by another run."""
+    def without(self, leases: Collection[str]) -> Topology:
+        """The same host without what others hold: leases are core identities, or devices such as ``cuda-0``."""
 
         def part(node: Node) -> Node:
-            cores = (replace(core, allowed=()) if core.identity in identities else core for core in node.cores)
+            cores = (replace(core, allowed=()) if str(core.identity) in leases else core for core in node.cores)
             return replace(node, cores=tuple(cores))
 
-        return replace(self, nodes=tuple(part(node) for node in self.nodes))
+        return replace(
+            self,
+            nodes=tuple(part(node) for node in self.nodes),
+            accelerators=tuple(each for each in self.accelerators if each.lease not in leases),
+        )
 
 
 def ray_resources(topology: Topology) -> dict[str, float]:
@@ -124,6 +128,11 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
     system = root / "devices/system"
     folders, claims = _nodes(system / "node", warnings)
     cpus = read_cpus(system / "cpu", frozenset().union(*claims.values()), warnings)
+    if not cpus.online and allowance and allowance.cpus:
+        warnings.append(
+            f"{root} describes no CPU (a sandbox may hide them): each that this process may use is taken as a core"
+        )
+        cpus = Cpus(allowance.cpus, allowance.cpus, {}, {}, {}, {}, {})
     if not cpus.online:
         raise PlacementError(f"{root} describes no CPU: it must be a /sys or a saved copy of one, with devices/system/cpu")
     members = _settle(claims, cpus, warnings)

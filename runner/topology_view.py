@@ -17,6 +17,7 @@ from outrider.runner.topology import Core, Node, Topology
 GIB = 1 << 30
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 CORES_A_LINE = 16
+MOST_NODES_IN_A_TABLE = 16
 
 
 def as_json(topology: Topology, plan: Plan | None = None, refusal: str | None = None) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def draw(console: Console, topology: Topology, plan: Plan | None = None) -> None
     console.print(f"[bold]{topology.host}[/]: {_summary(topology)}", highlight=False)
     for node in topology.nodes:
         console.print(_panel(topology, node, actors))
-    if len(topology.nodes) > 1 and all(node.distances for node in topology.nodes):
+    if 1 < len(topology.nodes) <= MOST_NODES_IN_A_TABLE and all(node.distances for node in topology.nodes):
         console.print(_distances(topology))
     if actors:
         console.print(Text.assemble(("T0", "reverse"), " target of replica 0   ", ("d0", ""), " its draft   "), end="")

@@ -191,12 +191,15 @@ def test_every_difference_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     )
     pin = Pin((900,), (1,), 2, "cuda:0", "5")
     launch = Launch(pin, "cores", ("numactl",), "python", {"LD_PRELOAD": "/none.so"}, ("memory is not bound",))
-    pinned = read_back(launch, tmp_path)
+    monkeypatch.setattr("outrider.workers.readback.nodes_of", lambda address, length: {0: 3, 1: 1})
+    pinned = read_back(launch, [(0, 1)], 4, tmp_path)
     assert pinned.pages == {0: 90000 * 4096, 1: 10 * 4096 + 2 * 2048 * 1024}
     text = "\n".join(pinned.differences)
     assert "asked for cores 900, got" in text
     assert "asked for memory bound to node 1, got" in text
-    assert "asked for 2 threads, got 3" in text
+    assert "asked for 2 threads, OpenMP got 3" in text
+    assert "asked for 2 threads, the kernels got 4" in text
+    assert "75% of the weights' pages lie on node 0" in text
     assert "asked for /none.so to be preloaded" in text
     assert "asked for CUDA device 5, CUDA_VISIBLE_DEVICES is 0" in text
     assert "0.37 GB of 0.37 GB lie on node 0" in text

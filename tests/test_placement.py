@@ -6,13 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sysfs_trees import GIB, build, laptop, sapphire_rapids
 
 from outrider.runner.accelerators import Accelerator
-from outrider.runner.placement import LAYOUTS, PER, Plan, PlannedActor, Sizes, Wishes, plan
+from outrider.runner.placement import Plan, PlannedActor, plan
 from outrider.runner.topology import Core, Node, Topology, read_topology
+from outrider.runner.wishes import LAYOUTS, PER, Sizes, Wishes
 from outrider.workers.errors import PlacementError
 
 GB = 10**9
@@ -86,6 +87,7 @@ sizes = st.builds(
 )
 
 
+@settings(deadline=None, derandomize=True, max_examples=200)
 @given(st.lists(machines(), min_size=1, max_size=2), sizes, wishes)
 def test_no_plan_does_what_none_may(drawn: list[Topology], size: Sizes, wish: Wishes) -> None:
     hosts = [Topology(f"host{i}", *_rest(host)) for i, host in enumerate(drawn)]
@@ -294,7 +296,7 @@ def test_a_cpu_draft_takes_the_accelerators_own_node() -> None:
     assert len(draft.cores) == 3
     assert draft.memory_nodes == (1,)
     assert target.resources == {"numa1": 1.0, "GPU": 1.0}
-    assert "cuda-0" in target.leases
+    assert target.leases == (str(target.cores[0]), "cuda-0")
 
 
 def test_every_accelerator_carries_a_replica() -> None:
@@ -336,6 +338,21 @@ def test_replicas_beyond_the_memory_are_refused() -> None:
 
 def test_cores_held_by_others_are_not_planned() -> None:
     host = machine([flat(2)])
-    assert plan([host.without({0})], Sizes(GB), Wishes()).actors[0].cores == (1,)
+    assert plan([host.without({"0"})], Sizes(GB), Wishes()).actors[0].cores == (1,)
     with pytest.raises(PlacementError, match="held by other runs"):
-        plan([host.without({0, 1})], Sizes(GB), Wishes())
+        plan([host.without({"0", "1"})], Sizes(GB), Wishes())
+
+
+def test_hundreds_of_nodes_are_planned_at_once() -> None:
+    nodes = [[(node * 8 + core,) for core in range(8)] for node in range(256)]
+    host = machine(nodes, sockets=[node // 4 for node in range(256)])
+    for per in PER[1:]:
+        made = plan([host], Sizes(GB, GB // 10), Wishes(per=per))
+        check([host], made)
+        assert made.replicas == {"node": 256, "socket": 64, "machine": 1}[per]
+
+
+def test_devices_held_by_others_are_not_planned() -> None:
+    cards = tuple(Accelerator(f"cuda:{index}", "", 0, str(index + 2)) for index in range(2))
+    host = machine([flat(4)], accelerators=cards).without({"cuda-2"})
+    assert plan([host], Sizes(GB), Wishes(devices=("cuda",))).actors[0].device == "cuda:1"

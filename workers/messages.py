@@ -124,7 +124,7 @@ class Seat:
 
     launch: Launch
     leases: tuple[str, ...] = ()
-    lease_seconds: float = 30.0
+    lease_seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

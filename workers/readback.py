@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.workers.leases import claim
 from outrider.workers.pinning import Launch, Pin
 
 POLICIES = {0: "default", 1: "preferred", 2: "bind", 3: "interleave", 4: "local", 5: "preferred-many"}
@@ -26,7 +27,11 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Asked and got. ``pages`` are bytes of this process's own memory by node; ``differences`` are one sentence each."""
+    """Asked and got; ``differences`` are one sentence each.
+
+    ``threads`` are OpenMP's, ``kernel_threads`` those of the native kernels' pool. ``pages`` are bytes of this process's
+    own memory by node; ``weight_pages`` are counts of sampled pages of the weights.
+    """
 
     pid: int
     host: str
@@ -36,9 +41,11 @@ class Pinned:
     memory_policy: str
     memory_nodes: tuple[int, ...]
     threads: int | None
+    kernel_threads: int | None
     libraries: tuple[str, ...]
     visible_devices: str | None
     pages: dict[int, int]
+    weight_pages: dict[int, int]
     differences: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -47,17 +54,26 @@ class Pinned:
         return asdict(self)
 
 
-def take_place(launch: Launch, proc: Path = Path("/proc/self")) -> Pinned:
-    """Called first in a worker: does what could not be done from outside, and reads everything back."""
+def take_place(launch: Launch, leases: Iterable[str] = (), seconds: float = 0.0, proc: Path = Path("/proc/self")) -> Pinned:
+    """Called first in a worker: claims its cores host-wide, does what could not be done from outside, reads all back.
+
+    The leases are held until the process ends. One that is not to be had within ``seconds`` is an error.
+    """
+    claim(leases, seconds)
     if launch.level == "affinity":
         _set_affinity(launch.pin.cores, proc)
         if launch.pin.memory_nodes:
             _bind_memory(launch.pin.memory_nodes)
-    return read_back(launch, proc)
+    return read_back(launch, proc=proc)
 
 
-def read_back(launch: Launch, proc: Path = Path("/proc/self")) -> Pinned:
-    """To be called again once the weights are loaded: only then do the pages mean anything."""
+def read_back(
+    launch: Launch,
+    weights: Iterable[tuple[int, int]] = (),
+    kernel_threads: int | None = None,
+    proc: Path = Path("/proc/self"),
+) -> Pinned:
+    """To be called again once the weights are loaded, with their buffers (address, bytes): only then do pages mean much."""
     pin = launch.pin
     cores = tuple(sorted(os.sched_getaffinity(0)))
     policy, nodes = memory_policy(proc)
@@ -65,6 +81,9 @@ def read_back(launch: Launch, proc: Path = Path("/proc/self")) -> Pinned:
     libraries = _preloaded(launch.environment.get("LD_PRELOAD", "").split(":"), proc)
     devices = os.environ.get("ONEAPI_DEVICE_SELECTOR" if pin.device.startswith("xpu") else "CUDA_VISIBLE_DEVICES")
     pages = pages_by_node(proc)
+    weight_pages: Counter[int] = Counter()
+    for address, length in weights:
+        weight_pages.update(nodes_of(address, length))
 
     differences = []
     if cores != tuple(sorted(pin.cores)):
@@ -75,8 +94,9 @@ def read_back(launch: Launch, proc: Path = Path("/proc/self")) -> Pinned:
     if pin.memory_nodes and (policy != "bind" or nodes != tuple(sorted(pin.memory_nodes))):
         got = f"{policy} on node {_list(nodes)}" if nodes else policy
         differences.append(f"asked for memory bound to node {_list(pin.memory_nodes)}, got {got}")
-    if threads is not None and threads != pin.threads:
-        differences.append(f"asked for {pin.threads} threads, got {threads}")
+    for pool, count in (("OpenMP", threads), ("the kernels", kernel_threads)):
+        if count is not None and count != pin.threads:
+            differences.append(f"asked for {pin.threads} threads, {pool} got {count}")
     for library in sorted(set(filter(None, launch.environment.get("LD_PRELOAD", "").split(":"))) - set(libraries)):
         differences.append(f"asked for {library} to be preloaded, it is not")
     if pin.device.startswith("cuda") and devices != pin.device_selector:
@@ -85,6 +105,10 @@ def read_back(launch: Launch, proc: Path = Path("/proc/self")) -> Pinned:
     if pin.memory_nodes and outside > max(STRAY_BYTES, STRAY_SHARE * sum(pages.values())):
         where = _list(node for node in pages if node not in pin.memory_nodes)
         differences.append(f"{outside / 1e9:.2f} GB of {sum(pages.values()) / 1e9:.2f} GB lie on node {where}")
+    astray = sum(count for node, count in weight_pages.items() if node not in pin.memory_nodes)
+    if pin.memory_nodes and astray > STRAY_SHARE * weight_pages.total():
+        where = _list(node for node in weight_pages if node not in pin.memory_nodes)
+        differences.append(f"{astray / weight_pages.total():.0%} of the weights' pages lie on node {where}")
     return Pinned(
         pid=os.getpid(),
         host=socket.gethostname(),
@@ -94,9 +118,11 @@ def read_back(launch: Launch, proc: Path = Path("/proc/self")) -> Pinned:
         memory_policy=policy,
         memory_nodes=nodes,
         threads=threads,
+        kernel_threads=kernel_threads,
         libraries=libraries,
         visible_devices=devices,
         pages=pages,
+        weight_pages=dict(sorted(weight_pages.items())),
         differences=tuple(differences),
         warnings=launch.warnings,
     )
