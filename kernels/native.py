@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 LIBRARY_NAME = "liboutrider_kernels.so"
 
 
