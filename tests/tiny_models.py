@@ -7,19 +7,24 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-LLAMA: dict[str, Any] = dict(
-    vocab_size=203,
-    hidden_size=96,
-    intermediate_size=208,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    max_position_embeddings=128,
-)
-OPT: dict[str, Any] = dict(
-    vocab_size=203, hidden_size=96, ffn_dim=200, num_hidden_layers=2, num_attention_heads=6, max_position_embeddings=128
-)
-BIGCODE: dict[str, Any] = dict(vocab_size=203, n_embd=96, n_layer=2, n_head=6, n_positions=128, n_inner=200)
+LLAMA: dict[str, Any] = {
+    "vocab_size": 203,
+    "hidden_size": 96,
+    "intermediate_size": 208,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+OPT: dict[str, Any] = {
+    "vocab_size": 203,
+    "hidden_size": 96,
+    "ffn_dim": 200,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 128,
+}
+BIGCODE: dict[str, Any] = {"vocab_size": 203, "n_embd": 96, "n_layer": 2, "n_head": 6, "n_positions": 128, "n_inner": 200}
 
 
 def _rope(kind: str, **more: Any) -> dict[str, Any]:
@@ -29,30 +34,30 @@ def _rope(kind: str, **more: Any) -> dict[str, Any]:
 # name: (model_type, configuration)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
-    "llama-tied-biased": ("llama", LLAMA | dict(tie_word_embeddings=True, attention_bias=True, mlp_bias=True)),
-    "llama-gqa-8": ("llama", LLAMA | dict(hidden_size=128, num_attention_heads=8, num_key_value_heads=1)),
+    "llama-tied-biased": ("llama", LLAMA | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    "llama-gqa-8": ("llama", LLAMA | {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 1}),
     "llama-352": (
         "llama",
-        LLAMA | dict(hidden_size=352, intermediate_size=520, num_attention_heads=22, num_key_value_heads=11),
+        LLAMA | {"hidden_size": 352, "intermediate_size": 520, "num_attention_heads": 22, "num_key_value_heads": 11},
     ),
-    "llama-head-dim": ("llama", LLAMA | dict(head_dim=40, hidden_act="gelu_pytorch_tanh", rms_norm_eps=1e-3)),
+    "llama-head-dim": ("llama", LLAMA | {"head_dim": 40, "hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": 1e-3}),
     "llama-linear": ("llama", LLAMA | _rope("linear", factor=4.0)),
     "llama-dynamic": ("llama", LLAMA | _rope("dynamic", factor=2.0)),
     "llama-llama3": (
         "llama",
         LLAMA | _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
     ),
-    "llama-yarn": ("llama", LLAMA | dict(head_dim=32) | _rope("yarn", factor=4.0, original_max_position_embeddings=32)),
-    "mistral": ("mistral", LLAMA | dict(sliding_window=7)),
-    "mistral-open": ("mistral", LLAMA | dict(sliding_window=None, head_dim=24)),
-    "qwen2": ("qwen2", LLAMA | dict(tie_word_embeddings=True)),
-    "qwen2-windows": ("qwen2", LLAMA | dict(use_sliding_window=True, sliding_window=5, max_window_layers=1)),
-    "qwen3": ("qwen3", LLAMA | dict(head_dim=32, attention_bias=True)),
+    "llama-yarn": ("llama", LLAMA | {"head_dim": 32} | _rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+    "mistral": ("mistral", LLAMA | {"sliding_window": 7}),
+    "mistral-open": ("mistral", LLAMA | {"sliding_window": None, "head_dim": 24}),
+    "qwen2": ("qwen2", LLAMA | {"tie_word_embeddings": True}),
+    "qwen2-windows": ("qwen2", LLAMA | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("qwen3", LLAMA | {"head_dim": 32, "attention_bias": True}),
     "opt": ("opt", OPT),
-    "opt-350m": ("opt", OPT | dict(word_embed_proj_dim=48, do_layer_norm_before=False)),
-    "opt-plain": ("opt", OPT | dict(enable_bias=False, activation_function="gelu", tie_word_embeddings=False)),
+    "opt-350m": ("opt", OPT | {"word_embed_proj_dim": 48, "do_layer_norm_before": False}),
+    "opt-plain": ("opt", OPT | {"enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": False}),
     "bigcode": ("gpt_bigcode", BIGCODE),
-    "bigcode-mha": ("gpt_bigcode", BIGCODE | dict(multi_query=False, scale_attn_weights=False)),
+    "bigcode-mha": ("gpt_bigcode", BIGCODE | {"multi_query": False, "scale_attn_weights": False}),
 }
 
 

@@ -55,9 +55,9 @@ def _pocket(name: str) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
     from httpx import HTTPError
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         cached = Path(snapshot_download(name, local_files_only=True))

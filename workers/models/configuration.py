@@ -13,22 +13,20 @@ from typing import Any
 from outrider.workers.errors import ModelError
 
 # Keys that say how a model was trained, named, saved or sampled from, but do not change its logits.
-HARMLESS = frozenset(
-    """
-    architectures model_type torch_dtype dtype transformers_version auto_map is_decoder use_cache
-    bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class prefix
-    initializer_range init_std pretraining_tp gradient_checkpointing use_return_dict return_dict return_dict_in_generate
-    attention_dropout activation_dropout hidden_dropout dropout layerdrop resid_pdrop embd_pdrop attn_pdrop classifier_dropout
-    output_attentions output_hidden_states output_scores chunk_size_feed_forward problem_type id2label label2id num_labels
-    finetuning_task task_specific_params summary_activation summary_first_dropout summary_proj_to_labels summary_type
-    summary_use_proj attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size
-    max_sequence_length pad_key_length pre_allocate_kv_cache validate_runner_input
-    max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature
-    top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
-    num_return_sequences use_flash_attn use_sdpa attn_implementation unsloth_version unsloth_fixed torchscript
-    """.split()
-)
-MISSING: Any = object()
+HARMLESS_NAMES = """
+architectures model_type torch_dtype dtype transformers_version auto_map is_decoder use_cache bos_token_id
+eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class prefix initializer_range
+init_std pretraining_tp gradient_checkpointing use_return_dict return_dict return_dict_in_generate attention_dropout
+activation_dropout hidden_dropout dropout layerdrop resid_pdrop embd_pdrop attn_pdrop classifier_dropout
+output_attentions output_hidden_states output_scores chunk_size_feed_forward problem_type id2label label2id num_labels
+finetuning_task task_specific_params summary_activation summary_first_dropout summary_proj_to_labels summary_type
+summary_use_proj attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size
+max_sequence_length pad_key_length pre_allocate_kv_cache validate_runner_input max_length min_length max_new_tokens
+do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
+repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
+use_flash_attn use_sdpa attn_implementation unsloth_version unsloth_fixed torchscript
+"""
+HARMLESS = frozenset(HARMLESS_NAMES.split())
 
 
 class Config:

@@ -26,7 +26,8 @@ KNOWN = {
     "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": frozenset(
-        "factor attention_factor beta_fast beta_slow mscale mscale_all_dim original_max_position_embeddings truncate".split()
+        {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
+        | {"original_max_position_embeddings"}
     ),
 }
 
