@@ -1,8 +1,8 @@
 """A decoder as a flat list of operations over packed weights.
 
 A family's builder calls the methods of ``Builder`` in the order of the model's arithmetic and gets back slices of buffers;
-``finish`` freezes it all into a ``Program``. Nothing here touches a tensor: a weight names the checkpoint tensors that it is
-packed from, so a program can be laid out, hashed and checked before a single byte is read.
+``finish`` freezes it all into a ``Program``. Nothing here touches a tensor: a weight names the checkpoint tensors that it
+is packed from, so a program can be laid out, hashed and checked before a single byte is read.
 
     builder = Builder(vocabulary=32000, context=2048, precision=Format.W4A8)
     x = builder.embed(Tensor("model.embed_tokens.weight", (32000, 768)))
@@ -94,8 +94,8 @@ class Tensor:
 class Weight:
     """One packed piece of memory. A matrix in tiles, unless ``table``: then rows one after the other (vectors have one).
 
-    ``sources`` are stacked in order, or ``values`` are the content itself (rope's frequencies). ``gated``: gate over up, their
-    tiles alternate.
+    ``sources`` are stacked in order, or ``values`` are the content itself (rope's frequencies). ``gated``: gate over up,
+    their tiles alternate.
     """
 
     format: Format
@@ -249,14 +249,13 @@ class Builder:
         )
         return output
 
-    def gated(self, x: Slice, gate: Tensor, up: Tensor, activation: Activation, *, biases: Sequence[Tensor] = ()) -> Slice:
-        """``activation(x G^T + b) * (x U^T + c)``; ``biases`` are b and c."""
+    def gated(self, x: Slice, gate: Tensor, up: Tensor, activation: Activation) -> Slice:
+        """``activation(x G^T) * (x U^T)``."""
         if gate.count != up.count:
             raise ValueError(f"{gate.name} has {gate.count} rows, {up.name} {up.count}")
         output = self._buffer(gate.count)
         weight = self._matrix(x.width, [gate, up], None, gated=True)
-        bias = self._vector(biases) if biases else -1
-        self._ops.append(Op(Kind.LINEAR, x, output=output, weight=weight, bias=bias, activation=activation))
+        self._ops.append(Op(Kind.LINEAR, x, output=output, weight=weight, activation=activation))
         return output
 
     def rope(self, x: Slice, frequencies: Sequence[float], *, heads: int, factor: float = 1.0) -> None:

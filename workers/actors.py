@@ -33,9 +33,9 @@ class _Loaded:
 
 @ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4)
 class TargetActor:
-    """Holds the target model, and leads the rounds."""
+    """Holds the target model, and leads the rounds. ``load`` comes first, so that its errors arrive as they are."""
 
-    def __init__(self, spec: ModelSpec, serve: ServeSpec) -> None:
+    def load(self, spec: ModelSpec, serve: ServeSpec) -> WorkerReport:
         from outrider.workers.costs import measure
         from outrider.workers.models.tokenizer import Tokenizer
         from outrider.workers.proposers import DraftLink, LookupProposer
@@ -46,7 +46,6 @@ class TargetActor:
         loaded = _Loaded(spec)
         model = loaded.model
         tokenizer = Tokenizer(spec.path)
-        self._report = loaded.report
         self._link = DraftLink(serve.draft_deadline)
         self._server = TargetServer(
             Verifier(
@@ -59,9 +58,7 @@ class TargetActor:
                 end_tokens=model.end_tokens,
             )
         )
-
-    def report(self) -> WorkerReport:
-        return self._report
+        return loaded.report
 
     def attach(self, draft: Any) -> None:
         self._link.attach(draft)
@@ -77,15 +74,12 @@ class TargetActor:
 class DraftActor:
     """Holds the draft model, and answers a target's requests. The second thread is there for ``watch``."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def load(self, spec: ModelSpec) -> WorkerReport:
         from outrider.workers.propose import Drafter
 
         loaded = _Loaded(spec)
-        self._report = loaded.report
         self._drafter = Drafter(loaded.model.engine, loaded.model.end_tokens)
-
-    def report(self) -> WorkerReport:
-        return self._report
+        return loaded.report
 
     def propose(self, ask: Ask) -> Candidates:
         return self._drafter.propose(ask)

@@ -196,7 +196,8 @@ def choose_last(row: RowState, logits: torch.Tensor) -> Chosen:
     tokens, margins = [], []
     first = len(row.tokens) - len(logits) + 1
     for position, scores in enumerate(logits.numpy(), start=first):
-        prompt, written = {}, {}
+        prompt: Counter[int] = Counter()
+        written: Counter[int] = Counter()
         if row.sampling.penalised:
             prompt = Counter(row.tokens[: row.prompt_length])
             written = Counter(row.tokens[row.prompt_length : position])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -55,9 +54,8 @@ def _pocket(name: str) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    from httpx import HTTPError
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         cached = Path(snapshot_download(name, local_files_only=True))
@@ -76,10 +74,10 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=[weights, "*.json", "*.model", "*.txt", "*.jinja"]))
     except RepositoryNotFoundError as error:
         raise ModelError(f'the model hub has no "{name}" that may be read from here') from error
-    except (HfHubHTTPError, HTTPError, OSError) as error:
+    except Exception as error:  # the transport below the hub's client, and so its errors, change with its version
         raise ModelError(
-            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), '
-            "and the model hub cannot be reached: give a directory, or fill the cache where there is a network"
+            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and the model hub cannot '
+            f"be reached ({error}): give a directory, or fill the cache where there is a network"
         ) from error
 
 
@@ -159,8 +157,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{path} does not hold a JSON object")
     return content
-
-
-def quiet_hub() -> None:
-    """Keep the hub client from retrying for minutes where there is no network."""
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")

@@ -1,0 +1,165 @@
+"""From an input file to a journal full of rows: the whole file is checked before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from outrider.runner.config import JobSpec
+from outrider.runner.journal import Journal, StoredRow
+from outrider.runner.office import Office
+from outrider.runner.prompts import BadRow, read_rows
+from outrider.runner.requests import MOST_SAMPLES, Request
+from outrider.runner.results import error_record
+from outrider.workers.errors import InputError
+from outrider.workers.messages import Row, Sampling
+from outrider.workers.models.cards import ModelCard
+
+ROWS_AT_ONCE = 1000
+MOST_ERRORS_SHOWN = 50
+
+
+def admit(spec: JobSpec, card: ModelCard, office: Office, journal: Journal, meta: dict[str, Any]) -> int:
+    """Check every row and write the journal; the number of rows, bad ones included where they may be skipped."""
+    admission = _Admission(_checked_rows(spec, card, office), spec)
+    journal.fill(admission.good(), admission.bad(), meta)
+    return admission.count
+
+
+class _Admission:
+    """Splits the stream of checked rows for the journal, which takes the good ones first."""
+
+    def __init__(self, checked: Iterator[StoredRow | BadRow], spec: JobSpec) -> None:
+        self._checked = checked
+        self._spec = spec
+        self._bad: list[tuple[int, BadRow]] = []
+        self.count = 0
+
+    def good(self) -> Iterator[StoredRow]:
+        for number, row in enumerate(self._checked):
+            self.count = number + 1
+            if isinstance(row, BadRow):
+                self._bad.append((number, row))
+            else:
+                yield row
+        if self._bad and not self._spec.skip_bad:
+            raise InputError(*_report(self._spec, [row for _, row in self._bad]))
+
+    def bad(self) -> Iterator[tuple[StoredRow, str]]:
+        for number, row in self._bad:
+            stored = StoredRow(number, row.custom_id, row.line, "completion", {}, ())
+            yield stored, error_record(stored, "invalid_request", f"{self._spec.input}:{row.line}: {row.message}")
+
+
+def _report(spec: JobSpec, bad: list[BadRow]) -> tuple[str, list[str]]:
+    lines = [f"{spec.input}:{row.line}: {row.message}" for row in bad[:MOST_ERRORS_SHOWN]]
+    if len(bad) > MOST_ERRORS_SHOWN:
+        lines.append(f"... and {len(bad) - MOST_ERRORS_SHOWN} more")
+    count = "one row is wrong" if len(bad) == 1 else f"{len(bad)} rows are wrong"
+    return f"{count} and nothing was started; mend them, or run the others with --skip-bad", lines
+
+
+def _checked_rows(spec: JobSpec, card: ModelCard, office: Office) -> Iterator[StoredRow | BadRow]:
+    """Every row with its prompt in tokens, or what is wrong with it, numbered as they come."""
+    number = 0
+    rows = read_rows(spec.input, spec.format)
+    while some := list(islice(rows, ROWS_AT_ONCE)):
+        texts = [_text_of(row) for row in some if isinstance(row, Request) and row.prompt_tokens is None]
+        encoded = iter(office.encode(card.path, texts) if texts else ())
+        for row in some:
+            if isinstance(row, BadRow):
+                yield row
+            else:
+                tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
+                yield _check(row, tokens, number, spec, card)
+            number += 1
+
+
+def _text_of(row: Request) -> Any:
+    if row.messages is None:
+        return row.prompt
+    return [{"role": message.role, "content": message.content} for message in row.messages]
+
+
+def _check(row: Request, tokens: tuple[int, ...] | str, number: int, spec: JobSpec, card: ModelCard) -> StoredRow | BadRow:
+    problem = tokens if isinstance(tokens, str) else _limits_problem(row, tokens, card)
+    if problem is not None:
+        return BadRow(row.custom_id, row.line, problem)
+    kind = "completion" if row.messages is None else "chat"
+    request = _resolve(row, len(tokens), spec, card)
+    return StoredRow(number, row.custom_id, row.line, kind, request, tuple(map(int, tokens)))
+
+
+def _limits_problem(row: Request, tokens: tuple[int, ...], card: ModelCard) -> str | None:
+    asked = row.parameters.max_tokens or 1
+    if len(tokens) >= card.context:
+        return f"the prompt has {len(tokens)} tokens, and {card.name} holds {card.context} with the answer; shorten it"
+    if len(tokens) + asked > card.context:
+        return (
+            f'the prompt has {len(tokens)} tokens and "max_tokens" is {asked}, together more than the '
+            f"{card.context} that {card.name} holds; ask for at most {card.context - len(tokens)}"
+        )
+    if max(tokens) >= card.vocabulary:
+        return f'"prompt": {max(tokens)} is not a token id of {card.name}, which has {card.vocabulary}'
+    for token in row.parameters.logit_bias or ():
+        if not token.isdecimal() or int(token) >= card.vocabulary:
+            return f'"logit_bias": "{token}" is not a token id of {card.name}, which has {card.vocabulary}'
+    return None
+
+
+def _resolve(row: Request, prompt_length: int, spec: JobSpec, card: ModelCard) -> dict[str, Any]:
+    """Everything that decides the row's text, the job's defaults filled in."""
+    own = row.parameters
+
+    def value(name: str) -> Any:
+        given = getattr(own, name)
+        return getattr(spec, name) if given is None else given
+
+    return {
+        "max_tokens": min(value("max_tokens"), card.context - prompt_length),
+        "n": own.n or 1,
+        "stop": list(own.stop or ()),
+        "temperature": float(value("temperature")),
+        "top_p": float(value("top_p")),
+        "top_k": max(0, value("top_k")),
+        "min_p": float(value("min_p")),
+        "seed": own.seed % (1 << 64) if own.seed is not None else derived_seed(spec.seed, row.custom_id),
+        "repetition_penalty": float(1.0 if own.repetition_penalty is None else own.repetition_penalty),
+        "presence_penalty": float(own.presence_penalty or 0.0),
+        "frequency_penalty": float(own.frequency_penalty or 0.0),
+        "logit_bias": sorted((int(token), float(bias)) for token, bias in (own.logit_bias or {}).items()),
+    }
+
+
+def derived_seed(job_seed: int, custom_id: str) -> int:
+    """A row's own seed where it names none: the same wherever the row stands in the file."""
+    digest = hashlib.blake2b(f"{job_seed}:{custom_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def samples_of(stored: StoredRow) -> list[Row]:
+    """The rows for the workers: one a sample. Their keys tell which row and which sample."""
+    request = stored.request
+    return [
+        Row(
+            key=stored.row * MOST_SAMPLES + sample,
+            prompt=stored.prompt,
+            max_tokens=request["max_tokens"],
+            stop=tuple(request["stop"]),
+            sampling=Sampling(
+                temperature=request["temperature"],
+                top_p=request["top_p"],
+                top_k=request["top_k"],
+                min_p=request["min_p"],
+                seed=request["seed"],
+                sample=sample,
+                repetition_penalty=request["repetition_penalty"],
+                presence_penalty=request["presence_penalty"],
+                frequency_penalty=request["frequency_penalty"],
+                logit_bias=tuple((token, bias) for token, bias in request["logit_bias"]),
+            ),
+        )
+        for sample in range(request["n"])
+    ]

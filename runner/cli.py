@@ -1,0 +1,141 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import outrider
+from outrider.workers.errors import InputError, OutriderError
+
+app = typer.Typer(
+    name="outrider",
+    help="Batch jobs for assisted generation: a draft model rides ahead, the target checks, the text is the target's own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+INTERRUPTED = 130
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"outrider {outrider.__version__}")
+        raise typer.Exit
+
+
+@app.command("run")
+def run_command(
+    context: typer.Context,
+    input: Annotated[
+        Path | None, typer.Argument(help="OpenAI batch JSONL, plain JSONL, or text with a prompt a line.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("-m", "--model", "--model_name", help="Target: directory, hub id or 'pocket'.")
+    ] = "pocket",
+    draft: Annotated[
+        str, typer.Option("--draft", "--assistant-model", help="Draft model, or auto, lookup, none.")
+    ] = "auto",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Job directory [default: INPUT's name and -job].")] = None,
+    format: Annotated[str, typer.Option(help="auto, jsonl or text.")] = "auto",
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Turn bad lines into error records.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="New tokens a row, where the row does not say.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; where the row does not say.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Where the row does not say.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 is off; where the row does not say.")] = 0,
+    min_p: Annotated[float, typer.Option(help="0 is off; where the row does not say.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seeds of rows that give none derive from it.")] = 0,
+    engine: Annotated[str, typer.Option(help="auto, native or hf.")] = "auto",
+    precision: Annotated[str, typer.Option(help="Target's precision; auto is the checkpoint's own.")] = "auto",
+    draft_precision: Annotated[
+        str, typer.Option("--draft-precision", "--draft_precision", help="Draft's precision.")
+    ] = "auto",
+    draft_tokens: Annotated[str, typer.Option(help="Candidates a round: a number, or auto.")] = "auto",
+    draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
+    batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
+    replicas: Annotated[int, typer.Option(help="Pairs of target and draft.")] = 1,
+    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Run whatever a .bin file contains.")] = False,
+    start_deadline: Annotated[float, typer.Option(help="Seconds a model may take to load.")] = 300.0,
+    config: Annotated[Path | None, typer.Option(help="A YAML file with these options as keys.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Run a batch job, or resume it: the same command on the same job directory does only what is missing."""
+    from outrider.runner.config import build_spec
+    from outrider.runner.running import run
+
+    raise typer.Exit(run(build_spec(_given(context, leave_out={"config", "json_"}), config), as_json=json_))
+
+
+@app.command("status")
+def status_command(
+    job: Annotated[Path, typer.Argument(help="A job directory.")],
+    json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Count a job's rows by state."""
+    from outrider.runner.job import JOURNAL, find_job, is_held
+    from outrider.runner.journal import Journal
+
+    directory = find_job(job)
+    counts = Journal(directory / JOURNAL, read_only=True).counts()
+    running = is_held(directory)
+    if json_:
+        typer.echo(json.dumps({"rows": counts.rows, "done": counts.done, "failed": counts.failed, "running": running}))
+    else:
+        state = "running" if running else "not running"
+        typer.echo(f"{directory}: {counts.rows:,} rows, {counts.done:,} done, {counts.failed:,} failed, {state}")
+
+
+@app.command("results")
+def results_command(job: Annotated[Path, typer.Argument(help="A job directory.")]) -> None:
+    """Write what is done so far to the job's results.jsonl and errors.jsonl."""
+    from outrider.runner.job import JOURNAL, find_job
+    from outrider.runner.journal import Journal
+    from outrider.runner.results import write_results
+
+    directory = find_job(job)
+    for path in write_results(Journal(directory / JOURNAL, read_only=True), directory):
+        typer.echo(str(path))
+
+
+def _given(context: typer.Context, leave_out: set[str]) -> dict[str, Any]:
+    """The options that stand on the command line; defaults are the specification's own."""
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if name not in leave_out and _stands_on_command_line(context, name)
+    }
+    tokens = given.get("draft_tokens")
+    if isinstance(tokens, str) and tokens.lstrip("-").isdecimal():
+        given["draft_tokens"] = int(tokens)
+    return given
+
+
+def _stands_on_command_line(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def main() -> None:
+    try:
+        app()
+    except InputError as error:
+        for line in error.lines:
+            print(line, file=sys.stderr)
+        _fail(error)
+    except OutriderError as error:
+        _fail(error)
+    except KeyboardInterrupt:
+        print("stopped; the same command resumes the job", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _fail(error: OutriderError) -> None:
+    print(f"outrider: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)

@@ -1,0 +1,42 @@
+"""The Ray under a job: one of our own on this machine, for as long as the job runs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from outrider.workers.errors import JobError
+
+OBJECT_STORE_BYTES = 256 << 20
+
+
+@contextmanager
+def local_ray(cores: int) -> Iterator[None]:
+    """An embedded Ray on the loopback address, open only to who has this process's token."""
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    # Ray otherwise hides accelerators from actors that claim none, with a warning at every start.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Nothing of ours reports home.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        ray.init(
+            num_cpus=cores,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level="ERROR",
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+        )
+    except (RuntimeError, OSError, ConnectionError, RayError) as error:
+        raise JobError(f"Ray could not be started on this machine: {str(error).strip().splitlines()[0]}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()

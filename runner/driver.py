@@ -1,0 +1,231 @@
+"""The driver's loop: what Ray reports becomes events, the schedule turns them into commands, and they are carried out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+
+from outrider.runner import schedule
+from outrider.runner.admission import samples_of
+from outrider.runner.journal import Journal, StoredRow
+from outrider.runner.plan import ReplicaPlan
+from outrider.runner.replica import Replica, explain
+from outrider.runner.requests import MOST_SAMPLES
+from outrider.runner.results import error_record, result_record
+from outrider.runner.totals import Totals
+from outrider.workers.errors import JobError, UsageError
+from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult
+
+TICK_SECONDS = 0.2
+# A replica holds this many times its batch, so that a finished row's place is taken without asking the driver.
+QUEUE_DEPTH = 2
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    """A row under way: what it is, and the samples that have ended."""
+
+    stored: StoredRow
+    samples: dict[int, RowResult] = field(default_factory=dict)
+
+
+class Driver:
+    def __init__(
+        self,
+        journal: Journal,
+        plans: Sequence[ReplicaPlan],
+        model: str,
+        start_deadline: float,
+        agree_on_path: Callable[[dict[str, str]], None],
+        show: Callable[[Totals], None],
+    ) -> None:
+        counts = journal.counts()
+        self.totals = Totals(rows=counts.rows, done=counts.done, failed=counts.failed)
+        self._journal = journal
+        self._model = model
+        self._agree_on_path = agree_on_path
+        self._show = show
+        self._start_deadline = start_deadline
+        self._replicas = {number: Replica(number, plan) for number, plan in enumerate(plans)}
+        self._started: dict[int, float] = {}
+        # Loading models is no part of the job's speed.
+        self._first_up: float | None = None
+        self._schedule = schedule.Schedule(self._replicas)
+        self._unfinished: dict[int, _Unfinished] = {}
+        self._cursor = -1
+        self._finish: schedule.Finish | None = None
+        self._rounds: dict[int, Progress] = {}
+        self._past = Progress()
+        self._drain = threading.Event()
+        self._draining = False
+
+    def drain(self) -> None:
+        """Start no further rows. Safe to call from a signal handler."""
+        self._drain.set()
+
+    @property
+    def draining(self) -> bool:
+        return self._drain.is_set()
+
+    def run(self) -> None:
+        """Until every row has ended, or the drain is done."""
+        for replica in self._replicas.values():
+            self._start(replica)
+        try:
+            self._perform(self._schedule.start())
+            while self._finish is None:
+                for event in self._wait():
+                    self._perform(self._schedule.handle(event))
+                if self._drain.is_set() and not self._draining:
+                    self._draining = True
+                    self._perform(self._schedule.handle(schedule.Drain()))
+                if self._first_up is not None:
+                    self.totals.seconds = time.monotonic() - self._first_up
+                self._show(self.totals)
+        finally:
+            for replica in self._replicas.values():
+                replica.stop()
+        if self._finish.reason is not None:
+            raise JobError(f"{self._finish.reason}; the rows already done are kept, and the job can be resumed")
+
+    def _start(self, replica: Replica) -> None:
+        self._started[replica.number] = time.monotonic()
+        replica.start()
+
+    # What Ray reports, as events
+
+    def _wait(self) -> Iterable[schedule.Event]:
+        meaning = {
+            future: (replica, what) for replica in self._replicas.values() for future, what in replica.pending.items()
+        }
+        ready: list[Any] = []
+        if meaning:
+            ready, _ = ray.wait(list(meaning), num_returns=1, timeout=TICK_SECONDS)
+        for future in ready:
+            replica, what = meaning[future]
+            if future in replica.pending:  # else an earlier event of this very tick has replaced the replica
+                del replica.pending[future]
+                yield from self._translate(replica, what, future)
+        self._check_deadlines()
+
+    def _translate(self, replica: Replica, what: str, future: Any) -> Iterable[schedule.Event]:
+        try:
+            value = ray.get(future)
+        except Exception as error:
+            yield from self._failed(replica, what, error)
+            return
+        if what == "target ready":
+            self._agree_on_path(value.path)
+            for note in value.notes:
+                self.totals.note(note)
+            replica.target_is_ready(value)
+            self.totals.replicas_up += 1
+            self._first_up = self._first_up or time.monotonic()
+            yield schedule.ReplicaUp(replica.number, replica.plan.serve.batch * QUEUE_DEPTH)
+        elif what == "draft ready":
+            replica.draft_is_ready(value)
+        elif what == "harvest":
+            replica.harvest()
+            yield from self._harvested(replica, value)
+
+    def _failed(self, replica: Replica, what: str, error: Exception) -> Iterable[schedule.Event]:
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, UsageError):
+            raise cause  # no replica will fare better
+        if what.startswith("draft"):
+            self._lose_draft(replica, error)
+            return
+        if replica.report is not None:
+            self.totals.replicas_up -= 1
+        self.totals.target_deaths += 1
+        replica.stop()
+        lost = self._rounds.pop(replica.number, Progress())
+        self._past.rounds += lost.rounds
+        self._past.near_ties += lost.near_ties
+        yield schedule.ReplicaDown(replica.number, explain(error))
+
+    def _lose_draft(self, replica: Replica, error: Exception) -> None:
+        self.totals.draft_deaths += 1
+        if replica.draft_is_gone():
+            replica.start_draft()
+        else:
+            self.totals.note(
+                f"replica {replica.number} goes on without a draft, which died again and again: {explain(error)}"
+            )
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        for replica in self._replicas.values():
+            waiting = "target ready" in replica.pending.values()
+            if waiting and now - self._started[replica.number] > self._start_deadline:
+                raise JobError(
+                    f"replica {replica.number} was not up within {self._start_deadline:g} s (--start-deadline); "
+                    f"its target is {replica.plan.target.path}"
+                )
+
+    def _harvested(self, replica: Replica, harvest: Harvest) -> Iterable[schedule.Event]:
+        """Durable first, then known to the schedule."""
+        done: list[tuple[int, str]] = []
+        failed: list[tuple[int, str]] = []
+        for ended in harvest.ended:
+            number, sample = divmod(ended.key, MOST_SAMPLES)
+            row = self._unfinished.get(number)
+            if row is None:
+                continue  # a sample of a row that has failed already
+            if isinstance(ended, RowFailure):
+                failed.append((number, error_record(row.stored, "invalid_request", ended.message)))
+                del self._unfinished[number]
+                continue
+            self._count(ended)
+            row.samples[sample] = ended
+            if len(row.samples) == row.stored.request["n"]:
+                samples = [row.samples[index] for index in sorted(row.samples)]
+                done.append((number, result_record(row.stored, samples, self._model)))
+                del self._unfinished[number]
+        self._rounds[replica.number] = harvest.progress
+        self.totals.rounds = self._past.rounds + sum(progress.rounds for progress in self._rounds.values())
+        self.totals.near_ties = self._past.near_ties + sum(progress.near_ties for progress in self._rounds.values())
+        if done or failed:
+            self._journal.record(done, failed)
+            self.totals.done += len(done)
+            self.totals.failed += len(failed)
+        for number, _ in done + failed:
+            yield schedule.RowEnded(replica.number, number)
+
+    def _count(self, result: RowResult) -> None:
+        self.totals.tokens += len(result.tokens)
+        self.totals.proposed += result.proposed
+        self.totals.accepted += result.accepted
+
+    # What the schedule wants, carried out
+
+    def _perform(self, commands: Iterable[schedule.Command]) -> None:
+        for command in commands:
+            match command:
+                case schedule.Fetch(count):
+                    rows = self._journal.pending(self._cursor, count)
+                    self._cursor = rows[-1][0] if rows else self._cursor
+                    self._perform(self._schedule.handle(schedule.RowsFetched(tuple(rows), len(rows) < count)))
+                case schedule.Send(replica, rows):
+                    self._send(self._replicas[replica], rows)
+                case schedule.RecordAttempts(rows):
+                    self._journal.count_attempt(rows)
+                case schedule.FailRow(row, reason):
+                    stored = self._unfinished.pop(row).stored
+                    self._journal.record([], [(row, error_record(stored, "replica_died", reason))])
+                    self.totals.failed += 1
+                case schedule.Restart(replica):
+                    self._start(self._replicas[replica])
+                case schedule.Finish():
+                    self._finish = command
+
+    def _send(self, replica: Replica, numbers: Sequence[int]) -> None:
+        rows = self._journal.load(numbers)
+        self._unfinished.update({row.row: _Unfinished(row) for row in rows})
+        replica.submit([sample for row in rows for sample in samples_of(row)])

@@ -1,0 +1,179 @@
+"""The job's SQLite file: the only truth about which rows there are and what became of them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outrider.workers.errors import JobError
+
+PENDING, DONE, FAILED = 0, 1, 2
+FORMAT = 1
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE rows (
+    row INTEGER PRIMARY KEY,          -- position in the input, from 0
+    custom_id TEXT NOT NULL,
+    line INTEGER NOT NULL,
+    kind TEXT NOT NULL,               -- completion or chat
+    request TEXT NOT NULL,            -- resolved parameters, JSON
+    prompt BLOB NOT NULL,             -- token ids, little-endian int32
+    state INTEGER NOT NULL DEFAULT 0, -- 0 pending, 1 done, 2 failed
+    attempts INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX rows_by_state ON rows (state, row);
+CREATE TABLE records (row INTEGER PRIMARY KEY, record TEXT NOT NULL);  -- what stands in results or errors
+"""
+
+# Write-ahead logging needs shared memory between processes, which these do not give.
+NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "fuse.", "9p", "afs")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    row: int
+    custom_id: str
+    line: int
+    kind: str
+    request: dict[str, Any]
+    prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    rows: int
+    done: int
+    failed: int
+
+    @property
+    def pending(self) -> int:
+        return self.rows - self.done - self.failed
+
+
+def on_network_file_system(path: Path, mounts: str) -> bool:
+    """Whether the path lies on a network file system, by a text in the form of /proc/mounts."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) > 2:
+            point = fields[1].replace("\\040", " ")
+            inside = str(path) == point or str(path).startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, fields[2]
+    return kind.startswith(NETWORK_FILE_SYSTEMS)
+
+
+class Journal:
+    """One connection to a job's file. Every method that writes is one durable transaction."""
+
+    def __init__(self, path: Path, read_only: bool = False) -> None:
+        self.path = path
+        try:
+            if read_only:
+                self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            else:
+                self._db = sqlite3.connect(path, isolation_level=None)
+                remote = on_network_file_system(path.resolve(), Path("/proc/mounts").read_text())
+                self._db.execute(f"PRAGMA journal_mode = {'DELETE' if remote else 'WAL'}")
+                self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA busy_timeout = 10000")
+        except sqlite3.Error as error:
+            raise JobError(f"{path} cannot be opened: {error}") from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def fill(self, rows: Iterable[StoredRow], failures: Iterable[tuple[StoredRow, str]], meta: dict[str, Any]) -> None:
+        """Write a new job whole: its rows, those that failed validation with their records, and its identity.
+
+        One transaction, so a job that was interrupted here is simply not there yet.
+        """
+        with self._transaction() as db:
+            for statement in SCHEMA.split(";"):
+                db.execute(statement)
+            db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, 0, 0)", (_columns(row) for row in rows))
+            for row, record in failures:
+                db.execute("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, 2, 0)", _columns(row))
+                db.execute("INSERT INTO records VALUES (?, ?)", (row.row, record))
+            db.executemany(
+                "INSERT INTO meta VALUES (?, ?)",
+                ((key, json.dumps(value)) for key, value in {**meta, "format": FORMAT}.items()),
+            )
+
+    @property
+    def filled(self) -> bool:
+        try:
+            found = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
+        except sqlite3.DatabaseError as error:
+            raise JobError(f"{self.path} is not an outrider journal: {error}") from error
+        return found is not None
+
+    def meta(self, key: str) -> Any:
+        found = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if found is None else json.loads(found[0])
+
+    def set_meta(self, key: str, value: Any) -> None:
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+
+    def counts(self) -> Counts:
+        by_state = dict(self._db.execute("SELECT state, count(*) FROM rows GROUP BY state"))
+        return Counts(sum(by_state.values()), by_state.get(DONE, 0), by_state.get(FAILED, 0))
+
+    def pending(self, after: int, count: int) -> list[tuple[int, int]]:
+        """The next rows still to do behind row ``after``, each with its attempts so far."""
+        return self._db.execute(
+            "SELECT row, attempts FROM rows WHERE state = 0 AND row > ? ORDER BY row LIMIT ?", (after, count)
+        ).fetchall()
+
+    def load(self, rows: Sequence[int]) -> list[StoredRow]:
+        marks = ",".join("?" * len(rows))
+        found = self._db.execute(
+            f"SELECT row, custom_id, line, kind, request, prompt FROM rows WHERE row IN ({marks}) ORDER BY row", rows
+        )
+        return [
+            StoredRow(row, custom_id, line, kind, json.loads(request), tuple(np.frombuffer(prompt, dtype="<i4").tolist()))
+            for row, custom_id, line, kind, request, prompt in found
+        ]
+
+    def record(self, done: Sequence[tuple[int, str]], failed: Sequence[tuple[int, str]]) -> None:
+        """Rows that have ended, with their records. A row that ended before keeps its first record."""
+        with self._transaction() as db:
+            for state, records in ((DONE, done), (FAILED, failed)):
+                db.executemany("INSERT OR IGNORE INTO records VALUES (?, ?)", records)
+                db.executemany(
+                    "UPDATE rows SET state = ? WHERE row = ? AND state = 0", ((state, row) for row, _ in records)
+                )
+
+    def count_attempt(self, rows: Sequence[int]) -> None:
+        with self._transaction() as db:
+            db.executemany("UPDATE rows SET attempts = attempts + 1 WHERE row = ?", ((row,) for row in rows))
+
+    def records(self, state: int) -> Iterator[str]:
+        """The records of all rows in that state, in input order."""
+        found = self._db.execute("SELECT record FROM rows JOIN records USING (row) WHERE state = ? ORDER BY row", (state,))
+        for (record,) in found:
+            yield record
+
+
+def _columns(row: StoredRow) -> tuple[int, str, int, str, str, bytes]:
+    prompt = np.asarray(row.prompt, dtype="<i4").tobytes()
+    return row.row, row.custom_id, row.line, row.kind, json.dumps(row.request), prompt

@@ -1,0 +1,56 @@
+"""A helper process that knows models and tokenizers, so that the driver itself need not load torch."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from outrider.workers.errors import JobError
+from outrider.workers.models.cards import ModelCard
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+class Office:
+    """Answers questions about models; leaves nothing behind when closed."""
+
+    def __init__(self) -> None:
+        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def prepare_pair(self, target: str, draft: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
+        return self._ask(_prepare_pair, target, draft)
+
+    def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
+        return self._ask(_encode, path, prompts)
+
+    def _ask(
+        self, function: Callable[Arguments, Answer], *arguments: Arguments.args, **options: Arguments.kwargs
+    ) -> Answer:
+        try:
+            return self._pool.submit(function, *arguments, **options).result()
+        except BrokenProcessPool as error:
+            raise JobError("the process that reads models died; is there memory enough?") from error
+
+
+# The modules behind these load torch, so they are imported where they run.
+def _prepare_pair(target: str, draft: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
+    from outrider.workers.models.preparation import prepare_pair
+
+    return prepare_pair(target, draft)
+
+
+def _encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
+    from outrider.workers.models.preparation import encode
+
+    return encode(path, prompts)

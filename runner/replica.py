@@ -1,0 +1,111 @@
+"""One replica as the driver sees it: a target and its draft, started, fed, watched and replaced."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from outrider.runner.plan import ReplicaPlan
+from outrider.workers.actors import DraftActor, TargetActor
+from outrider.workers.errors import OutriderError
+from outrider.workers.messages import ModelSpec, Row, WorkerReport
+
+# How long a target holds a harvest back when nothing has ended.
+HARVEST_SECONDS = 1.0
+# A draft that dies this often is left dead: the job goes on without.
+MOST_DRAFT_DEATHS = 5
+
+
+class Replica:
+    """Holds the futures that the driver waits for: ``pending`` maps each to what it stands for."""
+
+    def __init__(self, number: int, plan: ReplicaPlan) -> None:
+        self.number = number
+        self.plan = plan
+        self.report: WorkerReport | None = None
+        self.draft_report: WorkerReport | None = None
+        self.draft_deaths = 0
+        self.pending: dict[Any, str] = {}
+        self._target: Any = None
+        self._draft: Any = None
+
+    def start(self) -> None:
+        """Bring up both processes at the same time."""
+        self.report = None
+        self.pending.clear()
+        self._target = _start_actor(TargetActor, self.plan.target)
+        self.pending[self._target.load.remote(self.plan.target, self.plan.serve)] = "target ready"
+        self.start_draft()
+
+    def start_draft(self) -> None:
+        if self.plan.draft is None:
+            return
+        self._draft = _start_actor(DraftActor, self.plan.draft)
+        self.pending[self._draft.load.remote(self.plan.draft)] = "draft ready"
+
+    def target_is_ready(self, report: WorkerReport) -> None:
+        self.report = report
+        if self.draft_report is not None:
+            self._target.attach.remote(self._draft)
+        self.harvest()
+
+    def draft_is_ready(self, report: WorkerReport) -> None:
+        self.draft_report = report
+        self.pending[self._draft.watch.remote()] = "draft gone"
+        if self.report is not None:
+            self._target.attach.remote(self._draft)
+
+    def draft_is_gone(self) -> bool:
+        """True where it is worth another start."""
+        self.draft_report = None
+        self._draft = None
+        self.draft_deaths += 1
+        return self.draft_deaths < MOST_DRAFT_DEATHS
+
+    def harvest(self) -> None:
+        self.pending[self._target.harvest.remote(HARVEST_SECONDS)] = "harvest"
+
+    def submit(self, rows: Sequence[Row]) -> None:
+        self._target.submit.remote(list(rows))
+
+    def stop(self) -> None:
+        """Let go of the target, and of the draft with it: whatever it knows belongs to that target's rows."""
+        for actor in (self._target, self._draft):
+            if actor is not None:
+                ray.kill(actor)
+        self._target = self._draft = None
+        self.report = self.draft_report = None
+        self.pending.clear()
+
+
+def _start_actor(actor_class: Any, spec: ModelSpec) -> Any:
+    return actor_class.options(runtime_env=_environment(spec)).remote()
+
+
+def _environment(spec: ModelSpec) -> dict[str, Any]:
+    variables = {
+        # Threads that wait must not burn the core that the other model is working on.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    if spec.threads:
+        variables["OMP_NUM_THREADS"] = str(spec.threads)
+    return {"env_vars": variables, "py_executable": sys.executable}
+
+
+def explain(error: Exception) -> str:
+    """What went wrong in a worker, in one sentence."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, OutriderError):
+        return str(cause)
+    if isinstance(error, RayTaskError):
+        return f"{type(cause).__name__}: {str(cause).strip().splitlines()[-1] if str(cause).strip() else ''}"
+    if isinstance(error, RayError):
+        return "its process died"
+    return str(error)

@@ -1,0 +1,82 @@
+"""Output in OpenAI's batch format: one record a row, written in input order, all or nothing.
+
+A record holds nothing that two runs of the same job could differ in: ids are derived from the row, there is no clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.runner.journal import DONE, FAILED, Journal, StoredRow
+from outrider.workers.messages import RowResult
+
+
+def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> str:
+    """A finished row, its answers in the order of their sample numbers."""
+    tokens = sum(len(sample.tokens) for sample in samples)
+    body: dict[str, Any] = {
+        "id": f"{'chatcmpl' if row.kind == 'chat' else 'cmpl'}-{_id(row)}",
+        "object": "chat.completion" if row.kind == "chat" else "text_completion",
+        "created": 0,
+        "model": model,
+        "choices": [_choice(row.kind, index, sample) for index, sample in enumerate(samples)],
+        "usage": {
+            "prompt_tokens": len(row.prompt),
+            "completion_tokens": tokens,
+            "total_tokens": len(row.prompt) + tokens,
+        },
+    }
+    response = {"status_code": 200, "request_id": f"req_{_id(row)}", "body": body}
+    return _line({"id": f"batch_req_{_id(row)}", "custom_id": row.custom_id, "response": response, "error": None})
+
+
+def error_record(row: StoredRow, code: str, message: str) -> str:
+    error = {"code": code, "message": message}
+    return _line({"id": f"batch_req_{_id(row)}", "custom_id": row.custom_id, "response": None, "error": error})
+
+
+def _choice(kind: str, index: int, sample: RowResult) -> dict[str, Any]:
+    answer: dict[str, Any] = (
+        {"message": {"role": "assistant", "content": sample.text}} if kind == "chat" else {"text": sample.text}
+    )
+    return {"index": index, **answer, "logprobs": None, "finish_reason": sample.finish_reason}
+
+
+def _id(row: StoredRow) -> str:
+    return hashlib.blake2b(f"{row.row}:{row.custom_id}".encode(), digest_size=12).hexdigest()
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False)
+
+
+def write_results(journal: Journal, directory: Path) -> tuple[Path, Path]:
+    """Both files, each replaced in one step."""
+    results, errors = directory / "results.jsonl", directory / "errors.jsonl"
+    write_atomically(results, journal.records(DONE))
+    write_atomically(errors, journal.records(FAILED))
+    return results, errors
+
+
+def write_atomically(path: Path, lines: Iterable[str]) -> None:
+    """A reader sees the old file or the new one, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as stream:
+            for line in lines:
+                stream.write(line + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,68 @@
+"""What the driver needs to know of models and prompts, as functions for a process of its own.
+
+The driver holds no torch; the tokenizers' library loads it. So these run in a helper process that ends before the job
+begins.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models.cards import POCKET, POCKET_DRAFT, ModelCard, read_card
+from outrider.workers.models.tokenizer import Tokenizer, check_pair
+
+LOOKUP, NONE, AUTO = "lookup", "none", "auto"
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(path: str) -> Tokenizer:
+    return Tokenizer(path)
+
+
+def choose_draft(target: ModelCard) -> str:
+    """The draft that is known to go with a target."""
+    if target.name == POCKET:
+        return POCKET_DRAFT
+    known = {
+        "opt": "facebook/opt-125m",
+        "llama": "JackFram/llama-160m" if target.vocabulary == 32000 else LOOKUP,
+        "qwen2": "Qwen/Qwen1.5-0.5B-Chat" if target.vocabulary >= 151936 else LOOKUP,
+        "gpt_bigcode": "bigcode/tiny_starcoder_py",
+    }
+    draft = known.get(target.family, LOOKUP)
+    return LOOKUP if draft == target.name else draft
+
+
+def prepare_pair(target_name: str, draft_name: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
+    """The target's card, the draft's (None for lookup and none), the draft's name, and what to tell the user."""
+    target = read_card(target_name)
+    wanted = choose_draft(target) if draft_name == AUTO else draft_name
+    if wanted in (LOOKUP, NONE):
+        return target, None, wanted, []
+    try:
+        draft = read_card(wanted)
+        check_pair(target, draft)
+    except ModelError as error:
+        if draft_name != AUTO:
+            raise
+        return target, None, LOOKUP, [f"the usual draft cannot be used, proposing by lookup instead: {error}"]
+    return target, draft, wanted, []
+
+
+def encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
+    """Token ids for each prompt (a text, or a list of messages), or the sentence why there are none."""
+    tokenizer = _tokenizer(path)
+    return [_encode_one(tokenizer, prompt) for prompt in prompts]
+
+
+def _encode_one(tokenizer: Tokenizer, prompt: Any) -> tuple[int, ...] | str:
+    if isinstance(prompt, str):
+        return tuple(tokenizer.encode(prompt)) or "the prompt has no tokens"
+    if not tokenizer.chats:
+        return "the model has no chat template, so /v1/chat/completions cannot be answered; use /v1/completions"
+    try:
+        return tuple(tokenizer.encode_chat(prompt)) or "the conversation has no tokens"
+    except Exception as error:  # a chat template is a program of the model's author, and may refuse in any way
+        return f"the model's chat template refuses the messages: {str(error).splitlines()[0]}"
