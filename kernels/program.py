@@ -1,8 +1,8 @@
 """A decoder as a flat list of operations over packed weights.
 
 A family's builder calls the methods of ``Builder`` in the order of the model's arithmetic and gets back slices of buffers;
-``finish`` freezes it all into a ``Program``. Nothing here touches a tensor: a weight names the checkpoint tensors that it is
-packed from, so a program can be laid out, hashed and checked before a single byte is read.
+``finish`` freezes it all into a ``Program``. Nothing here touches a tensor: a weight names the checkpoint tensors that it
+is packed from, so a program can be laid out, hashed and checked before a single byte is read.
 
     builder = Builder(vocabulary=32000, context=2048, precision=Format.W4A8)
     x = builder.embed(Tensor("model.embed_tokens.weight", (32000, 768)))
@@ -94,8 +94,8 @@ class Tensor:
 class Weight:
     """One packed piece of memory. A matrix in tiles, unless ``table``: then rows one after the other (vectors have one).
 
-    ``sources`` are stacked in order, or ``values`` are the content itself (rope's frequencies). ``gated``: gate over up, their
-    tiles alternate.
+    ``sources`` are stacked in order, or ``values`` are the content itself (rope's frequencies). ``gated``: gate over up,
+    their tiles alternate.
     """
 
     format: Format
