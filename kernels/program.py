@@ -249,13 +249,14 @@ class Builder:
         )
         return output
 
-    def gated(self, x: Slice, gate: Tensor, up: Tensor, activation: Activation) -> Slice:
-        """``activation(x G^T) * (x U^T)``."""
+    def gated(self, x: Slice, gate: Tensor, up: Tensor, activation: Activation, *, biases: Sequence[Tensor] = ()) -> Slice:
+        """``activation(x G^T + b) * (x U^T + c)``; ``biases`` are b and c."""
         if gate.count != up.count:
             raise ValueError(f"{gate.name} has {gate.count} rows, {up.name} {up.count}")
         output = self._buffer(gate.count)
         weight = self._matrix(x.width, [gate, up], None, gated=True)
-        self._ops.append(Op(Kind.LINEAR, x, output=output, weight=weight, activation=activation))
+        bias = self._vector(biases) if biases else -1
+        self._ops.append(Op(Kind.LINEAR, x, output=output, weight=weight, bias=bias, activation=activation))
         return output
 
     def rope(self, x: Slice, frequencies: Sequence[float], *, heads: int, factor: float = 1.0) -> None:
