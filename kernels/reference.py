@@ -101,6 +101,7 @@ def _linear(op: Op, x: Array, weight: Weight, matrix: Array, bias: Array | None,
     y = x @ matrix.T
     if weight.gated:
         half = weight.rows // 2
+        y = y if bias is None else y + bias[: y.shape[1]]
         return _activate(y[:, :half], op.activation) * y[:, half:]
     y = _activate(y if bias is None else y + bias[: y.shape[1]], op.activation)
     return y if residual is None else y + residual

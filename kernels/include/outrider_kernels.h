@@ -87,7 +87,7 @@ typedef struct outrider_weight {
 
 /* One operation. Fields that its kind does not name above or here are ignored; weight, bias: index into the weights or -1.
  *   NORM       integer = outrider_norm, epsilon, weight, bias, heads, head_size
- *   LINEAR     weight, bias, activation, residual; with a gated weight out = activation(gate) * up
+ *   LINEAR     weight, bias, activation, residual; with a gated weight out = activation(gate) * up, bias has gate's, then up's
  *   ROPE       heads, head_size, weight; scale multiplies the sine and cosine (yarn's attention factor; else 1)
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, window (0: all; else the last `window` tokens) */
 typedef struct outrider_op {

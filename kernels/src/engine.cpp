@@ -59,8 +59,8 @@ int32_t Engine::check_op(const outrider_op &op, bool *selected) {
     case OUTRIDER_LINEAR: {
       const int width = weight->gated ? weight->rows / 2 : weight->rows;
       refuse(weight->table, "a linear layer needs a matrix in tiles");
-      refuse(bias && !is_vector(*bias, width), "a linear layer's bias is an fp32 vector");
-      refuse(weight->gated && (bias || op.residual.buffer >= 0), "a gated layer has neither bias nor residual");
+      refuse(bias && !is_vector(*bias, weight->rows), "a linear layer's bias is an fp32 vector, one element a row");
+      refuse(weight->gated && op.residual.buffer >= 0, "a gated layer has no residual");
       check(op.in, weight->columns, "linear input");
       check(op.out, width, "linear output");
       if (op.residual.buffer >= 0) check(op.residual, width, "residual");

@@ -26,7 +26,7 @@ from outrider.workers.models.checkpoint import Checkpoint, Rows, open_checkpoint
 # Raised with this layer's own cache format; the packing's layout has its own version.
 CACHE_VERSION = 1
 ALIGNMENT = 64
-TILE_ROWS = 16
+TILE_ROWS = 32
 CHUNK_BYTES = 16 << 20
 
 logger = logging.getLogger(__name__)
