@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from outrider.workers.errors import UsageError, first_line
 
 Engine = Literal["auto", "native", "hf"]
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "w8a8", "w4a8"]
 Format = Literal["auto", "jsonl", "text"]
 
 

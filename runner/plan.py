@@ -46,7 +46,7 @@ def plan_replicas(made: Plan, target: ModelSpec, draft: ModelSpec | None, serve:
         assert planned is not None, f"the plan seats no {role} for replica {replica}"
         pin = planned.pin
         launch = launches.get(pin) or launches.setdefault(pin, probe(pin))
-        placed = replace(model, device=pin.local_device, threads=pin.threads)
+        placed = replace(model, device=pin.local_device, threads=pin.threads, cores=pin.cores)
         return ActorPlan(placed, planned, Seat(launch, planned.leases))
 
     return [

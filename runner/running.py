@@ -29,7 +29,7 @@ from outrider.runner.seating import seat
 from outrider.runner.topology import ray_resources, read_topology
 from outrider.runner.totals import Totals
 from outrider.runner.wishes import Sizes, Wishes
-from outrider.workers.errors import PlacementError
+from outrider.workers.errors import PlacementError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
 
@@ -60,21 +60,17 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         target, draft, draft_name, notes = office.prepare_pair(spec.model, spec.draft)
         for note in notes:
             display.say(f"note: {note}")
-        engine, precision = _engine(spec, target, display), _precision(spec.precision, target)
-        asked = identity(spec, target, file_digest(spec.input), engine, precision)
+        target_model, draft_model = _models(spec, target, draft, office, display.say)
+        asked = identity(spec, target, file_digest(spec.input), target_model.engine, target_model.precision)
         journal = Journal(directory / JOURNAL)
         if journal.filled:
             check_same(journal.meta("identity"), asked, "an input, model or parameter", directory)
         else:
             admit(spec, target, office, journal, {"identity": asked})
     describe(directory, _description(spec, target, draft, draft_name, asked))
-    target_model = ModelSpec(target.path, engine, precision, allow_pickle=spec.allow_pickle)
-    draft_model = None
-    sizes = Sizes(loaded_bytes(target, precision))
-    if draft is not None and spec.draft_tokens != 0:
-        draft_precision = _precision(spec.draft_precision, draft)
-        draft_model = ModelSpec(draft.path, engine, draft_precision, allow_pickle=spec.allow_pickle)
-        sizes = replace(sizes, draft=loaded_bytes(draft, draft_precision))
+    sizes = Sizes(loaded_bytes(target, target_model.precision))
+    if draft is not None and draft_model is not None:
+        sizes = replace(sizes, draft=loaded_bytes(draft, draft_model.precision))
     serve = ServeSpec(
         batch=spec.batch,
         draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
@@ -165,12 +161,37 @@ def _draining_on_signals(driver: Any, display: Display) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _engine(spec: JobSpec, card: ModelCard, display: Display) -> str:
-    return "hf"
+def _models(
+    spec: JobSpec, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
+) -> tuple[ModelSpec, ModelSpec | None]:
+    """What each actor loads, and on which engine."""
+    on_accelerator = [device for device in spec.devices.split(",") if device.strip() not in ("", "cpu")]
+    target_model = _model(spec, target, spec.precision, bool(on_accelerator), office, say)
+    if draft is None or spec.draft_tokens == 0:
+        return target_model, None
+    draft_on_accelerator = bool(on_accelerator) and "cpu" not in spec.devices
+    return target_model, _model(spec, draft, spec.draft_precision, draft_on_accelerator, office, say)
 
 
-def _precision(asked: str, card: ModelCard) -> str:
-    return OWN_PRECISION.get(card.dtype, "fp32") if asked == "auto" else asked
+def _model(
+    spec: JobSpec, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
+) -> ModelSpec:
+    chosen = OWN_PRECISION.get(card.dtype, "fp32") if precision == "auto" else precision
+    engine = spec.engine
+    if engine == "auto" and (on_accelerator or chosen == "fp16"):
+        engine = "hf"
+    if engine != "hf":
+        refusal = office.native_refuses(card.path)
+        if refusal is not None and engine == "native":
+            raise UsageError(f"--engine native: {refusal}")
+        if refusal is not None:
+            say(f"note: {card.name} runs on the hf engine, more slowly and not bit for bit: {refusal}")
+        engine = "hf" if refusal is not None else "native"
+    if engine == "hf" and chosen in ("w8a8", "w4a8"):
+        raise UsageError(f'--precision: the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}')
+    if engine == "native" and chosen == "fp16":
+        raise UsageError(f"--precision: the native engine does not know fp16; choose another for {card.name}")
+    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle)
 
 
 def _wishes(spec: JobSpec) -> Wishes:

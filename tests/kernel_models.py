@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from outrider.kernels import packing
 from outrider.kernels.native import NativeModel
 from outrider.kernels.program import Activation, Builder, Format, Norm, Program, Tensor
