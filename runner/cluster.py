@@ -13,7 +13,7 @@ OBJECT_STORE_BYTES = 256 << 20
 
 
 @contextmanager
-def local_ray(cores: int) -> Iterator[None]:
+def local_ray(cores: int, resources: dict[str, float]) -> Iterator[None]:
     """An embedded Ray on the loopback address, open only to who has this process's token."""
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -29,6 +29,7 @@ def local_ray(cores: int) -> Iterator[None]:
             # Without this, RAY_ADDRESS in the environment would send us to somebody else's cluster.
             address="local",
             num_cpus=cores,
+            resources=resources,
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,

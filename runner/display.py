@@ -68,7 +68,7 @@ def rates(totals: Totals) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f}%" if whole else "nothing"
+    return f"{100 * part / whole:.0f}%" if whole else "none"
 
 
 def summary_table(summary: dict[str, Any], directory: str) -> Table:

@@ -38,6 +38,10 @@ class Office:
     def prepare_pair(self, target: str, draft: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
         return self._ask(_prepare_pair, target, draft)
 
+    def native_refuses(self, path: str) -> str | None:
+        """Why the native engine cannot run the model; None where it can."""
+        return self._ask(_native_refuses, path)
+
     def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
         return self._ask(_encode, path, prompts)
 
@@ -61,3 +65,9 @@ def _encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
     from outrider.workers.models.preparation import encode
 
     return encode(path, prompts)
+
+
+def _native_refuses(path: str) -> str | None:
+    from outrider.workers.models.opening import native_supports
+
+    return native_supports(path)

@@ -1,0 +1,39 @@
+# make run: install and run the demo job.  make test: the fast tests.  make test-slow: the rest.  make lint, make bench.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels runner workers -name '*.py' -o -name '*.cpp' -o -name '*.inc' -o -name '*.h' -o -name 'CMakeLists.txt')
+
+.PHONY: run test test-slow lint bench clean
+
+run: $(VENV)/installed
+	$(BIN)/outrider run examples/prompts.jsonl --draft-tokens 4 --precision fp32 --draft-precision fp32
+
+test: $(VENV)/testable
+	$(BIN)/python -m pytest -q
+
+test-slow: $(VENV)/testable
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/testable
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/testable
+	$(BIN)/python benchmarks/forward.py --shape 160m --precision w4a8
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Editable, so that the sources here are what runs; repeated when a file comes or goes.
+$(VENV)/installed: $(VENV)/bin/python $(SOURCES)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/testable: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,182 @@
+"""The door a user takes: the command line, on real models and a real Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from outrider.runner.journal import Journal
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent
+OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli import main; main()"]
+EXAMPLES = ROOT / "examples" / "prompts.jsonl"
+DEADLINE = 240
+
+
+def outrider(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*OUTRIDER, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=DEADLINE, env=environment()
+    )
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1"}
+
+
+def start(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*OUTRIDER, *map(str, arguments)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+
+
+def rows_done(job: Path) -> int:
+    journal = Journal(job / "job.db", read_only=True) if (job / "job.db").exists() else None
+    return journal.counts().done if journal is not None and journal.filled else 0
+
+
+def wait_for_rows(process: subprocess.Popen[str], job: Path, rows: int) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while rows_done(job) < rows:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"no {rows} rows within {DEADLINE} s"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    """The example job run in one go, with nothing proposed: what every other run of it must equal."""
+    cwd = tmp_path_factory.mktemp("undisturbed")
+    done = outrider("run", EXAMPLES, "-o", "job", "--draft", "none", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return cwd / "job"
+
+
+def test_the_demo_speculates_and_writes_what_plain_decoding_writes(undisturbed, tmp_path):
+    done = outrider("run", EXAMPLES, "-o", "job", "--draft-tokens", "4", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["rows"] == summary["done"] == len(EXAMPLES.read_text().splitlines())
+    described = json.loads((tmp_path / "job" / "job.json").read_text())
+    assert described["summary"]["accepted"] > 0
+    assert (tmp_path / "job" / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
+    ids = [json.loads(line)["custom_id"] for line in (tmp_path / "job" / "results.jsonl").read_text().splitlines()]
+    given = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
+    assert ids == [entry.get("id") or entry["custom_id"] for entry in given]
+
+
+def test_two_replicas_and_lookup_write_the_same(undisturbed, tmp_path):
+    done = outrider("run", EXAMPLES, "-o", "job", "--draft", "lookup", "--replicas", "2", "--batch", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "job" / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
+
+
+def test_killed_and_resumed_the_job_is_the_same(undisturbed, tmp_path):
+    job = tmp_path / "job"
+    for rows in (1, 9):
+        process = start("run", EXAMPLES, "-o", job, "--batch", "2", cwd=tmp_path)
+        wait_for_rows(process, job, rows)
+        process.kill()
+        process.wait()
+    done = outrider("run", EXAMPLES, "-o", job, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (job / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
+
+
+def test_interrupted_it_drains_and_refuses_company(undisturbed, tmp_path):
+    job = tmp_path / "job"
+    process = start("run", EXAMPLES, "-o", job, "--batch", "1", cwd=tmp_path)
+    wait_for_rows(process, job, 1)
+    company = outrider("run", EXAMPLES, "-o", job, cwd=tmp_path)
+    assert company.returncode == 1
+    assert f"process {process.pid} on" in company.stderr
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    results = outrider("results", job, cwd=tmp_path)
+    assert results.returncode == 0
+    assert outrider("run", EXAMPLES, "-o", job, cwd=tmp_path).returncode == 0
+    assert (job / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
+
+
+def test_a_dead_target_and_a_dead_draft_only_cost_time(undisturbed, tmp_path):
+    job = tmp_path / "job"
+    process = start("run", EXAMPLES, "-o", job, "--batch", "1", "--draft-tokens", "2", cwd=tmp_path)
+    for rows, title in ((1, "ray::DraftActor"), (3, "ray::TargetActor")):
+        wait_for_rows(process, job, rows)
+        victims = children_titled(process.pid, title)
+        assert victims, f"no process called {title}"
+        os.kill(victims[0], signal.SIGKILL)
+    output, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, output
+    assert (job / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
+    assert json.loads((job / "job.json").read_text())["summary"]["target_deaths"] == 1
+
+
+def children_titled(ancestor: int, title: str) -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process(ancestor).children(recursive=True) if title in " ".join(child.cmdline())]
+
+
+def test_another_job_in_the_same_directory_is_refused_with_the_difference(undisturbed, tmp_path):
+    done = outrider("run", EXAMPLES, "-o", undisturbed, "--temperature", "0.5", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "temperature: 0.0 then, 0.5 now" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bad_rows_become_error_records_when_asked(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(
+        '{"id": "good", "prompt": "import", "max_tokens": 4}\n{"id": "bad", "prompt": ""}\n'
+    )
+    refused = outrider("run", "rows.jsonl", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert 'rows.jsonl:2: "prompt" is empty' in refused.stderr
+    done = outrider("run", "rows.jsonl", "--skip-bad", cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    [error] = map(json.loads, (tmp_path / "rows-job" / "errors.jsonl").read_text().splitlines())
+    assert error["custom_id"] == "bad"
+    assert "rows.jsonl:2" in error["error"]["message"]
+    [result] = map(json.loads, (tmp_path / "rows-job" / "results.jsonl").read_text().splitlines())
+    assert result["custom_id"] == "good"
+    assert result["response"]["body"]["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (None, [], "cannot be read: No such file"),
+        (b"", [], "is empty"),
+        (b'{"id": "a", "prompt": "x"', [], "rows.jsonl:1: not valid JSON"),
+        (b'{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}\n', [], 'rows.jsonl:2: the id "a" stands in line 1'),
+        (b'{"prompt": "x", "colour": 1}\n', [], 'rows.jsonl:1: unknown parameter "colour"'),
+        (b'{"prompt": "x", "max_tokens": 0}\n', [], 'rows.jsonl:1: "max_tokens" must be at least 1, got 0'),
+        (b'{"prompt": "caf\xe9"}\n', [], "rows.jsonl:1: byte 16 of the line is not UTF-8"),
+        (b'{"prompt": "' + b"word " * 5000 + b'"}\n', [], "tokens, and pocket holds 4096"),
+        (b'{"prompt": "x"}\n', ["-m", "nobody/nothing"], "is neither a directory nor in the local cache"),
+        (b'{"prompt": "x"}\n', ["-m", "./nowhere"], 'the model directory "./nowhere" does not exist'),
+        (b'{"prompt": "x"}\n', ["--batch", "0"], "--batch"),
+    ],
+)
+def test_broken_input_gets_one_clear_message(tmp_path, content, options, message):
+    if content is not None:
+        (tmp_path / "rows.jsonl").write_bytes(content)
+    done = outrider("run", "rows.jsonl", *options, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
