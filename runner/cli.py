@@ -76,7 +76,12 @@ def run_command(
     from outrider.runner.config import build_spec
     from outrider.runner.running import run
 
-    raise typer.Exit(run(build_spec(_given(context, leave_out={"config", "json_"}), config), as_json=json_))
+    try:
+        code = run(build_spec(_given(context, leave_out={"config", "json_"}), config), as_json=json_)
+    except KeyboardInterrupt:  # typer would end here too, without a word
+        print("stopped; the same command resumes the job", file=sys.stderr)
+        code = INTERRUPTED
+    raise typer.Exit(code)
 
 
 @app.command("status")
@@ -142,9 +147,6 @@ def main() -> None:
         _fail(error)
     except OutriderError as error:
         _fail(error)
-    except KeyboardInterrupt:
-        print("stopped; the same command resumes the job", file=sys.stderr)
-        sys.exit(INTERRUPTED)
 
 
 def _fail(error: OutriderError) -> None:

@@ -119,7 +119,7 @@ class Driver:
                 del replica.pending[future]
                 yield from self._translate(replica, what, future)
         self._seat_the_seatless()
-        self._check_deadlines()
+        yield from self._late_starts()
 
     def _translate(self, replica: Replica, what: str, future: Any) -> Iterable[schedule.Event]:
         try:
@@ -189,14 +189,17 @@ class Driver:
             self._replicas[number].plan = plan
             self._start(self._replicas[number])
 
-    def _check_deadlines(self) -> None:
+    def _late_starts(self) -> Iterable[schedule.Event]:
+        """Replicas that take too long to come up. It ends the job only where none has come up yet."""
         now = time.monotonic()
         for replica in self._replicas.values():
             waiting = "target ready" in replica.pending.values()
             if waiting and now - self._started[replica.number] > self._start_deadline:
-                raise replica.plan.target.seat.launch.not_up(
-                    f"the target of replica {replica.number}", self._start_deadline
-                )
+                launch = replica.plan.target.seat.launch
+                late = launch.not_up(f"the target of replica {replica.number}", self._start_deadline)
+                if self._first_up is None:
+                    raise late
+                yield from self._failed(replica, "target ready", late)
 
     def _harvested(self, replica: Replica, harvest: Harvest) -> Iterable[schedule.Event]:
         """Durable first, then known to the schedule."""
@@ -211,10 +214,10 @@ class Driver:
                 failed.append((number, error_record(row.stored, "invalid_request", ended.message)))
                 del self._unfinished[number]
                 continue
-            self._count(ended)
             row.samples[sample] = ended
             if len(row.samples) == row.stored.request["n"]:
                 samples = [row.samples[index] for index in sorted(row.samples)]
+                self._count(samples)
                 done.append((number, result_record(row.stored, samples, self._model)))
                 del self._unfinished[number]
         self._rounds[replica.number] = harvest.progress
@@ -227,10 +230,12 @@ class Driver:
         for number, _ in done + failed:
             yield schedule.RowEnded(replica.number, number)
 
-    def _count(self, result: RowResult) -> None:
-        self.totals.tokens += len(result.tokens)
-        self.totals.proposed += result.proposed
-        self.totals.accepted += result.accepted
+    def _count(self, samples: Iterable[RowResult]) -> None:
+        """A row counts when it is done, so what was lost with a replica and done again counts once."""
+        for sample in samples:
+            self.totals.tokens += len(sample.tokens)
+            self.totals.proposed += sample.proposed
+            self.totals.accepted += sample.accepted
 
     # What the schedule wants, carried out
 

@@ -16,7 +16,7 @@ class Tokenizer:
     def __init__(self, path: str | Path) -> None:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except Exception as error:  # whatever a broken file leads to, in many types
             raise ModelError(f"the tokenizer of {path} cannot be loaded: {first_line(error)}") from error
 
     @property

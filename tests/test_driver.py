@@ -1,0 +1,363 @@
+"""The driver's loop, over replicas and a Ray that do at once what they are told."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+
+from outrider.runner import driver as module
+from outrider.runner.driver import Driver
+from outrider.runner.journal import DONE, FAILED, Counts, Journal, StoredRow
+from outrider.runner.placement import PlannedActor
+from outrider.runner.plan import ActorPlan, ReplicaPlan
+from outrider.runner.requests import MOST_SAMPLES
+from outrider.runner.schedule import MOST_ATTEMPTS, MOST_BARREN_DEATHS
+from outrider.workers.errors import JobChangedError, JobError, ModelError, WorkerError
+from outrider.workers.messages import (
+    Harvest,
+    ModelSpec,
+    Progress,
+    Row,
+    RowFailure,
+    RowResult,
+    Seat,
+    ServeSpec,
+    WorkerReport,
+)
+from outrider.workers.pinning import Launch, Pin
+
+REPORT = WorkerReport(
+    pid=1,
+    host="here",
+    load_seconds=1.0,
+    engine="fake",
+    notes=("a note",),
+    path={"engine": "fake"},
+    pinned={"warnings": ()},
+    differences=(),
+)
+PIN = Pin((0,), (), 1)
+ACTOR = ActorPlan(
+    ModelSpec("/models/tiny", "hf", "fp32"),
+    PlannedActor("target", 0, "here", (0,), (), 1, "cpu", "", {}, (), {}),
+    Seat(Launch(PIN, "cores", (), "python")),
+)
+
+
+class Future:
+    """Answers are made when they are asked for, so that a harvest holds what was submitted until then."""
+
+    def __init__(self, answer: Callable[[], Any], ready: bool = True) -> None:
+        self.answer, self.ready = answer, ready
+
+
+class World:
+    """What the replicas do: ``deaths`` says on which rows a target dies, ``fails`` which rows it refuses."""
+
+    def __init__(self) -> None:
+        self.poison: set[int] = set()
+        self.refused: set[int] = set()
+        self.never_up: set[int] = set()
+        self.dies_at_start: dict[int, Exception] = {}
+        self.starts: list[int] = []
+        self.submitted: list[int] = []
+        self.after_harvest: Callable[[], None] = lambda: None
+        self.draft_deaths = 0
+
+
+class FakeReplica:
+    def __init__(self, number: int, plan: ReplicaPlan, world: World) -> None:
+        self.number, self.plan, self.world = number, plan, world
+        self.report: WorkerReport | None = None
+        self.pending: dict[Any, str] = {}
+        self.rows: deque[Row] = deque()
+        self.rounds = 0
+        self.stopped = 0
+
+    def start(self) -> None:
+        self.world.starts.append(self.number)
+        self.report = None
+        self.rounds = 0
+        if self.number in self.world.dies_at_start:
+            self._promise("target ready", self.world.dies_at_start[self.number])
+        elif self.number not in self.world.never_up:
+            self._promise("target ready", REPORT)
+        else:
+            self.pending[Future(lambda: None, ready=False)] = "target ready"
+        self.start_draft()
+
+    def start_draft(self) -> None:
+        if self.world.draft_deaths:
+            self.world.draft_deaths -= 1
+            self._promise("draft gone", RayActorError())
+
+    def _promise(self, what: str, value: Any) -> None:
+        self.pending[Future(lambda: value)] = what
+
+    def target_is_ready(self, report: WorkerReport) -> None:
+        self.report = report
+        self.harvest()
+
+    def draft_is_gone(self) -> bool:
+        return True
+
+    def harvest(self) -> None:
+        self.pending[Future(self._harvest)] = "harvest"
+
+    def _harvest(self) -> Any:
+        self.world.after_harvest()
+        some = [self.rows.popleft() for _ in range(min(2, len(self.rows)))]
+        if any(row.key // MOST_SAMPLES in self.world.poison for row in some):
+            return RayActorError()
+        self.rounds += len(some)
+        ended = tuple(
+            RowFailure(row.key, "cannot be")
+            if row.key // MOST_SAMPLES in self.world.refused
+            else RowResult(row.key, (1, 2), f"text {row.sampling.sample}", "stop", 1, 3, 2, 0.1)
+            for row in some
+        )
+        return Harvest(ended, Progress(rounds=self.rounds))
+
+    def submit(self, rows: Sequence[Row]) -> None:
+        self.rows.extend(rows)
+        self.world.submitted.extend(row.key // MOST_SAMPLES for row in rows)
+
+    def stop(self) -> None:
+        self.report = None
+        self.pending.clear()
+        self.rows.clear()
+        self.stopped += 1
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    monkeypatch.setattr(module, "Replica", lambda number, plan: FakeReplica(number, plan, made))
+
+    def wait(futures: list[Future], num_returns: int, timeout: float) -> tuple[list[Future], list[Future]]:
+        assert num_returns == 1
+        ready = [future for future in futures if future.ready][:1]
+        return ready, [future for future in futures if future not in ready]
+
+    def get(future: Future) -> Any:
+        value = future.answer()
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    monkeypatch.setattr(module.ray, "wait", wait)
+    monkeypatch.setattr(module.ray, "get", get)
+    return made
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "job.db")
+
+
+def fill(journal: Journal, count: int, samples: int = 1) -> None:
+    request = {
+        "max_tokens": 5, "n": samples, "stop": [], "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": [],
+    }  # fmt: skip
+    journal.fill((StoredRow(n, f"id-{n}", n + 1, "completion", request, (1, 2)) for n in range(count)), [], {})
+
+
+def driver(journal: Journal, replicas: int = 1, batch: int = 4, **options: Any) -> Driver:
+    plan = ReplicaPlan(ACTOR, None, ServeSpec(batch=batch, draft_tokens=3))
+    given = {
+        "agree_on_path": lambda path: None,
+        "show": lambda totals: None,
+        "start_deadline": 60.0,
+        "seat_anew": lambda: None,
+        **options,
+    }
+    return Driver(journal, [plan] * replicas, "tiny", **given)
+
+
+def ids(journal: Journal, state: int) -> list[str]:
+    return [json.loads(record)["custom_id"] for record in journal.records(state)]
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_every_row_ends_and_is_counted(world: World, journal: Journal, replicas: int) -> None:
+    fill(journal, 700)
+    made = driver(journal, replicas)
+    made.run()
+    assert journal.counts() == Counts(700, 700, 0)
+    assert ids(journal, DONE) == [f"id-{number}" for number in range(700)]
+    totals = made.totals
+    assert (totals.done, totals.tokens, totals.proposed, totals.accepted, totals.rounds) == (700, 1400, 2100, 1400, 700)
+    assert totals.notes == ["a note"]
+    assert all(replica.stopped for replica in made._replicas.values())
+
+
+def test_only_what_is_missing_is_done(world: World, journal: Journal) -> None:
+    fill(journal, 10)
+    journal.record([(number, json.dumps({"custom_id": f"id-{number}"})) for number in (0, 3, 9)], [])
+    made = driver(journal)
+    assert made.totals.done == 3
+    made.run()
+    assert sorted(world.submitted) == [1, 2, 4, 5, 6, 7, 8]
+    assert made.totals.done == 10
+
+
+def test_a_row_is_done_when_all_its_samples_are(world: World, journal: Journal) -> None:
+    fill(journal, 5, samples=3)
+    made = driver(journal)
+    made.run()
+    first = json.loads(next(journal.records(DONE)))
+    assert [choice["text"] for choice in first["response"]["body"]["choices"]] == ["text 0", "text 1", "text 2"]
+    assert first["response"]["body"]["usage"]["completion_tokens"] == 6
+    assert made.totals.tokens == 5 * 6
+
+
+def test_a_row_that_the_target_refuses_fails_once(world: World, journal: Journal) -> None:
+    fill(journal, 6, samples=2)
+    world.refused = {2}
+    made = driver(journal)
+    made.run()
+    assert journal.counts() == Counts(6, 5, 1)
+    record = json.loads(next(journal.records(FAILED)))
+    assert record["error"] == {"code": "invalid_request", "message": "cannot be"}
+    assert (made.totals.done, made.totals.failed) == (5, 1)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_poison_row_fails_and_the_others_are_done(world: World, journal: Journal, replicas: int) -> None:
+    fill(journal, 40)
+    world.poison = {7}
+    made = driver(journal, replicas)
+    made.run()
+    assert ids(journal, FAILED) == ["id-7"]
+    assert journal.counts() == Counts(40, 39, 1)
+    assert made.totals.target_deaths == MOST_ATTEMPTS
+    error = json.loads(next(journal.records(FAILED)))["error"]
+    assert error == {
+        "code": "replica_died",
+        "message": f"its replica died {MOST_ATTEMPTS} times while doing it: its process died",
+    }
+    # What was done twice is counted once.
+    assert made.totals.tokens == 39 * 2
+
+
+def test_samples_lost_with_a_replica_are_not_counted_twice(world: World, journal: Journal) -> None:
+    fill(journal, 1, samples=4)
+    seen: list[int] = []
+
+    def dies_once() -> None:
+        seen.append(1)
+        world.poison = {0} if len(seen) == 2 else set()
+
+    world.after_harvest = dies_once
+    made = driver(journal)
+    made.run()
+    assert made.totals.target_deaths == 1
+    assert journal.counts() == Counts(1, 1, 0)
+    assert (made.totals.tokens, made.totals.proposed, made.totals.accepted) == (8, 12, 8)
+
+
+def test_a_target_that_cannot_start_ends_the_job_with_its_reason(world: World, journal: Journal) -> None:
+    fill(journal, 3)
+    world.dies_at_start[0] = RayTaskError("load", "Traceback", WorkerError("no memory for the weights"))
+    with pytest.raises(JobError) as caught:
+        driver(journal).run()
+    assert str(caught.value) == (
+        "no replica stays alive: no memory for the weights; the rows already done are kept, and the job can be resumed"
+    )
+    assert len(world.starts) == MOST_BARREN_DEATHS
+
+
+def test_a_model_that_is_wrong_is_not_tried_again(world: World, journal: Journal) -> None:
+    fill(journal, 3)
+    world.dies_at_start[0] = RayTaskError("load", "Traceback", ModelError("tiny lacks 3 of its weights"))
+    made = driver(journal)
+    with pytest.raises(ModelError, match="tiny lacks 3 of its weights"):
+        made.run()
+    assert world.starts == [0]
+    assert made._replicas[0].stopped, "nothing is left running"  # type: ignore[attr-defined]
+
+
+def test_one_broken_replica_does_not_end_the_job(world: World, journal: Journal) -> None:
+    fill(journal, 30)
+    world.dies_at_start[1] = RayActorError()
+    driver(journal, replicas=2).run()
+    assert journal.counts() == Counts(30, 30, 0)
+
+
+def test_another_numeric_path_is_refused(world: World, journal: Journal) -> None:
+    def refuse(path: dict[str, str]) -> None:
+        assert path == {"engine": "fake"}
+        raise JobChangedError("another path")
+
+    fill(journal, 3)
+    with pytest.raises(JobChangedError):
+        driver(journal, agree_on_path=refuse).run()
+    assert journal.counts().done == 0
+
+
+def test_a_replica_that_does_not_come_up_in_time_ends_a_job_that_has_no_other(world: World, journal: Journal) -> None:
+    fill(journal, 3)
+    world.never_up = {0}
+    with pytest.raises(
+        JobError, match=r"replica 0 was not up within 0.001 s \(--start-deadline\); its target is /models/tiny"
+    ):
+        driver(journal, start_deadline=0.001).run()
+
+
+def test_a_replica_that_does_not_come_up_in_time_is_no_matter_where_there_are_others(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100_000))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    fill(journal, 60)
+    world.never_up = {1}
+    made = driver(journal, replicas=2, start_deadline=20.0)
+    made.run()
+    assert journal.counts() == Counts(60, 60, 0)
+
+
+def test_a_drain_finishes_what_is_under_way(world: World, journal: Journal) -> None:
+    fill(journal, 100)
+    made = driver(journal, batch=3)
+    world.after_harvest = lambda: made.drain() if made.totals.done >= 10 else None
+    made.run()
+    assert made.draining
+    counts = journal.counts()
+    assert 10 <= counts.done < 30
+    assert counts.done == len(set(world.submitted)), "every row that was sent has ended"
+    again = driver(journal)
+    world.after_harvest = lambda: None
+    again.run()
+    assert journal.counts() == Counts(100, 100, 0)
+    assert len(world.submitted) == 100, "nothing was done twice"
+
+
+def test_replicas_are_stopped_when_the_loop_fails(world: World, journal: Journal) -> None:
+    fill(journal, 3)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    world.after_harvest = interrupted
+    made = driver(journal)
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert made._replicas[0].stopped  # type: ignore[attr-defined]
+
+
+def test_a_dead_draft_is_counted_and_the_job_goes_on(world: World, journal: Journal) -> None:
+    fill(journal, 20)
+    world.draft_deaths = 3
+    made = driver(journal)
+    made.run()
+    assert made.totals.draft_deaths == 3
+    assert made.totals.target_deaths == 0
+    assert journal.counts() == Counts(20, 20, 0)

@@ -1,0 +1,113 @@
+"""Tokenizers built here, a few tokens each: pairs that fit and pairs that do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Fast
+from tokenizers import models, pre_tokenizers
+
+from outrider.workers.errors import ModelError, PairError
+from outrider.workers.models import preparation
+from outrider.workers.models.cards import ModelCard, read_card
+from outrider.workers.models.tokenizer import Tokenizer, check_pair
+
+WORDS = ["<unk>", "the", "cat", "sat", "on", "a", "mat"]
+
+
+def build(directory: Path, words: list[str], vocabulary: int = 0, template: str | None = None) -> ModelCard:
+    directory.mkdir(exist_ok=True)
+    fast = Fast(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": words[-1]}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template)
+    config = {"model_type": "llama", "vocab_size": vocabulary or len(words), "max_position_embeddings": 64}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors").write_bytes(b"weights")
+    return read_card(str(directory))
+
+
+def test_text_to_ids_and_back(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(build(tmp_path / "t", WORDS).path)
+    assert tokenizer.encode("the cat sat") == [1, 2, 3]
+    assert tokenizer.decode([1, 2, 3]).split() == ["the", "cat", "sat"]
+    assert tokenizer.decode([1, 6]) == "the", "end tokens are no text"
+
+
+def test_a_tokenizer_pairs_with_itself_and_with_a_padded_vocabulary(tmp_path: Path) -> None:
+    target = build(tmp_path / "target", WORDS)
+    check_pair(target, build(tmp_path / "same", WORDS))
+    check_pair(target, build(tmp_path / "padded", WORDS, vocabulary=64))
+    check_pair(target, build(tmp_path / "longer", [*WORDS, "extra", "more"]))
+    check_pair(build(tmp_path / "longer-target", [*WORDS, "extra"]), target)
+
+
+def test_ids_that_the_draft_cannot_propose_may_differ(tmp_path: Path) -> None:
+    """The draft's tokenizer may list more than its model scores."""
+    target = build(tmp_path / "target", WORDS)
+    check_pair(target, build(tmp_path / "draft", [*WORDS[:5], "dog", "house"], vocabulary=5))
+
+
+def test_a_draft_with_other_meanings_is_refused_with_the_first(tmp_path: Path) -> None:
+    target = build(tmp_path / "target", WORDS)
+    draft = build(tmp_path / "draft", ["<unk>", "the", "cat", "on", "sat", "a", "mat"])
+    with pytest.raises(PairError) as caught:
+        check_pair(target, draft)
+    assert "2 of 7 token ids mean something else, first id 3: 'on' in the draft, 'sat' in the target" in str(caught.value)
+    assert "--draft lookup" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", "[]"])
+def test_a_broken_tokenizer_is_a_sentence(tmp_path: Path, content: str | None) -> None:
+    card = build(tmp_path / "t", WORDS)
+    path = tmp_path / "t" / "tokenizer.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be loaded: "):
+        Tokenizer(card.path)
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}on{% endif %}"
+
+
+def test_chats_go_through_the_models_template(tmp_path: Path) -> None:
+    card = build(tmp_path / "t", WORDS, template=TEMPLATE)
+    messages = [{"role": "user", "content": "the cat"}]
+    assert preparation.encode(card.path, [messages, "a mat"]) == [(1, 2, 4), (5, 6)]
+
+
+def test_chats_without_a_template_are_refused(tmp_path: Path) -> None:
+    card = build(tmp_path / "t", WORDS)
+    found = preparation.encode(card.path, [[{"role": "user", "content": "x"}]])
+    assert found == ["the model has no chat template, so /v1/chat/completions cannot be answered; use /v1/completions"]
+
+
+@pytest.mark.parametrize("words", ["roles must alternate", ""])
+def test_a_template_may_refuse_in_its_own_words_or_in_none(tmp_path: Path, words: str) -> None:
+    card = build(tmp_path / "t", WORDS, template="{{ raise_exception('" + words + "') }}")
+    found = preparation.encode(card.path, [[{"role": "user", "content": "x"}]])
+    assert found == [f"the model's chat template refuses the messages: {words or 'TemplateError'}"]
+
+
+def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
+    card = build(tmp_path / "t", WORDS)
+    assert preparation.encode(card.path, ["   ", "the"]) == ["the prompt has no tokens", (1,)]
+
+
+def test_an_unfit_draft_is_refused_when_named_and_replaced_when_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = build(tmp_path / "target", WORDS)
+    draft = build(tmp_path / "draft", ["<unk>", "cat", "the"])
+    with pytest.raises(PairError):
+        preparation.prepare_pair(target.path, draft.path)
+    monkeypatch.setattr(preparation, "choose_draft", lambda card: draft.path)
+    _, found, name, notes = preparation.prepare_pair(target.path, "auto")
+    assert (found, name) == (None, "lookup")
+    assert notes[0].startswith("the usual draft cannot be used, proposing by lookup instead: the draft")
+    assert preparation.prepare_pair(target.path, "none")[1:] == (None, "none", [])
+    assert preparation.prepare_pair(target.path, target.path)[1] == target
