@@ -60,7 +60,12 @@ def run_command(
     draft_tokens: Annotated[str, typer.Option(help="Candidates a round: a number, or auto.")] = "auto",
     draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
     batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
-    replicas: Annotated[int, typer.Option(help="Pairs of target and draft.")] = 1,
+    replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: one a unit of --per].")] = None,
+    per: Annotated[str, typer.Option(help="What a replica gets: auto, node, socket or machine.")] = "auto",
+    layout: Annotated[str, typer.Option(help="Draft and target on split or shared cores, or auto.")] = "auto",
+    draft_cores: Annotated[int | None, typer.Option(help="Cores of the draft's own.")] = None,
+    devices: Annotated[str, typer.Option(help="Such as cuda:0,cpu: the target there, the draft on the CPU.")] = "",
+    wait_for_cores: Annotated[float, typer.Option(help="Seconds to wait for cores that other runs hold.")] = 3600.0,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Run whatever a .bin file contains.")] = False,
     start_deadline: Annotated[float, typer.Option(help="Seconds a model may take to load.")] = 300.0,
     config: Annotated[Path | None, typer.Option(help="A YAML file with these options as keys.")] = None,
@@ -102,6 +107,16 @@ def results_command(job: Annotated[Path, typer.Argument(help="A job directory.")
     directory = find_job(job)
     for path in write_results(Journal(directory / JOURNAL, read_only=True), directory):
         typer.echo(str(path))
+
+
+def _register_machine_commands() -> None:
+    from outrider.runner.cli_machine import doctor_command, topology_command
+
+    app.command("topology")(topology_command)
+    app.command("doctor")(doctor_command)
+
+
+_register_machine_commands()
 
 
 def _given(context: typer.Context, leave_out: set[str]) -> dict[str, Any]:

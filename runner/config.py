@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import UsageError, first_line
 
 Engine = Literal["auto", "native", "hf"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -40,7 +40,12 @@ class JobSpec(BaseModel):
     draft_tokens: int | Literal["auto"] = "auto"
     draft_deadline: float = Field(5.0, gt=0.0)
     batch: int = Field(8, ge=1, le=4096)
-    replicas: int = Field(1, ge=1, le=4096)
+    replicas: int | None = Field(None, ge=1, le=4096)
+    per: Literal["auto", "node", "socket", "machine"] = "auto"
+    layout: Literal["auto", "split", "shared"] = "auto"
+    draft_cores: int | None = Field(None, ge=1)
+    devices: str = ""
+    wait_for_cores: float = Field(3600.0, ge=0.0)
     allow_pickle: bool = False
     start_deadline: float = Field(300.0, gt=0.0)
 
@@ -76,7 +81,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"--config: {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config: {path} is not valid YAML: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"--config: {path} is not valid YAML: {first_line(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -20,7 +20,7 @@ from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.results import error_record, result_record
 from outrider.runner.totals import Totals
 from outrider.workers.errors import JobError, UsageError
-from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult
+from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult, WorkerReport
 
 TICK_SECONDS = 0.2
 # A replica holds this many times its batch, so that a finished row's place is taken without asking the driver.
@@ -52,6 +52,7 @@ class Driver:
         self._agree_on_path = agree_on_path
         self._show = show
         self._start_deadline = start_deadline
+        self.pinned: dict[tuple[int, str], dict[str, Any]] = {}
         self._replicas = {number: Replica(number, plan) for number, plan in enumerate(plans)}
         self._started: dict[int, float] = {}
         # Loading models is no part of the job's speed.
@@ -122,17 +123,25 @@ class Driver:
             return
         if what == "target ready":
             self._agree_on_path(value.path)
-            for note in value.notes:
-                self.totals.note(note)
+            self._note(replica, "target", value)
             replica.target_is_ready(value)
             self.totals.replicas_up += 1
             self._first_up = self._first_up or time.monotonic()
             yield schedule.ReplicaUp(replica.number, replica.plan.serve.batch * QUEUE_DEPTH)
         elif what == "draft ready":
+            self._note(replica, "draft", value)
             replica.draft_is_ready(value)
         elif what == "harvest":
             replica.harvest()
             yield from self._harvested(replica, value)
+
+    def _note(self, replica: Replica, role: str, report: WorkerReport) -> None:
+        """Keep what an actor says of its place, and tell the user what is not as it was asked to be."""
+        self.pinned[replica.number, role] = {"replica": replica.number, "role": role, **report.pinned}
+        for note in (*report.notes, *report.pinned["warnings"]):
+            self.totals.note(note)
+        for difference in report.differences:
+            self.totals.note(f"{role} of replica {replica.number}: {difference}")
 
     def _failed(self, replica: Replica, what: str, error: Exception) -> Iterable[schedule.Event]:
         cause = error.cause if isinstance(error, RayTaskError) else error
@@ -164,9 +173,8 @@ class Driver:
         for replica in self._replicas.values():
             waiting = "target ready" in replica.pending.values()
             if waiting and now - self._started[replica.number] > self._start_deadline:
-                raise JobError(
-                    f"replica {replica.number} was not up within {self._start_deadline:g} s (--start-deadline); "
-                    f"its target is {replica.plan.target.path}"
+                raise replica.plan.target.seat.launch.not_up(
+                    f"the target of replica {replica.number}", self._start_deadline
                 )
 
     def _harvested(self, replica: Replica, harvest: Harvest) -> Iterable[schedule.Event]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,20 @@ from outrider.runner.display import Display, console, summary_table
 from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity, read_description
 from outrider.runner.journal import Journal
 from outrider.runner.office import Office
-from outrider.runner.plan import ReplicaPlan
+from outrider.runner.placement import Plan
+from outrider.runner.plan import ActorPlan, ReplicaPlan
 from outrider.runner.prompts import check_input, file_digest
 from outrider.runner.results import write_results
+from outrider.runner.seating import Seats, loaded_bytes, place
+from outrider.runner.topology import ray_resources
 from outrider.runner.totals import Totals
+from outrider.runner.wishes import Sizes
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
 
 ALL_DONE, SOME_FAILED, INTERRUPTED = 0, 3, 130
 # What a checkpoint calls its own number format.
+LOOKUP = "lookup"
 OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -62,15 +66,34 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         else:
             admit(spec, target, office, journal, {"identity": asked})
     describe(directory, _description(spec, target, draft, draft_name, asked))
-    plans = _plans(spec, target, draft, draft_name, engine, precision)
-    outcome = _drive(spec, directory, journal, plans, display)
+    models = {"target": ModelSpec(target.path, engine, precision, allow_pickle=spec.allow_pickle)}
+    sizes = Sizes(loaded_bytes(target, precision))
+    if draft is not None and spec.draft_tokens != 0:
+        draft_precision = _precision(spec.draft_precision, draft)
+        models["draft"] = ModelSpec(draft.path, engine, draft_precision, allow_pickle=spec.allow_pickle)
+        sizes = replace(sizes, draft=loaded_bytes(draft, draft_precision))
+    serve = ServeSpec(
+        batch=spec.batch,
+        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
+        lookup=draft_name == LOOKUP,
+        draft_deadline=spec.draft_deadline,
+    )
+    outcome = _drive(spec, directory, journal, models, sizes, serve, display)
     write_results(journal, directory)
     describe(directory, outcome)
     journal.close()
     return outcome
 
 
-def _drive(spec: JobSpec, directory: Path, journal: Journal, plans: list[ReplicaPlan], display: Display) -> dict[str, Any]:
+def _drive(
+    spec: JobSpec,
+    directory: Path,
+    journal: Journal,
+    models: dict[str, ModelSpec],
+    sizes: Sizes,
+    serve: ServeSpec,
+    display: Display,
+) -> dict[str, Any]:
     def agree_on_path(path: dict[str, str]) -> None:
         kept = journal.meta("numeric_path")
         if kept is None:
@@ -84,7 +107,9 @@ def _drive(spec: JobSpec, directory: Path, journal: Journal, plans: list[Replica
     if counts.pending:
         if counts.done or counts.failed:
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
-        with local_ray(os.cpu_count() or 1):
+        machine, seats = place(spec, sizes, display.say)
+        plans = _plans(spec, models, serve, seats)
+        with local_ray(len(machine.usable_cores), ray_resources(machine)):
             # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
             from outrider.runner.driver import Driver
 
@@ -92,6 +117,7 @@ def _drive(spec: JobSpec, directory: Path, journal: Journal, plans: list[Replica
             with _draining_on_signals(driver, display):
                 driver.run()
             totals = driver.totals
+            describe(directory, {"pinning": list(driver.pinned.values())})
             interrupted = driver.draining and journal.counts().pending > 0
     counts = journal.counts()
     earlier = read_description(directory).get("summary", {})
@@ -127,25 +153,23 @@ def _precision(asked: str, card: ModelCard) -> str:
     return OWN_PRECISION.get(card.dtype, "fp32") if asked == "auto" else asked
 
 
-def _plans(
-    spec: JobSpec, target: ModelCard, draft: ModelCard | None, draft_name: str, engine: str, precision: str
-) -> list[ReplicaPlan]:
-    threads = max(1, len(os.sched_getaffinity(0)) // spec.replicas)
-    draft_spec = None
-    if draft is not None and spec.draft_tokens != 0:
-        draft_spec = ModelSpec(
-            draft.path, engine, _precision(spec.draft_precision, draft), threads=threads, allow_pickle=spec.allow_pickle
-        )
-    serve = ServeSpec(
-        batch=spec.batch,
-        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
-        lookup=draft_name == "lookup",
-        draft_deadline=spec.draft_deadline,
-    )
-    plan = ReplicaPlan(
-        ModelSpec(target.path, engine, precision, threads=threads, allow_pickle=spec.allow_pickle), draft_spec, serve
-    )
-    return [plan] * spec.replicas
+def _plans(spec: JobSpec, models: dict[str, ModelSpec], serve: ServeSpec, seats: Plan) -> list[ReplicaPlan]:
+    """Each replica's actors with their models and their places."""
+    tried = Seats(seats)
+
+    def actor(replica: int, role: str) -> ActorPlan | None:
+        if role not in models:
+            return None
+        seat, resources = tried.seat(replica, role)
+        pin = seat.launch.pin
+        return ActorPlan(replace(models[role], device=pin.local_device, threads=pin.threads), seat, resources)
+
+    plans = []
+    for replica in range(seats.replicas):
+        target = actor(replica, "target")
+        assert target is not None
+        plans.append(ReplicaPlan(target, actor(replica, "draft"), serve))
+    return plans
 
 
 def _description(

@@ -152,7 +152,9 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
     distances = _distances(folders, warnings)
     memory = {node: _memory(folder / "meminfo") for node, folder in folders.items()}
     if len(members) == 1:
-        memory = {node: memory.get(node) or _memory(meminfo) for node in members}
+        # Memory that a virtual machine was given while running is in the machine's count before it is in the node's.
+        whole = _memory(meminfo)
+        memory = {node: max(filter(None, (memory.get(node), whole)), default=None) for node in members}
     if unknown := [node for node in members if memory.get(node) is None]:
         warnings.append(f"node {sysfs.format_list(unknown)}: how much memory there is cannot be read")
     memory_nodes = allowance.memory_nodes if allowance else None

@@ -64,3 +64,8 @@ class JobChangedError(JobError):
 
 class WorkerError(OutriderError):
     pass
+
+
+def first_line(error: BaseException) -> str:
+    """What a foreign exception says, short enough for a sentence of ours; its class where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), error.__class__.__name__)

@@ -66,7 +66,9 @@ def _from_hub(name: str) -> Path:
     except LocalEntryNotFoundError:
         pass
     if constants.HF_HUB_OFFLINE:
-        raise ModelError(f'"{name}" is not in the local cache ({constants.HF_HUB_CACHE}) and HF_HUB_OFFLINE is set')
+        raise ModelError(
+            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE is set'
+        )
     try:
         published = [entry.rfilename for entry in HfApi().model_info(name, timeout=10).siblings or []]
         # One set of weights is enough, and safetensors is the one that can hold nothing but weights.
