@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from outrider.runner.config import JobSpec
+from outrider.runner.holding import describe
 from outrider.runner.placement import Plan, plan
 from outrider.runner.topology import Topology, read_topology
 from outrider.runner.wishes import Sizes, Wishes
@@ -51,8 +52,7 @@ def place(spec: JobSpec, sizes: Sizes, say: Callable[[str], None]) -> tuple[Topo
                 raise
             if not told:
                 told = True
-                owners = "; ".join(holder.sentence for holder in held.values())
-                say(f"waiting for cores ({refusal}): {owners}")
+                say(f"waiting for cores ({refusal}): {describe(held)}")
             time.sleep(POLL_SECONDS)
             continue
         if held:

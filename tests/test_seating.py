@@ -14,6 +14,7 @@ from sysfs_trees import build
 
 from outrider.runner import seating
 from outrider.runner.config import JobSpec
+from outrider.runner.holding import describe
 from outrider.runner.placement import Plan, plan
 from outrider.runner.seating import place
 from outrider.runner.topology import ray_resources, read_topology
@@ -63,7 +64,12 @@ def test_a_run_queues_for_cores_and_says_so_once(others: list[dict[str, Holder]]
     assert made.replicas == 2
     assert len(said) == 1
     assert said[0].startswith("waiting for cores")
-    assert "core 0 is held by process 77" in said[0]
+    assert "cores 0-1 are held by process 77" in said[0]
+
+
+def test_holders_in_words() -> None:
+    held = {name: Holder(name, pid) for name, pid in (("9", 5), ("8", 5), ("cuda-0", 5), ("3", 0))}
+    assert describe(held) == "core 3 is held by another process; cores 8-9 and cuda:0 are held by process 5"
 
 
 def test_waiting_has_an_end(others: list[dict[str, Holder]]) -> None:
