@@ -1,18 +1,164 @@
-"""Load the compiled kernels and check that they speak this binding's interface."""
+"""Load the compiled kernels, check that they speak this binding's interface, and give them a Python face.
+
+Status codes become exceptions with the library's own sentence. Arrays are passed by pointer; ctypes lets go of the
+interpreter lock during every call.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-ABI_VERSION = 1
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.kernels.program import Op, Program, Slice, Weight
+
+ABI_VERSION = 2
 LIBRARY_NAME = "liboutrider_kernels.so"
+STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "unsupported", "not finite")
 
 
 class KernelsUnavailable(RuntimeError):
     """The compiled library is missing or was built for another interface; the message says which."""
+
+
+class KernelError(RuntimeError):
+    """A call that the kernels refused; ``status`` is one of ``STATUSES``."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(status, message)
+        self.status = status
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class CacheFull(KernelError):
+    """The cache's limit is reached; nothing was fed. Close or truncate rows and feed again."""
+
+
+class _Slice(Structure):
+    _fields_ = (("buffer", c_int32), ("offset", c_int32), ("width", c_int32))
+
+
+class _Weight(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("format", c_int32),
+        ("rows", c_int32),
+        ("columns", c_int32),
+        ("group", c_int32),
+        ("gated", c_int32),
+        ("table", c_int32),
+    )
+
+
+class _Op(Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("input", _Slice),
+        ("key", _Slice),
+        ("value", _Slice),
+        ("residual", _Slice),
+        ("output", _Slice),
+        ("weight", c_int32),
+        ("bias", c_int32),
+        ("activation", c_int32),
+        ("integer", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_size", c_int32),
+        ("window", c_int32),
+        ("epsilon", c_float),
+        ("scale", c_float),
+    )
+
+
+class _Program(Structure):
+    _fields_ = (
+        ("ops", POINTER(_Op)),
+        ("weights", POINTER(_Weight)),
+        ("buffers", POINTER(c_int32)),
+        ("op_count", c_int32),
+        ("weight_count", c_int32),
+        ("buffer_count", c_int32),
+        ("layers", c_int32),
+        ("vocabulary", c_int32),
+        ("context", c_int32),
+        ("cache_fp32", c_int32),
+    )
+
+
+class _Options(Structure):
+    _fields_ = (
+        ("cores", POINTER(c_int32)),
+        ("threads", c_int32),
+        ("spin_microseconds", c_int32),
+        ("cache_bytes", c_int64),
+    )
+
+
+class _Sampling(Structure):
+    _fields_ = (
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("repetition_penalty", c_double),
+        ("presence_penalty", c_double),
+        ("frequency_penalty", c_double),
+        ("seed", c_uint64),
+        ("bias_tokens", POINTER(c_int32)),
+        ("bias_values", POINTER(c_double)),
+        ("bias_count", c_int32),
+        ("top_k", c_int32),
+        ("sample", c_uint32),
+    )
+
+
+class _Batch(Structure):
+    _fields_ = (
+        ("feeds", c_int32),
+        ("rows", c_void_p),
+        ("counts", c_void_p),
+        ("tokens", c_void_p),
+        ("choose", c_void_p),
+        ("logits", c_void_p),
+        ("chosen", c_void_p),
+        ("margins", c_void_p),
+        ("logits_out", c_void_p),
+    )
+
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "outrider_message": (c_char_p, ()),
+    "outrider_isa": (c_char_p, ()),
+    "outrider_isa_available": (c_char_p, ()),
+    "outrider_memory_allocate": (c_void_p, (c_int64,)),
+    "outrider_memory_free": (None, (c_void_p, c_int64)),
+    "outrider_packed_bytes": (c_int64, (POINTER(_Weight),)),
+    "outrider_pack_rows": (c_int32, (POINTER(_Weight), c_int32, c_int32, c_void_p, c_int32, c_int64)),
+    "outrider_engine_create": (c_int32, (POINTER(_Program), POINTER(_Options), POINTER(c_void_p))),
+    "outrider_engine_destroy": (None, (c_void_p,)),
+    "outrider_row_open": (c_int32, (c_void_p, POINTER(_Sampling), c_int32, POINTER(c_int32))),
+    "outrider_row_fork": (c_int32, (c_void_p, c_int32, c_int32, POINTER(_Sampling), c_int32, POINTER(c_int32))),
+    "outrider_row_truncate": (c_int32, (c_void_p, c_int32, c_int32)),
+    "outrider_row_close": (c_int32, (c_void_p, c_int32)),
+    "outrider_row_length": (c_int32, (c_void_p, c_int32)),
+    "outrider_cache_use": (None, (c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int32))),
+    "outrider_forward": (c_int32, (c_void_p, POINTER(_Batch))),
+    "outrider_choose": (
+        c_int32,
+        (c_void_p, c_int32, POINTER(_Sampling), c_void_p, c_int32, c_int32, POINTER(c_int32), c_void_p, c_void_p),
+    ),
+}
 
 
 def library_path() -> Path | None:
@@ -37,6 +183,278 @@ def load() -> ctypes.CDLL:
             f"the compiled kernels ({LIBRARY_NAME}) are not installed: reinstall outrider with a C++ compiler at hand"
         )
     library = ctypes.CDLL(str(path))
-    library.outrider_abi_version.restype = ctypes.c_int32
+    library.outrider_abi_version.restype = c_int32
     check_abi(library.outrider_abi_version(), path)
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
     return library
+
+
+def instruction_set() -> str:
+    """The instruction set in use; refuses an OUTRIDER_ISA that this machine lacks."""
+    name: bytes | None = load().outrider_isa()
+    if name is None:
+        raise KernelError("unsupported", _message())
+    return name.decode()
+
+
+def available_instruction_sets() -> tuple[str, ...]:
+    """All that this machine can run, best first."""
+    names: bytes = load().outrider_isa_available()
+    return tuple(names.decode().split())
+
+
+def _message() -> str:
+    text: bytes = load().outrider_message()
+    return text.decode(errors="replace")
+
+
+def _check(status: int) -> None:
+    if status:
+        name = STATUSES[status]
+        raise (CacheFull if name == "cache full" else KernelError)(name, _message())
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingValues:
+    """How a row's tokens are chosen; the same fields as workers.messages.Sampling, which this layer does not know."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    sample: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+def _sampling(values: Any) -> _Sampling:
+    """From anything with the fields of ``SamplingValues``. The arrays live as long as the structure."""
+    count = len(values.logit_bias)
+    tokens = (c_int32 * count)(*(token for token, _ in values.logit_bias))
+    biases = (c_double * count)(*(bias for _, bias in values.logit_bias))
+    return _Sampling(
+        values.temperature,
+        values.top_p,
+        values.min_p,
+        values.repetition_penalty,
+        values.presence_penalty,
+        values.frequency_penalty,
+        values.seed & 0xFFFFFFFFFFFFFFFF,
+        tokens,
+        biases,
+        count,
+        values.top_k,
+        values.sample & 0xFFFFFFFF,
+    )
+
+
+class Memory:
+    """Zeroed, 2 MB aligned memory with huge pages asked for; ``array`` shows it as bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.address: int | None = load().outrider_memory_allocate(size)
+        if self.address is None:
+            raise MemoryError(f"no {size} bytes of memory for weights")
+        self.array: NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
+
+    def free(self) -> None:
+        """Gives the memory back. Nothing may use it, or a view of it, any more."""
+        if self.address is not None:
+            load().outrider_memory_free(self.address, self.size)
+            self.address = None
+
+    def __del__(self) -> None:
+        self.free()
+
+
+def weight_structure(weight: Weight, address: int | None) -> _Weight:
+    return _Weight(
+        address, int(weight.format), weight.rows, weight.columns, weight.group, int(weight.gated), int(weight.table)
+    )
+
+
+def packed_bytes(weight: Weight) -> int:
+    """Bytes of the packed form."""
+    size = int(load().outrider_packed_bytes(byref(weight_structure(weight, None))))
+    if size < 0:
+        _check(-size)
+    return size
+
+
+SOURCE_TYPES = {"F32": 0, "BF16": 1, "F16": 2}
+
+
+def pack_rows(weight: Weight, address: int, first_row: int, source: NDArray[Any], source_type: str) -> None:
+    """Packs ``source`` [rows, columns] as rows ``first_row``.. of the weight whose packed form lies at ``address``.
+
+    ``source_type`` is safetensors' name of the element type; bf16 and fp16 come as uint16 (or any two-byte type).
+    """
+    width = 4 if source_type == "F32" else 2
+    if source.ndim != 2 or source.shape[1] != weight.columns or source.itemsize != width or source.strides[1] != width:
+        raise ValueError(f"{source.shape} of {source.dtype} as {source_type} rows of {weight.columns} columns")
+    structure = weight_structure(weight, address)
+    stride = source.strides[0] // width
+    arguments = (first_row, source.shape[0], source.ctypes.data, SOURCE_TYPES[source_type], stride)
+    _check(load().outrider_pack_rows(byref(structure), *arguments))
+
+
+def _slice(slice: Slice) -> _Slice:
+    return _Slice(slice.buffer, slice.offset, slice.width)
+
+
+def _op(op: Op) -> _Op:
+    slices = (_slice(s) for s in (op.input, op.key, op.value, op.residual, op.output))
+    numbers = (op.weight, op.bias, int(op.activation), op.integer, op.heads, op.kv_heads, op.head_size, op.window)
+    return _Op(int(op.kind), *slices, *numbers, op.epsilon, op.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Feeding:
+    """One row's part of a batch: ``tokens`` to append, choices wanted after the last ``choose`` of them, logits likewise."""
+
+    row: int
+    tokens: Sequence[int]
+    choose: int = 1
+    logits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one feed brought: tokens, their leads over the second best, and the logits asked for."""
+
+    tokens: list[int]
+    margins: list[float]
+    logits: NDArray[np.float32]
+
+
+class NativeModel:
+    """A program over packed weights, and the rows it runs for. For one thread at a time."""
+
+    def __init__(
+        self,
+        program: Program,
+        addresses: Sequence[int],
+        *,
+        threads: int = 1,
+        cores: Sequence[int] | None = None,
+        cache_bytes: int = 0,
+        spin_microseconds: int = -1,
+        keep: object = None,
+    ) -> None:
+        """``addresses`` are the packed weights' in the program's order; ``keep`` is held as long as the model."""
+        self.program = program
+        self._keep = keep
+        self._engine = c_void_p()
+        if cores is not None and len(cores) != threads:
+            raise ValueError(f"{len(cores)} cores for {threads} threads")
+        ops = (_Op * len(program.ops))(*map(_op, program.ops))
+        weights = (_Weight * len(program.weights))(*map(weight_structure, program.weights, addresses))
+        buffers = (c_int32 * len(program.buffers))(*program.buffers)
+        counts = (len(ops), len(weights), len(buffers), program.layers, program.vocabulary, program.context)
+        structure = _Program(ops, weights, buffers, *counts, int(program.cache_fp32))
+        core_array = (c_int32 * threads)(*cores) if cores is not None else None
+        options = _Options(core_array, threads, spin_microseconds, cache_bytes)
+        _check(load().outrider_engine_create(byref(structure), byref(options), byref(self._engine)))
+
+    def open(self, sampling: Any = None, prompt: int = 0) -> int:
+        """Begins an empty row; its first ``prompt`` tokens are its prompt. ``sampling``: like ``SamplingValues``."""
+        row = c_int32()
+        structure = _sampling(SamplingValues() if sampling is None else sampling)
+        _check(load().outrider_row_open(self._engine, byref(structure), prompt, byref(row)))
+        return row.value
+
+    def fork(self, source: int, length: int, sampling: Any = None, prompt: int = 0) -> int:
+        """Begins a row with the first ``length`` tokens of another; their cache is shared until one of them writes."""
+        row = c_int32()
+        structure = _sampling(SamplingValues() if sampling is None else sampling)
+        _check(load().outrider_row_fork(self._engine, source, length, byref(structure), prompt, byref(row)))
+        return row.value
+
+    def truncate(self, row: int, length: int) -> None:
+        _check(load().outrider_row_truncate(self._engine, row, length))
+
+    def close_row(self, row: int) -> None:
+        _check(load().outrider_row_close(self._engine, row))
+
+    def length(self, row: int) -> int:
+        length = int(load().outrider_row_length(self._engine, row))
+        if length < 0:
+            _check(-length)
+        return length
+
+    def cache_use(self) -> tuple[int, int, int]:
+        """Bytes of cache memory held, blocks in use, tokens in a block."""
+        held, used, tokens = c_int64(), c_int64(), c_int32()
+        load().outrider_cache_use(self._engine, byref(held), byref(used), byref(tokens))
+        return held.value, used.value, tokens.value
+
+    def forward(self, feeds: Sequence[Feeding]) -> list[Answer]:
+        """One pass over all feeds together; the answers stand in the same order."""
+        rows = np.array([feed.row for feed in feeds], np.int32)
+        counts = np.array([len(feed.tokens) for feed in feeds], np.int32)
+        tokens = np.concatenate([np.asarray(feed.tokens, np.int32) for feed in feeds]) if feeds else counts
+        choose = np.array([feed.choose for feed in feeds], np.int32)
+        logits = np.array([feed.logits for feed in feeds], np.int32)
+        chosen = np.full(int(choose.sum()), -1, np.int32)
+        margins = np.full(chosen.size, np.nan)
+        logits_out = np.full((int(logits.sum()), self.program.vocabulary), np.nan, np.float32)
+        arrays = (rows, counts, tokens, choose, logits, chosen, margins, logits_out)
+        batch = _Batch(len(feeds), *(array.ctypes.data for array in arrays))
+        _check(load().outrider_forward(self._engine, byref(batch)))
+        choice_ends, logit_ends = np.cumsum(choose), np.cumsum(logits)
+        return [
+            Answer(
+                chosen[choice_end - feed.choose : choice_end].tolist(),
+                margins[choice_end - feed.choose : choice_end].tolist(),
+                logits_out[logit_end - feed.logits : logit_end],
+            )
+            for feed, choice_end, logit_end in zip(feeds, choice_ends, logit_ends, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Ends the threads and frees the cache. Safe to call again."""
+        if self._engine:
+            load().outrider_engine_destroy(self._engine)
+            self._engine = c_void_p()
+
+    def __enter__(self) -> NativeModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def choose(
+    logits: NDArray[np.float32], sampling: Any, history: Sequence[int], prompt: int
+) -> tuple[int, float, NDArray[np.float64]]:
+    """The sampler alone: the token after ``history``, its lead, and the scores before the noise. For tests."""
+    values = np.ascontiguousarray(logits, np.float32)
+    past = np.asarray(history, np.int32)
+    scores = np.full(values.size, np.nan)
+    margin = np.full(1, np.nan)
+    chosen = c_int32()
+    structure = _sampling(sampling)
+    _check(
+        load().outrider_choose(
+            values.ctypes.data,
+            values.size,
+            byref(structure),
+            past.ctypes.data,
+            past.size,
+            prompt,
+            byref(chosen),
+            margin.ctypes.data,
+            scores.ctypes.data,
+        )
+    )
+    return chosen.value, float(margin[0]), scores

@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from outrider.workers.errors import UsageError, first_line
 
 Engine = Literal["auto", "native", "hf"]
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "w8a8", "w4a8"]
 Format = Literal["auto", "jsonl", "text"]
 
 
 class JobSpec(BaseModel):
     """A batch job. The names are those of the command line's options, with underscores."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     input: Path
     model: str = "pocket"
@@ -69,8 +69,8 @@ def build_spec(options: dict[str, Any], config_file: Path | None = None) -> JobS
         key = str(first["loc"][0]) if first["loc"] else ""
         # Pydantic prefixes what our own validators raise.
         message = str(first["msg"]).removeprefix("Value error, ")
-        if first["type"] == "missing":
-            message = "is missing"
+        if key == "input" and first["type"] == "missing":
+            raise UsageError("INPUT is missing: name a file of prompts") from None
         where = f"{config_file}: {key}" if key in from_file and key not in options else f"--{key.replace('_', '-')}"
         raise UsageError(f"{where}: {message}, got {first['input']!r}" if key else message) from None
 

@@ -19,7 +19,7 @@ from outrider.runner.replica import Replica, explain
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.results import error_record, result_record
 from outrider.runner.totals import Totals
-from outrider.workers.errors import JobError, UsageError
+from outrider.workers.errors import JobError, LeaseError, UsageError
 from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult, WorkerReport
 
 TICK_SECONDS = 0.2
@@ -43,6 +43,7 @@ class Driver:
         model: str,
         start_deadline: float,
         agree_on_path: Callable[[dict[str, str]], None],
+        seat_anew: Callable[[], ReplicaPlan | None],
         show: Callable[[Totals], None],
     ) -> None:
         counts = journal.counts()
@@ -50,6 +51,8 @@ class Driver:
         self._journal = journal
         self._model = model
         self._agree_on_path = agree_on_path
+        self._seat_anew = seat_anew
+        self._seatless: set[int] = set()
         self._show = show
         self._start_deadline = start_deadline
         self.pinned: dict[tuple[int, str], dict[str, Any]] = {}
@@ -108,11 +111,14 @@ class Driver:
         ready: list[Any] = []
         if meaning:
             ready, _ = ray.wait(list(meaning), num_returns=1, timeout=TICK_SECONDS)
+        else:
+            self._drain.wait(TICK_SECONDS)
         for future in ready:
             replica, what = meaning[future]
             if future in replica.pending:  # else an earlier event of this very tick has replaced the replica
                 del replica.pending[future]
                 yield from self._translate(replica, what, future)
+        self._seat_the_seatless()
         self._check_deadlines()
 
     def _translate(self, replica: Replica, what: str, future: Any) -> Iterable[schedule.Event]:
@@ -147,6 +153,12 @@ class Driver:
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, UsageError):
             raise cause  # no replica will fare better
+        if what == "target ready" and isinstance(cause, LeaseError):
+            # Another run was quicker to the same cores. Nothing has died: this replica waits for others.
+            replica.stop()
+            self._seatless.add(replica.number)
+            self.totals.note(f"replica {replica.number} waits for cores: {cause}")
+            return
         if what.startswith("draft"):
             self._lose_draft(replica, error)
             return
@@ -167,6 +179,15 @@ class Driver:
             self.totals.note(
                 f"replica {replica.number} goes on without a draft, which died again and again: {explain(error)}"
             )
+
+    def _seat_the_seatless(self) -> None:
+        for number in sorted(self._seatless):
+            plan = self._seat_anew()
+            if plan is None:
+                return
+            self._seatless.remove(number)
+            self._replicas[number].plan = plan
+            self._start(self._replicas[number])
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()

@@ -1,77 +1,67 @@
-"""From wishes to seats on this very machine: read it, plan around what other runs hold, and try every start out."""
+"""From wishes to actors that may start: plan on what is free, wait for what is held, and say what is waited for."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from outrider.runner.config import JobSpec
 from outrider.runner.holding import describe
-from outrider.runner.placement import Plan, plan
+from outrider.runner.placement import Plan, PlannedActor, plan
 from outrider.runner.topology import Topology, read_topology
 from outrider.runner.wishes import Sizes, Wishes
 from outrider.workers.errors import PlacementError
 from outrider.workers.leases import holders
-from outrider.workers.messages import Seat
-from outrider.workers.models.cards import ModelCard
-from outrider.workers.pinning import Launch, Pin, probe
+from outrider.workers.pinning import Launch
 
 POLL_SECONDS = 0.5
-# Bytes of a weight by precision, and of one as a checkpoint declares it.
-WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "w8a8": 1.1, "w4a8": 0.6}
-DECLARED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
-def loaded_bytes(card: ModelCard, precision: str) -> int:
-    """About how much memory a model takes once loaded."""
-    return int(card.weight_bytes * WEIGHT_BYTES.get(precision, 4.0) / DECLARED_BYTES.get(card.dtype, 4.0))
+def seat(
+    sizes: Sizes,
+    wishes: Wishes,
+    seconds: float,
+    say: Callable[[str], None],
+    read: Callable[[], Topology] = read_topology,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Plan:
+    """A plan on this host's free cores. What would fit the whole host is waited for, for ``seconds`` at most.
 
-
-def place(spec: JobSpec, sizes: Sizes, say: Callable[[str], None]) -> tuple[Topology, Plan]:
-    """A plan on cores that are free now. Where other runs hold them all, wait for them, and say so once."""
-    wishes = Wishes(
-        per=spec.per,
-        replicas=spec.replicas,
-        draft_cores=spec.draft_cores,
-        layout=spec.layout,
-        devices=tuple(device.strip() for device in spec.devices.split(",") if device.strip()),
-    )
-    machine = read_topology()
-    for warning in machine.warnings:
-        say(f"note: {warning}")
-    # A wish that this machine could not grant when idle is refused at once; only for the rest is it worth waiting.
-    plan([machine], sizes, wishes)
-    deadline = time.monotonic() + spec.wait_for_cores
-    told = False
+    The plan is no claim: two runs may plan the same core, and the actor that comes second finds its lease taken. Its
+    driver then plans anew.
+    """
+    machine = read()
+    whole = plan([machine], sizes, wishes)
+    deadline = time.monotonic() + seconds
+    said = ""
     while True:
         held = holders()
         try:
-            made = plan([machine.without(held)], sizes, wishes)
+            found = plan([machine.without(held)], sizes, wishes) if held else whole
         except PlacementError as refusal:
-            if time.monotonic() >= deadline or not held:
-                raise
-            if not told:
-                told = True
-                say(f"waiting for cores ({refusal}): {describe(held)}")
-            time.sleep(POLL_SECONDS)
+            waiting = describe(held)
+            if time.monotonic() >= deadline:
+                raise PlacementError(f"{waiting}; without them: {refusal}") from None
+            if waiting != said:
+                say(f"waiting: {waiting}")
+                said = waiting
+            sleep(POLL_SECONDS)
             continue
-        if held:
-            say(f"other runs hold {len(held)} of this machine's cores; this one takes what is free")
-        for note in made.notes:
-            say(f"note: {note}")
-        return machine, made
+        if held and found.actors != whole.actors:
+            say(f"{describe(held)}: this run takes what is free")
+        return found
 
 
-class Seats:
-    """Seats for planned actors; each distinct start is tried out once."""
+def ray_options(actor: PlannedActor, launch: Launch, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """For ``Actor.options(**...)``; the driver adds the node affinity of ``actor.host``.
 
-    def __init__(self, made: Plan) -> None:
-        self._plan = made
-        self._launches: dict[Pin, Launch] = {}
-
-    def seat(self, replica: int, role: str) -> tuple[Seat, dict[str, float]]:
-        actor = self._plan.actor(replica, role)
-        if actor is None:
-            raise PlacementError(f"the plan has no {role} for replica {replica}")
-        launch = self._launches.get(actor.pin) or self._launches.setdefault(actor.pin, probe(actor.pin))
-        return Seat(launch, actor.leases), actor.resources
+    Ray's own count of CPUs is left out of it: it would hide the cores of one node behind those of another.
+    """
+    resources = dict(actor.resources)
+    return {
+        "num_cpus": 0,
+        "num_gpus": resources.pop("GPU", 0.0),
+        "resources": resources,
+        "runtime_env": launch.runtime_env(variables),
+        "max_restarts": 0,
+    }

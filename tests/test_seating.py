@@ -6,17 +6,15 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sysfs_trees import build
 
 from outrider.runner import seating
-from outrider.runner.config import JobSpec
 from outrider.runner.holding import describe
 from outrider.runner.placement import Plan, plan
-from outrider.runner.seating import place
+from outrider.runner.seating import ray_options, seat
 from outrider.runner.topology import ray_resources, read_topology
 from outrider.runner.wishes import Sizes, Wishes
 from outrider.workers.errors import PlacementError, WorkerError
@@ -25,46 +23,42 @@ from outrider.workers.pinning import Launch, Pin, probe
 from outrider.workers.readback import Pinned
 
 SMALL = Sizes(1000, 100)
-BOTH = {"0": Holder("0", 77), "1": Holder("1", 77)}
 
 
 @pytest.fixture
-def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Holder]]:
-    """A machine of two cores, and what other runs hold of it, look after look; the last answer stays."""
+def others(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Holder]]:
+    """What other runs hold, look after look; the last answer stays."""
     looks: list[dict[str, Holder]] = [{}]
-    machine = read_topology(build(tmp_path, {0: [(0,), (1,)]}))
-    monkeypatch.setattr(seating, "read_topology", lambda: machine)
     monkeypatch.setattr(seating, "holders", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
-    monkeypatch.setattr(seating, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: None))
     return looks
 
 
-def placed(seconds: float = 1000.0, **wishes: Any) -> tuple[Plan, list[str]]:
+def seated(tmp_path: Path, wishes: Wishes, seconds: float = 1000.0) -> tuple[Plan, list[str]]:
+    tree = build(tmp_path, {0: [(0,), (1,)]})
     said: list[str] = []
-    _, made = place(JobSpec(input=Path("x"), wait_for_cores=seconds, **wishes), SMALL, said.append)
+    made = seat(SMALL, wishes, seconds, said.append, lambda: read_topology(tree), lambda _: None)
     return made, said
 
 
-def test_an_empty_machine_is_taken_without_a_word(others: list[dict[str, Holder]]) -> None:
-    made, said = placed()
+def test_an_empty_machine_is_taken_without_a_word(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
+    made, said = seated(tmp_path, Wishes())
     assert made.actors[0].cores == (0, 1)
     assert said == []
 
 
-def test_what_is_free_is_taken_and_said(others: list[dict[str, Holder]]) -> None:
+def test_what_is_free_is_taken_and_said(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     others[:] = [{"0": Holder("0", 77)}]
-    made, said = placed()
+    made, said = seated(tmp_path, Wishes())
     assert made.actors[0].cores == (1,)
-    assert said == ["other runs hold 1 of this machine's cores; this one takes what is free"]
+    assert said == ["core 0 is held by process 77: this run takes what is free"]
 
 
-def test_a_run_queues_for_cores_and_says_so_once(others: list[dict[str, Holder]]) -> None:
-    others[:] = [BOTH, BOTH, BOTH, {}]
-    made, said = placed(replicas=2)
+def test_a_run_queues_for_cores_and_says_so_once(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
+    both = {"0": Holder("0", 77), "1": Holder("1", 77)}
+    others[:] = [both, both, both, {}]
+    made, said = seated(tmp_path, Wishes(replicas=2))
     assert made.replicas == 2
-    assert len(said) == 1
-    assert said[0].startswith("waiting for cores")
-    assert "cores 0-1 are held by process 77" in said[0]
+    assert said == ["waiting: cores 0-1 are held by process 77"]
 
 
 def test_holders_in_words() -> None:
@@ -72,16 +66,26 @@ def test_holders_in_words() -> None:
     assert describe(held) == "core 3 is held by another process; cores 8-9 and cuda:0 are held by process 5"
 
 
-def test_waiting_has_an_end(others: list[dict[str, Holder]]) -> None:
-    others[:] = [BOTH]
-    with pytest.raises(PlacementError, match="held by other runs"):
-        placed(0.0)
+def test_waiting_has_an_end(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
+    others[:] = [{"0": Holder("0", 77)}]
+    with pytest.raises(PlacementError, match=r"held by process 77; without them: 2 replicas need 2 cores, there are 1"):
+        seated(tmp_path, Wishes(replicas=2), 0.0)
 
 
-def test_what_could_never_be_is_not_waited_for(others: list[dict[str, Holder]]) -> None:
-    others[:] = [BOTH]
-    with pytest.raises(PlacementError, match="3 replicas need 3 cores, there are 2"):
-        placed(replicas=3)
+def test_what_could_never_be_is_not_waited_for(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
+    others[:] = [{"0": Holder("0", 77)}]
+    with pytest.raises(PlacementError, match="there are 2"):
+        seated(tmp_path, Wishes(replicas=3))
+
+
+def test_what_ray_is_asked_for() -> None:
+    made = plan([read_topology()], SMALL, Wishes(replicas=1))
+    options = ray_options(made.actors[0], Launch(made.actors[0].pin, "affinity", (), "python"), {"A": "1"})
+    assert options["num_cpus"] == 0
+    assert options["num_gpus"] == 0.0
+    assert options["max_restarts"] == 0
+    assert sum(options["resources"].values()) == len(made.actors[0].cores)
+    assert options["runtime_env"]["env_vars"]["A"] == "1"
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +103,9 @@ def sitter() -> type:
 
     class Sitter:
         def sit(self, launch: Launch, leases: tuple[str, ...]) -> Pinned:
-            from outrider.workers.leases import claim
             from outrider.workers.readback import take_place
 
-            self.leases = claim(leases)
-            return take_place(launch)
+            return take_place(launch, leases)
 
     return Sitter
 
@@ -117,11 +119,7 @@ def test_live_replicas_each_hold_a_core_of_their_own_until_they_are_killed(ray_h
     actors, found = [], []
     for actor in made.actors:
         launch = probe(actor.pin)
-        handle = (
-            ray_here.remote(sitter())
-            .options(num_cpus=0, resources=actor.resources, runtime_env=launch.runtime_env())
-            .remote()
-        )
+        handle = ray_here.remote(sitter()).options(**ray_options(actor, launch)).remote()
         actors.append(handle)
         found.append(ray_here.get(handle.sit.remote(launch, actor.leases), timeout=60.0))
     for actor, pinned in zip(made.actors, found, strict=True):

@@ -10,7 +10,6 @@ from typing import Any
 
 import ray
 
-from outrider.workers.leases import claim
 from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, Seat, ServeSpec, WorkerReport
 from outrider.workers.readback import read_back, take_place
 
@@ -20,9 +19,7 @@ class _Loaded:
 
     def __init__(self, spec: ModelSpec, seat: Seat) -> None:
         started = time.perf_counter()
-        take_place(seat.launch)
-        # Held until this process ends, whatever ends it.
-        self.leases = claim(seat.leases, seat.lease_seconds)
+        take_place(seat.launch, seat.leases, seat.lease_seconds)
         from outrider.workers.models.opening import open_model
 
         self.model = open_model(spec)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.workers.errors import WorkerError
+from outrider.workers.errors import LeaseError, WorkerError
 
 FOLDER = "outrider-cores"
 POLL_SECONDS = 0.05
@@ -115,7 +115,7 @@ def claim(names: Iterable[str], seconds: float = 0.0, folder: Path | None = None
             return answer
         if time.monotonic() >= deadline:
             waited = f" after {seconds:g} s" if seconds else ""
-            raise WorkerError(f"{'; '.join(holder.sentence for holder in answer)}{waited}")
+            raise LeaseError(f"{'; '.join(holder.sentence for holder in answer)}{waited}")
         time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
 
 

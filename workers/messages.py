@@ -108,7 +108,11 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What an actor loads: a local directory, and how to run it. ``threads`` of 0 leaves the count to the engine."""
+    """What an actor loads: a local directory, and how to run it.
+
+    ``threads`` of 0 leaves the count to the engine. ``cores`` are the CPUs that the native engine pins its threads to, one
+    each; without them, or with another number of threads, it pins none.
+    """
 
     path: str
     engine: str
@@ -116,6 +120,7 @@ class ModelSpec:
     device: str = "cpu"
     threads: int = 0
     allow_pickle: bool = False
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ class Seat:
 
     launch: Launch
     leases: tuple[str, ...] = ()
-    lease_seconds: float = 30.0
+    lease_seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.workers.leases import claim
 from outrider.workers.pinning import Launch, Pin
 
 POLICIES = {0: "default", 1: "preferred", 2: "bind", 3: "interleave", 4: "local", 5: "preferred-many"}
@@ -53,8 +54,12 @@ class Pinned:
         return asdict(self)
 
 
-def take_place(launch: Launch, proc: Path = Path("/proc/self")) -> Pinned:
-    """Called first in a worker: does what could not be done from outside, and reads everything back."""
+def take_place(launch: Launch, leases: Iterable[str] = (), seconds: float = 0.0, proc: Path = Path("/proc/self")) -> Pinned:
+    """Called first in a worker: claims its cores host-wide, does what could not be done from outside, reads all back.
+
+    The leases are held until the process ends. One that is not to be had within ``seconds`` is an error.
+    """
+    claim(leases, seconds)
     if launch.level == "affinity":
         _set_affinity(launch.pin.cores, proc)
         if launch.pin.memory_nodes:

@@ -1,3 +1,119 @@
-#include "outrider_kernels.h"
+// The C interface: argument checks that need no engine, and nothing thrown across the border.
+#include <algorithm>
+#include <new>
+
+#include "engine.h"
+#include "memory.h"
+#include "message.h"
+#include "pack.h"
+#include "sampler.h"
+
+struct outrider_engine {
+  std::unique_ptr<outrider::Engine> engine;
+};
+
+namespace {
+
+using outrider::fail;
+
+template <typename Body> int32_t guarded(Body body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc &) {
+    return fail(OUTRIDER_NO_MEMORY, "out of memory");
+  } catch (const std::exception &error) {
+    return fail(OUTRIDER_NO_MEMORY, "%s", error.what());
+  }
+}
+
+}  // namespace
 
 int32_t outrider_abi_version(void) { return OUTRIDER_ABI; }
+
+const char *outrider_message(void) { return outrider::last_message(); }
+
+const char *outrider_isa(void) {
+  const char *message = nullptr;
+  const outrider::Kernels *kernels = outrider::choose_kernels(&message);
+  if (!kernels) fail(OUTRIDER_UNSUPPORTED, "%s", message);
+  return kernels ? kernels->name : nullptr;
+}
+
+const char *outrider_isa_available(void) { return outrider::available_kernels(); }
+
+void *outrider_memory_allocate(int64_t bytes) { return outrider::allocate_pages(bytes); }
+
+void outrider_memory_free(void *memory, int64_t bytes) { outrider::free_pages(memory, bytes); }
+
+int64_t outrider_packed_bytes(const outrider_weight *weight) {
+  const int32_t status = outrider::check_weight(*weight);
+  return status == OUTRIDER_OK ? outrider::packed_bytes(*weight) : -status;
+}
+
+int32_t outrider_pack_rows(const outrider_weight *weight, int32_t first_row, int32_t count, const void *source,
+                           int32_t source_type, int64_t stride) {
+  return guarded([&] {
+    const int32_t status = outrider::check_weight(*weight);
+    return status == OUTRIDER_OK ? outrider::pack_rows(*weight, first_row, count, source, source_type, stride) : status;
+  });
+}
+
+int32_t outrider_engine_create(const outrider_program *program, const outrider_options *options, outrider_engine **engine) {
+  return guarded([&] {
+    std::unique_ptr<outrider::Engine> created;
+    const int32_t status = outrider::Engine::create(*program, *options, &created);
+    if (status == OUTRIDER_OK) *engine = new outrider_engine{std::move(created)};
+    return status;
+  });
+}
+
+void outrider_engine_destroy(outrider_engine *engine) { delete engine; }
+
+int32_t outrider_row_open(outrider_engine *engine, const outrider_sampling *sampling, int32_t prompt, int32_t *row) {
+  return guarded([&] { return engine->engine->open(*sampling, prompt, row); });
+}
+
+int32_t outrider_row_fork(outrider_engine *engine, int32_t source, int32_t length, const outrider_sampling *sampling,
+                          int32_t prompt, int32_t *row) {
+  return guarded([&] { return engine->engine->fork(source, length, *sampling, prompt, row); });
+}
+
+int32_t outrider_row_truncate(outrider_engine *engine, int32_t row, int32_t length) {
+  return guarded([&] { return engine->engine->truncate(row, length); });
+}
+
+int32_t outrider_row_close(outrider_engine *engine, int32_t row) {
+  return guarded([&] { return engine->engine->close(row); });
+}
+
+int32_t outrider_row_length(const outrider_engine *engine, int32_t row) { return engine->engine->length(row); }
+
+void outrider_cache_use(const outrider_engine *engine, int64_t *bytes, int64_t *blocks_used, int32_t *block_tokens) {
+  *bytes = engine->engine->cache->bytes_held();
+  *blocks_used = engine->engine->cache->blocks_used();
+  *block_tokens = outrider::kBlockTokens;
+}
+
+int32_t outrider_forward(outrider_engine *engine, const outrider_batch *batch) {
+  return guarded([&] { return engine->engine->forward(*batch); });
+}
+
+int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_sampling *sampling, const int32_t *history,
+                        int32_t length, int32_t prompt, int32_t *chosen, double *margin, double *scores) {
+  return guarded([&]() -> int32_t {
+    const char *message = nullptr;
+    const outrider::Kernels *kernels = outrider::choose_kernels(&message);
+    if (!kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
+    outrider::Sampling copy;
+    const int32_t status = outrider::copy_sampling(*sampling, vocabulary, &copy);
+    if (status != OUTRIDER_OK) return status;
+    for (int32_t i = 0; i < length; ++i)
+      if (history[i] < 0 || history[i] >= vocabulary) return fail(OUTRIDER_INVALID, "token %d in the history", history[i]);
+    outrider::SamplerScratch scratch;
+    const outrider::Choice choice = outrider::choose_token(*kernels, logits, vocabulary, copy, history, length,
+                                                           std::min(prompt, length), &scratch, scores);
+    *chosen = choice.token;
+    if (margin) *margin = choice.margin;
+    return choice.finite ? OUTRIDER_OK : fail(OUTRIDER_NOT_FINITE, "a logit is not a finite number");
+  });
+}

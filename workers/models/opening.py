@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from outrider.kernels import native
+from outrider.kernels.program import Format
 from outrider.workers.engine import Engine
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec
+from outrider.workers.models.families import build_program
+
+# What the native engine calls the formats that a person asks for by name.
+NATIVE_PRECISIONS = {"fp32": Format.FP32, "bf16": Format.BF16, "w8a8": Format.W8A8, "w4a8": Format.W4A8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +33,62 @@ class OpenModel:
     numeric_path: dict[str, str]
 
 
-def open_model(spec: ModelSpec) -> OpenModel:
-    if spec.engine != "hf":
-        raise UsageError(f'--engine: "{spec.engine}" is not an engine; choose hf')
+def native_supports(card_path: str) -> str | None:
+    """None if the native engine can run the model in this directory, else the sentence that says why not."""
+    try:
+        native.instruction_set()
+        file = Path(card_path) / "config.json"
+        build_program(json.loads(file.read_text(encoding="utf-8")), Format.BF16, source=str(file))
+    except (native.KernelsUnavailable, native.KernelError, ModelError, OSError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def open_model(spec: ModelSpec, progress: Callable[[int, int], None] = lambda done, total: None) -> OpenModel:
+    """``progress`` hears how many bytes of the packed weights are in place, of how many; only the native engine tells."""
+    if spec.engine == "native":
+        return _open_native(spec, progress)
+    if spec.engine == "hf":
+        return _open_hf(spec)
+    raise UsageError(f'--engine: "{spec.engine}" is not an engine; choose native or hf')
+
+
+def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenModel:
+    from outrider.workers.engines.native import NativeEngine
+    from outrider.workers.models.cards import read_card
+    from outrider.workers.models.native_packer import NativePacker
+    from outrider.workers.models.packed import load_packed
+
+    if spec.precision not in NATIVE_PRECISIONS:
+        choices = ", ".join(NATIVE_PRECISIONS)
+        raise UsageError(f'--precision: the native engine does not know "{spec.precision}"; choose one of {choices}')
+    if spec.device != "cpu":
+        raise UsageError(f'--device: the native engine runs on the cpu, not on "{spec.device}"; --engine hf does')
+    try:
+        isa = native.instruction_set()
+    except (native.KernelsUnavailable, native.KernelError) as error:
+        raise UsageError(f"the native engine cannot be used: {error}; --engine hf can") from error
+    card = read_card(spec.path)
+    file = Path(card.path) / "config.json"
+    program = build_program(
+        json.loads(file.read_text(encoding="utf-8")), NATIVE_PRECISIONS[spec.precision], source=str(file)
+    )
+    threads = spec.threads or len(spec.cores) or len(os.sched_getaffinity(0))
+    packer = NativePacker()
+    packed = load_packed(card, program, packer, threads, spec.allow_pickle, progress)
+    cores = spec.cores if len(spec.cores) == threads else None
+    model = native.NativeModel(program, packed.addresses, threads=threads, cores=cores, keep=packed)
+    rounding = "rounded to nearest on load (rtn), " if program.integer else ""
+    source = "from the cache" if packed.cached else "packed now"
+    notes = [f"native engine, {isa}: {spec.precision}, {rounding}{packed.size / 1e9:.2f} GB, {source}", *packed.notes]
+    path = {"engine": "native", "precision": spec.precision, "packing": packer.version}
+    if not program.integer:
+        # Only the integer formats are computed in one order on every instruction set.
+        path["instruction_set"] = isa
+    return OpenModel(NativeEngine(model, card.context), "native", card.end_tokens, notes, path)
+
+
+def _open_hf(spec: ModelSpec) -> OpenModel:
     import torch
     import transformers
 

@@ -1,0 +1,79 @@
+"""Write a bf16 checkpoint as sharded safetensors, one block of rows at a time."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHARD_BYTES = 4 << 30
+
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A tensor to write; ``rows`` yields blocks of its rows from the first to the last."""
+
+    name: str
+    shape: tuple[int, ...]
+    rows: Callable[[], Iterator[Matrix]]
+
+    @property
+    def size(self) -> int:
+        return 2 * int(np.prod(self.shape, dtype=np.int64))
+
+
+def write_sharded(out: Path, recipes: Sequence[Recipe]) -> None:
+    shards = _divide(recipes)
+    names = {}
+    for number, shard in enumerate(shards, start=1):
+        one = len(shards) == 1
+        file = out / ("model.safetensors" if one else f"model-{number:05d}-of-{len(shards):05d}.safetensors")
+        _write(file, shard)
+        names |= {recipe.name: file.name for recipe in shard}
+    if len(shards) > 1:
+        total = sum(recipe.size for recipe in recipes)
+        index = {"metadata": {"total_size": total}, "weight_map": names}
+        (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+def _divide(recipes: Sequence[Recipe]) -> list[list[Recipe]]:
+    shards: list[list[Recipe]] = [[]]
+    size = 0
+    for recipe in recipes:
+        if shards[-1] and size + recipe.size > SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(recipe)
+        size += recipe.size
+    return shards
+
+
+def _write(file: Path, recipes: Sequence[Recipe]) -> None:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for recipe in recipes:
+        header[recipe.name] = {"dtype": "BF16", "shape": recipe.shape, "data_offsets": [end, end + recipe.size]}
+        end += recipe.size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for recipe in recipes:
+            start = stream.tell()
+            for block in recipe.rows():
+                stream.write(to_bf16(block).data)
+            if stream.tell() - start != recipe.size:
+                raise AssertionError(f"{recipe.name}: {stream.tell() - start} bytes for shape {recipe.shape}")
+
+
+def to_bf16(values: Matrix) -> NDArray[np.uint16]:
+    """Rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -1,0 +1,382 @@
+"""A decoder as a flat list of operations over packed weights.
+
+A family's builder calls the methods of ``Builder`` in the order of the model's arithmetic and gets back slices of buffers;
+``finish`` freezes it all into a ``Program``. Nothing here touches a tensor: a weight names the checkpoint tensors that it
+is packed from, so a program can be laid out, hashed and checked before a single byte is read.
+
+    builder = Builder(vocabulary=32000, context=2048, precision=Format.W4A8)
+    x = builder.embed(Tensor("model.embed_tokens.weight", (32000, 768)))
+    for layer in range(layers):
+        h = builder.norm(x, Tensor("...input_layernorm.weight", (768,)), kind=Norm.RMS, epsilon=1e-6)
+        qkv = builder.linear(h, [query, key, value])
+        q, k, v = qkv.split(768, 768, 768)
+        builder.rope(q, frequencies, heads=12)
+        builder.rope(k, frequencies, heads=12)
+        a = builder.attention(q, k, v, heads=12, kv_heads=12)
+        x = builder.linear(a, [output], residual=x)
+        ...
+        m = builder.gated(h, gate, up, Activation.SILU)
+        x = builder.linear(m, [down], residual=x)
+    x = builder.norm(builder.select(x), ...)
+    program = builder.finish(builder.linear(x, [head]))
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+
+class Format(IntEnum):
+    """How a matrix is stored; the numbers are the C interface's ``outrider_format``."""
+
+    FP32 = 0
+    BF16 = 1
+    W4A8 = 2
+    W8A8 = 3
+    W4ABF16 = 4
+    W8AF32 = 5
+
+    @property
+    def integer(self) -> bool:
+        return self not in (Format.FP32, Format.BF16)
+
+
+class Kind(IntEnum):
+    EMBED = 0
+    POSITION = 1
+    NORM = 2
+    LINEAR = 3
+    ROPE = 4
+    ATTENTION = 5
+    SELECT = 6
+    CHOOSE = 7
+
+
+class Activation(IntEnum):
+    NONE = 0
+    RELU = 1
+    GELU_ERF = 2
+    GELU_TANH = 3
+    SILU = 4
+
+
+class Norm(IntEnum):
+    RMS = 0
+    LAYER = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of the checkpoint: its name, the shape it must have, and which of its rows are taken (all, unless said).
+
+    ``rows`` are (start, stop) ranges in the order in which they are wanted: GPTBigCode stores queries, keys and values of
+    a head next to each other, for example.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        return self.rows or ((0, self.shape[0]),)
+
+    @property
+    def count(self) -> int:
+        """Rows of a matrix, or elements of a vector, that are taken."""
+        return sum(stop - start for start, stop in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One packed piece of memory. A matrix in tiles, unless ``table``: then rows one after the other (vectors have one).
+
+    ``sources`` are stacked in order, or ``values`` are the content itself (rope's frequencies). ``gated``: gate over up,
+    their tiles alternate.
+    """
+
+    format: Format
+    rows: int
+    columns: int
+    sources: tuple[Tensor, ...] = ()
+    values: tuple[float, ...] = ()
+    group: int = 0
+    gated: bool = False
+    table: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Columns of a buffer; a buffer holds one fp32 vector for every token."""
+
+    buffer: int
+    offset: int
+    width: int
+
+    def part(self, offset: int, width: int) -> Slice:
+        if offset < 0 or width < 1 or offset + width > self.width:
+            raise ValueError(f"columns {offset}..{offset + width} of a slice that has {self.width}")
+        return Slice(self.buffer, self.offset + offset, width)
+
+    def split(self, *widths: int) -> tuple[Slice, ...]:
+        if sum(widths) != self.width:
+            raise ValueError(f"widths {widths} add up to {sum(widths)}, the slice has {self.width} columns")
+        starts = [sum(widths[:index]) for index in range(len(widths))]
+        return tuple(self.part(start, width) for start, width in zip(starts, widths, strict=True))
+
+
+ABSENT = Slice(-1, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation; field by field the C interface's ``outrider_op``."""
+
+    kind: Kind
+    input: Slice = ABSENT
+    key: Slice = ABSENT
+    value: Slice = ABSENT
+    residual: Slice = ABSENT
+    output: Slice = ABSENT
+    weight: int = -1
+    bias: int = -1
+    activation: Activation = Activation.NONE
+    integer: int = 0
+    heads: int = 1
+    kv_heads: int = 1
+    head_size: int = 0
+    window: int = 0
+    epsilon: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        return tuple(s for s in (self.input, self.key, self.value, self.residual) if s.buffer >= 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    ops: tuple[Op, ...]
+    weights: tuple[Weight, ...]
+    buffers: tuple[int, ...]
+    layers: int
+    vocabulary: int
+    context: int
+    cache_fp32: bool
+
+    @property
+    def integer(self) -> bool:
+        """Whether every matrix is of an integer format, so that results are the same on every instruction set."""
+        return all(weight.table or weight.format.integer for weight in self.weights)
+
+    def digest(self) -> str:
+        """Names the program: equal digests mean equal operations over equally packed tensors of the same names."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
+
+@dataclass
+class Builder:
+    """Collects operations. ``precision`` is the format of matrices; embedding tables are bf16, or fp32 in fp32."""
+
+    vocabulary: int
+    context: int
+    precision: Format
+    group: int = 128
+    _ops: list[Op] = field(default_factory=list)
+    _weights: list[Weight] = field(default_factory=list)
+    _widths: list[int] = field(default_factory=list)
+    _layers: int = 0
+
+    def embed(self, table: Tensor) -> Slice:
+        """The token's row of ``table``."""
+        output = self._buffer(table.shape[1])
+        self._ops.append(Op(Kind.EMBED, output=output, weight=self._table(table)))
+        return output
+
+    def positions(self, x: Slice, table: Tensor, offset: int = 0) -> Slice:
+        """``x`` plus the row of ``table`` at the token's position + ``offset`` (OPT's is 2)."""
+        output = self._buffer(x.width)
+        self._ops.append(Op(Kind.POSITION, x, output=output, weight=self._table(table), integer=offset))
+        return output
+
+    def norm(self, x: Slice, weight: Tensor, *, kind: Norm, epsilon: float, bias: Tensor | None = None) -> Slice:
+        output = self._buffer(x.width)
+        self._ops.append(
+            Op(
+                Kind.NORM,
+                x,
+                output=output,
+                weight=self._vector([weight]),
+                bias=self._vector([bias]) if bias else -1,
+                integer=kind,
+                head_size=x.width,
+                epsilon=epsilon,
+            )
+        )
+        return output
+
+    def head_norm(self, x: Slice, weight: Tensor, *, heads: int, epsilon: float) -> None:
+        """RMSNorm of every head by itself, in place (Qwen3's queries and keys)."""
+        op = Op(Kind.NORM, x, output=x, weight=self._vector([weight]), integer=Norm.RMS, heads=heads, epsilon=epsilon)
+        self._ops.append(replace(op, head_size=x.width // heads))
+
+    def linear(
+        self,
+        x: Slice,
+        matrices: Sequence[Tensor],
+        *,
+        biases: Sequence[Tensor] = (),
+        activation: Activation = Activation.NONE,
+        residual: Slice | None = None,
+        precision: Format | None = None,
+    ) -> Slice:
+        """``activation(x W^T + b) + residual``, the matrices stacked: their outputs lie side by side in the result."""
+        weight = self._matrix(x.width, matrices, precision, gated=False)
+        output = self._buffer(sum(matrix.count for matrix in matrices))
+        self._ops.append(
+            Op(
+                Kind.LINEAR,
+                x,
+                residual=residual or ABSENT,
+                output=output,
+                weight=weight,
+                bias=self._vector(biases) if biases else -1,
+                activation=activation,
+            )
+        )
+        return output
+
+    def gated(self, x: Slice, gate: Tensor, up: Tensor, activation: Activation, *, biases: Sequence[Tensor] = ()) -> Slice:
+        """``activation(x G^T + b) * (x U^T + c)``; ``biases`` are b and c."""
+        if gate.count != up.count:
+            raise ValueError(f"{gate.name} has {gate.count} rows, {up.name} {up.count}")
+        output = self._buffer(gate.count)
+        weight = self._matrix(x.width, [gate, up], None, gated=True)
+        bias = self._vector(biases) if biases else -1
+        self._ops.append(Op(Kind.LINEAR, x, output=output, weight=weight, bias=bias, activation=activation))
+        return output
+
+    def rope(self, x: Slice, frequencies: Sequence[float], *, heads: int, factor: float = 1.0) -> None:
+        """Rotates the halves of every head, in place. ``factor`` multiplies sine and cosine (yarn's attention factor)."""
+        weight = self._add(Weight(Format.FP32, 1, len(frequencies), values=tuple(frequencies), table=True))
+        head_size = x.width // heads
+        if 2 * len(frequencies) != head_size:
+            raise ValueError(f"{len(frequencies)} frequencies for heads of {head_size}")
+        self._ops.append(Op(Kind.ROPE, x, output=x, weight=weight, heads=heads, head_size=head_size, scale=factor))
+
+    def attention(
+        self,
+        query: Slice,
+        key: Slice,
+        value: Slice,
+        *,
+        heads: int,
+        kv_heads: int,
+        scale: float | None = None,
+        window: int = 0,
+    ) -> Slice:
+        """Causal attention over the row's cache, into which the keys and values go. One call is one layer's cache."""
+        head_size = query.width // heads
+        if head_size % 8 or key.width != kv_heads * head_size or key.width != value.width or heads % kv_heads:
+            raise ValueError(
+                f"attention of {heads}/{kv_heads} heads over {query.width}, {key.width}, {value.width} columns"
+            )
+        output = self._buffer(query.width)
+        self._ops.append(
+            Op(
+                Kind.ATTENTION,
+                query,
+                key,
+                value,
+                output=output,
+                integer=self._layers,
+                heads=heads,
+                kv_heads=kv_heads,
+                head_size=head_size,
+                window=window,
+                scale=head_size**-0.5 if scale is None else scale,
+            )
+        )
+        self._layers += 1
+        return output
+
+    def select(self, x: Slice) -> Slice:
+        """Only the positions whose choice or logits are asked for; all that follows works on these alone."""
+        output = self._buffer(x.width)
+        self._ops.append(Op(Kind.SELECT, x, output=output))
+        return output
+
+    def finish(self, logits: Slice) -> Program:
+        """The program that ends with a choice from ``logits``."""
+        if logits.width != self.vocabulary:
+            raise ValueError(f"{logits.width} logits for a vocabulary of {self.vocabulary}")
+        self._ops.append(Op(Kind.CHOOSE, logits))
+        ops, buffers = _share_buffers(self._ops, self._widths)
+        cache_fp32 = self.precision is Format.FP32
+        return Program(ops, tuple(self._weights), buffers, self._layers, self.vocabulary, self.context, cache_fp32)
+
+    def _buffer(self, width: int) -> Slice:
+        self._widths.append(width)
+        return Slice(len(self._widths) - 1, 0, width)
+
+    def _add(self, weight: Weight) -> int:
+        # Rope frequencies are asked for by every layer, a tied table twice: one copy each.
+        if weight in self._weights:
+            return self._weights.index(weight)
+        self._weights.append(weight)
+        return len(self._weights) - 1
+
+    def _table(self, table: Tensor) -> int:
+        format = Format.FP32 if self.precision is Format.FP32 else Format.BF16
+        return self._add(Weight(format, table.count, table.shape[1], (table,), table=True))
+
+    def _vector(self, parts: Sequence[Tensor]) -> int:
+        return self._add(Weight(Format.FP32, 1, sum(part.count for part in parts), tuple(parts), table=True))
+
+    def _matrix(self, columns: int, parts: Sequence[Tensor], precision: Format | None, *, gated: bool) -> int:
+        for part in parts:
+            if len(part.shape) != 2 or part.shape[1] != columns:
+                raise ValueError(f"{part.name} has shape {part.shape}, its input has {columns} columns")
+        format = self.precision if precision is None else precision
+        rows = sum(part.count for part in parts)
+        group = self.group if format.integer else 0
+        return self._add(Weight(format, rows, columns, tuple(parts), group=group, gated=gated))
+
+
+def _share_buffers(ops: Sequence[Op], widths: Sequence[int]) -> tuple[tuple[Op, ...], tuple[int, ...]]:
+    """Gives buffers whose lives do not overlap the same memory."""
+    last_use = {slice.buffer: index for index, op in enumerate(ops) for slice in (*op.reads, op.output)}
+    physical: dict[int, int] = {}
+    sizes: list[int] = []
+    free: list[int] = []
+    renamed: list[Op] = []
+    for index, op in enumerate(ops):
+        buffer = op.output.buffer
+        if buffer >= 0 and buffer not in physical:
+            width = widths[buffer]
+            fitting = [number for number in free if sizes[number] == width]
+            if fitting:
+                physical[buffer] = fitting[0]
+                free.remove(fitting[0])
+            else:
+                physical[buffer] = len(sizes)
+                sizes.append(width)
+        renamed.append(_rename(op, physical))
+        free += [
+            physical[number]
+            for number in {s.buffer for s in (*op.reads, op.output)}
+            if last_use.get(number) == index and number >= 0
+        ]
+    return tuple(renamed), tuple(sizes)
+
+
+def _rename(op: Op, physical: dict[int, int]) -> Op:
+    def new(slice: Slice) -> Slice:
+        return slice if slice.buffer < 0 else Slice(physical[slice.buffer], slice.offset, slice.width)
+
+    return replace(
+        op, input=new(op.input), key=new(op.key), value=new(op.value), residual=new(op.residual), output=new(op.output)
+    )

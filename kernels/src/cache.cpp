@@ -1,0 +1,57 @@
+#include "cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "memory.h"
+#include "message.h"
+
+namespace outrider {
+namespace {
+// Memory is asked for in pieces about this large.
+constexpr int64_t kSlabBytes = int64_t{64} << 20;
+}  // namespace
+
+Cache::Cache(std::vector<CacheLayer> layers, int64_t block_bytes, int64_t limit_bytes)
+    : layers_(std::move(layers)), block_bytes_(block_bytes), limit_bytes_(limit_bytes) {}
+
+Cache::~Cache() {
+  for (const Slab &slab : slabs_) free_pages(slab.memory, slab.bytes);
+}
+
+int32_t Cache::grow() {
+  int64_t blocks = std::max<int64_t>(1, kSlabBytes / block_bytes_);
+  if (limit_bytes_ > 0) blocks = std::min(blocks, (limit_bytes_ - bytes_held_) / block_bytes_);
+  if (blocks < 1)
+    return fail(OUTRIDER_CACHE_FULL, "the cache holds %lld bytes and may not grow beyond %lld",
+                static_cast<long long>(bytes_held_), static_cast<long long>(limit_bytes_));
+  const int64_t bytes = blocks * block_bytes_;
+  char *memory = static_cast<char *>(allocate_pages(bytes));
+  if (!memory) return fail(OUTRIDER_NO_MEMORY, "no memory for %lld more bytes of cache", static_cast<long long>(bytes));
+  slabs_.push_back({memory, bytes});
+  bytes_held_ += bytes;
+  // The lowest block is taken first, so that short runs touch little memory.
+  const int first = static_cast<int>(data_.size());
+  for (int64_t i = 0; i < blocks; ++i) data_.push_back(memory + i * block_bytes_);
+  references_.resize(data_.size(), 0);
+  for (int block = static_cast<int>(data_.size()) - 1; block >= first; --block) free_.push_back(block);
+  return OUTRIDER_OK;
+}
+
+int Cache::take(int32_t *status) {
+  *status = OUTRIDER_OK;
+  if (free_.empty()) {
+    *status = grow();
+    if (*status != OUTRIDER_OK) return -1;
+  }
+  const int block = free_.back();
+  free_.pop_back();
+  references_[static_cast<size_t>(block)] = 1;
+  return block;
+}
+
+void Cache::release(int block) {
+  if (--references_[static_cast<size_t>(block)] == 0) free_.push_back(block);
+}
+
+}  // namespace outrider

@@ -1,0 +1,55 @@
+// The paged cache: blocks of 32 tokens, each with the keys and values of all layers, counted by reference.
+#ifndef OUTRIDER_SRC_CACHE_H
+#define OUTRIDER_SRC_CACHE_H
+
+#include <stdint.h>
+
+#include <vector>
+
+#include "kernels.h"
+
+namespace outrider {
+
+// Where one layer's heads lie within a block: kv_heads times (keys, then values).
+struct CacheLayer {
+  int64_t offset = 0;
+  int64_t key_bytes = 0;   // of one head
+  int64_t head_bytes = 0;  // keys and values of one head
+};
+
+class Cache {
+ public:
+  Cache(std::vector<CacheLayer> layers, int64_t block_bytes, int64_t limit_bytes);
+  ~Cache();
+  Cache(const Cache &) = delete;
+  Cache &operator=(const Cache &) = delete;
+
+  // A block with one reference, or -1 and the status in *status.
+  int take(int32_t *status);
+  void retain(int block) { ++references_[static_cast<size_t>(block)]; }
+  void release(int block);
+  bool shared(int block) const { return references_[static_cast<size_t>(block)] > 1; }
+  char *data(int block) const { return data_[static_cast<size_t>(block)]; }
+  const CacheLayer &layer(int index) const { return layers_[static_cast<size_t>(index)]; }
+  int64_t block_bytes() const { return block_bytes_; }
+  int64_t bytes_held() const { return bytes_held_; }
+  int64_t blocks_used() const { return static_cast<int64_t>(data_.size() - free_.size()); }
+
+ private:
+  int32_t grow();
+
+  struct Slab {
+    void *memory;
+    int64_t bytes;
+  };
+  std::vector<CacheLayer> layers_;
+  int64_t block_bytes_, limit_bytes_, bytes_held_ = 0;
+  std::vector<Slab> slabs_;
+  std::vector<char *> data_;
+  std::vector<int32_t> references_;
+  std::vector<int> free_;
+};
+
+}  // namespace outrider
+
+#endif

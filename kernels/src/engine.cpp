@@ -1,0 +1,248 @@
+// Creating an engine (every field of the program is checked here, once) and its rows.
+#include "engine.h"
+
+#include <algorithm>
+
+#include "message.h"
+#include "pack.h"
+
+namespace outrider {
+namespace {
+
+bool is_vector(const outrider_weight &weight, int width) {
+  return weight.table && weight.format == OUTRIDER_FP32 && weight.rows == 1 && weight.columns >= width;
+}
+
+}  // namespace
+
+int32_t Engine::check_slice(const outrider_slice &slice, int width, const char *what) const {
+  if (slice.buffer < 0 || slice.buffer >= static_cast<int>(widths.size()) || slice.offset < 0 || slice.width < 1 ||
+      slice.offset + slice.width > widths[static_cast<size_t>(slice.buffer)])
+    return fail(OUTRIDER_INVALID, "%s: columns %d..%d of buffer %d do not exist", what, slice.offset,
+                slice.offset + slice.width, slice.buffer);
+  if (slice.width != width) return fail(OUTRIDER_INVALID, "%s has %d columns instead of %d", what, slice.width, width);
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::check_op(const outrider_op &op, bool *selected) {
+  const int weight_count = static_cast<int>(weights.size());
+  const bool needs_weight = op.kind <= OUTRIDER_ROPE;
+  if (op.weight >= weight_count || op.bias >= weight_count || (needs_weight && op.weight < 0))
+    return fail(OUTRIDER_INVALID, "an operation of kind %d names weight %d or bias %d of %d", op.kind, op.weight, op.bias,
+                weight_count);
+  const outrider_weight *weight = op.weight >= 0 ? &weights[static_cast<size_t>(op.weight)] : nullptr;
+  const outrider_weight *bias = op.bias >= 0 ? &weights[static_cast<size_t>(op.bias)] : nullptr;
+  int32_t status = OUTRIDER_OK;
+  const auto check = [&](const outrider_slice &slice, int width, const char *what) {
+    if (status == OUTRIDER_OK) status = check_slice(slice, width, what);
+  };
+  const auto refuse = [&](bool bad, const char *what) {
+    if (status == OUTRIDER_OK && bad) status = fail(OUTRIDER_INVALID, "%s", what);
+  };
+  switch (op.kind) {
+    case OUTRIDER_EMBED:
+      refuse(!weight->table || weight->rows < vocabulary, "an embedding needs a table with a row for every token");
+      check(op.out, weight->columns, "embedding output");
+      break;
+    case OUTRIDER_POSITION:
+      refuse(!weight->table || op.integer < 0 || weight->rows < context + op.integer,
+             "a position embedding needs a table with a row for every position");
+      check(op.in, weight->columns, "position input");
+      check(op.out, weight->columns, "position output");
+      break;
+    case OUTRIDER_NORM:
+      refuse(op.heads < 1 || op.head_size < 1, "a norm needs heads and a head size");
+      refuse(!is_vector(*weight, op.head_size) || (bias && !is_vector(*bias, op.head_size)), "a norm's weights are fp32 vectors");
+      check(op.in, op.heads * op.head_size, "norm input");
+      check(op.out, op.heads * op.head_size, "norm output");
+      break;
+    case OUTRIDER_LINEAR: {
+      const int width = weight->gated ? weight->rows / 2 : weight->rows;
+      refuse(weight->table, "a linear layer needs a matrix in tiles");
+      refuse(bias && !is_vector(*bias, weight->rows), "a linear layer's bias is an fp32 vector, one element a row");
+      refuse(weight->gated && op.residual.buffer >= 0, "a gated layer has no residual");
+      check(op.in, weight->columns, "linear input");
+      check(op.out, width, "linear output");
+      if (op.residual.buffer >= 0) check(op.residual, width, "residual");
+      refuse(op.in.buffer == op.out.buffer, "a linear layer cannot write into its input's buffer");
+      break;
+    }
+    case OUTRIDER_ROPE:
+      refuse(op.heads < 1 || op.head_size < 2 || op.head_size % 2, "rope needs heads of an even size");
+      refuse(!is_vector(*weight, op.head_size / 2), "rope's frequencies are an fp32 vector of half a head");
+      check(op.in, op.heads * op.head_size, "rope input");
+      break;
+    case OUTRIDER_ATTENTION:
+      refuse(op.head_size < 8 || op.head_size % 8, "a head size must be a multiple of 8");
+      refuse(op.kv_heads < 1 || op.heads < 1 || op.heads % op.kv_heads, "query heads must be a multiple of key heads");
+      check(op.in, op.heads * op.head_size, "queries");
+      check(op.key, op.kv_heads * op.head_size, "keys");
+      check(op.value, op.kv_heads * op.head_size, "values");
+      check(op.out, op.heads * op.head_size, "attention output");
+      refuse(op.in.buffer == op.out.buffer, "attention cannot write into its queries' buffer");
+      refuse(*selected, "attention after select: its keys would miss positions");
+      break;
+    case OUTRIDER_SELECT:
+      refuse(*selected, "a program selects once");
+      check(op.in, op.in.width, "select input");
+      check(op.out, op.in.width, "select output");
+      refuse(op.in.buffer == op.out.buffer, "select cannot write into its input's buffer");
+      *selected = true;
+      break;
+    case OUTRIDER_CHOOSE:
+      refuse(!*selected, "choose needs a select before it");
+      check(op.in, vocabulary, "logits");
+      break;
+    default: return fail(OUTRIDER_INVALID, "operation kind %d is unknown", op.kind);
+  }
+  return status;
+}
+
+int32_t Engine::check(const outrider_program &program) {
+  if (program.op_count < 1 || program.vocabulary < 1 || program.context < 1)
+    return fail(OUTRIDER_INVALID, "a program of %d operations, vocabulary %d, context %d", program.op_count,
+                program.vocabulary, program.context);
+  for (const outrider_weight &weight : weights) {
+    const int32_t status = check_weight(weight);
+    if (status != OUTRIDER_OK) return status;
+    if (!weight.data || reinterpret_cast<uintptr_t>(weight.data) % 64)
+      return fail(OUTRIDER_INVALID, "packed weights must lie at a multiple of 64 bytes");
+  }
+  bool selected = false;
+  for (const outrider_op &op : ops) {
+    const int32_t status = check_op(op, &selected);
+    if (status != OUTRIDER_OK) return status;
+  }
+  if (ops.back().kind != OUTRIDER_CHOOSE) return fail(OUTRIDER_INVALID, "a program ends with choose");
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::plan_cache(int layers, int64_t limit) {
+  const int64_t element = cache_fp32 ? 4 : 2;
+  std::vector<CacheLayer> plan(static_cast<size_t>(layers));
+  int64_t block_bytes = 0;
+  int found = 0;
+  for (const outrider_op &op : ops) {
+    if (op.kind != OUTRIDER_ATTENTION) continue;
+    if (op.integer < 0 || op.integer >= layers || plan[static_cast<size_t>(op.integer)].head_bytes)
+      return fail(OUTRIDER_INVALID, "attention layer %d of %d, or twice", op.integer, layers);
+    CacheLayer &layer = plan[static_cast<size_t>(op.integer)];
+    layer.offset = block_bytes;
+    layer.key_bytes = kBlockTokens * static_cast<int64_t>(op.head_size) * element;
+    layer.head_bytes = layer.key_bytes + kBlockTokens * round_up(op.head_size, kLanes) * element;
+    block_bytes += layer.head_bytes * op.kv_heads;
+    most_attention = std::max(most_attention, attention_scratch(op.head_size));
+    ++found;
+  }
+  if (found != layers) return fail(OUTRIDER_INVALID, "%d attention layers instead of %d", found, layers);
+  cache = std::make_unique<Cache>(std::move(plan), std::max<int64_t>(round_up(block_bytes, 64), 64), limit);
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::create(const outrider_program &program, const outrider_options &options, std::unique_ptr<Engine> *result) {
+  auto engine = std::make_unique<Engine>();
+  const char *message = nullptr;
+  engine->kernels = choose_kernels(&message);
+  if (!engine->kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
+  if (options.threads < 1 || options.threads > 1024) return fail(OUTRIDER_INVALID, "%d threads", options.threads);
+  engine->ops.assign(program.ops, program.ops + program.op_count);
+  engine->weights.assign(program.weights, program.weights + program.weight_count);
+  engine->widths.assign(program.buffers, program.buffers + program.buffer_count);
+  engine->vocabulary = program.vocabulary;
+  engine->context = program.context;
+  engine->cache_fp32 = program.cache_fp32 != 0;
+  int32_t status = engine->check(program);
+  if (status == OUTRIDER_OK) status = engine->plan_cache(program.layers, options.cache_bytes);
+  if (status != OUTRIDER_OK) return status;
+  for (size_t i = 0; i < engine->widths.size(); ++i) engine->buffers.push_back(std::make_unique<Scratch>());
+  for (outrider_op &op : engine->ops) {
+    if (op.kind == OUTRIDER_LINEAR) {
+      const outrider_weight &weight = engine->weights[static_cast<size_t>(op.weight)];
+      engine->most_words = std::max<int64_t>(engine->most_words, round_up(weight.columns, 8));
+      if (weight.group) engine->most_groups = std::max<int64_t>(engine->most_groups, (weight.columns + weight.group - 1) / weight.group);
+    }
+    if (op.kind != OUTRIDER_ROPE) continue;
+    size_t index = 0;
+    while (index < engine->rotations.size() &&
+           (engine->rotations[index]->weight != op.weight || engine->rotations[index]->factor != op.scale))
+      ++index;
+    if (index == engine->rotations.size()) {
+      auto rotation = std::make_unique<Rotation>();
+      rotation->weight = op.weight;
+      rotation->factor = op.scale;
+      rotation->half = op.head_size / 2;
+      engine->rotations.push_back(std::move(rotation));
+    }
+    op.integer = static_cast<int32_t>(index);
+  }
+  engine->claims = std::vector<std::atomic<int64_t>>(engine->ops.size());
+  engine->samplers.resize(static_cast<size_t>(options.threads));
+  engine->pool = std::make_unique<Pool>(options.threads, options.cores, options.spin_microseconds);
+  *result = std::move(engine);
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::check_row(int row) const {
+  if (row < 0 || row >= static_cast<int>(rows.size()) || !rows[static_cast<size_t>(row)].open)
+    return fail(OUTRIDER_NO_ROW, "row %d is not open", row);
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::open(const outrider_sampling &sampling, int prompt, int32_t *row) {
+  Sampling copy;
+  const int32_t status = copy_sampling(sampling, vocabulary, &copy);
+  if (status != OUTRIDER_OK) return status;
+  size_t index = 0;
+  while (index < rows.size() && rows[index].open) ++index;
+  if (index == rows.size()) rows.emplace_back();
+  RowState &state = rows[index];
+  state.open = true;
+  state.prompt = std::max(prompt, 0);
+  state.sampling = std::move(copy);
+  *row = static_cast<int32_t>(index);
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::fork(int source, int length, const outrider_sampling &sampling, int prompt, int32_t *row) {
+  int32_t status = check_row(source);
+  if (status != OUTRIDER_OK) return status;
+  const int held = static_cast<int>(rows[static_cast<size_t>(source)].history.size());
+  if (length < 0 || length > held) return fail(OUTRIDER_INVALID, "a fork of %d tokens from a row of %d", length, held);
+  status = open(sampling, prompt, row);
+  if (status != OUTRIDER_OK) return status;
+  const RowState &from = rows[static_cast<size_t>(source)];
+  RowState &to = rows[static_cast<size_t>(*row)];
+  to.history.assign(from.history.begin(), from.history.begin() + length);
+  to.blocks.assign(from.blocks.begin(), from.blocks.begin() + (length + kBlockTokens - 1) / kBlockTokens);
+  for (const int block : to.blocks) cache->retain(block);
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::truncate(int row, int length) {
+  const int32_t status = check_row(row);
+  if (status != OUTRIDER_OK) return status;
+  RowState &state = rows[static_cast<size_t>(row)];
+  if (length < 0 || length > static_cast<int>(state.history.size()))
+    return fail(OUTRIDER_INVALID, "row %d has %d tokens and cannot be truncated to %d", row,
+                static_cast<int>(state.history.size()), length);
+  state.history.resize(static_cast<size_t>(length));
+  for (const size_t kept = static_cast<size_t>((length + kBlockTokens - 1) / kBlockTokens); state.blocks.size() > kept;) {
+    cache->release(state.blocks.back());
+    state.blocks.pop_back();
+  }
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::close(int row) {
+  const int32_t status = truncate(row, 0);
+  if (status != OUTRIDER_OK) return status;
+  rows[static_cast<size_t>(row)] = RowState();
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::length(int row) const {
+  const int32_t status = check_row(row);
+  return status == OUTRIDER_OK ? static_cast<int32_t>(rows[static_cast<size_t>(row)].history.size()) : -status;
+}
+
+}  // namespace outrider

@@ -1,0 +1,83 @@
+// A program, the rows it runs for, and one forward pass.
+#ifndef OUTRIDER_SRC_ENGINE_H
+#define OUTRIDER_SRC_ENGINE_H
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "cache.h"
+#include "kernels.h"
+#include "memory.h"
+#include "pool.h"
+#include "sampler.h"
+
+namespace outrider {
+
+struct RowState {
+  bool open = false;
+  int32_t prompt = 0;
+  std::vector<int32_t> history;  // every token in the cache
+  std::vector<int> blocks;
+  Sampling sampling;
+};
+
+// Sines and cosines of one set of frequencies, for every token of the batch.
+struct Rotation {
+  int32_t weight;
+  float factor;
+  int32_t half;
+  Scratch tables;  // [tokens][cosine: half, sine: half], half rounded up to 16
+};
+
+// One feed of the batch being run.
+struct FeedState {
+  int32_t row, first_token, count, position;
+  std::vector<char *> blocks;
+  int64_t first_item;  // of the current attention's work items
+};
+
+struct Engine {
+  static int32_t create(const outrider_program &program, const outrider_options &options, std::unique_ptr<Engine> *engine);
+
+  int32_t open(const outrider_sampling &sampling, int prompt, int32_t *row);
+  int32_t fork(int source, int length, const outrider_sampling &sampling, int prompt, int32_t *row);
+  int32_t truncate(int row, int length);
+  int32_t close(int row);
+  int32_t length(int row) const;
+  int32_t forward(const outrider_batch &batch);
+
+  const Kernels *kernels = nullptr;
+  std::vector<outrider_op> ops;
+  std::vector<outrider_weight> weights;
+  std::vector<int32_t> widths;
+  int32_t vocabulary = 0, context = 0;
+  bool cache_fp32 = false;
+  std::unique_ptr<Pool> pool;
+  std::unique_ptr<Cache> cache;
+  std::vector<RowState> rows;
+
+ private:
+  friend struct Pass;
+  int32_t check(const outrider_program &program);
+  int32_t check_op(const outrider_op &op, bool *selected);
+  int32_t check_slice(const outrider_slice &slice, int width, const char *what) const;
+  int32_t plan_cache(int layers, int64_t limit);
+  int32_t check_row(int row) const;
+  int32_t check_batch(const outrider_batch &batch, int *tokens, int *selected) const;
+  int32_t reserve_blocks(const outrider_batch &batch);
+  int32_t reserve_scratch(int tokens, int selected);
+  float *buffer(const outrider_slice &slice) const { return buffers[static_cast<size_t>(slice.buffer)]->as<float>() + slice.offset; }
+  int64_t stride(const outrider_slice &slice) const { return round_up(widths[static_cast<size_t>(slice.buffer)], kLanes); }
+
+  std::vector<std::unique_ptr<Scratch>> buffers;
+  std::vector<std::unique_ptr<Rotation>> rotations;
+  Scratch words, scales, offsets, attention;
+  std::vector<std::atomic<int64_t>> claims;
+  std::vector<SamplerScratch> samplers;
+  int64_t most_words = 0, most_groups = 0, most_attention = 0;
+};
+
+}  // namespace outrider
+
+#endif

@@ -1,0 +1,371 @@
+// One forward pass: the batch is checked and given its blocks, all threads walk the program together, the rows advance.
+#include <string.h>
+
+#include <algorithm>
+
+#include "engine.h"
+#include "message.h"
+#include "pack.h"
+#include "rotary.h"
+
+namespace outrider {
+
+// What all threads of one pass share.
+struct Pass {
+  Engine &engine;
+  const outrider_batch &batch;
+  std::vector<FeedState> feeds;
+  std::vector<int32_t> token, position, feed_of;  // [tokens]
+  std::vector<int32_t> selected;                  // token indices whose logits are needed
+  std::vector<int32_t> choice_at, logits_at;      // [selected] index of the output, or -1
+  int tokens = 0;
+  std::atomic<int32_t> not_finite{-1};
+
+  explicit Pass(Engine &owner, const outrider_batch &wanted) : engine(owner), batch(wanted) {}
+  void plan();
+  void walk(int thread);
+
+  void run_op(size_t index, int count, int thread);
+  void embed(const outrider_op &op, int thread);
+  void norm(const outrider_op &op, int count, int thread);
+  void linear(const outrider_op &op, size_t index, int count, int thread);
+  void rotate(const outrider_op &op, int thread);
+  void rotation_tables(int thread);
+  void attention(const outrider_op &op, size_t index, int thread);
+  void select(const outrider_op &op, int thread);
+  void choose(const outrider_op &op, size_t index, int thread);
+  // Calls work(first, last) over this thread's even share of 0..count.
+  template <typename Work> void share(int64_t count, int thread, Work work) const {
+    const int64_t threads = engine.pool->threads();
+    const int64_t first = count * thread / threads, last = count * (thread + 1) / threads;
+    if (first < last) work(first, last);
+  }
+  // Calls work(first, last) over pieces of 0..count that the threads claim one after the other.
+  template <typename Work> void claim(size_t index, int64_t count, int64_t piece, Work work) {
+    for (;;) {
+      const int64_t first = engine.claims[index].fetch_add(piece, std::memory_order_relaxed);
+      if (first >= count) return;
+      work(first, std::min(first + piece, count));
+    }
+  }
+};
+
+void Pass::plan() {
+  int choices = 0, logits = 0;
+  for (int i = 0; i < batch.feeds; ++i) {
+    const RowState &row = engine.rows[static_cast<size_t>(batch.rows[i])];
+    FeedState feed;
+    feed.row = batch.rows[i];
+    feed.first_token = tokens;
+    feed.count = batch.counts[i];
+    feed.position = static_cast<int32_t>(row.history.size()) - batch.counts[i];
+    feed.first_item = 0;
+    for (const int block : row.blocks) feed.blocks.push_back(engine.cache->data(block));
+    const int wanted_choices = batch.choose[i], wanted_logits = batch.logits ? batch.logits[i] : 0;
+    for (int t = 0; t < feed.count; ++t, ++tokens) {
+      token.push_back(batch.tokens[tokens]);
+      position.push_back(feed.position + t);
+      feed_of.push_back(i);
+      const int left = feed.count - t;
+      if (left > wanted_choices && left > wanted_logits) continue;
+      selected.push_back(tokens);
+      choice_at.push_back(left <= wanted_choices ? choices++ : -1);
+      logits_at.push_back(left <= wanted_logits ? logits++ : -1);
+    }
+    feeds.push_back(std::move(feed));
+  }
+}
+
+void Pass::rotation_tables(int thread) {
+  for (const auto &rotation : engine.rotations) {
+    const int64_t half = round_up(rotation->half, kLanes);
+    float *tables = rotation->tables.as<float>();
+    const float *frequencies = static_cast<const float *>(engine.weights[static_cast<size_t>(rotation->weight)].data);
+    share(tokens, thread, [&](int64_t first, int64_t last) {
+      for (int64_t t = first; t < last; ++t)
+        rotary_angles(position[static_cast<size_t>(t)], frequencies, rotation->half, rotation->factor,
+                      tables + 2 * t * half, tables + (2 * t + 1) * half);
+    });
+  }
+}
+
+void Pass::embed(const outrider_op &op, int thread) {
+  const outrider_weight &table = engine.weights[static_cast<size_t>(op.weight)];
+  const int fp32 = table.format == OUTRIDER_FP32;
+  const int64_t row_bytes = static_cast<int64_t>(table.columns) * (fp32 ? 4 : 2);
+  float *out = engine.buffer(op.out);
+  const int64_t stride = engine.stride(op.out);
+  share(tokens, thread, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      const int64_t row = op.kind == OUTRIDER_EMBED ? token[static_cast<size_t>(t)] : position[static_cast<size_t>(t)] + op.integer;
+      const char *source = static_cast<const char *>(table.data) + row * row_bytes;
+      engine.kernels->table_row(source, fp32, out + t * stride, table.columns);
+      if (op.kind == OUTRIDER_POSITION)
+        engine.kernels->add(engine.buffer(op.in) + t * engine.stride(op.in), out + t * stride, out + t * stride, table.columns);
+    }
+  });
+}
+
+void Pass::norm(const outrider_op &op, int count, int thread) {
+  const float *weight = static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data);
+  const float *bias = op.bias >= 0 ? static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data) : nullptr;
+  const float *in = engine.buffer(op.in);
+  float *out = engine.buffer(op.out);
+  const int64_t in_stride = engine.stride(op.in), out_stride = engine.stride(op.out);
+  share(static_cast<int64_t>(count) * op.heads, thread, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t t = item / op.heads, at = item % op.heads * op.head_size;
+      const float *x = in + t * in_stride + at;
+      float *y = out + t * out_stride + at;
+      if (op.integer == OUTRIDER_RMS) engine.kernels->rms_norm(x, weight, y, op.head_size, op.epsilon);
+      else engine.kernels->layer_norm(x, weight, bias, y, op.head_size, op.epsilon);
+    }
+  });
+}
+
+void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
+  const outrider_weight &weight = engine.weights[static_cast<size_t>(op.weight)];
+  const Kernels &kernels = *engine.kernels;
+  Input input{};
+  input.words = engine.words.as<int32_t>();
+  input.scales = engine.scales.as<float>();
+  input.offsets = engine.offsets.as<int32_t>();
+  input.row_words = weight.format == OUTRIDER_FP32 ? weight.columns
+                    : weight.format == OUTRIDER_BF16 ? (weight.columns + 1) / 2 : (weight.columns + 7) / 8 * 2;
+  input.groups = weight.group ? (weight.columns + weight.group - 1) / weight.group : 0;
+  input.tokens = count;
+  input.blocks = (count + kernels.row_block - 1) / kernels.row_block;
+  const float *in = engine.buffer(op.in);
+  const int64_t in_stride = engine.stride(op.in);
+  share(count, thread, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) kernels.prepare(weight, in + t * in_stride, input, static_cast<int>(t));
+  });
+  engine.pool->barrier();
+  Linear task{};
+  task.weight = &weight;
+  task.input = &input;
+  task.bias = op.bias >= 0 ? static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data) : nullptr;
+  if (op.residual.buffer >= 0) {
+    task.residual = engine.buffer(op.residual);
+    task.residual_stride = engine.stride(op.residual);
+  }
+  task.out = engine.buffer(op.out);
+  task.out_stride = engine.stride(op.out);
+  task.width = op.out.width;
+  task.activation = op.activation;
+  const int tiles = tile_count(weight);
+  const int piece = std::max(1, tiles / (8 * engine.pool->threads()));
+  claim(index, tiles, piece, [&](int64_t first, int64_t last) {
+    kernels.linear(task, static_cast<int>(first), static_cast<int>(last));
+  });
+}
+
+void Pass::rotate(const outrider_op &op, int thread) {
+  const Rotation &rotation = *engine.rotations[static_cast<size_t>(op.integer)];
+  const int64_t half = round_up(rotation.half, kLanes);
+  const float *tables = rotation.tables.as<float>();
+  float *x = engine.buffer(op.in);
+  const int64_t stride = engine.stride(op.in);
+  share(static_cast<int64_t>(tokens) * op.heads, thread, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t t = item / op.heads, head = item % op.heads;
+      engine.kernels->rope(x + t * stride + head * op.head_size, tables + 2 * t * half, tables + (2 * t + 1) * half, op.head_size);
+    }
+  });
+}
+
+void Pass::attention(const outrider_op &op, size_t index, int thread) {
+  const CacheLayer &layer = engine.cache->layer(op.integer);
+  const auto view = [&](const FeedState &feed, int64_t head) {
+    const int64_t at = layer.offset + head * layer.head_bytes;
+    return CacheView{feed.blocks.data(), at, at + layer.key_bytes, engine.cache_fp32 ? 1 : 0};
+  };
+  const float *keys = engine.buffer(op.key), *values = engine.buffer(op.value);
+  const int64_t key_stride = engine.stride(op.key), value_stride = engine.stride(op.value);
+  share(static_cast<int64_t>(tokens) * op.kv_heads, thread, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t t = item / op.kv_heads, head = item % op.kv_heads;
+      engine.kernels->store_cache(view(feeds[static_cast<size_t>(feed_of[static_cast<size_t>(t)])], head),
+                                  position[static_cast<size_t>(t)], keys + t * key_stride + head * op.head_size,
+                                  values + t * value_stride + head * op.head_size, op.head_size);
+    }
+  });
+  engine.pool->barrier();
+  const int group = op.heads / op.kv_heads;
+  const auto blocks_of = [&](const FeedState &feed) {
+    return (static_cast<int64_t>(feed.count) * group + kQueryBlock - 1) / kQueryBlock;
+  };
+  int64_t items = 0;
+  for (const FeedState &feed : feeds) items += blocks_of(feed) * op.kv_heads;
+  claim(index, items, 1, [&](int64_t item, int64_t) {
+    size_t number = 0;
+    while (item >= blocks_of(feeds[number]) * op.kv_heads) item -= blocks_of(feeds[number++]) * op.kv_heads;
+    const FeedState &feed = feeds[number];
+    const int64_t head = item / blocks_of(feed), block = item % blocks_of(feed);
+    Attend task{};
+    task.cache = view(feed, head);
+    task.query_stride = engine.stride(op.in);
+    task.out_stride = engine.stride(op.out);
+    task.query = engine.buffer(op.in) + feed.first_token * task.query_stride + head * group * op.head_size;
+    task.out = engine.buffer(op.out) + feed.first_token * task.out_stride + head * group * op.head_size;
+    task.position = feed.position;
+    task.first_query = static_cast<int32_t>(block * kQueryBlock);
+    task.query_count = std::min(kQueryBlock, feed.count * group - task.first_query);
+    task.group = group;
+    task.head_size = op.head_size;
+    task.window = op.window;
+    task.scale = op.scale;
+    task.scratch = engine.attention.as<float>() + thread * engine.most_attention;
+    engine.kernels->attend(task);
+  });
+}
+
+void Pass::select(const outrider_op &op, int thread) {
+  const float *in = engine.buffer(op.in);
+  float *out = engine.buffer(op.out);
+  const int64_t in_stride = engine.stride(op.in), out_stride = engine.stride(op.out);
+  share(static_cast<int64_t>(selected.size()), thread, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s)
+      memcpy(out + s * out_stride, in + selected[static_cast<size_t>(s)] * in_stride, sizeof(float) * static_cast<size_t>(op.in.width));
+  });
+}
+
+void Pass::choose(const outrider_op &op, size_t index, int thread) {
+  const float *in = engine.buffer(op.in);
+  const int64_t stride = engine.stride(op.in);
+  claim(index, static_cast<int64_t>(selected.size()), 1, [&](int64_t s, int64_t) {
+    const size_t at = static_cast<size_t>(s), t = static_cast<size_t>(selected[at]);
+    const float *logits = in + s * stride;
+    if (logits_at[at] >= 0)
+      memcpy(batch.logits_out + static_cast<int64_t>(logits_at[at]) * engine.vocabulary, logits,
+             sizeof(float) * static_cast<size_t>(engine.vocabulary));
+    if (choice_at[at] < 0) return;
+    const RowState &row = engine.rows[static_cast<size_t>(feeds[static_cast<size_t>(feed_of[t])].row)];
+    const Choice choice = choose_token(*engine.kernels, logits, engine.vocabulary, row.sampling, row.history.data(),
+                                       position[t] + 1, std::min(row.prompt, position[t] + 1),
+                                       &engine.samplers[static_cast<size_t>(thread)], nullptr);
+    batch.chosen[choice_at[at]] = choice.token;
+    if (batch.margins) batch.margins[choice_at[at]] = choice.margin;
+    if (!choice.finite) not_finite.store(feeds[static_cast<size_t>(feed_of[t])].row);
+  });
+}
+
+void Pass::run_op(size_t index, int count, int thread) {
+  const outrider_op &op = engine.ops[index];
+  switch (op.kind) {
+    case OUTRIDER_EMBED:
+    case OUTRIDER_POSITION: return embed(op, thread);
+    case OUTRIDER_NORM: return norm(op, count, thread);
+    case OUTRIDER_LINEAR: return linear(op, index, count, thread);
+    case OUTRIDER_ROPE: return rotate(op, thread);
+    case OUTRIDER_ATTENTION: return attention(op, index, thread);
+    case OUTRIDER_SELECT: return select(op, thread);
+    default: return choose(op, index, thread);
+  }
+}
+
+void Pass::walk(int thread) {
+  rotation_tables(thread);
+  int count = tokens;
+  for (size_t index = 0; index < engine.ops.size(); ++index) {
+    run_op(index, count, thread);
+    if (engine.ops[index].kind == OUTRIDER_SELECT) count = static_cast<int>(selected.size());
+    if (count == 0) break;
+    engine.pool->barrier();
+  }
+}
+
+int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selected) const {
+  *tokens = *selected = 0;
+  std::vector<bool> seen(rows.size(), false);
+  for (int i = 0; i < batch.feeds; ++i) {
+    const int row = batch.rows[i], count = batch.counts[i];
+    const int32_t status = check_row(row);
+    if (status != OUTRIDER_OK) return status;
+    if (seen[static_cast<size_t>(row)]) return fail(OUTRIDER_INVALID, "row %d is fed twice in one batch", row);
+    seen[static_cast<size_t>(row)] = true;
+    const int choose = batch.choose[i], logits = batch.logits ? batch.logits[i] : 0;
+    if (count < 1 || choose < 0 || choose > count || logits < 0 || logits > count)
+      return fail(OUTRIDER_INVALID, "row %d: %d tokens fed, %d choices and %d logits wanted", row, count, choose, logits);
+    if ((choose && !batch.chosen) || (logits && !batch.logits_out))
+      return fail(OUTRIDER_INVALID, "choices or logits are wanted, but there is no place for them");
+    const int64_t length = static_cast<int64_t>(rows[static_cast<size_t>(row)].history.size()) + count;
+    if (length > context)
+      return fail(OUTRIDER_CONTEXT, "row %d would hold %lld tokens, the model's context is %d", row,
+                  static_cast<long long>(length), context);
+    for (int t = 0; t < count; ++t, ++*tokens) {
+      const int token = batch.tokens[*tokens];
+      if (token < 0 || token >= vocabulary)
+        return fail(OUTRIDER_INVALID, "row %d: token %d is not in the vocabulary of %d", row, token, vocabulary);
+    }
+    *selected += std::max(choose, logits);
+  }
+  return OUTRIDER_OK;
+}
+
+// Gives every fed row the blocks that it will write, its own where it shares one; on failure the rows are as before.
+int32_t Engine::reserve_blocks(const outrider_batch &batch) {
+  for (int i = 0; i < batch.feeds; ++i) {
+    RowState &row = rows[static_cast<size_t>(batch.rows[i])];
+    const size_t length = row.history.size();
+    const size_t needed = (length + static_cast<size_t>(batch.counts[i]) + kBlockTokens - 1) / kBlockTokens;
+    int32_t status = OUTRIDER_OK;
+    const size_t partial = length / kBlockTokens;
+    if (length % kBlockTokens && cache->shared(row.blocks[partial])) {
+      const int copy = cache->take(&status);
+      if (copy >= 0) {
+        memcpy(cache->data(copy), cache->data(row.blocks[partial]), static_cast<size_t>(cache->block_bytes()));
+        cache->release(row.blocks[partial]);
+        row.blocks[partial] = copy;
+      }
+    }
+    while (status == OUTRIDER_OK && row.blocks.size() < needed) {
+      const int block = cache->take(&status);
+      if (block >= 0) row.blocks.push_back(block);
+    }
+    if (status == OUTRIDER_OK) continue;
+    for (int j = 0; j <= i; ++j) truncate(batch.rows[j], static_cast<int>(rows[static_cast<size_t>(batch.rows[j])].history.size()));
+    return status;
+  }
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::reserve_scratch(int tokens, int selected) {
+  const int64_t count = std::max(tokens, selected);
+  bool enough = words.reserve(count * most_words * 4) && scales.reserve(count * most_groups * 4 + 64) &&
+                offsets.reserve(count * most_groups * 4 + 64) && attention.reserve(pool->threads() * most_attention * 4 + 64);
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    // A buffer that only holds selected positions (the logits, above all) need not be as long as the batch.
+    const bool late = std::none_of(ops.begin(), ops.end(), [&](const outrider_op &op) {
+      return op.kind != OUTRIDER_CHOOSE && op.out.buffer == static_cast<int>(i) &&
+             &op < &*std::find_if(ops.begin(), ops.end(), [](const outrider_op &o) { return o.kind == OUTRIDER_SELECT; });
+    });
+    enough = enough && buffers[i]->reserve((late ? std::max(selected, 1) : count) * round_up(widths[i], kLanes) * 4);
+  }
+  for (const auto &rotation : rotations)
+    enough = enough && rotation->tables.reserve(2 * tokens * round_up(rotation->half, kLanes) * 4);
+  return enough ? OUTRIDER_OK : fail(OUTRIDER_NO_MEMORY, "no memory for a batch of %d tokens", tokens);
+}
+
+int32_t Engine::forward(const outrider_batch &batch) {
+  int tokens = 0, selected = 0;
+  int32_t status = check_batch(batch, &tokens, &selected);
+  if (status != OUTRIDER_OK || tokens == 0) return status;
+  status = reserve_scratch(tokens, selected);
+  if (status == OUTRIDER_OK) status = reserve_blocks(batch);
+  if (status != OUTRIDER_OK) return status;
+  const int32_t *next = batch.tokens;
+  for (int i = 0; i < batch.feeds; next += batch.counts[i], ++i) {
+    std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
+    history.insert(history.end(), next, next + batch.counts[i]);
+  }
+  Pass pass(*this, batch);
+  pass.plan();
+  for (std::atomic<int64_t> &claim : claims) claim.store(0, std::memory_order_relaxed);
+  pool->run([&pass](int thread) { pass.walk(thread); });
+  if (pass.not_finite >= 0)
+    return fail(OUTRIDER_NOT_FINITE, "row %d: a logit is not a finite number", pass.not_finite.load());
+  return OUTRIDER_OK;
+}
+
+}  // namespace outrider

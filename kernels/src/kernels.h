@@ -1,0 +1,118 @@
+// What every instruction set's unit provides, and the layouts that all of them share.
+//
+// A unit is compiled with its own flags, so nothing in it may be shared with other units by the linker: units include no
+// C++ library header, and everything they define lies in an unnamed namespace.
+#ifndef OUTRIDER_SRC_KERNELS_H
+#define OUTRIDER_SRC_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "outrider_kernels.h"
+
+namespace outrider {
+
+constexpr int kLanes = 16;         // the logical vector: every float reduction is 16 lanes, folded in halves
+constexpr int kTileRows = 32;      // outputs in one tile of a packed matrix: two vectors
+constexpr int kTileBytes = 128;    // one step of a tile: two vectors
+constexpr int kMaxRowBlock = 16;   // most activation rows that a unit works on at once
+constexpr int kBlockTokens = 32;   // tokens in one block of the cache
+constexpr int kChunkTokens = 256;  // keys whose softmax is computed at once; the order of summation depends on it
+
+inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// A matrix's input, converted once for all tiles: rows in blocks of at most the unit's row_block, 32-bit words of a block's
+// rows interleaved (word w of row r at w * rows + r). A word is one fp32, two bf16 or four int8 channels.
+struct Input {
+  int32_t *words;     // [blocks][words per row][rows of the block]
+  float *scales;      // integer formats: [blocks][groups][rows of the block]
+  int32_t *offsets;   // integer formats: minus the sum of a group's int8, as the low int16: [blocks][groups][rows of the block]
+  int32_t row_words;  // words per row
+  int32_t groups;
+  int32_t tokens;
+  int32_t blocks;
+};
+
+// Rows are spread evenly: block b holds rows first(b) .. first(b + 1).
+inline int block_first(int tokens, int blocks, int block) {
+  return static_cast<int>(static_cast<int64_t>(tokens) * block / blocks);
+}
+
+struct Linear {
+  const outrider_weight *weight;
+  const Input *input;
+  const float *bias;      // or null
+  const float *residual;  // or null; [tokens, residual_stride]
+  float *out;             // [tokens, out_stride]
+  int64_t residual_stride;
+  int64_t out_stride;
+  int32_t width;  // columns of out
+  int32_t activation;
+};
+
+// One layer of one kv head in the blocks of one row: base[i] + offset is block i.
+struct CacheView {
+  char *const *blocks;
+  int64_t key_offset;    // bytes from a block's start to this layer's and head's keys
+  int64_t value_offset;  // likewise values
+  int32_t fp32;
+};
+
+// Queries of one kv head that are worked on together.
+struct Attend {
+  CacheView cache;
+  const float *query;    // queries' first head of this kv head, first token
+  float *out;            // likewise
+  int64_t query_stride;  // from one token to the next
+  int64_t out_stride;
+  int32_t position;      // of the first token
+  int32_t first_query;   // queries are (token, head of the group), token-major
+  int32_t query_count;
+  int32_t group;         // query heads per kv head
+  int32_t head_size;
+  int32_t window;
+  float scale;
+  float *scratch;        // attention_scratch floats
+};
+
+constexpr int kQueryBlock = 8;
+inline int64_t attention_scratch(int head_size) {
+  const int64_t padded = round_up(head_size, kLanes);
+  return kQueryBlock * (kChunkTokens + 3 * padded + 64);
+}
+
+struct Kernels {
+  const char *name;
+  int32_t row_block;  // activation rows that `linear` works on at once
+  // Converts row `row` of the input (columns floats at x) for a matrix of the weight's format.
+  void (*prepare)(const outrider_weight &weight, const float *x, const Input &input, int row);
+  // Tiles first..last of a matrix product, with bias, activation and residual.
+  void (*linear)(const Linear &task, int first_tile, int last_tile);
+  void (*rms_norm)(const float *x, const float *weight, float *out, int width, float epsilon);
+  void (*layer_norm)(const float *x, const float *weight, const float *bias, float *out, int width, float epsilon);
+  // Rotates the halves of one head in place.
+  void (*rope)(float *head, const float *cosine, const float *sine, int head_size);
+  void (*table_row)(const void *row, int fp32, float *out, int width);
+  void (*add)(const float *x, const float *y, float *out, int width);
+  void (*store_cache)(const CacheView &cache, int position, const float *key, const float *value, int head_size);
+  void (*attend)(const Attend &task);
+  // The index of the largest logit (the first of equals), the runner-up's value, and whether all are numbers.
+  int32_t (*argmax)(const float *logits, int count, float *best, float *second, int *finite);
+  // The noise of tokens first .. first + count (first a multiple of 4) at one position.
+  void (*gumbel)(uint64_t seed, uint32_t sample, uint32_t position, int first, int count, double *noise);
+  // exp(score - highest) for every score.
+  void (*exponentials)(const double *scores, double highest, double *out, int count);
+};
+
+extern const Kernels kGeneric;
+extern const Kernels kAvx2;
+extern const Kernels kAvx512Vnni;
+extern const Kernels kAvx512Bf16;
+
+// The unit in use, chosen once; null with the reason in *message.
+const Kernels *choose_kernels(const char **message);
+const char *available_kernels();
+
+}  // namespace outrider
+
+#endif

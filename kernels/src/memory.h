@@ -1,0 +1,31 @@
+// Large, zeroed memory with huge pages asked for.
+#ifndef OUTRIDER_SRC_MEMORY_H
+#define OUTRIDER_SRC_MEMORY_H
+
+#include <stdint.h>
+
+#include <memory>
+
+namespace outrider {
+
+void *allocate_pages(int64_t bytes);
+void free_pages(void *memory, int64_t bytes);
+
+// Scratch that only ever grows; its content does not survive growing.
+class Scratch {
+ public:
+  ~Scratch() { free_pages(memory_, bytes_); }
+  Scratch() = default;
+  Scratch(const Scratch &) = delete;
+  Scratch &operator=(const Scratch &) = delete;
+  bool reserve(int64_t bytes);
+  template <typename T> T *as() const { return static_cast<T *>(memory_); }
+
+ private:
+  void *memory_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace outrider
+
+#endif

@@ -1,0 +1,93 @@
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+
+namespace outrider {
+namespace {
+
+// Between forward passes the host language does its work: long enough to catch a call that follows at once, no longer.
+constexpr int64_t kIdleSpinMicroseconds = 5;
+
+int64_t now_nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+long futex(std::atomic<uint32_t> *word, int operation, uint32_t value) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t *>(word), operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+Pool::Pool(int threads, const int32_t *cores, int spin_microseconds)
+    : threads_(threads), spin_(spin_microseconds < 0 ? 50 : spin_microseconds) {
+  for (int thread = 1; thread < threads; ++thread) {
+    const int core = cores ? cores[thread] : -1;
+    workers_.emplace_back([this, thread, core] { work(thread, core); });
+  }
+}
+
+Pool::~Pool() {
+  stopping_ = true;
+  meet(0);
+  for (std::thread &worker : workers_) worker.join();
+}
+
+void Pool::run(const std::function<void(int)> &job) {
+  job_ = &job;
+  meet(spin_);
+  job(0);
+  meet(spin_);
+}
+
+void Pool::work(int thread, int core) {
+  if (core >= 0) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(core, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+  }
+  for (;;) {
+    meet(kIdleSpinMicroseconds);
+    if (stopping_) return;
+    (*job_)(thread);
+    meet(spin_);
+  }
+}
+
+void Pool::meet(int64_t spin) {
+  if (threads_ == 1) return;
+  const uint32_t phase = phase_.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    phase_.fetch_add(1);
+    if (sleepers_.load() > 0) futex(&phase_, FUTEX_WAKE, INT_MAX);
+    return;
+  }
+  int64_t deadline = 0;
+  for (int tries = 1; phase_.load(std::memory_order_acquire) == phase; ++tries) {
+    relax();
+    if (tries % 64) continue;
+    const int64_t now = now_nanoseconds();
+    if (!deadline) deadline = now + spin * 1000;
+    if (now < deadline) continue;
+    sleepers_.fetch_add(1);
+    while (phase_.load() == phase) futex(&phase_, FUTEX_WAIT, phase);
+    sleepers_.fetch_sub(1);
+    return;
+  }
+}
+
+}  // namespace outrider

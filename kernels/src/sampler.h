@@ -1,0 +1,47 @@
+// The choice of a token; workers/sampling.py is the definition.
+#ifndef OUTRIDER_SRC_SAMPLER_H
+#define OUTRIDER_SRC_SAMPLER_H
+
+#include <stdint.h>
+
+#include <utility>
+#include <vector>
+
+#include "kernels.h"
+
+namespace outrider {
+
+struct Sampling {
+  double temperature = 0.0, top_p = 1.0, min_p = 0.0;
+  double repetition_penalty = 1.0, presence_penalty = 0.0, frequency_penalty = 0.0;
+  uint64_t seed = 0;
+  uint32_t sample = 0;
+  int32_t top_k = 0;
+  std::vector<std::pair<int32_t, double>> bias;
+
+  bool greedy() const { return temperature == 0.0; }
+  bool penalised() const { return repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0; }
+};
+
+// Copies the C description; a status code where it makes no sense for this vocabulary.
+int32_t copy_sampling(const outrider_sampling &from, int vocabulary, Sampling *to);
+
+struct Choice {
+  int32_t token;
+  double margin;
+  bool finite;
+};
+
+// Memory that one thread's choices need, kept between them.
+struct SamplerScratch {
+  std::vector<double> scores, weights;
+  std::vector<int32_t> order, counts;
+};
+
+// The token at position `length` after `history`, whose first `prompt` tokens are the prompt. scores: out, before the noise, or null.
+Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
+                    const int32_t *history, int length, int prompt, SamplerScratch *scratch, double *scores);
+
+}  // namespace outrider
+
+#endif

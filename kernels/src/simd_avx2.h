@@ -1,0 +1,109 @@
+// Sixteen lanes in two AVX2 registers. The three simd_*.h offer the same names and the same results, bit for bit.
+#include <immintrin.h>
+#include <stdint.h>
+
+namespace {
+
+struct F { __m256 a, b; };
+struct I { __m256i a, b; };
+using Mask = F;
+
+inline F set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F load(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float *p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline F load_n(const float *p, int n) {
+  if (n >= 16) return load(p);
+  float copy[16] = {};
+  for (int i = 0; i < n; ++i) copy[i] = p[i];
+  return load(copy);
+}
+inline void store_n(float *p, F x, int n) {
+  if (n >= 16) return store(p, x);
+  float copy[16];
+  store(copy, x);
+  for (int i = 0; i < n; ++i) p[i] = copy[i];
+}
+inline F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F fnma(F x, F y, F z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
+inline F square_root(F x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+inline F maximum(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F minimum(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline Mask less(F x, F y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)}; }
+inline F select(Mask m, F yes, F no) { return {_mm256_blendv_ps(no.a, yes.a, m.a), _mm256_blendv_ps(no.b, yes.b, m.b)}; }
+
+inline I set_i(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I load_i(const void *p) {
+  const __m256i *q = static_cast<const __m256i *>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+inline void store_i(void *p, I x) {
+  __m256i *q = static_cast<__m256i *>(p);
+  _mm256_storeu_si256(q, x.a);
+  _mm256_storeu_si256(q + 1, x.b);
+}
+inline I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I sub_i(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+inline I and_i(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+inline I or_i(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+template <int N> inline I shl(I x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
+template <int N> inline I shr(I x) { return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)}; }
+inline I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline I as_int(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+inline F as_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+
+inline Mask lanes_between(int low, int high) {
+  const __m256i first = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i second = _mm256_add_epi32(first, _mm256_set1_epi32(8));
+  const __m256i below = _mm256_set1_epi32(low - 1), above = _mm256_set1_epi32(high);
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(first, below), _mm256_cmpgt_epi32(above, first))),
+          _mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(second, below), _mm256_cmpgt_epi32(above, second)))};
+}
+
+template <int BITS> inline __m256i dot_bytes_half(__m256i acc, __m256i u8, __m256i s8) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  if (BITS == 4) return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u8, s8), ones));
+  // vpmaddubsw saturates with eight bits by eight, so the unsigned operand goes in as two nibbles, each of which is exact.
+  const __m256i nibble = _mm256_set1_epi8(15);
+  const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(u8, nibble), s8);
+  const __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(u8, 4), nibble), s8);
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(low, ones));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(high, _mm256_set1_epi16(16)));
+}
+// acc + the sum over each lane's four bytes of u8 * s8
+template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
+  return {dot_bytes_half<BITS>(acc.a, u8.a, s8.a), dot_bytes_half<BITS>(acc.b, u8.b, s8.b)};
+}
+// acc + the sum over each lane's two int16 of a * b
+inline I dot_words(I acc, I x, I y) {
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
+}
+inline void store_bytes(int8_t *p, I x) {
+  int32_t copy[16];
+  store_i(copy, x);
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(copy[i]);
+}
+
+inline F load_bf16(const uint16_t *p) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+  return as_float(shl<16>({_mm256_cvtepu16_epi32(_mm256_castsi256_si128(words)),
+                           _mm256_cvtepu16_epi32(_mm256_extracti128_si256(words, 1))}));
+}
+inline void store_low_words(uint16_t *p, I x) {
+  int32_t copy[16];
+  store_i(copy, x);
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint16_t>(copy[i]);
+}
+// acc + the two bf16 products of each lane
+inline F dot_bf16(F acc, I x, I y) {
+  const I high = set_i(static_cast<int32_t>(0xFFFF0000u));
+  acc = fma(as_float(shl<16>(x)), as_float(shl<16>(y)), acc);
+  return fma(as_float(and_i(x, high)), as_float(and_i(y, high)), acc);
+}
+inline void prefetch(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
+
+}  // namespace

@@ -1,0 +1,73 @@
+// Sixteen lanes in one AVX-512 register. The three simd_*.h offer the same names and the same results, bit for bit.
+#include <immintrin.h>
+#include <stdint.h>
+
+namespace {
+
+using F = __m512;
+using I = __m512i;
+using Mask = __mmask16;
+
+inline F set(float x) { return _mm512_set1_ps(x); }
+inline F load(const float *p) { return _mm512_loadu_ps(p); }
+inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+inline F load_n(const float *p, int n) { return n >= 16 ? load(p) : _mm512_maskz_loadu_ps(first_lanes(n), p); }
+inline void store(float *p, F x) { _mm512_storeu_ps(p, x); }
+inline void store_n(float *p, F x, int n) {
+  if (n >= 16) store(p, x);
+  else _mm512_mask_storeu_ps(p, first_lanes(n), x);
+}
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+inline F square_root(F a) { return _mm512_sqrt_ps(a); }
+inline F maximum(F a, F b) { return _mm512_max_ps(a, b); }
+inline F minimum(F a, F b) { return _mm512_min_ps(a, b); }
+inline Mask less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+inline F select(Mask m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
+inline Mask lanes_between(int low, int high) {
+  return static_cast<__mmask16>((high >= 16 ? 0xFFFFu : (1u << high) - 1) & ~((1u << low) - 1));
+}
+
+inline I set_i(int32_t x) { return _mm512_set1_epi32(x); }
+inline I load_i(const void *p) { return _mm512_loadu_si512(p); }
+inline void store_i(void *p, I x) { _mm512_storeu_si512(p, x); }
+inline I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
+inline I and_i(I a, I b) { return _mm512_and_si512(a, b); }
+inline I or_i(I a, I b) { return _mm512_or_si512(a, b); }
+template <int N> inline I shl(I a) { return _mm512_slli_epi32(a, N); }
+template <int N> inline I shr(I a) { return _mm512_srli_epi32(a, N); }
+inline I to_int(F a) { return _mm512_cvtps_epi32(a); }
+inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+inline I as_int(F a) { return _mm512_castps_si512(a); }
+inline F as_float(I a) { return _mm512_castsi512_ps(a); }
+
+// acc + the sum over each lane's four bytes of u8 * s8
+template <int BITS> inline I dot_bytes(I acc, I u8, I s8) { return _mm512_dpbusd_epi32(acc, u8, s8); }
+// acc + the sum over each lane's two int16 of a * b
+inline I dot_words(I acc, I a, I b) { return _mm512_dpwssd_epi32(acc, a, b); }
+inline void store_bytes(int8_t *p, I x) { _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtepi32_epi8(x)); }
+
+inline F load_bf16(const uint16_t *p) {
+  return as_float(shl<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))));
+}
+inline void store_low_words(uint16_t *p, I x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(x));
+}
+// acc + the two bf16 products of each lane
+inline F dot_bf16(F acc, I a, I b) {
+#ifdef __AVX512BF16__
+  return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+#else
+  const I high = set_i(static_cast<int32_t>(0xFFFF0000u));
+  acc = _mm512_fmadd_ps(as_float(shl<16>(a)), as_float(shl<16>(b)), acc);
+  return _mm512_fmadd_ps(as_float(and_i(a, high)), as_float(and_i(b, high)), acc);
+#endif
+}
+inline void prefetch(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
+
+}  // namespace

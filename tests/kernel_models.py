@@ -1,0 +1,123 @@
+"""Small random programs of every shape that a family may have, with their weights packed by the NumPy definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.kernels import packing
+from outrider.kernels.native import NativeModel
+from outrider.kernels.program import Activation, Builder, Format, Norm, Program, Tensor
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``style`` is llama (rms, rope, gated), qwen (also head norms and biases) or opt (layer norm, learned positions, relu)."""
+
+    style: str = "llama"
+    width: int = 352
+    inner: int = 200
+    heads: int = 22
+    kv_heads: int = 22
+    layers: int = 2
+    vocabulary: int = 211
+    context: int = 640
+    window: int = 0
+    group: int = 128
+    activation: Activation = Activation.SILU
+
+
+LLAMA = Shape()
+GROUPED = Shape(width=256, heads=32, kv_heads=4, inner=136, group=32, layers=1, vocabulary=97)
+QWEN = Shape(style="qwen", width=160, heads=4, kv_heads=2, inner=352, group=64, window=40)
+OPT = Shape(style="opt", width=96, heads=12, kv_heads=12, inner=200, group=64, activation=Activation.RELU)
+BIGCODE = Shape(style="opt", width=128, heads=8, kv_heads=1, inner=512, activation=Activation.GELU_TANH, layers=1)
+GELU = Shape(style="opt", width=144, heads=2, kv_heads=2, inner=100, activation=Activation.GELU_ERF, layers=1)
+SHAPES = {"llama": LLAMA, "grouped": GROUPED, "qwen": QWEN, "opt": OPT, "bigcode": BIGCODE, "gelu": GELU}
+
+
+def build(shape: Shape, precision: Format) -> Program:
+    builder = Builder(shape.vocabulary, shape.context, precision, shape.group)
+    width, head = shape.width, shape.width // shape.heads
+    kv_width = shape.kv_heads * head
+    opt, qwen = shape.style == "opt", shape.style == "qwen"
+
+    def vector(name: str, size: int) -> Tensor:
+        return Tensor(name, (size,))
+
+    def norm(x, name):  # type: ignore[no-untyped-def]
+        kind = Norm.LAYER if opt else Norm.RMS
+        bias = vector(name + ".bias", width) if opt else None
+        return builder.norm(x, vector(name, width), kind=kind, epsilon=1e-5, bias=bias)
+
+    x = builder.embed(Tensor("embed", (shape.vocabulary, width)))
+    if opt:
+        x = builder.positions(x, Tensor("positions", (shape.context + 2, width)), offset=2)
+    for layer in range(shape.layers):
+        at = f"{layer}."
+        h = norm(x, at + "norm1")
+        sizes = {"q": width, "k": kv_width, "v": kv_width}
+        matrices = [Tensor(at + name, (size, width)) for name, size in sizes.items()]
+        biases = [vector(at + name + ".bias", size) for name, size in sizes.items()] if opt or qwen else []
+        q, k, v = builder.linear(h, matrices, biases=biases).split(width, kv_width, kv_width)
+        if qwen:
+            builder.head_norm(q, vector(at + "qnorm", head), heads=shape.heads, epsilon=1e-6)
+            builder.head_norm(k, vector(at + "knorm", head), heads=shape.kv_heads, epsilon=1e-6)
+        if not opt:
+            frequencies = [float(np.float32(10000.0 ** (-2 * i / head))) for i in range(head // 2)]
+            builder.rope(q, frequencies, heads=shape.heads, factor=1.25 if qwen else 1.0)
+            builder.rope(k, frequencies, heads=shape.kv_heads, factor=1.25 if qwen else 1.0)
+        a = builder.attention(q, k, v, heads=shape.heads, kv_heads=shape.kv_heads, window=shape.window)
+        output_bias = [vector(at + "o.bias", width)] if opt else []
+        x = builder.linear(a, [Tensor(at + "o", (width, width))], biases=output_bias, residual=x)
+        h = norm(x, at + "norm2")
+        if opt:
+            up = [vector(at + "up.bias", shape.inner)]
+            m = builder.linear(h, [Tensor(at + "up", (shape.inner, width))], biases=up, activation=shape.activation)
+        else:
+            matrix = (shape.inner, width)
+            m = builder.gated(h, Tensor(at + "gate", matrix), Tensor(at + "up", matrix), shape.activation)
+        x = builder.linear(m, [Tensor(at + "down", (width, shape.inner))], residual=x)
+    x = norm(builder.select(x), "norm")
+    return builder.finish(builder.linear(x, [Tensor("head", (shape.vocabulary, width))]))
+
+
+def random_matrices(program: Program, seed: int = 0) -> list[NDArray[np.float32]]:
+    """One matrix a weight, of a size that keeps activations near one."""
+    generator = np.random.default_rng(seed)
+    matrices = []
+    for weight in program.weights:
+        if weight.values:
+            matrices.append(np.array([weight.values], np.float32))
+            continue
+        size = (weight.rows, weight.columns)
+        normal = generator.standard_normal(size)
+        if weight.table and weight.rows == 1:
+            bias = weight.sources[0].name.endswith("bias")
+            matrices.append((normal * 0.1 + (0 if bias else 1)).astype(np.float32))
+        else:
+            matrices.append((normal * (1 if weight.table else weight.columns**-0.5)).astype(np.float32))
+    return matrices
+
+
+@dataclass
+class Packed:
+    program: Program
+    memory: NDArray[np.uint8]
+
+    def model(self, threads: int = 1, cache_bytes: int = 0) -> NativeModel:
+        offsets, _ = packing.layout(self.program)
+        base = self.memory.ctypes.data
+        addresses = [base + offset for offset in offsets]
+        return NativeModel(self.program, addresses, threads=threads, cache_bytes=cache_bytes, keep=self.memory)
+
+
+def packed(shape: Shape, precision: Format, seed: int = 0) -> Packed:
+    program = build(shape, precision)
+    return Packed(program, packing.pack_program(program, random_matrices(program, seed)))
+
+
+def tokens(shape: Shape, count: int, seed: int = 1) -> list[int]:
+    return np.random.default_rng(seed).integers(0, shape.vocabulary, count).tolist()

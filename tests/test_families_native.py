@@ -1,0 +1,81 @@
+"""Every family on the kernels against transformers in float32: exact formats closely, lossy ones within what rounding costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from native_models import TOKENS, logits, open_native
+from tiny_models import TINY, tiny_model
+
+# Relative to the largest logit. float32 differs by the order of its sums only.
+FP32_BOUND = 1e-4
+# Root mean square of the difference over that of the logits. A rounding to n bits errs by 2^-n / sqrt(3) of a value on
+# average (bf16 keeps 8 bits, so 0.0023); some twenty roundings follow one another in two layers of random weights, weights
+# and cache included, and their errors add up as a random walk does, by about sqrt(20).
+BF16_BOUND = 0.02
+# int8 with one scale for 128 channels errs by a step of max/127, uniformly: 0.29 * (3 sigma / 127) = 0.7% of a typical
+# value, in weights and in activations of every layer; about ten times sqrt(2) of that in quadrature.
+W8A8_BOUND = 0.05
+# int4 has 15 steps between the least and the greatest of 128 weights (5 to 6 sigma): 0.29 * 5.5 / 15 = 11% of a weight, and
+# that in each of some nine matrices, in quadrature 32%. Random weights have no redundancy that would absorb it.
+W4A8_BOUND = 0.45
+
+QUICK = ("llama-tied-biased", "llama-352", "opt-350m", "bigcode")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+def families() -> Iterator[object]:
+    for name in TINY:
+        yield pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+
+
+@torch.no_grad()
+def compare(name: str, path: Path, seed: int = 0, **changes: Any) -> None:
+    model = tiny_model(name, seed, **changes)
+    model.save_pretrained(path)
+    expected = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    found = logits(open_native(path, "fp32"))
+    distance = np.abs(found - expected).max() / np.abs(expected).max()
+    assert distance < FP32_BOUND, f"{name} in fp32: logits differ by {distance:.1e} of the largest"
+    for precision, bound in (("bf16", BF16_BOUND), ("w8a8", W8A8_BOUND), ("w4a8", W4A8_BOUND)):
+        difference = logits(open_native(path, precision)) - expected
+        distance = np.sqrt((difference**2).mean() / (expected**2).mean())
+        assert distance < bound, f"{name} in {precision}: {distance:.3f}, the bound is {bound}"
+
+
+@pytest.mark.parametrize("name", families())
+def test_the_kernels_compute_what_transformers_computes(name: str, tmp_path: Path) -> None:
+    compare(name, tmp_path)
+
+
+def random_changes(kind: str, random: np.random.Generator) -> dict[str, Any]:
+    """Sizes that no kernel was written for."""
+    head_size = int(random.choice([8, 16, 24, 64, 72]))
+    kv_heads = int(random.choice([1, 2, 3]))
+    heads = kv_heads * int(random.choice([1, 2, 8 // kv_heads]))
+    ffn, vocabulary, tied = (int(random.integers(40, 300)), int(random.integers(198, 400)), bool(random.integers(2)))
+    common = dict(vocab_size=vocabulary, tie_word_embeddings=tied)
+    if kind == "gpt_bigcode":
+        return common | dict(n_embd=heads * head_size, n_head=heads, n_inner=ffn)
+    if kind == "opt":
+        return common | dict(hidden_size=heads * head_size, num_attention_heads=heads, ffn_dim=ffn)
+    hidden = heads * int(random.integers(5, 40))
+    changes = common | dict(hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads)
+    return changes | dict(num_key_value_heads=kv_heads, head_dim=head_size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("name", TINY)
+def test_random_shapes(name: str, seed: int, tmp_path: Path) -> None:
+    random = np.random.default_rng([seed, *name.encode()])
+    compare(name, tmp_path, seed, **random_changes(TINY[name][0], random))

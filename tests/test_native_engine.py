@@ -1,0 +1,183 @@
+"""The native engine: bit for bit the same whatever the batch, the pieces, the threads; and assisted text is plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from local_draft import LocalDraft
+from native_models import PRECISIONS, TOKENS, logits, open_native, save_tiny
+
+from outrider.workers.costs import measure
+from outrider.workers.engine import Feed
+from outrider.workers.engines.native import NativeEngine
+from outrider.workers.errors import ModelError, UsageError
+from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
+from outrider.workers.models.opening import native_supports, open_model
+from outrider.workers.propose import Drafter
+from outrider.workers.proposers import LookupProposer, NoProposer
+from outrider.workers.text import TextWriter
+from outrider.workers.verify import Proposer, Verifier
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    for name in ("llama", "opt-350m", "qwen3", "mistral", "bigcode"):
+        save_tiny(name, path / name)
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["llama", "mistral", "opt-350m"])
+def test_pieces_and_threads_and_neighbours_change_no_bit(models: Path, name: str, precision: str) -> None:
+    engine = open_native(models / name, precision)
+    whole = logits(engine)
+    assert np.isfinite(whole).all()
+    for pieces in ([1] * len(TOKENS), [7, 1, 3], [16]):
+        np.testing.assert_array_equal(logits(engine, pieces=pieces), whole, err_msg=f"in pieces of {pieces}")
+    np.testing.assert_array_equal(logits(open_native(models / name, precision, threads=1)), whole, err_msg="one thread")
+
+
+def choices(engine: NativeEngine, batches: Sequence[Sequence[Feed]], row: int) -> list[int]:
+    """What is chosen for one row over several passes."""
+    found: list[int] = []
+    for feeds in batches:
+        for feed, chosen in zip(feeds, engine.feed(feeds), strict=True):
+            assert chosen.margins == []
+            found += chosen.tokens if feed.row == row else []
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_is_the_same_alone_and_in_a_ragged_batch(models: Path, temperature: float) -> None:
+    engine = open_native(models / "llama", "w4a8")
+    sampling = Sampling(temperature=temperature, seed=7, top_p=0.9, repetition_penalty=1.2)
+    engine.open(5, sampling, 4)
+    alone = choices(engine, [[Feed(5, TOKENS[:9], 9)], [Feed(5, TOKENS[9:], 11)]], 5)
+    engine.close(5)
+    engine.open(5, sampling, 4)
+    for other in (-1, 1 << 40):
+        engine.open(other, Sampling(), 3)
+    crowded = [
+        [Feed(-1, TOKENS[:1], 1), Feed(5, TOKENS[:9], 9), Feed(1 << 40, TOKENS[3:17], 0)],
+        [Feed(5, TOKENS[9:], 11), Feed(-1, TOKENS[1:8], 2)],
+    ]
+    assert choices(engine, crowded, 5) == alone
+    assert [engine.length(row) for row in (-1, 5, 1 << 40)] == [8, 20, 14]
+
+
+def test_truncated_tokens_leave_no_trace(models: Path) -> None:
+    engine = open_native(models / "llama", "bf16")
+    engine.open(0, Sampling(), 4)
+    straight = engine.feed([Feed(0, TOKENS, 12)])[0].tokens
+    engine.truncate(0, 8)
+    assert engine.length(0) == 8
+    engine.feed([Feed(0, [9] * 30, 1)])
+    engine.truncate(0, 100)
+    assert engine.length(0) == 38, "a truncation to more than there is changes nothing"
+    engine.truncate(0, 8)
+    assert engine.feed([Feed(0, TOKENS[8:], 12)])[0].tokens == straight
+    engine.open(0, Sampling(), 4)
+    assert engine.length(0) == 0, "a row opened again starts empty"
+
+
+def test_the_cost_of_a_pass_can_be_measured(models: Path) -> None:
+    engine = open_native(models / "llama", "w8a8")
+    assert measure(engine)(4) > 0
+    with pytest.raises(KeyError):
+        engine.length(-1)
+
+
+def write(engine: NativeEngine, proposer: Proposer, rows: Sequence[Row], batch: int, count: int) -> tuple[dict, Verifier]:
+    verifier = Verifier(
+        engine=engine,
+        new_writer=lambda row: TextWriter(lambda tokens: " ".join(map(str, tokens)), (), (0,)),
+        proposer=proposer,
+        batch=batch,
+        draft_tokens=count,
+        verify_seconds=lambda tokens: 1.0,
+        end_tokens=(0,),
+    )
+    verifier.add(rows)
+    ended: dict[int, RowResult] = {}
+    while not verifier.idle:
+        ended.update({result.key: result for result in verifier.round()})
+    return ended, verifier
+
+
+def some_rows(count: int, temperature: float, tokens: int = 24) -> list[Row]:
+    random = np.random.default_rng(11)
+    return [
+        Row(
+            key=key,
+            # Prompts that repeat themselves give the lookup something to find.
+            prompt=tuple(np.tile(random.integers(1, 203, size=random.integers(2, 13)), 2).tolist()),
+            max_tokens=tokens,
+            sampling=Sampling(temperature=temperature, seed=int(random.integers(1 << 62)), frequency_penalty=-0.3),
+        )
+        for key in range(count)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("precision", ["bf16", "w4a8"])
+def test_assisted_text_is_plain_text(models: Path, precision: str, temperature: float) -> None:
+    target = open_native(models / "llama", precision)
+    # The same weights rounded otherwise: often right, sometimes not.
+    draft = open_native(models / "llama", "w8a8")
+    rows = some_rows(12, temperature)
+    plain, _ = write(target, NoProposer(), rows, 1, 0)
+    for batch, count, proposer in [
+        (1, 3, LocalDraft(Drafter(draft, (0,)))),
+        (5, 6, LocalDraft(Drafter(draft, (0,)))),
+        (4, 4, LookupProposer()),
+    ]:
+        assisted, verifier = write(target, proposer, rows, batch, count)
+        assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
+        assert 0 < verifier.progress.accepted < verifier.progress.proposed, "only hits or only misses: nothing was tested"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["opt-350m", "qwen3", "mistral", "bigcode"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_assisted_text_is_plain_text_in_every_family(models: Path, name: str, precision: str) -> None:
+    target, draft = open_native(models / name, precision), open_native(models / name, "w4a8", threads=1)
+    for temperature in (0.0, 1.0):
+        rows = some_rows(16, temperature, tokens=48)
+        plain, _ = write(target, NoProposer(), rows, 3, 0)
+        for batch, count in [(1, 1), (7, 6)]:
+            assisted, verifier = write(target, LocalDraft(Drafter(draft, (0,))), rows, batch, count)
+            assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
+            assert verifier.progress.accepted > 0
+
+
+def test_what_is_opened_says_how_it_computes(models: Path) -> None:
+    spec = ModelSpec(str(models / "llama"), "native", "w4a8", threads=1)
+    opened = open_model(spec)
+    assert opened.engine.exact
+    assert "rtn" in opened.notes[0]
+    assert (opened.numeric_path["engine"], opened.numeric_path["precision"]) == ("native", "w4a8")
+    assert "instruction_set" not in opened.numeric_path, "integer models are the same on every instruction set"
+    floating = open_model(ModelSpec(str(models / "llama"), "native", "bf16", threads=1))
+    assert floating.numeric_path["instruction_set"]
+
+
+def test_what_cannot_be_opened_is_said_in_one_sentence(models: Path, tmp_path: Path) -> None:
+    assert native_supports(str(models / "llama")) is None
+    assert "config.json" in str(native_supports(str(tmp_path)))
+    with pytest.raises(UsageError, match='does not know "int3"; choose one of fp32, bf16, w8a8, w4a8'):
+        open_model(ModelSpec(str(models / "llama"), "native", "int3"))
+    with pytest.raises(UsageError, match="runs on the cpu"):
+        open_model(ModelSpec(str(models / "llama"), "native", "bf16", device="cuda"))
+    with pytest.raises(ModelError, match="does not exist"):
+        open_model(ModelSpec(str(tmp_path / "nothing"), "native", "bf16"))

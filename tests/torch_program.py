@@ -1,0 +1,104 @@
+"""A program run by torch in float32 on one row: slow, short, and independent of the kernels that it helps to judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.nn.functional import layer_norm, linear, relu, scaled_dot_product_attention, silu
+
+from outrider.kernels.program import Activation, Kind, Norm, Op, Program, Slice, Tensor
+
+
+def gelu_erf(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS = {
+    Activation.NONE: lambda x: x,
+    Activation.RELU: relu,
+    Activation.GELU_ERF: gelu_erf,
+    Activation.GELU_TANH: gelu_tanh,
+    Activation.SILU: silu,
+}
+
+
+def run(program: Program, tensors: Mapping[str, torch.Tensor], tokens: Sequence[int]) -> torch.Tensor:
+    """The logits after every token."""
+    # Filled with NaN first, so that a column which no operation wrote shows in the result.
+    buffers = [torch.full((len(tokens), width), torch.nan) for width in program.buffers]
+    weights = [_weight(program, index, tensors) for index in range(len(program.weights))]
+
+    def read(part: Slice) -> torch.Tensor:
+        return buffers[part.buffer][:, part.offset : part.offset + part.width].clone()
+
+    for op in program.ops:
+        if op.kind is Kind.CHOOSE:
+            return read(op.input)
+        result = _apply(program, op, read, weights, torch.tensor(list(tokens)))
+        buffers[op.output.buffer][:, op.output.offset : op.output.offset + op.output.width] = result
+    raise AssertionError("the program does not end with a choice")
+
+
+def _weight(program: Program, index: int, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    weight = program.weights[index]
+    if weight.values:
+        return torch.tensor(weight.values)
+    parts = [tensors[source.name][start:stop] for source in weight.sources for start, stop in source.ranges]
+    return torch.cat(parts)
+
+
+def _check(source: Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+    assert tuple(tensors[source.name].shape) == source.shape, source
+
+
+def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+    x = read(op.input) if op.input.buffer >= 0 else torch.empty(0)
+    weight = weights[op.weight] if op.weight >= 0 else torch.empty(0)
+    bias = weights[op.bias] if op.bias >= 0 else None
+    match op.kind:
+        case Kind.EMBED:
+            return weight[tokens]
+        case Kind.POSITION:
+            return x + weight[torch.arange(len(tokens)) + op.integer]
+        case Kind.SELECT:
+            return x
+        case Kind.NORM:
+            heads = x.view(len(tokens), op.heads, op.head_size)
+            if op.integer == Norm.LAYER:
+                return layer_norm(heads, (op.head_size,), weight, bias, op.epsilon).flatten(1)
+            return (heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + op.epsilon) * weight).flatten(1)
+        case Kind.LINEAR:
+            y = linear(x, weight, bias)
+            if program.weights[op.weight].gated:
+                gate, up = y.chunk(2, dim=-1)
+                return ACTIVATIONS[op.activation](gate) * up
+            y = ACTIVATIONS[op.activation](y)
+            return y if op.residual.buffer < 0 else y + read(op.residual)
+        case Kind.ROPE:
+            heads = x.view(len(tokens), op.heads, 2, op.head_size // 2)
+            angle = (torch.arange(len(tokens)).float()[:, None] * weight[None])[:, None]
+            cosine, sine = angle.cos() * op.scale, angle.sin() * op.scale
+            low, high = heads[:, :, 0], heads[:, :, 1]
+            return torch.stack([low * cosine - high * sine, high * cosine + low * sine], dim=2).flatten(1)
+        case Kind.ATTENTION:
+            return _attention(op, x, read(op.key), read(op.value))
+    raise AssertionError(op.kind)
+
+
+def _attention(op: Op, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    count = len(query)
+    positions = torch.arange(count)
+    seen = positions[None] <= positions[:, None]
+    if op.window:
+        seen &= positions[None] > positions[:, None] - op.window
+    q, k, v = (
+        part.view(count, heads, op.head_size).transpose(0, 1)[None]
+        for part, heads in ((query, op.heads), (key, op.kv_heads), (value, op.kv_heads))
+    )
+    mixed = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=op.scale, enable_gqa=op.heads != op.kv_heads)
+    return mixed[0].transpose(0, 1).reshape(count, -1)

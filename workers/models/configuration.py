@@ -1,0 +1,89 @@
+"""A config.json read key by key, so that nothing in it is overlooked.
+
+The families ask for what they know how to compute. ``check_all_read`` then refuses every key that nobody asked for, unless
+it is known to change no logit or its value says "not used": a feature that the native engine does not know must send the
+model to the hf engine, never be computed wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.workers.errors import ModelError
+
+# Keys that say how a model was trained, named, saved or sampled from, but do not change its logits.
+HARMLESS_NAMES = """
+architectures model_type torch_dtype dtype transformers_version auto_map is_decoder use_cache bos_token_id
+eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class prefix initializer_range
+init_std pretraining_tp gradient_checkpointing use_return_dict return_dict return_dict_in_generate attention_dropout
+activation_dropout hidden_dropout dropout layerdrop resid_pdrop embd_pdrop attn_pdrop classifier_dropout
+output_attentions output_hidden_states output_scores chunk_size_feed_forward problem_type id2label label2id num_labels
+finetuning_task task_specific_params summary_activation summary_first_dropout summary_proj_to_labels summary_type
+summary_use_proj attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size
+max_sequence_length pad_key_length pre_allocate_kv_cache validate_runner_input max_length min_length max_new_tokens
+do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
+repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
+use_flash_attn use_sdpa attn_implementation unsloth_version unsloth_fixed torchscript
+"""
+HARMLESS = frozenset(HARMLESS_NAMES.split())
+
+
+class Config:
+    """``values`` as the family's builder sees them. A key read twice is fine, one never read is not."""
+
+    def __init__(self, values: Mapping[str, Any], source: str = "config.json") -> None:
+        self.values = values
+        self.source = source
+        self._read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or the default where the key is missing or null."""
+        self._read.add(key)
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A count of something: a positive whole number."""
+        value = self.get(key, default)
+        if value is None:
+            raise ModelError(f'{self.source} has no "{key}"')
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelError(f'{self.source}: "{key}" must be a positive whole number, got {value!r}')
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.get(key, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise ModelError(f'{self.source}: "{key}" must be a number, got {value!r}')
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise ModelError(f'{self.source}: "{key}" must be true or false, got {value!r}')
+        return value
+
+    def only(self, key: str, value: Any) -> None:
+        """Refuse the model unless the key is missing or has this one value."""
+        found = self.get(key, value)
+        if found != value:
+            raise ModelError(f'{self.source}: the native engine does not know "{key}": {found!r}; the hf engine does')
+
+    def window(self, default: int | None) -> int:
+        """How many tokens back a sliding window reaches; 0 without one. Here null is a value: no window."""
+        self._read.add("sliding_window")
+        if self.values.get("sliding_window", default) is None:
+            return 0
+        return self.size("sliding_window", default)
+
+    def check_all_read(self) -> None:
+        if self.values.get("quantization_config"):
+            method = dict(self.values["quantization_config"]).get("quant_method", "unknown")
+            raise ModelError(
+                f"{self.source}: weights quantised by another tool ({method}) are not read by the native engine"
+            )
+        for key, value in self.values.items():
+            unused = value is None or value is False or value in ([], {})
+            if key not in self._read and key not in HARMLESS and not key.startswith("_") and not unused:
+                raise ModelError(f'{self.source}: the native engine does not know "{key}": {value!r}; the hf engine may')

@@ -1,0 +1,38 @@
+"""The kernels' packing functions as the loader wants them."""
+
+from __future__ import annotations
+
+from outrider.kernels import native
+from outrider.kernels.program import Weight
+from outrider.workers.errors import WorkerError
+from outrider.workers.models.checkpoint import Rows
+from outrider.workers.models.packed import NotFiniteError
+
+SOURCE_TYPES = {"float32": "F32", "uint16": "BF16", "float16": "F16"}
+
+
+class NativeMemory:
+    """Memory for packed weights: huge pages are asked for, and it lies on the node of the thread that first writes it."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = native.Memory(max(size, 1))
+        self.address = self._memory.array.ctypes.data
+        self.view = memoryview(self._memory.array)[:size]
+
+
+class NativePacker:
+    version = f"kernels {native.ABI_VERSION}"
+
+    def allocate(self, size: int) -> NativeMemory:
+        return NativeMemory(size)
+
+    def packed_bytes(self, weight: Weight) -> int:
+        return native.packed_bytes(weight)
+
+    def pack_rows(self, weight: Weight, address: int, first_row: int, rows: Rows) -> None:
+        try:
+            native.pack_rows(weight, address, first_row, rows, SOURCE_TYPES[rows.dtype.name])
+        except native.KernelError as error:
+            if error.status == "not finite":
+                raise NotFiniteError from error
+            raise WorkerError(f"the kernels could not pack {weight.sources}: {error}") from error

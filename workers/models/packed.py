@@ -1,0 +1,215 @@
+"""From a checkpoint to packed weights in memory: from the cache where they lie there, else packed tensor by tensor.
+
+All packed weights of a model are one piece of memory. A tensor is read in chunks of rows and packed straight into its
+place, so that what is held beside the packed model is a few chunks, whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.kernels.program import Program, Tensor, Weight
+from outrider.workers.errors import ModelError
+from outrider.workers.models import packed_cache
+from outrider.workers.models.cards import ModelCard, weight_files
+from outrider.workers.models.checkpoint import Checkpoint, Rows, open_checkpoint
+
+# Raised with this layer's own cache format; the packing's layout has its own version.
+CACHE_VERSION = 1
+ALIGNMENT = 64
+TILE_ROWS = 32
+CHUNK_BYTES = 16 << 20
+
+logger = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]
+
+
+class Memory(Protocol):
+    """Zeroed memory that stays where it is as long as this object lives."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def view(self) -> memoryview: ...
+
+
+class NotFiniteError(Exception):
+    """A weight that is NaN or infinite was to be packed."""
+
+
+class Packer(Protocol):
+    """The packing half of the kernels."""
+
+    @property
+    def version(self) -> str:
+        """Changes with the layout of any packed format."""
+
+    def allocate(self, size: int) -> Memory: ...
+
+    def packed_bytes(self, weight: Weight) -> int: ...
+
+    def pack_rows(self, weight: Weight, address: int, first_row: int, rows: Rows) -> None:
+        """Pack rows (float32, float16, or bf16 bits as uint16) into the weight at the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """A program with the address of each of its weights inside one memory. ``cached`` says where they came from."""
+
+    program: Program
+    memory: Memory
+    addresses: tuple[int, ...]
+    size: int
+    cached: bool
+    notes: tuple[str, ...]
+
+
+def load_packed(
+    card: ModelCard,
+    program: Program,
+    packer: Packer,
+    threads: int = 1,
+    allow_pickle: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> PackedModel:
+    """Pack the weights as the program asks, or take them packed from the cache. ``progress`` gets bytes done, of all."""
+    offsets, size = _layout(program, packer)
+    key = _cache_key(card, program, packer, offsets)
+    name = hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:32]
+    file = packed_cache.cache_directory() / f"{name}.packed"
+    memory = packer.allocate(size)
+    notes: list[str] = []
+    cached = False
+    if file.is_file():
+        try:
+            packed_cache.load(file, key, memory.view, threads, progress)
+            cached = True
+        except (packed_cache.CacheUnusable, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            notes.append(f"packed weights in the cache were not used: {error}")
+            memory = packer.allocate(size)
+    if not cached:
+        _pack(card, program, packer, memory, offsets, threads, allow_pickle, progress)
+        try:
+            packed_cache.store(file, key, memory.view, threads)
+        except OSError as error:
+            notes.append(f"packed weights were not cached: {error}")
+    for note in notes:
+        logger.warning("%s: %s", card.name, note)
+    addresses = tuple(memory.address + offset for offset in offsets)
+    return PackedModel(program, memory, addresses, size, cached, tuple(notes))
+
+
+def _layout(program: Program, packer: Packer) -> tuple[list[int], int]:
+    offsets, end = [], 0
+    for weight in program.weights:
+        offsets.append(end)
+        end += -(-packer.packed_bytes(weight) // ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def _cache_key(card: ModelCard, program: Program, packer: Packer, offsets: list[int]) -> dict[str, Any]:
+    # The digest samples large files; the time of their last change closes the gap.
+    changed = [file.stat().st_mtime_ns for file in weight_files(Path(card.path))]
+    return {
+        "model": card.digest,
+        "changed": changed,
+        "program": program.digest(),
+        "packing": packer.version,
+        "cache": CACHE_VERSION,
+        "layout": hashlib.sha256(repr(offsets).encode()).hexdigest(),
+    }
+
+
+def _pack(
+    card: ModelCard,
+    program: Program,
+    packer: Packer,
+    memory: Memory,
+    offsets: list[int],
+    threads: int,
+    allow_pickle: bool,
+    progress: Progress,
+) -> None:
+    checkpoint = open_checkpoint(Path(card.path), allow_pickle)
+    try:
+        # Everything that is missing or misshapen is found before the long part begins.
+        for weight in program.weights:
+            for source in weight.sources:
+                checkpoint.check(source)
+        with ThreadPoolExecutor(max(1, threads)) as pool:
+            for weight, offset in zip(program.weights, offsets, strict=True):
+                _pack_weight(checkpoint, weight, memory.address + offset, packer, pool)
+                progress(offset + packer.packed_bytes(weight), len(memory.view))
+    finally:
+        checkpoint.close()
+
+
+def _pack_weight(checkpoint: Checkpoint, weight: Weight, address: int, packer: Packer, pool: ThreadPoolExecutor) -> None:
+    if weight.values:
+        packer.pack_rows(weight, address, 0, np.asarray(weight.values, dtype=np.float32)[None])
+        return
+    if all(len(source.shape) == 1 for source in weight.sources):
+        _pack_vector(checkpoint, weight, address, packer)
+        return
+    row = 0
+    for source in weight.sources:
+        # Rows of gate and up lie in tiles of their own, whatever their number.
+        first_of_tiles = row if weight.gated else 0
+        for start, stop in source.ranges:
+
+            def pack(chunk: tuple[int, int], source: Tensor = source, shift: int = row - start) -> None:
+                rows = checkpoint.rows(source, *chunk)
+                _pack_named(packer, weight, address, chunk[0] + shift, rows, source)
+
+            # Chunks share no tile; neighbouring ranges may, so one range follows the other.
+            for _ in pool.map(pack, _chunks(start, stop, row - first_of_tiles, source)):
+                pass
+            row += stop - start
+        checkpoint.done(source)
+
+
+def _chunks(start: int, stop: int, packed_row: int, source: Tensor) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that together are ``start`` to ``stop`` and end where a tile ends."""
+    rows = max(TILE_ROWS, CHUNK_BYTES // (4 * source.shape[1]) // TILE_ROWS * TILE_ROWS)
+    end = start + rows - packed_row % TILE_ROWS
+    while start < stop:
+        yield start, min(end, stop)
+        start, end = min(end, stop), end + rows
+
+
+def _pack_vector(checkpoint: Checkpoint, weight: Weight, address: int, packer: Packer) -> None:
+    parts = []
+    for source in weight.sources:
+        for start, stop in source.ranges:
+            part = _to_float32(checkpoint.rows(source, start, stop))
+            if not np.isfinite(part).all():
+                raise _not_finite(source)
+            parts.append(part)
+    packer.pack_rows(weight, address, 0, np.concatenate(parts)[None])
+
+
+def _pack_named(packer: Packer, weight: Weight, address: int, row: int, rows: Rows, source: Tensor) -> None:
+    try:
+        packer.pack_rows(weight, address, row, rows)
+    except NotFiniteError as error:
+        raise _not_finite(source) from error
+
+
+def _not_finite(source: Tensor) -> ModelError:
+    return ModelError(f'the weight "{source.name}" holds a value that is not a finite number')
+
+
+def _to_float32(values: Rows) -> NDArray[np.float32]:
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
