@@ -76,9 +76,10 @@ def _norm(op: Op, x: Array, weight: Array, bias: Array | None) -> Array:
     heads = x.reshape(len(x), op.heads, op.head_size)
     if op.integer == Norm.LAYER:
         heads = heads - heads.mean(axis=2, keepdims=True)
-    scaled = heads / np.sqrt((heads * heads).mean(axis=2, keepdims=True) + np.float32(op.epsilon))
+    scaled: Array = heads / np.sqrt((heads * heads).mean(axis=2, keepdims=True) + np.float32(op.epsilon))
     scaled = scaled * weight[: op.head_size]
-    return (scaled if bias is None else scaled + bias[: op.head_size]).reshape(x.shape)
+    shifted: Array = scaled if bias is None else scaled + bias[: op.head_size]
+    return shifted.reshape(x.shape)
 
 
 def quantised_activations(x: Array, group: int) -> Array:

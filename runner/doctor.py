@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.runner import sysfs
+from outrider.runner.holding import describe
 from outrider.runner.topology import Topology, read_topology
 from outrider.workers import leases, pinning, readback
 from outrider.workers.errors import OutriderError
@@ -166,7 +167,7 @@ def _shared_memory(system: System) -> Iterator[Check]:
 def _core_leases(system: System) -> Iterator[Check]:
     held = leases.holders()
     if held:
-        yield Check("cores", BETTER, "; ".join(holder.sentence for holder in held.values()), "wait, or end those runs")
+        yield Check("cores", BETTER, describe(held), "wait, or end those runs")
     else:
         yield Check("cores", OK, "none is held by another run")
 

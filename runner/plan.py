@@ -36,6 +36,11 @@ class ReplicaPlan:
     draft: ActorPlan | None
     serve: ServeSpec
 
+    @property
+    def run_ahead(self) -> bool:
+        """Whether the draft may work while the target does: only where it takes no core from it."""
+        return self.draft is not None and not set(self.draft.actor.cores) & set(self.target.actor.cores)
+
 
 def plan_replicas(made: Plan, target: ModelSpec, draft: ModelSpec | None, serve: ServeSpec) -> list[ReplicaPlan]:
     """Each replica's actors with their models and their places; each distinct start is tried out once."""

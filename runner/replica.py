@@ -45,7 +45,8 @@ class Replica:
         if self.plan.draft is None:
             return
         self._draft = _start_actor(DraftActor, self.plan.draft)
-        self.pending[self._draft.load.remote(self.plan.draft.model, self.plan.draft.seat)] = "draft ready"
+        plan = self.plan.draft
+        self.pending[self._draft.load.remote(plan.model, plan.seat, self.plan.run_ahead)] = "draft ready"
 
     def target_is_ready(self, report: WorkerReport) -> None:
         self.report = report

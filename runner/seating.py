@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from outrider.runner.holding import describe
 from outrider.runner.placement import Plan, PlannedActor, plan
 from outrider.runner.topology import Topology, read_topology
 from outrider.runner.wishes import Sizes, Wishes
@@ -38,8 +39,7 @@ def seat(
         try:
             found = plan([machine.without(held)], sizes, wishes) if held else whole
         except PlacementError as refusal:
-            names = {f"process {holder.pid}" if holder.pid else "another process" for holder in held.values()}
-            waiting = f"{len(held)} cores or devices are held by {', '.join(sorted(names))}"
+            waiting = describe(held)
             if time.monotonic() >= deadline:
                 raise PlacementError(f"{waiting}; without them: {refusal}") from None
             if waiting != said:
@@ -48,7 +48,7 @@ def seat(
             sleep(POLL_SECONDS)
             continue
         if held and found.actors != whole.actors:
-            say(f"{len(held)} cores or devices are held by other runs: this one takes what is free")
+            say(f"{describe(held)}: this run takes what is free")
         return found
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from local_draft import LocalDraft
 
+from outrider.workers.costs import CostCurve
 from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
 from outrider.workers.models.cards import find
 from outrider.workers.models.loading import load_hf
@@ -44,7 +45,7 @@ def write(engine, proposer: Proposer, rows: Sequence[Row], batch: int, count: in
         proposer=proposer,
         batch=batch,
         draft_tokens=count,
-        verify_seconds=lambda tokens: 1.0,
+        verify_seconds=CostCurve({1: 1.0}),
         end_tokens=(0,),
     )
     verifier.add(rows)

@@ -1,4 +1,4 @@
-"""Every family on the kernels against transformers in float32: exact formats closely, lossy ones within what rounding costs."""
+"""Every family on the kernels against transformers in float32: exact formats closely, lossy ones within rounding."""
 
 from __future__ import annotations
 

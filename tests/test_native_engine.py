@@ -10,7 +10,7 @@ import pytest
 from local_draft import LocalDraft
 from native_models import PRECISIONS, TOKENS, logits, open_native, save_tiny
 
-from outrider.workers.costs import measure
+from outrider.workers.costs import CostCurve, measure
 from outrider.workers.engine import Feed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.errors import ModelError, UsageError
@@ -105,7 +105,7 @@ def write(engine: NativeEngine, proposer: Proposer, rows: Sequence[Row], batch: 
         proposer=proposer,
         batch=batch,
         draft_tokens=count,
-        verify_seconds=lambda tokens: 1.0,
+        verify_seconds=CostCurve({1: 1.0}),
         end_tokens=(0,),
     )
     verifier.add(rows)

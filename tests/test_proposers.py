@@ -14,7 +14,7 @@ from outrider.workers import proposers
 from outrider.workers.costs import CostCurve
 from outrider.workers.messages import Ask, Candidates, Row, Sampling
 from outrider.workers.propose import Drafter
-from outrider.workers.proposers import MOST_ERRORS, DraftLink, LookupProposer, NoProposer
+from outrider.workers.proposers import MOST_ERRORS, MOST_NEW, DraftLink, LookupProposer, NoProposer
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import LiveRow, Verifier
 
@@ -229,19 +229,22 @@ def test_a_rows_prompt_does_not_count_as_the_price_of_a_step(monkeypatch: pytest
     clock = iter([0.0, 100.0, 100.4])
     monkeypatch.setattr(proposers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     actor, _ = drafting()
-    draft, row = link(actor), live(1, [1, 2])
+    draft, row = link(actor), live(1, [1, 2] * MOST_NEW)
     draft.propose([row], [4])
     assert draft.step_seconds(1) == 0.0
     row.tokens.append(5)
     draft.propose([row], [4])
-    assert 0.0 < (draft.step_seconds(1) or 0.0) < 0.1
+    assert draft.step_seconds(1) == pytest.approx(0.1)
 
 
-def test_a_draft_that_once_seemed_too_slow_is_tried_again() -> None:
-    draft = link(Actor(lambda ask: Reply(None, ready=False)))
+def test_a_step_for_few_rows_is_priced_apart_from_one_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 10.0, 14.0])
+    monkeypatch.setattr(proposers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    actor, _ = drafting()
+    draft = link(actor)
     draft.propose([live(1, [1, 2])], [1])
-    seen = [draft.step_seconds(1) or 0.0 for _ in range(1000)]
-    assert seen[-1] < seen[0] / 100
+    draft.propose([live(key, [key, 2]) for key in range(2, 10)], [1] * 8)
+    assert [draft.step_seconds(rows) for rows in (1, 2, 7, 8, 30)] == pytest.approx([1.0, 1.0, 4.0, 4.0, 4.0])
 
 
 class Moody(Actor):

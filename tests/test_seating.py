@@ -12,13 +12,14 @@ import pytest
 from sysfs_trees import build
 
 from outrider.runner import seating
+from outrider.runner.holding import describe
 from outrider.runner.placement import Plan, plan
 from outrider.runner.seating import ray_options, seat
 from outrider.runner.topology import ray_resources, read_topology
 from outrider.runner.wishes import Sizes, Wishes
 from outrider.workers.errors import PlacementError, WorkerError
 from outrider.workers.leases import Holder, claim, holders
-from outrider.workers.pinning import Launch, Pin, probe, wait_until_up
+from outrider.workers.pinning import Launch, Pin, probe
 from outrider.workers.readback import Pinned
 
 SMALL = Sizes(1000, 100)
@@ -49,7 +50,7 @@ def test_what_is_free_is_taken_and_said(tmp_path: Path, others: list[dict[str, H
     others[:] = [{"0": Holder("0", 77)}]
     made, said = seated(tmp_path, Wishes())
     assert made.actors[0].cores == (1,)
-    assert said == ["1 cores or devices are held by other runs: this one takes what is free"]
+    assert said == ["core 0 is held by process 77: this run takes what is free"]
 
 
 def test_a_run_queues_for_cores_and_says_so_once(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
@@ -57,7 +58,12 @@ def test_a_run_queues_for_cores_and_says_so_once(tmp_path: Path, others: list[di
     others[:] = [both, both, both, {}]
     made, said = seated(tmp_path, Wishes(replicas=2))
     assert made.replicas == 2
-    assert said == ["waiting: 2 cores or devices are held by process 77"]
+    assert said == ["waiting: cores 0-1 are held by process 77"]
+
+
+def test_holders_in_words() -> None:
+    held = {name: Holder(name, pid) for name, pid in (("9", 5), ("8", 5), ("cuda-0", 5), ("3", 0))}
+    assert describe(held) == "core 3 is held by another process; cores 8-9 and cuda:0 are held by process 5"
 
 
 def test_waiting_has_an_end(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
@@ -115,7 +121,7 @@ def test_live_replicas_each_hold_a_core_of_their_own_until_they_are_killed(ray_h
         launch = probe(actor.pin)
         handle = ray_here.remote(sitter()).options(**ray_options(actor, launch)).remote()
         actors.append(handle)
-        found.append(wait_until_up(handle.sit.remote(launch, actor.leases), launch, f"replica {actor.replica}", 60.0))
+        found.append(ray_here.get(handle.sit.remote(launch, actor.leases), timeout=60.0))
     for actor, pinned in zip(made.actors, found, strict=True):
         lines = Path(f"/proc/{pinned.pid}/status").read_text().splitlines()
         status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
@@ -140,4 +146,4 @@ def test_a_second_actor_on_a_held_core_says_who_holds_it(ray_here: Any) -> None:
     with claim([str(core.identity)], 30.0):
         handle = ray_here.remote(sitter()).options(num_cpus=0, runtime_env=launch.runtime_env()).remote()
         with pytest.raises(WorkerError, match=f"held by process {os.getpid()}"):
-            wait_until_up(handle.sit.remote(launch, (str(core.identity),)), launch, "the second", 60.0)
+            ray_here.get(handle.sit.remote(launch, (str(core.identity),)), timeout=60.0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.workers.speculation import MOST_CANDIDATES, Acceptance, accepted, best_count, expected_tokens
+from outrider.workers.speculation import MOST_CANDIDATES, Acceptance, Probing, accepted, best_counts, expected_tokens
 
 ids = st.lists(st.integers(0, 3), max_size=6)
 
@@ -51,25 +51,42 @@ def test_expected_tokens_is_the_sum_over_prefixes(chance: float, candidates: int
 
 
 def test_nothing_is_asked_where_nothing_is_accepted() -> None:
-    assert best_count([0.0] * 4, lambda tokens: 1.0, lambda rows: 0.01) == 0
+    assert best_counts([0.0] * 4, lambda tokens: 1.0, 0.01) == [0] * 4
 
 
 def test_nothing_is_asked_where_verification_costs_by_the_token() -> None:
-    assert best_count([0.9], lambda tokens: float(tokens), lambda rows: 0.2) == 0
+    assert best_counts([0.9], lambda tokens: float(tokens), 0.2) == [0]
 
 
 def test_all_is_asked_where_it_is_free_and_right() -> None:
-    assert best_count([1.0], lambda tokens: 1.0, lambda rows: 0.0) == MOST_CANDIDATES
+    assert best_counts([1.0], lambda tokens: 1.0, 0.0) == [MOST_CANDIDATES]
+
+
+def test_a_row_that_never_hits_asks_for_nothing_beside_one_that_does() -> None:
+    counts = best_counts([0.95, 0.0], lambda tokens: 1.0 + 0.05 * tokens, 0.01)
+    assert counts[0] > 2
+    assert counts[1] == 0
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 1), st.floats(0, 1))
-def test_the_choice_is_never_worse_than_plain(chances: list[float], per_token: float, step: float) -> None:
+def test_the_choice_is_never_worse_than_plain_nor_than_any_other_for_all_alike(
+    chances: list[float], per_token: float, step: float
+) -> None:
     def verify(tokens: int) -> float:
         return 1.0 + per_token * tokens
 
-    def rate(count: int) -> float:
-        tokens = sum(expected_tokens(chance, count) for chance in chances)
-        return tokens / (verify(len(chances) * (count + 1)) + count * step)
+    def rate(counts: list[int]) -> float:
+        tokens = sum(expected_tokens(chance, count) for chance, count in zip(chances, counts, strict=True))
+        return tokens / (verify(len(chances) + sum(counts)) + max(counts) * step)
 
-    best = best_count(chances, verify, lambda rows: step)
-    assert rate(best) == max(rate(count) for count in range(MOST_CANDIDATES + 1))
+    best = best_counts(chances, verify, step)
+    alike = max(rate([count] * len(chances)) for count in range(MOST_CANDIDATES + 1))
+    assert rate(best) >= alike * (1 - 1e-9)
+
+
+def test_probing_pauses_longer_and_longer_while_asking_does_not_pay() -> None:
+    probing = Probing(first=2, longest=8)
+    asked = [index for index in range(60) if probing.due(asking=False)]
+    assert [right - left for left, right in itertools.pairwise(asked)][:4] == [4, 8, 8, 8]
+    assert not probing.due(asking=True)
+    assert [probing.due(asking=False) for _ in range(2)] == [False, True]

@@ -221,6 +221,15 @@ def test_nothing_is_asked_while_there_is_no_draft() -> None:
     assert target.progress.plain_rounds == target.progress.rounds
 
 
+def test_a_draft_that_seems_too_slow_is_tried_again_now_and_then() -> None:
+    """Its price was measured once; nothing else would ever correct it."""
+    proposer = Nonsense(0, step=1e9)
+    rows = [Row(1, (1, 2), 900)]
+    target = verifier(FakeEngine(1000), proposer, 1, None, end=())
+    assert_plain(rows, finish(target, rows), 1000, end=())
+    assert 1 <= len(proposer.asked) <= 100
+
+
 def test_near_ties_are_counted_for_committed_tokens_only() -> None:
     class Close(FakeEngine):
         def _feed(self, feed):  # type: ignore[no-untyped-def]

@@ -79,15 +79,16 @@ class TargetActor:
 class DraftActor:
     """Holds the draft model, and answers a target's requests. The second thread is there for ``watch``."""
 
-    def load(self, spec: ModelSpec, seat: Seat) -> WorkerReport:
+    def load(self, spec: ModelSpec, seat: Seat, run_ahead: bool) -> WorkerReport:
         from outrider.workers.propose import Drafter
+        from outrider.workers.serving import DraftServer
 
         loaded = self._loaded = _Loaded(spec, seat)
-        self._drafter = Drafter(loaded.model.engine, loaded.model.end_tokens)
+        self._server = DraftServer(Drafter(loaded.model.engine, loaded.model.end_tokens), run_ahead)
         return loaded.report
 
     def propose(self, ask: Ask) -> Candidates:
-        return self._drafter.propose(ask)
+        return self._server.propose(ask)
 
     def watch(self) -> None:
         """Never returns: whoever waits for it learns at once when this process dies."""

@@ -193,16 +193,3 @@ def _attempt(command: Sequence[str], environment: dict[str, str]) -> str | None:
     if done.returncode == 0 and not broken:
         return None
     return (broken or complaints or [f"exit code {done.returncode}"])[0]
-
-
-def wait_until_up(ready: Any, launch: Launch, who: str, seconds: float) -> Any:
-    """The value of an actor's first call; an actor that is not up by its deadline is an error that names the line."""
-    import ray
-
-    try:
-        return ray.get(ready, timeout=seconds)
-    except ray.exceptions.GetTimeoutError:
-        raise launch.not_up(who, seconds) from None
-    except (ray.exceptions.RayActorError, ray.exceptions.RuntimeEnvSetupError) as failure:
-        reason = str(failure).strip().splitlines()[-1]
-        raise WorkerError(f"{who} died while starting ({reason}); it was started with: {launch.command}") from None

@@ -14,10 +14,20 @@ PREFILL_TOKENS = 512
 
 @dataclass(slots=True)
 class DraftRow:
-    """``committed`` is what the target has decided; ``cached`` what the engine's cache holds, guesses included."""
+    """``committed`` is what the target has decided, ``guessed`` how the draft goes on from there.
+
+    The engine's cache holds the first ``cached`` tokens of the two in a row. The last guess has not been fed, so it is
+    never among them.
+    """
 
     committed: list[int] = field(default_factory=list)
-    cached: list[int] = field(default_factory=list)
+    guessed: list[int] = field(default_factory=list)
+    cached: int = 0
+    limit: int = 0
+
+    def uncached(self) -> list[int]:
+        beyond = self.cached - len(self.committed)
+        return self.guessed[beyond:] if beyond >= 0 else self.committed[self.cached :] + self.guessed
 
 
 class Drafter:
@@ -27,14 +37,25 @@ class Drafter:
         self.engine = engine
         self.end_tokens = frozenset(end_tokens)
         self._rows: dict[int, DraftRow] = {}
+        self._asked: list[int] = []
 
     def propose(self, ask: Ask) -> Candidates:
         for key in ask.closed:
             self._close(key)
-        known = [advance for advance in ask.rows if self._advance(advance)]
+        self._asked = [advance.key for advance in ask.rows if self._advance(advance)]
         forgotten = tuple(advance.key for advance in ask.rows if advance.key not in self._rows)
-        limits = {advance.key: self._room(advance) for advance in known}
-        return Candidates(ask.round, self._write(limits), forgotten)
+        while self._step([key for key in self._asked if self._wants_more(key, self._rows[key].limit)]):
+            pass
+        rows = {key: self._rows[key] for key in self._asked}
+        return Candidates(ask.round, {key: tuple(row.guessed[: row.limit]) for key, row in rows.items()}, forgotten)
+
+    def run_ahead(self) -> bool:
+        """One step further for the rows of the last request, as if the target were going to accept everything.
+
+        A second set of candidates and the target's own token between the two sets are as far as it pays to go. False
+        where there is nothing to do.
+        """
+        return self._step([key for key in self._asked if self._wants_more(key, 2 * self._rows[key].limit + 1)])
 
     def _advance(self, advance: Advance) -> bool:
         """Take in what the target has committed. False where this row's history here is not the target's."""
@@ -46,55 +67,56 @@ class Drafter:
         if row is None or len(row.committed) != advance.start:
             self._close(advance.key)
             return False
+        held = _common_prefix(row.guessed, advance.tokens)
+        # What was guessed beyond the committed tokens stays good as long as all of them were guessed right.
+        row.guessed = row.guessed[held:] if held == len(advance.tokens) else []
         row.committed.extend(advance.tokens)
-        # On full acceptance the cache lacks the last candidate and the target's own token; on a miss it holds too much.
-        agreed = _common_prefix(row.cached, row.committed, len(row.committed) - 1)
-        del row.cached[agreed:]
-        self.engine.truncate(advance.key, agreed)
+        keep = min(row.cached, advance.start + held, len(row.committed) - 1) if not row.guessed else row.cached
+        if keep < row.cached:
+            row.cached = keep
+            self.engine.truncate(advance.key, keep)
+        row.limit = self._room(row, advance.limit)
         return True
 
-    def _room(self, advance: Advance) -> int:
-        row = self._rows[advance.key]
-        if any(token >= self.engine.vocabulary for token in row.committed[len(row.cached) :]):
+    def _room(self, row: DraftRow, limit: int) -> int:
+        if any(token >= self.engine.vocabulary for token in row.uncached()):
             return 0  # the target's vocabulary is the larger one, and this row uses it
-        return max(0, min(advance.limit, self.engine.context - len(row.committed)))
+        return max(0, min(limit, self.engine.context - len(row.committed)))
 
-    def _write(self, limits: dict[int, int]) -> dict[int, tuple[int, ...]]:
-        """One step a candidate, all rows that still want one together."""
-        written: dict[int, list[int]] = {key: [] for key, limit in limits.items() if limit}
-        active = list(written)
-        while active:
-            for key, token in zip(active, self._step(active, written), strict=True):
-                written[key].append(token)
-            active = [key for key in active if self._continues(written[key], limits[key])]
-        return {key: tuple(tokens) for key, tokens in written.items()}
+    def _wants_more(self, key: int, count: int) -> bool:
+        row = self._rows[key]
+        if row.limit == 0 or len(row.guessed) >= min(count, self.engine.context - len(row.committed)):
+            return False
+        return not row.guessed or row.guessed[-1] not in self.end_tokens
 
-    def _continues(self, tokens: list[int], limit: int) -> bool:
-        return len(tokens) < limit and tokens[-1] not in self.end_tokens
-
-    def _step(self, keys: Sequence[int], written: dict[int, list[int]]) -> list[int]:
+    def _step(self, keys: Sequence[int]) -> bool:
+        """One more guess for each of these rows, all together."""
         feeds = []
         for key in keys:
             row = self._rows[key]
-            new = (row.committed + written[key])[len(row.cached) :]
+            new = row.uncached()
             while len(new) > PREFILL_TOKENS:
                 self.engine.feed([Feed(key, new[:PREFILL_TOKENS], 0)])
-                row.cached.extend(new[:PREFILL_TOKENS])
+                row.cached += PREFILL_TOKENS
                 del new[:PREFILL_TOKENS]
-            row.cached.extend(new)
             feeds.append(Feed(key, new, 1))
-        return [chosen.tokens[0] for chosen in self.engine.feed(feeds)]
+        if not feeds:
+            return False
+        for feed, chosen in zip(feeds, self.engine.feed(feeds), strict=True):
+            row = self._rows[feed.row]
+            row.cached += len(feed.tokens)
+            row.guessed.append(chosen.tokens[0])
+        return True
 
     def _close(self, key: int) -> None:
         if self._rows.pop(key, None) is not None:
             self.engine.close(key)
+            self._asked = [other for other in self._asked if other != key]
 
 
-def _common_prefix(left: Sequence[int], right: Sequence[int], most: int) -> int:
-    for index in range(min(len(left), len(right), most)):
-        if left[index] != right[index]:
-            return index
-    return min(len(left), len(right), most)
+def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    shorter = min(len(left), len(right))
+    return next((index for index in range(shorter) if left[index] != right[index]), shorter)
 
 
 def lookup(tokens: Sequence[int], limit: int, longest: int = 4) -> tuple[int, ...]:

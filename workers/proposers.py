@@ -19,8 +19,8 @@ from outrider.workers.verify import LiveRow
 logger = logging.getLogger(__name__)
 # The share of a new observation in the running mean of a step's cost.
 FRESH = 0.2
-# A step's cost is trusted a little less each round, so that a draft which once seemed too slow is tried again.
-FADE = 0.99
+# A draft that is told more than this of a row reads a prompt, which says nothing about the cost of a step.
+MOST_NEW = 32
 # A draft that answers with an error this often in a row is not asked again.
 MOST_ERRORS = 3
 
@@ -74,8 +74,7 @@ class DraftLink:
         self._deadline = deadline
         self._draft: _Draft | None = None
         self._round = 0
-        # Until a round has been measured a step counts as free, so that the first round asks.
-        self._step_seconds = 0.0
+        self._step_seconds: dict[int, float] = {}
 
     def attach(self, actor: Any) -> None:
         """Take this draft from now on; None for the time without one."""
@@ -92,8 +91,9 @@ class DraftLink:
         draft = self._draft
         if draft is None or draft.lost:
             return None
-        self._step_seconds *= FADE
-        return self._step_seconds
+        # Until a round has been measured a step counts as free, so that the first round asks.
+        nearest = min(self._step_seconds, key=lambda count: abs(count - rows), default=None)
+        return 0.0 if nearest is None else self._step_seconds[nearest]
 
     def propose(self, rows: Sequence[LiveRow], limits: Sequence[int]) -> list[Sequence[int]]:
         draft = self._draft
@@ -117,7 +117,7 @@ class DraftLink:
             ready, _ = ray.wait([reply], timeout=self._deadline)
             if not ready:
                 draft.late = reply
-                self._measure(self._deadline / steps)
+                self._measure(len(rows), self._deadline / steps)
                 return None
             candidates: Candidates = ray.get(reply)
         except RayTaskError as error:
@@ -133,15 +133,16 @@ class DraftLink:
             logger.warning("the draft is lost, going on without it: %s", first_line(error))
             return None
         draft.errors = 0
-        # A round that opens a row pays for its prompt, which says nothing of a step.
-        if all(advance.start for advance in advances):
-            self._measure((time.perf_counter() - started) / steps)
+        # A round that reads a prompt, or much else, pays for that, which says nothing of a step.
+        if all(len(advance.tokens) <= MOST_NEW for advance in advances):
+            self._measure(len(rows), (time.perf_counter() - started) / steps)
         for key in candidates.forgotten:
             draft.known.pop(key, None)
         return candidates if candidates.round == ask.round else None
 
-    def _measure(self, seconds: float) -> None:
-        self._step_seconds += FRESH * (seconds - self._step_seconds)
+    def _measure(self, rows: int, seconds: float) -> None:
+        previous = self._step_seconds.get(rows, seconds)
+        self._step_seconds[rows] = previous + FRESH * (seconds - previous)
 
 
 def _caught_up(draft: _Draft) -> bool:

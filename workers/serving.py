@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.workers.errors import WorkerError
-from outrider.workers.messages import Harvest, Row, RowFailure, RowResult
+from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult
+from outrider.workers.propose import Drafter
 from outrider.workers.verify import Verifier
 
 
@@ -58,3 +59,34 @@ class TargetServer:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
+
+
+class DraftServer:
+    """Answers requests; on cores of its own it also runs ahead between them, one step at a time.
+
+    The one who asks never waits for more than the step that is under way.
+    """
+
+    def __init__(self, drafter: Drafter, run_ahead: bool) -> None:
+        self._drafter = drafter
+        self._turn = threading.Lock()
+        self._asked = threading.Event()
+        self._answered = threading.Event()
+        if run_ahead:
+            threading.Thread(target=self._run_ahead, name="run ahead", daemon=True).start()
+
+    def propose(self, ask: Ask) -> Candidates:
+        self._asked.set()
+        with self._turn:
+            self._asked.clear()
+            candidates = self._drafter.propose(ask)
+        self._answered.set()
+        return candidates
+
+    def _run_ahead(self) -> None:
+        while self._answered.wait():
+            self._answered.clear()
+            more = True
+            while more and not self._asked.is_set():
+                with self._turn:
+                    more = self._drafter.run_ahead()

@@ -43,21 +43,61 @@ def expected_tokens(chance: float, candidates: int) -> float:
     return candidates + 1.0 if chance >= 1.0 else (1.0 - chance ** (candidates + 1)) / (1.0 - chance)
 
 
-def best_count(
+def best_counts(
     chances: Sequence[float],
     verify_seconds: Callable[[int], float],
-    draft_seconds: Callable[[int], float],
+    step_seconds: float,
     most: int = MOST_CANDIDATES,
-) -> int:
-    """The number of candidates a row (0 for none) that commits the most tokens a second over the whole batch.
+) -> list[int]:
+    """How many candidates each row should ask for (0 for none), so that the batch commits the most tokens a second.
 
-    ``verify_seconds`` is the cost of a pass over that many tokens, ``draft_seconds`` that of one draft step for that many
-    rows (each further candidate is a further step).
+    ``verify_seconds`` is the cost of a pass over that many tokens, ``step_seconds`` that of one draft step for these rows
+    (each further candidate is a further step). First the best number for all alike; then rows give up those candidates
+    whose chance to be of use is worth less than the time it takes to verify them.
     """
     rows = len(chances)
-    rates = [
-        sum(expected_tokens(chance, count) for chance in chances)
-        / (verify_seconds(rows * (count + 1)) + count * draft_seconds(rows))
-        for count in range(most + 1)
-    ]
-    return max(range(most + 1), key=rates.__getitem__)
+    if not rows:
+        return []
+    seconds = [verify_seconds(rows * (count + 1)) + count * step_seconds for count in range(most + 1)]
+    tokens = [sum(expected_tokens(chance, count) for chance in chances) for count in range(most + 1)]
+    rates = [each / cost for each, cost in zip(tokens, seconds, strict=True)]
+    best = max(range(most + 1), key=rates.__getitem__)
+    if best == 0 or rows == 1:
+        return [best] * rows
+    seconds_a_token = (verify_seconds(rows * (best + 1)) - verify_seconds(rows)) / (rows * best)
+    worth = rates[best] * max(0.0, seconds_a_token)
+    return [_worthwhile(chance, worth, best) for chance in chances]
+
+
+def _worthwhile(chance: float, worth: float, most: int) -> int:
+    """The number of candidates whose chance to be accepted, with all before them, is above ``worth``."""
+    count, reach = 0, chance
+    while count < most and reach > worth:
+        count += 1
+        reach *= chance
+    return count
+
+
+class Probing:
+    """When to ask although it does not seem to pay: costs and rows change, and nothing is learned without asking.
+
+    The pauses double, so that a draft which never pays costs less and less.
+    """
+
+    def __init__(self, first: int = 32, longest: int = 1024) -> None:
+        self._first = first
+        self._longest = longest
+        self._pause = first
+        self._rounds = 0
+
+    def due(self, asking: bool) -> bool:
+        """Whether to try with one candidate in this round, in which asking does or does not pay."""
+        if asking:
+            self._pause, self._rounds = self._first, 0
+            return False
+        self._rounds += 1
+        if self._rounds < self._pause:
+            return False
+        self._rounds = 0
+        self._pause = min(2 * self._pause, self._longest)
+        return True

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.workers import speculation
+from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Engine, Feed
 from outrider.workers.messages import Progress, Row, RowFailure, RowResult
 from outrider.workers.text import TextWriter
@@ -60,7 +61,7 @@ class Verifier:
         proposer: Proposer,
         batch: int,
         draft_tokens: int | None,
-        verify_seconds: Callable[[int], float],
+        verify_seconds: CostCurve,
         end_tokens: Collection[int],
     ) -> None:
         self.engine = engine
@@ -71,6 +72,7 @@ class Verifier:
         self._new_writer = new_writer
         self._verify_seconds = verify_seconds
         self._end_tokens = frozenset(end_tokens)
+        self._probing = speculation.Probing()
         self._waiting: deque[Row] = deque()
         self._live: list[LiveRow] = []
 
@@ -89,12 +91,14 @@ class Verifier:
         started = time.perf_counter()
         candidates = self._propose()
         proposed = time.perf_counter()
-        answers = self.engine.feed([self._feed(live, guess) for live, guess in zip(self._live, candidates, strict=True)])
+        feeds = [self._feed(live, guess) for live, guess in zip(self._live, candidates, strict=True)]
+        answers = self.engine.feed(feeds)
         verified = time.perf_counter()
         for live, guess, answer in zip(list(self._live), candidates, answers, strict=True):
             reason = self._commit(live, guess, answer)
             if reason is not None:
                 ended.append(self._finish(live, reason))
+        self._verify_seconds.observe(sum(len(feed.tokens) for feed in feeds), verified - proposed)
         self.progress.rounds += 1
         self.progress.plain_rounds += not any(candidates)
         self.progress.draft_seconds += proposed - started
@@ -122,9 +126,11 @@ class Verifier:
     def _propose(self) -> list[Sequence[int]]:
         """Candidates for the rows that are past their prompt."""
         ready = [live for live in self._live if live.pending == 1]
-        count = self._count_to_ask(ready)
         # The last token of a row is always the target's own, so a candidate for it would be wasted.
-        limits = [min(count, live.remaining - 1, self.engine.context - len(live.tokens)) for live in ready]
+        limits = [
+            min(count, live.remaining - 1, self.engine.context - len(live.tokens))
+            for live, count in zip(ready, self._counts_to_ask(ready), strict=True)
+        ]
         if not any(limit > 0 for limit in limits):
             return [()] * len(self._live)
         guesses = self.proposer.propose(ready, limits)
@@ -141,14 +147,14 @@ class Verifier:
                 return guess[:index]
         return guess
 
-    def _count_to_ask(self, ready: Sequence[LiveRow]) -> int:
+    def _counts_to_ask(self, ready: Sequence[LiveRow]) -> list[int]:
         if self.draft_tokens is not None:
-            return self.draft_tokens
+            return [self.draft_tokens] * len(ready)
         step = self.proposer.step_seconds(len(ready)) if ready else None
         if step is None:
-            return 0
-        chances = [live.acceptance.chance for live in ready]
-        return speculation.best_count(chances, self._verify_seconds, lambda _: step)
+            return [0] * len(ready)
+        counts = speculation.best_counts([live.acceptance.chance for live in ready], self._verify_seconds, step)
+        return [1] * len(ready) if self._probing.due(asking=any(counts)) else counts
 
     def _feed(self, live: LiveRow, guess: Sequence[int]) -> Feed:
         new = live.tokens[live.cached :]
