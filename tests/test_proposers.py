@@ -237,13 +237,6 @@ def test_a_rows_prompt_does_not_count_as_the_price_of_a_step(monkeypatch: pytest
     assert 0.0 < (draft.step_seconds(1) or 0.0) < 0.1
 
 
-def test_a_draft_that_once_seemed_too_slow_is_tried_again() -> None:
-    draft = link(Actor(lambda ask: Reply(None, ready=False)))
-    draft.propose([live(1, [1, 2])], [1])
-    seen = [draft.step_seconds(1) or 0.0 for _ in range(1000)]
-    assert seen[-1] < seen[0] / 100
-
-
 class Moody(Actor):
     """Now and then late, forgetful, confused, failing; dead at the end."""
 
