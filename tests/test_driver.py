@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,7 @@ from outrider.runner.placement import PlannedActor
 from outrider.runner.plan import ActorPlan, ReplicaPlan
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.schedule import MOST_ATTEMPTS, MOST_BARREN_DEATHS
-from outrider.workers.errors import JobChangedError, JobError, ModelError, WorkerError
+from outrider.workers.errors import JobChangedError, JobError, LeaseError, ModelError, WorkerError
 from outrider.workers.messages import (
     Harvest,
     ModelSpec,
@@ -31,23 +33,16 @@ from outrider.workers.messages import (
     ServeSpec,
     WorkerReport,
 )
-from outrider.workers.pinning import Launch, Pin
+from outrider.workers.pinning import Launch
 
 REPORT = WorkerReport(
-    pid=1,
-    host="here",
-    load_seconds=1.0,
-    engine="fake",
-    notes=("a note",),
-    path={"engine": "fake"},
-    pinned={"warnings": ()},
-    differences=(),
-)
-PIN = Pin((0,), (), 1)
-ACTOR = ActorPlan(
-    ModelSpec("/models/tiny", "hf", "fp32"),
-    PlannedActor("target", 0, "here", (0,), (), 1, "cpu", "", {}, (), {}),
-    Seat(Launch(PIN, "cores", (), "python")),
+    pid=1, host="here", load_seconds=1.0, engine="fake", notes=("a note",), path={"engine": "fake"},
+    pinned={"warnings": ()}, differences=("core 3 is not core 2",))  # fmt: skip
+PLANNED = PlannedActor("target", 0, "here", (0,), (), 1, "cpu", "", {}, (), {})
+PLAN = ReplicaPlan(
+    ActorPlan(ModelSpec("/models/tiny", "hf", "fp32"), PLANNED, Seat(Launch(PLANNED.pin, "affinity", (), "python3"))),
+    None,
+    ServeSpec(batch=4, draft_tokens=3),
 )
 
 
@@ -141,9 +136,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(module, "Replica", lambda number, plan: FakeReplica(number, plan, made))
 
+    turns = count()
+
     def wait(futures: list[Future], num_returns: int, timeout: float) -> tuple[list[Future], list[Future]]:
         assert num_returns == 1
-        ready = [future for future in futures if future.ready][:1]
+        ready = [future for future in futures if future.ready]
+        ready = ready[next(turns) % len(ready) :][:1] if ready else []
         return ready, [future for future in futures if future not in ready]
 
     def get(future: Future) -> Any:
@@ -171,12 +169,12 @@ def fill(journal: Journal, count: int, samples: int = 1) -> None:
 
 
 def driver(journal: Journal, replicas: int = 1, batch: int = 4, **options: Any) -> Driver:
-    plan = ReplicaPlan(ACTOR, None, ServeSpec(batch=batch, draft_tokens=3))
+    plan = replace(PLAN, serve=ServeSpec(batch=batch, draft_tokens=3))
     given = {
         "agree_on_path": lambda path: None,
+        "seat_anew": lambda: None,
         "show": lambda totals: None,
         "start_deadline": 60.0,
-        "seat_anew": lambda: None,
         **options,
     }
     return Driver(journal, [plan] * replicas, "tiny", **given)
@@ -195,7 +193,8 @@ def test_every_row_ends_and_is_counted(world: World, journal: Journal, replicas:
     assert ids(journal, DONE) == [f"id-{number}" for number in range(700)]
     totals = made.totals
     assert (totals.done, totals.tokens, totals.proposed, totals.accepted, totals.rounds) == (700, 1400, 2100, 1400, 700)
-    assert totals.notes == ["a note"]
+    assert {"a note", "target of replica 0: core 3 is not core 2"} <= set(totals.notes)
+    assert len(totals.notes) == len(set(totals.notes))
     assert all(replica.stopped for replica in made._replicas.values())
 
 
@@ -306,7 +305,7 @@ def test_another_numeric_path_is_refused(world: World, journal: Journal) -> None
 def test_a_replica_that_does_not_come_up_in_time_ends_a_job_that_has_no_other(world: World, journal: Journal) -> None:
     fill(journal, 3)
     world.never_up = {0}
-    with pytest.raises(WorkerError, match=r"the target of replica 0 is not up after 0.001 s; it was started with: python"):
+    with pytest.raises(WorkerError, match=r"the target of replica 0 is not up after 0.001 s; it was started with: python3"):
         driver(journal, start_deadline=0.001).run()
 
 
@@ -359,3 +358,38 @@ def test_a_dead_draft_is_counted_and_the_job_goes_on(world: World, journal: Jour
     assert made.totals.draft_deaths == 3
     assert made.totals.target_deaths == 0
     assert journal.counts() == Counts(20, 20, 0)
+
+
+class NoEvent:
+    """Stands for the drain's event, and counts the waits."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> bool:
+        self.waits += 1
+        return False
+
+
+def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) -> None:
+    """It neither spins nor counts as dead."""
+    fill(journal, 5)
+    world.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
+    asked: list[int] = []
+
+    def seat_anew() -> ReplicaPlan | None:
+        asked.append(1)
+        if len(asked) < 4:
+            return None
+        world.dies_at_start.clear()
+        return PLAN
+
+    made = driver(journal, seat_anew=seat_anew)
+    made._drain = event = NoEvent()  # type: ignore[assignment]
+    made.run()
+    assert event.waits >= 2
+    assert made.totals.target_deaths == 0
+    assert journal.counts() == Counts(5, 5, 0)
