@@ -57,7 +57,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     from outrider.workers.engines.native import NativeEngine
     from outrider.workers.models.cards import read_card
     from outrider.workers.models.native_packer import NativePacker
-    from outrider.workers.models.packed import load_packed
+    from outrider.workers.models.packed import LOADING_VERSION, load_packed
 
     if spec.precision not in NATIVE_PRECISIONS:
         choices = ", ".join(NATIVE_PRECISIONS)
@@ -81,7 +81,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     rounding = "rounded to nearest on load (rtn), " if program.integer else ""
     source = "from the cache" if packed.cached else "packed now"
     notes = [f"native engine, {isa}: {spec.precision}, {rounding}{packed.size / 1e9:.2f} GB, {source}", *packed.notes]
-    path = {"engine": "native", "precision": spec.precision, "packing": packer.version}
+    path = {"engine": "native", "precision": spec.precision, "packing": f"{packer.version}, loading {LOADING_VERSION}"}
     if not program.integer:
         # Only the integer formats are computed in one order on every instruction set.
         path["instruction_set"] = isa
