@@ -317,7 +317,7 @@ def _op(op: Op) -> _Op:
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """One row's part of a batch: ``tokens`` to append, choices wanted after the last ``choose`` of them, logits likewise."""
+    """One row's part of a batch: ``tokens`` to append, a choice after each of the last ``choose``, logits likewise."""
 
     row: int
     tokens: Sequence[int]

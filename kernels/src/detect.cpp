@@ -50,24 +50,17 @@ const char *available_kernels() {
 }
 
 const Kernels *choose_kernels(const char **message) {
-  static std::string refusal;
-  static const Kernels *chosen = []() -> const Kernels * {
-    Unit units[kUnits];
-    list_units(units);
-    const char *wanted = getenv("OUTRIDER_ISA");
-    if (!wanted || !*wanted) {
-      for (const Unit &unit : units)
-        if (unit.present) return unit.kernels;
-    }
-    for (const Unit &unit : units) {
-      if (unit.present && strcmp(unit.kernels->name, wanted) == 0) return unit.kernels;
-    }
-    refusal = std::string("OUTRIDER_ISA=") + wanted + " is not an instruction set of this machine, which has: " +
-              available_kernels();
-    return nullptr;
-  }();
+  Unit units[kUnits];
+  list_units(units);
+  const char *wanted = getenv("OUTRIDER_ISA");
+  for (const Unit &unit : units) {
+    if (unit.present && (!wanted || !*wanted || strcmp(unit.kernels->name, wanted) == 0)) return unit.kernels;
+  }
+  static thread_local std::string refusal;
+  refusal = std::string("OUTRIDER_ISA=") + wanted + " is not an instruction set of this machine, which has: " +
+            available_kernels();
   *message = refusal.c_str();
-  return chosen;
+  return nullptr;
 }
 
 }  // namespace outrider

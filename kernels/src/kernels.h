@@ -109,7 +109,7 @@ extern const Kernels kAvx2;
 extern const Kernels kAvx512Vnni;
 extern const Kernels kAvx512Bf16;
 
-// The unit in use, chosen once; null with the reason in *message.
+// The best unit of this machine, or the one that OUTRIDER_ISA names; null with the reason in *message.
 const Kernels *choose_kernels(const char **message);
 const char *available_kernels();
 
