@@ -143,6 +143,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_isa_available": (c_char_p, ()),
     "outrider_memory_allocate": (c_void_p, (c_int64,)),
     "outrider_memory_free": (None, (c_void_p, c_int64)),
+    "outrider_stream_read": (c_uint64, (c_void_p, c_int64)),
     "outrider_packed_bytes": (c_int64, (POINTER(_Weight),)),
     "outrider_pack_rows": (c_int32, (POINTER(_Weight), c_int32, c_int32, c_void_p, c_int32, c_int64)),
     "outrider_engine_create": (c_int32, (POINTER(_Program), POINTER(_Options), POINTER(c_void_p))),
@@ -272,6 +273,11 @@ class Memory:
 
     def __del__(self) -> None:
         self.free()
+
+
+def stream_read(address: int, size: int) -> int:
+    """Reads memory once, as fast as one thread can; a sum over what was read."""
+    return int(load().outrider_stream_read(address, size))
 
 
 def weight_structure(weight: Weight, address: int | None) -> _Weight:
