@@ -13,12 +13,13 @@ from outrider.runner.office import Office
 from outrider.runner.prompts import BadRow, read_rows
 from outrider.runner.requests import MOST_SAMPLES, Request
 from outrider.runner.results import error_record
-from outrider.workers.errors import InputError
+from outrider.workers.errors import InputError, UsageError
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.models.cards import ModelCard
 
 ROWS_AT_ONCE = 1000
 MOST_ERRORS_SHOWN = 50
+LEAST_TEMPERATURE = 1e-6
 
 
 def admit(spec: JobSpec, card: ModelCard, office: Office, journal: Journal, meta: dict[str, Any]) -> int:
@@ -44,6 +45,8 @@ class _Admission:
                 self._bad.append((number, row))
             else:
                 yield row
+        if not self.count:
+            raise UsageError(f"{self._spec.input} holds no prompts, only blank lines; give one prompt a line")
         if self._bad and not self._spec.skip_bad:
             raise InputError(*_report(self._spec, [row for _, row in self._bad]))
 
@@ -121,7 +124,7 @@ def _resolve(row: Request, prompt_length: int, spec: JobSpec, card: ModelCard) -
         "max_tokens": min(value("max_tokens"), card.context - prompt_length),
         "n": own.n or 1,
         "stop": list(own.stop or ()),
-        "temperature": float(value("temperature")),
+        "temperature": _temperature(float(value("temperature"))),
         "top_p": float(value("top_p")),
         "top_k": max(0, value("top_k")),
         "min_p": float(value("min_p")),
@@ -131,6 +134,11 @@ def _resolve(row: Request, prompt_length: int, spec: JobSpec, card: ModelCard) -
         "frequency_penalty": float(own.frequency_penalty or 0.0),
         "logit_bias": sorted((int(token), float(bias)) for token, bias in (own.logit_bias or {}).items()),
     }
+
+
+def _temperature(asked: float) -> float:
+    """Below this no noise can matter, and dividing by it may overflow: that is greedy."""
+    return asked if asked >= LEAST_TEMPERATURE else 0.0
 
 
 def derived_seed(job_seed: int, custom_id: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,7 +61,12 @@ def run_command(
     draft_tokens: Annotated[str, typer.Option(help="Candidates a round: a number, or auto.")] = "auto",
     draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
     batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
-    replicas: Annotated[int, typer.Option(help="Pairs of target and draft.")] = 1,
+    replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: one a unit of --per].")] = None,
+    per: Annotated[str, typer.Option(help="What a replica gets: auto, node, socket or machine.")] = "auto",
+    layout: Annotated[str, typer.Option(help="Draft and target on split or shared cores, or auto.")] = "auto",
+    draft_cores: Annotated[int | None, typer.Option(help="Cores of the draft's own.")] = None,
+    devices: Annotated[str, typer.Option(help="Such as cuda:0,cpu: the target there, the draft on the CPU.")] = "",
+    wait_for_cores: Annotated[float, typer.Option(help="Seconds to wait for cores that other runs hold.")] = 3600.0,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Run whatever a .bin file contains.")] = False,
     start_deadline: Annotated[float, typer.Option(help="Seconds a model may take to load.")] = 300.0,
     config: Annotated[Path | None, typer.Option(help="A YAML file with these options as keys.")] = None,
@@ -79,29 +85,35 @@ def status_command(
     json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Count a job's rows by state."""
-    from outrider.runner.job import JOURNAL, find_job, is_held
-    from outrider.runner.journal import Journal
+    from outrider.runner.job import is_held, open_job
 
-    directory = find_job(job)
-    counts = Journal(directory / JOURNAL, read_only=True).counts()
-    running = is_held(directory)
+    counts = open_job(job).counts()
+    running = is_held(job)
     if json_:
         typer.echo(json.dumps({"rows": counts.rows, "done": counts.done, "failed": counts.failed, "running": running}))
     else:
         state = "running" if running else "not running"
-        typer.echo(f"{directory}: {counts.rows:,} rows, {counts.done:,} done, {counts.failed:,} failed, {state}")
+        typer.echo(f"{job}: {counts.rows:,} rows, {counts.done:,} done, {counts.failed:,} failed, {state}")
 
 
 @app.command("results")
 def results_command(job: Annotated[Path, typer.Argument(help="A job directory.")]) -> None:
     """Write what is done so far to the job's results.jsonl and errors.jsonl."""
-    from outrider.runner.job import JOURNAL, find_job
-    from outrider.runner.journal import Journal
+    from outrider.runner.job import open_job
     from outrider.runner.results import write_results
 
-    directory = find_job(job)
-    for path in write_results(Journal(directory / JOURNAL, read_only=True), directory):
+    for path in write_results(open_job(job), job):
         typer.echo(str(path))
+
+
+def _register_machine_commands() -> None:
+    from outrider.runner.cli_machine import doctor_command, topology_command
+
+    app.command("topology")(topology_command)
+    app.command("doctor")(doctor_command)
+
+
+_register_machine_commands()
 
 
 def _given(context: typer.Context, leave_out: set[str]) -> dict[str, Any]:
@@ -111,9 +123,8 @@ def _given(context: typer.Context, leave_out: set[str]) -> dict[str, Any]:
         for name, value in context.params.items()
         if name not in leave_out and _stands_on_command_line(context, name)
     }
-    tokens = given.get("draft_tokens")
-    if isinstance(tokens, str) and tokens.lstrip("-").isdecimal():
-        given["draft_tokens"] = int(tokens)
+    with suppress(KeyError, ValueError):  # not given, or no number: the specification says what it may be
+        given["draft_tokens"] = int(given["draft_tokens"])
     return given
 
 

@@ -7,13 +7,13 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from outrider.workers.errors import JobError
+from outrider.workers.errors import JobError, first_line
 
 OBJECT_STORE_BYTES = 256 << 20
 
 
 @contextmanager
-def local_ray(cores: int) -> Iterator[None]:
+def local_ray(cores: int, resources: dict[str, float]) -> Iterator[None]:
     """An embedded Ray on the loopback address, open only to who has this process's token."""
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -26,7 +26,10 @@ def local_ray(cores: int) -> Iterator[None]:
 
     try:
         ray.init(
+            # Without this, RAY_ADDRESS in the environment would send us to somebody else's cluster.
+            address="local",
             num_cpus=cores,
+            resources=resources,
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,
@@ -34,8 +37,8 @@ def local_ray(cores: int) -> Iterator[None]:
             object_store_memory=OBJECT_STORE_BYTES,
             _node_ip_address="127.0.0.1",
         )
-    except (RuntimeError, OSError, ConnectionError, RayError) as error:
-        raise JobError(f"Ray could not be started on this machine: {str(error).strip().splitlines()[0]}") from error
+    except (RuntimeError, ValueError, OSError, RayError) as error:
+        raise JobError(f"Ray could not be started on this machine: {first_line(error)}") from error
     try:
         yield
     finally:

@@ -8,17 +8,17 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import UsageError, first_line
 
 Engine = Literal["auto", "native", "hf"]
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "w8a8", "w4a8"]
 Format = Literal["auto", "jsonl", "text"]
 
 
 class JobSpec(BaseModel):
     """A batch job. The names are those of the command line's options, with underscores."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     input: Path
     model: str = "pocket"
@@ -40,7 +40,12 @@ class JobSpec(BaseModel):
     draft_tokens: int | Literal["auto"] = "auto"
     draft_deadline: float = Field(5.0, gt=0.0)
     batch: int = Field(8, ge=1, le=4096)
-    replicas: int = Field(1, ge=1, le=4096)
+    replicas: int | None = Field(None, ge=1, le=4096)
+    per: Literal["auto", "node", "socket", "machine"] = "auto"
+    layout: Literal["auto", "split", "shared"] = "auto"
+    draft_cores: int | None = Field(None, ge=1)
+    devices: str = ""
+    wait_for_cores: float = Field(3600.0, ge=0.0)
     allow_pickle: bool = False
     start_deadline: float = Field(300.0, gt=0.0)
 
@@ -64,8 +69,8 @@ def build_spec(options: dict[str, Any], config_file: Path | None = None) -> JobS
         key = str(first["loc"][0]) if first["loc"] else ""
         # Pydantic prefixes what our own validators raise.
         message = str(first["msg"]).removeprefix("Value error, ")
-        if first["type"] == "missing":
-            message = "is missing"
+        if key == "input" and first["type"] == "missing":
+            raise UsageError("INPUT is missing: name a file of prompts") from None
         where = f"{config_file}: {key}" if key in from_file and key not in options else f"--{key.replace('_', '-')}"
         raise UsageError(f"{where}: {message}, got {first['input']!r}" if key else message) from None
 
@@ -76,7 +81,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"--config: {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config: {path} is not valid YAML: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"--config: {path} is not valid YAML: {first_line(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -19,8 +19,8 @@ from outrider.runner.replica import Replica, explain
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.results import error_record, result_record
 from outrider.runner.totals import Totals
-from outrider.workers.errors import JobError, UsageError
-from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult
+from outrider.workers.errors import JobError, LeaseError, UsageError
+from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult, WorkerReport
 
 TICK_SECONDS = 0.2
 # A replica holds this many times its batch, so that a finished row's place is taken without asking the driver.
@@ -43,6 +43,7 @@ class Driver:
         model: str,
         start_deadline: float,
         agree_on_path: Callable[[dict[str, str]], None],
+        seat_anew: Callable[[], ReplicaPlan | None],
         show: Callable[[Totals], None],
     ) -> None:
         counts = journal.counts()
@@ -50,8 +51,11 @@ class Driver:
         self._journal = journal
         self._model = model
         self._agree_on_path = agree_on_path
+        self._seat_anew = seat_anew
+        self._seatless: set[int] = set()
         self._show = show
         self._start_deadline = start_deadline
+        self.pinned: dict[tuple[int, str], dict[str, Any]] = {}
         self._replicas = {number: Replica(number, plan) for number, plan in enumerate(plans)}
         self._started: dict[int, float] = {}
         # Loading models is no part of the job's speed.
@@ -107,11 +111,14 @@ class Driver:
         ready: list[Any] = []
         if meaning:
             ready, _ = ray.wait(list(meaning), num_returns=1, timeout=TICK_SECONDS)
+        else:
+            self._drain.wait(TICK_SECONDS)
         for future in ready:
             replica, what = meaning[future]
             if future in replica.pending:  # else an earlier event of this very tick has replaced the replica
                 del replica.pending[future]
                 yield from self._translate(replica, what, future)
+        self._seat_the_seatless()
         self._check_deadlines()
 
     def _translate(self, replica: Replica, what: str, future: Any) -> Iterable[schedule.Event]:
@@ -122,22 +129,36 @@ class Driver:
             return
         if what == "target ready":
             self._agree_on_path(value.path)
-            for note in value.notes:
-                self.totals.note(note)
+            self._note(replica, "target", value)
             replica.target_is_ready(value)
             self.totals.replicas_up += 1
             self._first_up = self._first_up or time.monotonic()
             yield schedule.ReplicaUp(replica.number, replica.plan.serve.batch * QUEUE_DEPTH)
         elif what == "draft ready":
+            self._note(replica, "draft", value)
             replica.draft_is_ready(value)
         elif what == "harvest":
             replica.harvest()
             yield from self._harvested(replica, value)
 
+    def _note(self, replica: Replica, role: str, report: WorkerReport) -> None:
+        """Keep what an actor says of its place, and tell the user what is not as it was asked to be."""
+        self.pinned[replica.number, role] = {"replica": replica.number, "role": role, **report.pinned}
+        for note in (*report.notes, *report.pinned["warnings"]):
+            self.totals.note(note)
+        for difference in report.differences:
+            self.totals.note(f"{role} of replica {replica.number}: {difference}")
+
     def _failed(self, replica: Replica, what: str, error: Exception) -> Iterable[schedule.Event]:
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, UsageError):
             raise cause  # no replica will fare better
+        if what == "target ready" and isinstance(cause, LeaseError):
+            # Another run was quicker to the same cores. Nothing has died: this replica waits for others.
+            replica.stop()
+            self._seatless.add(replica.number)
+            self.totals.note(f"replica {replica.number} waits for cores: {cause}")
+            return
         if what.startswith("draft"):
             self._lose_draft(replica, error)
             return
@@ -159,14 +180,22 @@ class Driver:
                 f"replica {replica.number} goes on without a draft, which died again and again: {explain(error)}"
             )
 
+    def _seat_the_seatless(self) -> None:
+        for number in sorted(self._seatless):
+            plan = self._seat_anew()
+            if plan is None:
+                return
+            self._seatless.remove(number)
+            self._replicas[number].plan = plan
+            self._start(self._replicas[number])
+
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         for replica in self._replicas.values():
             waiting = "target ready" in replica.pending.values()
             if waiting and now - self._started[replica.number] > self._start_deadline:
-                raise JobError(
-                    f"replica {replica.number} was not up within {self._start_deadline:g} s (--start-deadline); "
-                    f"its target is {replica.plan.target.path}"
+                raise replica.plan.target.seat.launch.not_up(
+                    f"the target of replica {replica.number}", self._start_deadline
                 )
 
     def _harvested(self, replica: Replica, harvest: Harvest) -> Iterable[schedule.Event]:

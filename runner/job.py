@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.runner.config import JobSpec
+from outrider.runner.journal import Journal
 from outrider.runner.results import write_atomically
 from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
 from outrider.workers.models.cards import ModelCard
@@ -25,11 +26,14 @@ def default_directory(input_file: Path) -> Path:
     return Path(f"{input_file.stem}-job")
 
 
-def find_job(directory: Path) -> Path:
-    """The directory of a job that exists."""
+def open_job(directory: Path) -> Journal:
+    """The journal of a job that exists, for reading."""
     if not (directory / JOURNAL).is_file():
         raise UsageError(f"{directory} is not a job directory: it has no {JOURNAL}")
-    return directory
+    journal = Journal(directory / JOURNAL, read_only=True)
+    if not journal.filled:
+        raise UsageError(f"{directory} holds no job yet: its input has not been accepted")
+    return journal
 
 
 @contextmanager

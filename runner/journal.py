@@ -72,34 +72,50 @@ def on_network_file_system(path: Path, mounts: str) -> bool:
 
 
 class Journal:
-    """One connection to a job's file. Every method that writes is one durable transaction."""
+    """One connection to a job's file. Every method that writes is one durable transaction.
+
+    What SQLite has to complain about (a full disk, a file that is none of ours) surfaces as a ``JobError``.
+    """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
-        try:
+        with self._translated():
             if read_only:
                 self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+                self._db.execute("PRAGMA busy_timeout = 10000")
             else:
                 self._db = sqlite3.connect(path, isolation_level=None)
+                self._db.execute("PRAGMA busy_timeout = 10000")
                 remote = on_network_file_system(path.resolve(), Path("/proc/mounts").read_text())
                 self._db.execute(f"PRAGMA journal_mode = {'DELETE' if remote else 'WAL'}")
                 self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute("PRAGMA busy_timeout = 10000")
-        except sqlite3.Error as error:
-            raise JobError(f"{path} cannot be opened: {error}") from error
 
     def close(self) -> None:
         self._db.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
+    def _translated(self) -> Iterator[None]:
         try:
-            yield self._db
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+            yield
+        except sqlite3.Error as error:
+            raise JobError(f"{self.path} cannot be used: {error}") from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._translated():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                # A full disk may have rolled back already.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._translated():
+            return self._db.execute(statement, values).fetchall()
 
     def fill(self, rows: Iterable[StoredRow], failures: Iterable[tuple[StoredRow, str]], meta: dict[str, Any]) -> None:
         """Write a new job whole: its rows, those that failed validation with their records, and its identity.
@@ -120,33 +136,35 @@ class Journal:
 
     @property
     def filled(self) -> bool:
-        try:
-            found = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
-        except sqlite3.DatabaseError as error:
-            raise JobError(f"{self.path} is not an outrider journal: {error}") from error
-        return found is not None
+        """Whether the job has been written down; a file of another format is refused."""
+        if not self._query("SELECT 1 FROM sqlite_master WHERE name = 'meta'"):
+            return False
+        if (found := self.meta("format")) != FORMAT:
+            raise JobError(f"{self.path} has format {found}, this outrider reads {FORMAT}: use the one that began the job")
+        return True
 
     def meta(self, key: str) -> Any:
-        found = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if found is None else json.loads(found[0])
+        found = self._query("SELECT value FROM meta WHERE key = ?", (key,))
+        return json.loads(found[0][0]) if found else None
 
     def set_meta(self, key: str, value: Any) -> None:
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
     def counts(self) -> Counts:
-        by_state = dict(self._db.execute("SELECT state, count(*) FROM rows GROUP BY state"))
+        by_state = dict(self._query("SELECT state, count(*) FROM rows GROUP BY state"))
         return Counts(sum(by_state.values()), by_state.get(DONE, 0), by_state.get(FAILED, 0))
 
     def pending(self, after: int, count: int) -> list[tuple[int, int]]:
         """The next rows still to do behind row ``after``, each with its attempts so far."""
-        return self._db.execute(
+        found = self._query(
             "SELECT row, attempts FROM rows WHERE state = 0 AND row > ? ORDER BY row LIMIT ?", (after, count)
-        ).fetchall()
+        )
+        return [(row, attempts) for row, attempts in found]
 
     def load(self, rows: Sequence[int]) -> list[StoredRow]:
         marks = ",".join("?" * len(rows))
-        found = self._db.execute(
+        found = self._query(
             f"SELECT row, custom_id, line, kind, request, prompt FROM rows WHERE row IN ({marks}) ORDER BY row", rows
         )
         return [
@@ -169,9 +187,12 @@ class Journal:
 
     def records(self, state: int) -> Iterator[str]:
         """The records of all rows in that state, in input order."""
-        found = self._db.execute("SELECT record FROM rows JOIN records USING (row) WHERE state = ? ORDER BY row", (state,))
-        for (record,) in found:
-            yield record
+        with self._translated():
+            found = self._db.execute(
+                "SELECT record FROM rows JOIN records USING (row) WHERE state = ? ORDER BY row", (state,)
+            )
+            for (record,) in found:
+                yield record
 
 
 def _columns(row: StoredRow) -> tuple[int, str, int, str, str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,7 +21,13 @@ class Office:
     """Answers questions about models; leaves nothing behind when closed."""
 
     def __init__(self) -> None:
-        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+        self._pool = ProcessPoolExecutor(
+            max_workers=1,
+            mp_context=multiprocessing.get_context("spawn"),
+            # Ctrl-C reaches the whole group; the helper goes without the traceback that Python would print.
+            initializer=signal.signal,
+            initargs=(signal.SIGINT, signal.SIG_DFL),
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -30,6 +37,10 @@ class Office:
 
     def prepare_pair(self, target: str, draft: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
         return self._ask(_prepare_pair, target, draft)
+
+    def native_refuses(self, path: str) -> str | None:
+        """Why the native engine cannot run the model; None where it can."""
+        return self._ask(_native_refuses, path)
 
     def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
         return self._ask(_encode, path, prompts)
@@ -54,3 +65,9 @@ def _encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
     from outrider.workers.models.preparation import encode
 
     return encode(path, prompts)
+
+
+def _native_refuses(path: str) -> str | None:
+    from outrider.workers.models.opening import native_supports
+
+    return native_supports(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any, NoReturn
 
 from outrider.runner.requests import Request, RowError, parse_openai, parse_simple
 from outrider.workers.errors import UsageError
+
+# Half of a surrogate pair, as JSON may spell it and as it then stands in a string.
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,10 @@ def read_rows(path: Path, form: str = "auto") -> Iterator[Request | BadRow]:
                 seen[row.custom_id] = number
                 yield row
             except RowError as error:
-                yield BadRow(_claimed_id(raw, number, seen), number, str(error))
+                claimed = _claimed_id(raw, number, seen)
+                # Taken, so that no later row stands in the results under the id of this error.
+                seen.setdefault(claimed, number)
+                yield BadRow(claimed, number, str(error))
 
 
 def _is_jsonl(path: Path, form: str) -> bool:
@@ -102,9 +110,22 @@ def _load_object(text: str) -> dict[str, Any]:
         raise RowError(f"not valid JSON: {error.msg} at column {error.colno}") from None
     except (ValueError, RecursionError) as error:
         raise RowError(f"not valid JSON: {error}") from None
+    if SURROGATE.search(text):
+        _refuse_halves(entry)
     if not isinstance(entry, dict):
         raise RowError(f"a line must be a JSON object, got {text[:40]!r}")
     return entry
+
+
+def _refuse_halves(entry: Any) -> None:
+    """JSON can spell half of a surrogate pair, which is no character and which no file can hold."""
+    try:
+        json.dumps(entry, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise RowError(f"half of a surrogate pair ({half}) is not a character") from None
+    except RecursionError as error:
+        raise RowError(f"not valid JSON: {error}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -119,4 +140,4 @@ def _claimed_id(raw: bytes, number: int, seen: dict[str, int]) -> str:
     except (ValueError, AttributeError, RecursionError):
         claimed = None
     usable = isinstance(claimed, str | int) and not isinstance(claimed, bool) and str(claimed) not in seen
-    return str(claimed) if usable else str(number)
+    return str(claimed) if usable and not HALF.search(str(claimed)) else str(number)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from outrider.runner.plan import ReplicaPlan
+from outrider.runner.plan import ActorPlan, ReplicaPlan
 from outrider.workers.actors import DraftActor, TargetActor
 from outrider.workers.errors import OutriderError
-from outrider.workers.messages import ModelSpec, Row, WorkerReport
+from outrider.workers.messages import Row, WorkerReport
 
 # How long a target holds a harvest back when nothing has ended.
 HARVEST_SECONDS = 1.0
@@ -38,14 +37,15 @@ class Replica:
         self.report = None
         self.pending.clear()
         self._target = _start_actor(TargetActor, self.plan.target)
-        self.pending[self._target.load.remote(self.plan.target, self.plan.serve)] = "target ready"
+        plan = self.plan.target
+        self.pending[self._target.load.remote(plan.model, plan.seat, self.plan.serve)] = "target ready"
         self.start_draft()
 
     def start_draft(self) -> None:
         if self.plan.draft is None:
             return
         self._draft = _start_actor(DraftActor, self.plan.draft)
-        self.pending[self._draft.load.remote(self.plan.draft)] = "draft ready"
+        self.pending[self._draft.load.remote(self.plan.draft.model, self.plan.draft.seat)] = "draft ready"
 
     def target_is_ready(self, report: WorkerReport) -> None:
         self.report = report
@@ -82,21 +82,18 @@ class Replica:
         self.pending.clear()
 
 
-def _start_actor(actor_class: Any, spec: ModelSpec) -> Any:
-    return actor_class.options(runtime_env=_environment(spec)).remote()
+VARIABLES = {
+    # Threads that wait must not burn the core that the other model is working on.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Whatever is to be fetched has been fetched before.
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONWARNINGS": "ignore",
+}
 
 
-def _environment(spec: ModelSpec) -> dict[str, Any]:
-    variables = {
-        # Threads that wait must not burn the core that the other model is working on.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONWARNINGS": "ignore",
-    }
-    if spec.threads:
-        variables["OMP_NUM_THREADS"] = str(spec.threads)
-    return {"env_vars": variables, "py_executable": sys.executable}
+def _start_actor(actor_class: Any, plan: ActorPlan) -> Any:
+    return actor_class.options(**plan.options(VARIABLES)).remote()
 
 
 def explain(error: Exception) -> str:

@@ -38,7 +38,9 @@ Number = StrictFloat | StrictInt
 
 
 def _as_tuple(value: object) -> object:
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, str | list):
+        raise ValueError("be a text or a list of texts")
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _text_of_parts(value: object) -> object:
@@ -76,7 +78,7 @@ class Parameters(_Strict):
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
-    logit_bias: dict[str, Number] | None = None
+    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
 
 
 class Request(_Strict):
@@ -190,10 +192,9 @@ def _first_problem(error: ValidationError) -> str:
         return f'unknown parameter "{key}"; remove it'
     if first["type"] == "missing":
         return f'"{key}" is missing'
-    message = (
-        str(first["msg"]).removeprefix("Input ").removeprefix("should ").replace("greater than or equal to", "at least")
-    )
-    return f'"{key}" must {message.replace("less than or equal to", "at most")}, got {_shown(first["input"])}'
+    message = str(first["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("should ")
+    message = message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    return f'"{key}" must {message}, got {_shown(first["input"])}'
 
 
 def _shown(value: object) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.runner.journal import DONE, FAILED, Journal, StoredRow
+from outrider.workers.errors import JobError
 from outrider.workers.messages import RowResult
 
 
@@ -67,16 +68,19 @@ def write_atomically(path: Path, lines: Iterable[str]) -> None:
     """A reader sees the old file or the new one, also after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as stream:
-            for line in lines:
-                stream.write(line + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        try:
+            with temporary.open("w", encoding="utf-8", newline="\n") as stream:
+                for line in lines:
+                    stream.write(line + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise JobError(f"{path} cannot be written: {error.strerror}") from None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,21 @@ from outrider.runner.display import Display, console, summary_table
 from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity, read_description
 from outrider.runner.journal import Journal
 from outrider.runner.office import Office
-from outrider.runner.plan import ReplicaPlan
+from outrider.runner.placement import Plan
+from outrider.runner.plan import ReplicaPlan, loaded_bytes, plan_replicas
 from outrider.runner.prompts import check_input, file_digest
 from outrider.runner.results import write_results
+from outrider.runner.seating import seat
+from outrider.runner.topology import ray_resources, read_topology
 from outrider.runner.totals import Totals
+from outrider.runner.wishes import Sizes, Wishes
+from outrider.workers.errors import PlacementError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
 
 ALL_DONE, SOME_FAILED, INTERRUPTED = 0, 3, 130
 # What a checkpoint calls its own number format.
+LOOKUP = "lookup"
 OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -54,23 +60,45 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         target, draft, draft_name, notes = office.prepare_pair(spec.model, spec.draft)
         for note in notes:
             display.say(f"note: {note}")
-        engine, precision = _engine(spec, target, display), _precision(spec.precision, target)
-        asked = identity(spec, target, file_digest(spec.input), engine, precision)
+        target_model, draft_model = _models(spec, target, draft, office, display.say)
+        asked = identity(spec, target, file_digest(spec.input), target_model.engine, target_model.precision)
         journal = Journal(directory / JOURNAL)
         if journal.filled:
             check_same(journal.meta("identity"), asked, "an input, model or parameter", directory)
         else:
             admit(spec, target, office, journal, {"identity": asked})
     describe(directory, _description(spec, target, draft, draft_name, asked))
-    plans = _plans(spec, target, draft, draft_name, engine, precision)
-    outcome = _drive(spec, directory, journal, plans, display)
+    sizes = Sizes(loaded_bytes(target, target_model.precision))
+    if draft is not None and draft_model is not None:
+        sizes = replace(sizes, draft=loaded_bytes(draft, draft_model.precision))
+    serve = ServeSpec(
+        batch=spec.batch,
+        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
+        lookup=draft_name == LOOKUP,
+        draft_deadline=spec.draft_deadline,
+    )
+    outcome = _drive(
+        spec,
+        directory,
+        journal,
+        sizes,
+        partial(plan_replicas, target=target_model, draft=draft_model, serve=serve),
+        display,
+    )
     write_results(journal, directory)
     describe(directory, outcome)
     journal.close()
     return outcome
 
 
-def _drive(spec: JobSpec, directory: Path, journal: Journal, plans: list[ReplicaPlan], display: Display) -> dict[str, Any]:
+def _drive(
+    spec: JobSpec,
+    directory: Path,
+    journal: Journal,
+    sizes: Sizes,
+    replicas_of: Callable[[Plan], list[ReplicaPlan]],
+    display: Display,
+) -> dict[str, Any]:
     def agree_on_path(path: dict[str, str]) -> None:
         kept = journal.meta("numeric_path")
         if kept is None:
@@ -78,20 +106,34 @@ def _drive(spec: JobSpec, directory: Path, journal: Journal, plans: list[Replica
         else:
             check_same(kept, path, "a numeric path", directory)
 
+    def seat_anew() -> ReplicaPlan | None:
+        try:
+            return replicas_of(seat(sizes, replace(_wishes(spec), replicas=1), 0.0, lambda _: None))[0]
+        except PlacementError:
+            return None
+
     counts = journal.counts()
     totals = Totals(rows=counts.rows, done=counts.done, failed=counts.failed)
     interrupted = False
     if counts.pending:
         if counts.done or counts.failed:
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
-        with local_ray(os.cpu_count() or 1):
+        machine = read_topology()
+        for warning in machine.warnings:
+            display.say(f"note: {warning}")
+        made = seat(sizes, _wishes(spec), spec.wait_for_cores, display.say)
+        for note in made.notes:
+            display.say(f"note: {note}")
+        plans = replicas_of(made)
+        with local_ray(len(machine.usable_cores), ray_resources(machine)):
             # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
             from outrider.runner.driver import Driver
 
-            driver = Driver(journal, plans, spec.model, spec.start_deadline, agree_on_path, display.show)
+            driver = Driver(journal, plans, spec.model, spec.start_deadline, agree_on_path, seat_anew, display.show)
             with _draining_on_signals(driver, display):
                 driver.run()
             totals = driver.totals
+            describe(directory, {"pinning": list(driver.pinned.values())})
             interrupted = driver.draining and journal.counts().pending > 0
     counts = journal.counts()
     earlier = read_description(directory).get("summary", {})
@@ -119,33 +161,42 @@ def _draining_on_signals(driver: Any, display: Display) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _engine(spec: JobSpec, card: ModelCard, display: Display) -> str:
-    return "hf"
+def _models(
+    spec: JobSpec, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
+) -> tuple[ModelSpec, ModelSpec | None]:
+    """What each actor loads, and on which engine."""
+    on_accelerator = [device for device in spec.devices.split(",") if device.strip() not in ("", "cpu")]
+    target_model = _model(spec, target, spec.precision, bool(on_accelerator), office, say)
+    if draft is None or spec.draft_tokens == 0:
+        return target_model, None
+    draft_on_accelerator = bool(on_accelerator) and "cpu" not in spec.devices
+    return target_model, _model(spec, draft, spec.draft_precision, draft_on_accelerator, office, say)
 
 
-def _precision(asked: str, card: ModelCard) -> str:
-    return OWN_PRECISION.get(card.dtype, "fp32") if asked == "auto" else asked
+def _model(
+    spec: JobSpec, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
+) -> ModelSpec:
+    chosen = OWN_PRECISION.get(card.dtype, "fp32") if precision == "auto" else precision
+    engine = spec.engine
+    if engine == "auto" and (on_accelerator or chosen == "fp16"):
+        engine = "hf"
+    if engine != "hf":
+        refusal = office.native_refuses(card.path)
+        if refusal is not None and engine == "native":
+            raise UsageError(f"--engine native: {refusal}")
+        if refusal is not None:
+            say(f"note: {card.name} runs on the hf engine, more slowly and not bit for bit: {refusal}")
+        engine = "hf" if refusal is not None else "native"
+    if engine == "hf" and chosen in ("w8a8", "w4a8"):
+        raise UsageError(f'--precision: the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}')
+    if engine == "native" and chosen == "fp16":
+        raise UsageError(f"--precision: the native engine does not know fp16; choose another for {card.name}")
+    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle)
 
 
-def _plans(
-    spec: JobSpec, target: ModelCard, draft: ModelCard | None, draft_name: str, engine: str, precision: str
-) -> list[ReplicaPlan]:
-    threads = max(1, len(os.sched_getaffinity(0)) // spec.replicas)
-    draft_spec = None
-    if draft is not None and spec.draft_tokens != 0:
-        draft_spec = ModelSpec(
-            draft.path, engine, _precision(spec.draft_precision, draft), threads=threads, allow_pickle=spec.allow_pickle
-        )
-    serve = ServeSpec(
-        batch=spec.batch,
-        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
-        lookup=draft_name == "lookup",
-        draft_deadline=spec.draft_deadline,
-    )
-    plan = ReplicaPlan(
-        ModelSpec(target.path, engine, precision, threads=threads, allow_pickle=spec.allow_pickle), draft_spec, serve
-    )
-    return [plan] * spec.replicas
+def _wishes(spec: JobSpec) -> Wishes:
+    devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
+    return Wishes(spec.per, spec.replicas, spec.draft_cores, spec.layout, devices)
 
 
 def _description(

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 FETCH = 256
 # A row that was on a replica when it died, this many times, is taken to be the cause.
 MOST_ATTEMPTS = 3
-# A replica that dies this often without ending a single row in between is not started again.
+# A replica that dies this often without ending a single row in between is not started again. Deaths that a row is
+# blamed for do not count, but so many rows blamed in succession mean that the rows are not the cause.
 MOST_BARREN_DEATHS = 3
+MOST_BLAMED_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class _Replica:
     capacity: int = 0
     up: bool = False
     barren_deaths: int = 0
+    blamed: int = 0
     rows: dict[int, int] = field(default_factory=dict)
 
 
@@ -135,7 +138,7 @@ class Schedule:
             case RowEnded(replica, row):
                 state = self._replicas[replica]
                 state.rows.pop(row, None)
-                state.barren_deaths = 0
+                state.barren_deaths = state.blamed = 0
                 commands = []
             case Drain():
                 self._draining = True
@@ -146,19 +149,20 @@ class Schedule:
         state = self._replicas[replica]
         rows, state.rows = state.rows, {}
         state.up = False
-        state.barren_deaths += 1
         self._last_reason = reason
         commands: list[Command] = []
         if rows:
             commands.append(RecordAttempts(tuple(rows)))
+        blamed = [row for row, attempts in rows.items() if attempts + 1 >= MOST_ATTEMPTS]
+        commands.extend(FailRow(row, f"its replica died {MOST_ATTEMPTS} times while doing it: {reason}") for row in blamed)
         for row, attempts in rows.items():
-            if attempts + 1 >= MOST_ATTEMPTS:
-                commands.append(FailRow(row, f"its replica died {MOST_ATTEMPTS} times while doing it: {reason}"))
-            else:
+            if row not in blamed:
                 (self._suspects if attempts + 1 > 1 else self._waiting).appendleft((row, attempts + 1))
-        if state.barren_deaths >= MOST_BARREN_DEATHS:
+        state.barren_deaths = 0 if blamed else state.barren_deaths + 1
+        state.blamed += len(blamed)
+        if state.barren_deaths >= MOST_BARREN_DEATHS or state.blamed >= MOST_BLAMED_IN_A_ROW:
             del self._replicas[replica]
-        else:
+        elif not self._draining:
             commands.append(Restart(replica))
         return commands
 
@@ -166,10 +170,8 @@ class Schedule:
         """Whatever can be started now."""
         if self._finished:
             return []
-        if not self._replicas:
-            return self._finish(f"no replica stays alive: {self._last_reason}")
         commands: list[Command] = []
-        if not self._draining:
+        if not self._draining and self._replicas:
             commands.extend(self._feed())
             if not self._fetching and not self._exhausted and len(self._waiting) < FETCH // 2:
                 self._fetching = True
@@ -177,6 +179,8 @@ class Schedule:
         nothing_waits = self._exhausted and not self._waiting and not self._suspects
         if self.in_flight == 0 and not self._fetching and (self._draining or nothing_waits):
             commands.extend(self._finish(None))
+        elif not self._replicas:
+            commands.extend(self._finish(f"no replica stays alive: {self._last_reason}"))
         return commands
 
     def _finish(self, reason: str | None) -> list[Command]:
@@ -186,8 +190,10 @@ class Schedule:
     def _feed(self) -> Iterable[Command]:
         # The emptiest first, so that all run dry together at the end.
         by_load = sorted((state for state in self._replicas.items() if state[1].up), key=lambda item: len(item[1].rows))
+        trusted = [replica for replica, state in self._replicas.items() if not state.barren_deaths]
         for replica, state in by_load:
-            if self._suspects and not state.rows:
+            # A replica that has itself just died for no known reason is no judge of a suspect, where there is a better one.
+            if self._suspects and not state.rows and (not trusted or replica in trusted):
                 row, attempts = self._suspects.popleft()
                 state.rows[row] = attempts
                 yield Send(replica, (row,))

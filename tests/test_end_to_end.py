@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from outrider.runner.journal import Journal
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
@@ -42,16 +44,14 @@ def start(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def rows_done(job: Path, cwd: Path) -> int:
-    if not (job / "job.db").exists():
-        return 0
-    status = outrider("status", job, "--json", cwd=cwd)
-    return json.loads(status.stdout)["done"] if status.returncode == 0 else 0
+def rows_done(job: Path) -> int:
+    journal = Journal(job / "job.db", read_only=True) if (job / "job.db").exists() else None
+    return journal.counts().done if journal is not None and journal.filled else 0
 
 
-def wait_for_rows(process: subprocess.Popen[str], job: Path, rows: int, cwd: Path) -> None:
+def wait_for_rows(process: subprocess.Popen[str], job: Path, rows: int) -> None:
     deadline = time.monotonic() + DEADLINE
-    while rows_done(job, cwd) < rows:
+    while rows_done(job) < rows:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, f"no {rows} rows within {DEADLINE} s"
 
@@ -88,7 +88,7 @@ def test_killed_and_resumed_the_job_is_the_same(undisturbed, tmp_path):
     job = tmp_path / "job"
     for rows in (1, 9):
         process = start("run", EXAMPLES, "-o", job, "--batch", "2", cwd=tmp_path)
-        wait_for_rows(process, job, rows, tmp_path)
+        wait_for_rows(process, job, rows)
         process.kill()
         process.wait()
     done = outrider("run", EXAMPLES, "-o", job, cwd=tmp_path)
@@ -99,7 +99,7 @@ def test_killed_and_resumed_the_job_is_the_same(undisturbed, tmp_path):
 def test_interrupted_it_drains_and_refuses_company(undisturbed, tmp_path):
     job = tmp_path / "job"
     process = start("run", EXAMPLES, "-o", job, "--batch", "1", cwd=tmp_path)
-    wait_for_rows(process, job, 1, tmp_path)
+    wait_for_rows(process, job, 1)
     company = outrider("run", EXAMPLES, "-o", job, cwd=tmp_path)
     assert company.returncode == 1
     assert f"process {process.pid} on" in company.stderr
@@ -117,7 +117,7 @@ def test_a_dead_target_and_a_dead_draft_only_cost_time(undisturbed, tmp_path):
     job = tmp_path / "job"
     process = start("run", EXAMPLES, "-o", job, "--batch", "1", "--draft-tokens", "2", cwd=tmp_path)
     for rows, title in ((1, "ray::DraftActor"), (3, "ray::TargetActor")):
-        wait_for_rows(process, job, rows, tmp_path)
+        wait_for_rows(process, job, rows)
         victims = children_titled(process.pid, title)
         assert victims, f"no process called {title}"
         os.kill(victims[0], signal.SIGKILL)
@@ -141,7 +141,9 @@ def test_another_job_in_the_same_directory_is_refused_with_the_difference(undist
 
 
 def test_bad_rows_become_error_records_when_asked(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"id": "good", "prompt": "import", "max_tokens": 4}\n{"id": "bad", "prompt": ""}\n')
+    (tmp_path / "rows.jsonl").write_text(
+        '{"id": "good", "prompt": "import", "max_tokens": 4}\n{"id": "bad", "prompt": ""}\n'
+    )
     refused = outrider("run", "rows.jsonl", cwd=tmp_path)
     assert refused.returncode == 2
     assert 'rows.jsonl:2: "prompt" is empty' in refused.stderr
@@ -163,7 +165,7 @@ def test_bad_rows_become_error_records_when_asked(tmp_path):
         (b'{"id": "a", "prompt": "x"', [], "rows.jsonl:1: not valid JSON"),
         (b'{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}\n', [], 'rows.jsonl:2: the id "a" stands in line 1'),
         (b'{"prompt": "x", "colour": 1}\n', [], 'rows.jsonl:1: unknown parameter "colour"'),
-        (b'{"prompt": "x", "max_tokens": 0}\n', [], "rows.jsonl:1: \"max_tokens\" must be at least 1, got 0"),
+        (b'{"prompt": "x", "max_tokens": 0}\n', [], 'rows.jsonl:1: "max_tokens" must be at least 1, got 0'),
         (b'{"prompt": "caf\xe9"}\n', [], "rows.jsonl:1: byte 16 of the line is not UTF-8"),
         (b'{"prompt": "' + b"word " * 5000 + b'"}\n', [], "tokens, and pocket holds 4096"),
         (b'{"prompt": "x"}\n', ["-m", "nobody/nothing"], "is neither a directory nor in the local cache"),

@@ -80,7 +80,9 @@ def example_rows(tokenizer: Tokenizer, temperature: float) -> Iterator[Row]:
 def test_assisted_text_is_plain_text(pair, tokenizer, temperature):
     target, draft = pair
     rows = random_rows(temperature)
-    rows += [Row(row.key + PROMPTS, row.prompt, row.max_tokens, row.sampling) for row in example_rows(tokenizer, temperature)]
+    rows += [
+        Row(row.key + PROMPTS, row.prompt, row.max_tokens, row.sampling) for row in example_rows(tokenizer, temperature)
+    ]
     plain, _ = write(target, NoProposer(), rows, 1, 0)
     assert len(plain) == len(rows)
     for batch in (1, 8):

@@ -10,17 +10,20 @@ from typing import Any
 
 import ray
 
-from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, ServeSpec, WorkerReport
+from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, Seat, ServeSpec, WorkerReport
+from outrider.workers.readback import read_back, take_place
 
 
 class _Loaded:
-    """A model in this process, and what there is to say about it."""
+    """A model in this process, on the cores that it was given, and what there is to say about it."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, seat: Seat) -> None:
+        started = time.perf_counter()
+        take_place(seat.launch, seat.leases, seat.lease_seconds)
         from outrider.workers.models.opening import open_model
 
-        started = time.perf_counter()
         self.model = open_model(spec)
+        pinned = read_back(seat.launch)
         self.report = WorkerReport(
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -28,6 +31,8 @@ class _Loaded:
             engine=self.model.kind,
             notes=tuple(self.model.notes),
             path=self.model.numeric_path,
+            pinned=pinned.record(),
+            differences=pinned.differences,
         )
 
 
@@ -35,7 +40,7 @@ class _Loaded:
 class TargetActor:
     """Holds the target model, and leads the rounds. ``load`` comes first, so that its errors arrive as they are."""
 
-    def load(self, spec: ModelSpec, serve: ServeSpec) -> WorkerReport:
+    def load(self, spec: ModelSpec, seat: Seat, serve: ServeSpec) -> WorkerReport:
         from outrider.workers.costs import measure
         from outrider.workers.models.tokenizer import Tokenizer
         from outrider.workers.proposers import DraftLink, LookupProposer
@@ -43,7 +48,7 @@ class TargetActor:
         from outrider.workers.text import TextWriter
         from outrider.workers.verify import Verifier
 
-        loaded = _Loaded(spec)
+        loaded = self._loaded = _Loaded(spec, seat)
         model = loaded.model
         tokenizer = Tokenizer(spec.path)
         self._link = DraftLink(serve.draft_deadline)
@@ -74,10 +79,10 @@ class TargetActor:
 class DraftActor:
     """Holds the draft model, and answers a target's requests. The second thread is there for ``watch``."""
 
-    def load(self, spec: ModelSpec) -> WorkerReport:
+    def load(self, spec: ModelSpec, seat: Seat) -> WorkerReport:
         from outrider.workers.propose import Drafter
 
-        loaded = _Loaded(spec)
+        loaded = self._loaded = _Loaded(spec, seat)
         self._drafter = Drafter(loaded.model.engine, loaded.model.end_tokens)
         return loaded.report
 

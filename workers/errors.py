@@ -10,6 +10,7 @@
     │   ├── JobHeldError      another process runs it
     │   └── JobChangedError   the same directory, another input, model or parameter
     └── WorkerError           an actor could not start or do its work
+        └── LeaseError        the cores it was to have are another run's by now
 
 All of them cross process borders: every argument is positional and kept by ``Exception``, so they pickle.
 """
@@ -63,4 +64,13 @@ class JobChangedError(JobError):
 
 
 class WorkerError(OutriderError):
+    pass
+
+
+def first_line(error: BaseException) -> str:
+    """What a foreign exception says, short enough for a sentence of ours; its class where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), error.__class__.__name__)
+
+
+class LeaseError(WorkerError):
     pass

@@ -6,6 +6,9 @@ Between target and draft only token ids travel, and only what is new since the l
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.workers.pinning import Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,15 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Seat:
+    """An actor's place: how its process was started, and what it must hold host-wide before it uses its cores."""
+
+    launch: Launch
+    leases: tuple[str, ...] = ()
+    lease_seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
 class ServeSpec:
     """How a target serves its rows: how many at once, how many candidates it asks for (None: as many as pay)."""
 
@@ -132,7 +144,11 @@ class ServeSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What an actor says of itself once its model is loaded. ``path`` is the numeric path that its results follow."""
+    """What an actor says of itself once its model is loaded.
+
+    ``path`` is the numeric path that its results follow, ``pinned`` what was asked of its pinning and what was got, and
+    ``differences`` one sentence for each thing that was not.
+    """
 
     pid: int
     host: str
@@ -140,6 +156,8 @@ class WorkerReport:
     engine: str
     notes: tuple[str, ...]
     path: dict[str, str]
+    pinned: dict[str, Any]
+    differences: tuple[str, ...]
 
 
 @dataclass(slots=True)

@@ -38,7 +38,8 @@ def process(
         for token, count in written.items():
             scores[token] -= count * sampling.frequency_penalty + sampling.presence_penalty
     for token, bias in sampling.logit_bias:
-        scores[token] += bias
+        if token < scores.size:  # a draft is handed the target's sampling, and may have fewer tokens
+            scores[token] += bias
     if sampling.greedy:
         return scores
     scores /= sampling.temperature

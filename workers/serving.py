@@ -36,7 +36,8 @@ class TargetServer:
         deadline = time.monotonic() + timeout
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._failure, timeout=max(0.0, deadline - time.monotonic()))
-            if self._failure is not None:
+            # What ended before the failure is good, and goes out first.
+            if self._failure is not None and not self._ended:
                 raise WorkerError(f"the target failed: {self._failure!r}") from self._failure
             ended, self._ended = tuple(self._ended), []
             return Harvest(ended, replace(self._verifier.progress))

@@ -104,14 +104,20 @@ class Verifier:
     def _admit(self) -> Iterable[RowFailure]:
         while self._waiting and len(self._live) < self.batch:
             row = self._waiting.popleft()
-            if len(row.prompt) >= self.engine.context:
-                yield RowFailure(row.key, f"the prompt has {len(row.prompt)} tokens, the model holds {self.engine.context}")
-                continue
-            if max(row.prompt) >= self.engine.vocabulary:
-                yield RowFailure(row.key, f"token {max(row.prompt)} is not one of the model's {self.engine.vocabulary}")
+            problem = self._problem(row.prompt)
+            if problem is not None:
+                yield RowFailure(row.key, problem)
                 continue
             self.engine.open(row.key, row.sampling, len(row.prompt))
             self._live.append(LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter()))
+
+    def _problem(self, prompt: Sequence[int]) -> str | None:
+        if not prompt:
+            return "the prompt has no tokens"
+        if len(prompt) >= self.engine.context:
+            return f"the prompt has {len(prompt)} tokens, the model holds {self.engine.context}"
+        strange = next((token for token in prompt if not 0 <= token < self.engine.vocabulary), None)
+        return None if strange is None else f"token {strange} is not one of the model's {self.engine.vocabulary}"
 
     def _propose(self) -> list[Sequence[int]]:
         """Candidates for the rows that are past their prompt."""

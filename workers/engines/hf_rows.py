@@ -30,8 +30,11 @@ class HfRowEngine:
         return len(self._rows[row].tokens)
 
     def truncate(self, row: int, length: int) -> None:
-        del self._rows[row].tokens[length:]
-        self._caches[row].crop(length)
+        surplus = len(self._rows[row].tokens) - length
+        if surplus > 0:
+            del self._rows[row].tokens[length:]
+            # A negative count is how many to remove.
+            self._caches[row].crop(-surplus)
 
     def close(self, row: int) -> None:
         del self._rows[row], self._caches[row]

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from outrider.workers.errors import ModelError
 
@@ -37,9 +37,12 @@ def find(name: str) -> Path:
     """The local directory of a model named by a path, a hub id, or ``pocket``; downloads what the cache lacks."""
     if name in (POCKET, POCKET_DRAFT):
         return _pocket(name)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            return path
+    except (OSError, RuntimeError) as error:  # a name too long, or a home that nobody has
+        raise ModelError(f'the model directory "{name[:80]}" does not exist: {error}') from None
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f'the model directory "{name}" does not exist')
     return _from_hub(name)
@@ -66,7 +69,9 @@ def _from_hub(name: str) -> Path:
     except LocalEntryNotFoundError:
         pass
     if constants.HF_HUB_OFFLINE:
-        raise ModelError(f'"{name}" is not in the local cache ({constants.HF_HUB_CACHE}) and HF_HUB_OFFLINE is set')
+        raise ModelError(
+            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE is set'
+        )
     try:
         published = [entry.rfilename for entry in HfApi().model_info(name, timeout=10).siblings or []]
         # One set of weights is enough, and safetensors is the one that can hold nothing but weights.
@@ -86,16 +91,16 @@ def read_card(name: str) -> ModelCard:
     path = find(name)
     config = _read_json(path / "config.json")
     # Models that see or hear keep the language model's limits one level down.
-    text = config.get("text_config") or config
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     family = config.get("model_type")
     if not isinstance(family, str):
         raise ModelError(f'{path / "config.json"} has no "model_type": is this a language model\'s directory?')
     weights = weight_files(path)
     if not weights:
         raise ModelError(f"{path} holds no weights: neither *.safetensors nor *.bin")
-    context = next((text[key] for key in CONTEXT_KEYS if isinstance(text.get(key), int)), None)
+    context = next((text[key] for key in CONTEXT_KEYS if _is_count(text.get(key))), None)
     vocabulary = text.get("vocab_size")
-    if context is None or not isinstance(vocabulary, int):
+    if context is None or not _is_count(vocabulary):
         raise ModelError(f"{path / 'config.json'} does not say how long a row may be or how many tokens there are")
     return ModelCard(
         name=name,
@@ -144,7 +149,14 @@ def _end_tokens(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
         declared = config.get("eos_token_id")
     if declared is None:
         return ()
-    return tuple(sorted(declared)) if isinstance(declared, list) else (int(declared),)
+    ids = declared if isinstance(declared, list) else [declared]
+    if not all(type(id_) is int for id_ in ids):
+        raise ModelError(f'{path}: "eos_token_id" must be a token id or a list of them, got {declared!r}')
+    return tuple(sorted(ids))
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value > 0
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from outrider.workers.engine import Engine, Feed
 from outrider.workers.engines.hf import HfEngine
 from outrider.workers.engines.hf_rows import HfRowEngine
-from outrider.workers.errors import ModelError
+from outrider.workers.errors import ModelError, first_line
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.cards import ModelCard, read_card, weight_files
 
@@ -68,7 +68,7 @@ def _load_weights(card: ModelCard, dtype: torch.dtype, spec: ModelSpec) -> PreTr
             f"{card.name} holds more than weights in its .bin files; --allow-pickle runs what is in them"
         ) from error
     except Exception as error:  # whatever a checkpoint can be wrong with surfaces here, in many types
-        raise ModelError(f"{card.name} cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(f"{card.name} cannot be loaded: {first_line(error)}") from error
     _check_complete(card, report)
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter.sum()):
@@ -83,11 +83,6 @@ def _check_complete(card: ModelCard, report: dict[str, Any]) -> None:
         raise ModelError(f'{card.name} lacks {len(missing)} of its weights, first "{missing[0]}"')
     if wrong:
         raise ModelError(f"{card.name}: {len(wrong)} weights have another shape than config.json says, first {wrong[0]}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else error.__class__.__name__
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from outrider.workers.errors import ModelError
+from outrider.workers.errors import ModelError, first_line
 from outrider.workers.models.cards import POCKET, POCKET_DRAFT, ModelCard, read_card
 from outrider.workers.models.tokenizer import Tokenizer, check_pair
 
@@ -65,4 +65,4 @@ def _encode_one(tokenizer: Tokenizer, prompt: Any) -> tuple[int, ...] | str:
     try:
         return tuple(tokenizer.encode_chat(prompt)) or "the conversation has no tokens"
     except Exception as error:  # a chat template is a program of the model's author, and may refuse in any way
-        return f"the model's chat template refuses the messages: {str(error).splitlines()[0]}"
+        return f"the model's chat template refuses the messages: {first_line(error)}"

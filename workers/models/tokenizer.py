@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from outrider.workers.errors import ModelError, PairError
+from outrider.workers.errors import ModelError, PairError, first_line
 from outrider.workers.models.cards import ModelCard
 
 
@@ -17,7 +17,7 @@ class Tokenizer:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, ImportError) as error:
-            raise ModelError(f"the tokenizer of {path} cannot be loaded: {str(error).splitlines()[0]}") from error
+            raise ModelError(f"the tokenizer of {path} cannot be loaded: {first_line(error)}") from error
 
     @property
     def chats(self) -> bool:

@@ -1,0 +1,153 @@
+"""Stand-ins that are deterministic, quick, and strict about how they are used."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from outrider.workers.engine import Chosen, Feed
+from outrider.workers.messages import Row, Sampling
+from outrider.workers.verify import LiveRow
+
+VOCABULARY = 12
+END = 11
+# What each token says; the last one ends a text and says nothing. Stop strings can lie across tokens.
+PIECES = ("a", "b", "c", "ab", "bc", "ca", " ", "x", "xy", "\n", "abc", "")
+
+Choose = Callable[[Sequence[int], Sampling], int]
+
+
+def hashed(tokens: Sequence[int], sampling: Sampling, salt: int = 0) -> int:
+    """A token that depends on every token before it and, when sampling, on seed and sample."""
+    key = crc32(array("q", tokens).tobytes(), salt)
+    if not sampling.greedy:
+        key = crc32(f"{sampling.seed}:{sampling.sample}:{sampling.temperature}".encode(), key)
+    return key % VOCABULARY
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return "".join(PIECES[token] for token in tokens)
+
+
+class FakeEngine:
+    """Implements ``Engine``, and fails loudly where a real one would only compute nonsense."""
+
+    exact = True
+
+    def __init__(self, context: int = 96, vocabulary: int = VOCABULARY, choose: Choose = hashed) -> None:
+        self.context = context
+        self.vocabulary = vocabulary
+        self.choose = choose
+        self.rows: dict[int, list[int]] = {}
+        self.sampling: dict[int, Sampling] = {}
+        self.prompt_lengths: dict[int, int] = {}
+        self.passes: list[list[Feed]] = []
+
+    def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
+        assert row not in self.rows, f"row {row} is open already"
+        self.rows[row], self.sampling[row], self.prompt_lengths[row] = [], sampling, prompt_length
+
+    def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
+        assert feeds, "a pass over nothing"
+        assert len({feed.row for feed in feeds}) == len(feeds), "a row stands twice in one pass"
+        self.passes.append(list(feeds))
+        return [self._feed(feed) for feed in feeds]
+
+    def _feed(self, feed: Feed) -> Chosen:
+        cache = self.rows[feed.row]
+        assert len(feed.tokens) > 0, "a feed of nothing"
+        assert 0 <= feed.choose <= len(feed.tokens), "more choices than tokens"
+        assert all(0 <= token < self.vocabulary for token in feed.tokens), f"ids out of range: {feed.tokens}"
+        cache.extend(feed.tokens)
+        assert len(cache) <= self.context, f"row {feed.row} outgrew the context: {len(cache)} > {self.context}"
+        chosen = []
+        for length in range(len(cache) - feed.choose + 1, len(cache) + 1):
+            chosen.append(self.choose(cache[:length], self.sampling[feed.row]))
+        return Chosen(chosen, [1.0] * len(chosen))
+
+    def length(self, row: int) -> int:
+        return len(self.rows[row])
+
+    def truncate(self, row: int, length: int) -> None:
+        assert 0 <= length <= len(self.rows[row]), f"cannot truncate {len(self.rows[row])} tokens to {length}"
+        del self.rows[row][length:]
+
+    def close(self, row: int) -> None:
+        del self.rows[row], self.sampling[row], self.prompt_lengths[row]
+
+
+@dataclass(frozen=True)
+class Plain:
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str
+
+
+def plain(row: Row, context: int, end_tokens: Collection[int] = (END,), choose: Choose = hashed) -> Plain:
+    """What a row's result has to be, written down as simply as can be: one token at a time, all text decoded anew."""
+    written: list[int] = []
+    while True:
+        token = choose([*row.prompt, *written], row.sampling)
+        written.append(token)
+        text = decode([other for other in written if other not in end_tokens])
+        found = [text.find(word) for word in row.stop if word in text]
+        if token in end_tokens or found:
+            return Plain(tuple(written), text[: min(found)] if found else text, "stop")
+        if len(written) == row.max_tokens or len(row.prompt) + len(written) >= context:
+            return Plain(tuple(written), text, "length")
+
+
+@dataclass
+class Nonsense:
+    """A proposer that is right, wrong, rude or silent, at random; it obeys no limit."""
+
+    seed: int
+    choose: Choose = hashed
+    step: float | None = 0.0
+    forgotten: list[int] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def propose(self, rows: Sequence[LiveRow], limits: Sequence[int]) -> list[Sequence[int]]:
+        assert len(rows) == len(limits)
+        self.asked.extend(live.row.key for live in rows)
+        return [self._one(live, limit) for live, limit in zip(rows, limits, strict=True)]
+
+    def _one(self, live: LiveRow, limit: int) -> Sequence[int]:
+        dice = self._random
+        kind = dice.choice(("right", "right", "half", "wrong", "long", "negative", "huge", "same", "none"))
+        right = self._right(live, max(0, limit) + 3)
+        match kind:
+            case "right":
+                return right[: max(0, limit)]
+            case "half":
+                guess = right[: max(0, limit)]
+                return [token if dice.random() < 0.7 else dice.randrange(VOCABULARY) for token in guess]
+            case "wrong":
+                return tuple(dice.randrange(VOCABULARY) for _ in range(max(0, limit)))
+            case "long":
+                return right
+            case "negative":
+                return [*right[:1], -1, *right[1:]]
+            case "huge":
+                return [*right[:2], 1 << 40, *right[2:]]
+            case "same":
+                return [dice.randrange(VOCABULARY)] * max(0, limit)
+        return ()
+
+    def _right(self, live: LiveRow, count: int) -> list[int]:
+        tokens = list(live.tokens)
+        for _ in range(count):
+            tokens.append(self.choose(tokens, live.row.sampling))
+        return tokens[len(live.tokens) :]
+
+    def forget(self, key: int) -> None:
+        self.forgotten.append(key)
+
+    def step_seconds(self, rows: int) -> float | None:
+        return self.step

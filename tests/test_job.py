@@ -1,0 +1,127 @@
+"""Who holds a job, and whether what is asked now is the same job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.runner.config import JobSpec
+from outrider.runner.job import check_same, default_directory, describe, held, identity, is_held, open_job, read_description
+from outrider.runner.journal import Journal, StoredRow
+from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
+from outrider.workers.models.cards import ModelCard
+
+HOLDER = """
+import sys
+from pathlib import Path
+from outrider.runner.job import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def card() -> ModelCard:
+    return ModelCard("m", "/m", "llama", 100, 10, "float32", (0,), 5, "d" * 64)
+
+
+def test_a_second_process_is_refused_and_told_who_is_first(tmp_path: Path) -> None:
+    directory = tmp_path / "job"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "held\n"
+    assert is_held(directory)
+    with (
+        pytest.raises(JobHeldError, match=rf"job is being run by process {process.pid} on \S+; wait for it or stop it"),
+        held(directory),
+    ):
+        pass
+    assert is_held(directory), "asking must not free it"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+    assert not is_held(directory), "the kernel frees a killed holder's job"
+    with held(directory):
+        assert is_held(directory)
+    assert not is_held(directory)
+
+
+def test_the_name_of_an_earlier_longer_holder_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("x" * 150)
+    with held(tmp_path):
+        assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
+        assert "xx" not in (tmp_path / "lock").read_text()
+
+
+def test_a_place_that_cannot_be_a_job(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"--out: .*file cannot be written: File exists"), held(tmp_path / "file"):
+        pass
+    with pytest.raises(UsageError, match=r"is not a job directory: it has no job.db"):
+        open_job(tmp_path)
+    assert not is_held(tmp_path)
+
+
+def test_a_job_whose_input_was_refused_is_no_job_yet(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "job.db")
+    with pytest.raises(UsageError, match="holds no job yet"):
+        open_job(tmp_path)
+    journal.fill([StoredRow(0, "a", 1, "completion", {}, (1,))], [], {})
+    assert open_job(tmp_path).counts().rows == 1
+    journal.close()
+
+
+def test_what_decides_the_text_is_the_identity_and_the_rest_may_change(card: ModelCard, tmp_path: Path) -> None:
+    base = JobSpec(input=tmp_path)
+    kept = identity(base, card, "digest", "hf", "fp32")
+    for change in ({"batch": 3}, {"replicas": 2}, {"draft": "none"}, {"draft_tokens": 5}, {"out": tmp_path}):
+        assert identity(base.model_copy(update=change), card, "digest", "hf", "fp32") == kept, change
+    for change in (
+        {"seed": 2},
+        {"temperature": 1.0},
+        {"top_p": 0.5},
+        {"top_k": 5},
+        {"min_p": 0.1},
+        {"max_tokens": 3},
+        {"skip_bad": True},
+        {"format": "text"},
+    ):
+        assert identity(base.model_copy(update=change), card, "digest", "hf", "fp32") != kept, change
+    assert identity(base, card, "other", "hf", "fp32") != kept
+    assert identity(base, card, "digest", "native", "fp32") != kept
+    assert identity(base, card, "digest", "hf", "bf16") != kept
+
+
+def test_a_difference_is_shown() -> None:
+    check_same({"a": 1}, {"a": 1}, "a parameter", Path("job"))
+    with pytest.raises(JobChangedError) as caught:
+        check_same({"seed": 1, "model": "a" * 64, "gone": 3}, {"seed": 2, "model": "b" * 64}, "a parameter", Path("job"))
+    assert str(caught.value) == (
+        "job holds a job with a parameter other than now "
+        "(gone: 3 then, None now; model: aaaaaaaaaaaa… then, bbbbbbbbbbbb… now; seed: 1 then, 2 now); "
+        "run it as it was begun, or give another directory with --out"
+    )
+
+
+def test_a_description_keeps_what_it_does_not_replace(tmp_path: Path) -> None:
+    assert read_description(tmp_path) == {}
+    describe(tmp_path, {"a": 1, "b": 2})
+    describe(tmp_path, {"b": 3})
+    assert read_description(tmp_path) == {"a": 1, "b": 3}
+    (tmp_path / "job.json").write_text("{")
+    with pytest.raises(JobError, match=r"job.json cannot be read"):
+        read_description(tmp_path)
+
+
+def test_default_directory() -> None:
+    assert default_directory(Path("/data/my.prompts.jsonl")) == Path("my.prompts-job")

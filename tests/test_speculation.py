@@ -1,0 +1,75 @@
+"""Acceptance, and the choice of how much to ask for."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.workers.speculation import MOST_CANDIDATES, Acceptance, accepted, best_count, expected_tokens
+
+ids = st.lists(st.integers(0, 3), max_size=6)
+
+
+@given(ids, ids)
+def test_accepted_is_the_length_of_the_common_prefix(candidates: list[int], chosen: list[int]) -> None:
+    pairs = zip(candidates, chosen, strict=False)
+    assert accepted(candidates, chosen) == len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def test_an_acceptance_estimate_follows_what_it_sees() -> None:
+    row = Acceptance()
+    assert row.chance == pytest.approx(0.7)
+    for _ in range(100):
+        row.observe(4, 4)
+    assert row.chance > 0.95
+    for _ in range(30):
+        row.observe(4, 0)
+    assert row.chance < 0.45, "a row that changes its subject is noticed within a few dozen candidates"
+
+
+def test_candidates_behind_the_first_miss_say_nothing() -> None:
+    short, long = Acceptance(), Acceptance()
+    short.observe(1, 0)
+    long.observe(16, 0)
+    assert short.chance == long.chance
+
+
+@given(st.lists(st.tuples(st.integers(1, 16), st.integers(0, 16)), max_size=50))
+def test_a_chance_is_a_chance(rounds: list[tuple[int, int]]) -> None:
+    row = Acceptance()
+    for proposed, held in rounds:
+        row.observe(proposed, min(proposed, held))
+        assert 0.0 <= row.chance <= 1.0
+
+
+@given(st.floats(0, 1), st.integers(0, 16))
+def test_expected_tokens_is_the_sum_over_prefixes(chance: float, candidates: int) -> None:
+    assert expected_tokens(chance, candidates) == pytest.approx(sum(chance**power for power in range(candidates + 1)))
+
+
+def test_nothing_is_asked_where_nothing_is_accepted() -> None:
+    assert best_count([0.0] * 4, lambda tokens: 1.0, lambda rows: 0.01) == 0
+
+
+def test_nothing_is_asked_where_verification_costs_by_the_token() -> None:
+    assert best_count([0.9], lambda tokens: float(tokens), lambda rows: 0.2) == 0
+
+
+def test_all_is_asked_where_it_is_free_and_right() -> None:
+    assert best_count([1.0], lambda tokens: 1.0, lambda rows: 0.0) == MOST_CANDIDATES
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 1), st.floats(0, 1))
+def test_the_choice_is_never_worse_than_plain(chances: list[float], per_token: float, step: float) -> None:
+    def verify(tokens: int) -> float:
+        return 1.0 + per_token * tokens
+
+    def rate(count: int) -> float:
+        tokens = sum(expected_tokens(chance, count) for chance in chances)
+        return tokens / (verify(len(chances) * (count + 1)) + count * step)
+
+    best = best_count(chances, verify, lambda rows: step)
+    assert rate(best) == max(rate(count) for count in range(MOST_CANDIDATES + 1))
