@@ -7,6 +7,7 @@ interpreter lock during every call.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -163,7 +164,12 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def library_path() -> Path | None:
-    """Where the library lies. An editable install leaves it in site-packages, away from these sources."""
+    """Where the library lies: an editable install leaves it in site-packages, away from these sources.
+
+    OUTRIDER_LIBRARY names another build of it, such as one with sanitizers.
+    """
+    if named := os.environ.get("OUTRIDER_LIBRARY"):
+        return Path(named)
     candidate = files("outrider.kernels").joinpath(LIBRARY_NAME)
     return Path(str(candidate)) if candidate.is_file() else None
 
