@@ -116,9 +116,9 @@ def _lines(weight: Weight, matrix: Matrix) -> Words:
 def unpack(weight: Weight, packed: NDArray[np.uint8]) -> Matrix:
     """The matrix that the packed bytes stand for."""
     if weight.table:
-        element = np.float32 if weight.format is Format.FP32 else np.uint16
-        flat = packed.view(element)[: weight.rows * weight.columns]
-        return (flat if weight.format is Format.FP32 else from_bf16(flat)).reshape(weight.rows, weight.columns)
+        fp32 = weight.format is Format.FP32
+        flat = packed.view(np.float32) if fp32 else from_bf16(packed.view(np.uint16))
+        return flat[: weight.rows * weight.columns].reshape(weight.rows, weight.columns)
     order = tile_order(weight)
     tiles = packed.view(np.uint32).reshape(order.shape[0], -1, TILE_ROWS).swapaxes(1, 2)
     lines = np.zeros((weight.rows, tiles.shape[2]), np.uint32)

@@ -76,7 +76,7 @@ def _norm(op: Op, x: Array, weight: Array, bias: Array | None) -> Array:
     heads = x.reshape(len(x), op.heads, op.head_size)
     if op.integer == Norm.LAYER:
         heads = heads - heads.mean(axis=2, keepdims=True)
-    scaled = heads / np.sqrt((heads * heads).mean(axis=2, keepdims=True) + np.float32(op.epsilon))
+    scaled: Array = heads / np.sqrt((heads * heads).mean(axis=2, keepdims=True) + np.float32(op.epsilon))
     scaled = scaled * weight[: op.head_size]
     return (scaled if bias is None else scaled + bias[: op.head_size]).reshape(x.shape)
 
@@ -104,7 +104,7 @@ def _linear(op: Op, x: Array, weight: Weight, matrix: Array, bias: Array | None,
         y = y if bias is None else y + bias[: y.shape[1]]
         return _activate(y[:, :half], op.activation) * y[:, half:]
     y = _activate(y if bias is None else y + bias[: y.shape[1]], op.activation)
-    return y if residual is None else y + residual
+    return np.asarray(y if residual is None else y + residual)
 
 
 def _activate(x: Array, activation: Activation) -> Array:

@@ -17,7 +17,7 @@ class NativeMemory:
     def __init__(self, size: int) -> None:
         self._memory = native.Memory(max(size, 1))
         self.address = self._memory.array.ctypes.data
-        self.view = memoryview(self._memory.array)[:size]
+        self.view = self._memory.array.data[:size]
 
 
 class NativePacker:
