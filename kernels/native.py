@@ -7,6 +7,7 @@ interpreter lock during every call.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_isa_available": (c_char_p, ()),
     "outrider_memory_allocate": (c_void_p, (c_int64,)),
     "outrider_memory_free": (None, (c_void_p, c_int64)),
+    "outrider_stream_read": (c_uint64, (c_void_p, c_int64)),
     "outrider_packed_bytes": (c_int64, (POINTER(_Weight),)),
     "outrider_pack_rows": (c_int32, (POINTER(_Weight), c_int32, c_int32, c_void_p, c_int32, c_int64)),
     "outrider_engine_create": (c_int32, (POINTER(_Program), POINTER(_Options), POINTER(c_void_p))),
@@ -162,7 +164,12 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def library_path() -> Path | None:
-    """Where the library lies. An editable install leaves it in site-packages, away from these sources."""
+    """Where the library lies: an editable install leaves it in site-packages, away from these sources.
+
+    OUTRIDER_LIBRARY names another build of it, such as one with sanitizers.
+    """
+    if named := os.environ.get("OUTRIDER_LIBRARY"):
+        return Path(named)
     candidate = files("outrider.kernels").joinpath(LIBRARY_NAME)
     return Path(str(candidate)) if candidate.is_file() else None
 
@@ -274,6 +281,11 @@ class Memory:
         self.free()
 
 
+def stream_read(address: int, size: int) -> int:
+    """Reads memory once, as fast as one thread can; a sum over what was read."""
+    return int(load().outrider_stream_read(address, size))
+
+
 def weight_structure(weight: Weight, address: int | None) -> _Weight:
     return _Weight(
         address, int(weight.format), weight.rows, weight.columns, weight.group, int(weight.gated), int(weight.table)
@@ -317,7 +329,7 @@ def _op(op: Op) -> _Op:
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """One row's part of a batch: ``tokens`` to append, choices wanted after the last ``choose`` of them, and logits."""
+    """One row's part of a batch: ``tokens`` to append, a choice after each of the last ``choose``, logits likewise."""
 
     row: int
     tokens: Sequence[int]

@@ -116,10 +116,9 @@ def _lines(weight: Weight, matrix: Matrix) -> Words:
 def unpack(weight: Weight, packed: NDArray[np.uint8]) -> Matrix:
     """The matrix that the packed bytes stand for."""
     if weight.table:
-        size = weight.rows * weight.columns
-        exact = weight.format is Format.FP32
-        flat: Matrix = packed.view(np.float32)[:size] if exact else from_bf16(packed.view(np.uint16)[:size])
-        return flat.reshape(weight.rows, weight.columns)
+        fp32 = weight.format is Format.FP32
+        flat = packed.view(np.float32) if fp32 else from_bf16(packed.view(np.uint16))
+        return flat[: weight.rows * weight.columns].reshape(weight.rows, weight.columns)
     order = tile_order(weight)
     tiles = packed.view(np.uint32).reshape(order.shape[0], -1, TILE_ROWS).swapaxes(1, 2)
     lines = np.zeros((weight.rows, tiles.shape[2]), np.uint32)

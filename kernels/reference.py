@@ -78,8 +78,7 @@ def _norm(op: Op, x: Array, weight: Array, bias: Array | None) -> Array:
         heads = heads - heads.mean(axis=2, keepdims=True)
     scaled: Array = heads / np.sqrt((heads * heads).mean(axis=2, keepdims=True) + np.float32(op.epsilon))
     scaled = scaled * weight[: op.head_size]
-    shifted: Array = scaled if bias is None else scaled + bias[: op.head_size]
-    return shifted.reshape(x.shape)
+    return (scaled if bias is None else scaled + bias[: op.head_size]).reshape(x.shape)
 
 
 def quantised_activations(x: Array, group: int) -> Array:
@@ -105,7 +104,7 @@ def _linear(op: Op, x: Array, weight: Weight, matrix: Array, bias: Array | None,
         y = y if bias is None else y + bias[: y.shape[1]]
         return _activate(y[:, :half], op.activation) * y[:, half:]
     y = _activate(y if bias is None else y + bias[: y.shape[1]], op.activation)
-    return y if residual is None else y + residual
+    return np.asarray(y if residual is None else y + residual)
 
 
 def _activate(x: Array, activation: Activation) -> Array:

@@ -195,8 +195,8 @@ class Driver:
         for replica in self._replicas.values():
             waiting = "target ready" in replica.pending.values()
             if waiting and now - self._started[replica.number] > self._start_deadline:
-                launch = replica.plan.target.seat.launch
-                late = launch.not_up(f"the target of replica {replica.number}", self._start_deadline)
+                who = f"the target of replica {replica.number}"
+                late = replica.plan.target.seat.launch.not_up(who, self._start_deadline)
                 if self._first_up is None:
                     raise late
                 yield from self._failed(replica, "target ready", late)

@@ -16,8 +16,8 @@ from outrider.runner.wishes import PER, Sizes, Wishes, check
 from outrider.workers.errors import PlacementError
 from outrider.workers.pinning import Pin
 
-# Below this a core of its own for the draft costs the target more than taking turns does.
-CORES_TO_SPLIT = 4
+# From this many cores on, a layout that is left open gives the draft cores of its own.
+CORES_TO_SPLIT = 2
 # Without a wish, one core in so many goes to the draft.
 TARGET_CORES_A_DRAFT_CORE = 8
 

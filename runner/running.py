@@ -26,7 +26,7 @@ from outrider.runner.plan import ReplicaPlan, loaded_bytes, plan_replicas
 from outrider.runner.prompts import check_input, file_digest
 from outrider.runner.results import write_results
 from outrider.runner.seating import seat
-from outrider.runner.topology import ray_resources, read_topology
+from outrider.runner.topology import Topology, ray_resources, read_topology
 from outrider.runner.totals import Totals
 from outrider.runner.wishes import Sizes, Wishes
 from outrider.workers.errors import PlacementError, UsageError
@@ -36,6 +36,7 @@ from outrider.workers.models.cards import ModelCard
 ALL_DONE, SOME_FAILED, INTERRUPTED = 0, 3, 130
 # What a checkpoint calls its own number format.
 LOOKUP = "lookup"
+FEWEST_CORES_TO_SPLIT = 4
 OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -106,9 +107,11 @@ def _drive(
         else:
             check_same(kept, path, "a numeric path", directory)
 
+    machine = read_topology()
+
     def seat_anew() -> ReplicaPlan | None:
         try:
-            return replicas_of(seat(sizes, replace(_wishes(spec), replicas=1), 0.0, lambda _: None))[0]
+            return replicas_of(seat(sizes, replace(_wishes(spec, machine), replicas=1), 0.0, lambda _: None))[0]
         except PlacementError:
             return None
 
@@ -118,10 +121,9 @@ def _drive(
     if counts.pending:
         if counts.done or counts.failed:
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
-        machine = read_topology()
         for warning in machine.warnings:
             display.say(f"note: {warning}")
-        made = seat(sizes, _wishes(spec), spec.wait_for_cores, display.say)
+        made = seat(sizes, _wishes(spec, machine), spec.wait_for_cores, display.say)
         for note in made.notes:
             display.say(f"note: {note}")
         plans = replicas_of(made)
@@ -194,9 +196,14 @@ def _model(
     return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle)
 
 
-def _wishes(spec: JobSpec) -> Wishes:
+def _wishes(spec: JobSpec, machine: Topology) -> Wishes:
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
-    return Wishes(spec.per, spec.replicas, spec.draft_cores, spec.layout, devices)
+    layout = spec.layout
+    if layout == "auto" and spec.draft_cores is None and not devices:
+        # A target loses 1/n of its speed with one of n cores, and a draft that takes turns costs less than a quarter.
+        cores_a_replica = len(machine.usable_cores) // (spec.replicas or 1)
+        layout = "shared" if cores_a_replica < FEWEST_CORES_TO_SPLIT else "split"
+    return Wishes(spec.per, spec.replicas, spec.draft_cores, layout, devices)
 
 
 def _description(

@@ -14,7 +14,7 @@ from outrider.kernels.program import Activation, Builder, Format, Norm, Program,
 
 @dataclass(frozen=True)
 class Shape:
-    """``style`` is llama (rms, rope, gated), qwen (and head norms, biases) or opt (layer norm, learned positions, relu)."""
+    """``style``: llama (rms, rope, gated), qwen (also head norms, biases) or opt (layer norm, learned positions)."""
 
     style: str = "llama"
     width: int = 352

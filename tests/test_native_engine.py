@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from local_draft import LocalDraft
 from native_models import PRECISIONS, TOKENS, logits, open_native, save_tiny
+from safetensors.torch import load_file, save_file
 
 from outrider.workers.costs import CostCurve, measure
 from outrider.workers.engine import Feed
@@ -170,6 +172,18 @@ def test_what_is_opened_says_how_it_computes(models: Path) -> None:
     assert "instruction_set" not in opened.numeric_path, "integer models are the same on every instruction set"
     floating = open_model(ModelSpec(str(models / "llama"), "native", "bf16", threads=1))
     assert floating.numeric_path["instruction_set"]
+
+
+def test_a_head_that_is_there_is_used_whatever_the_configuration_says(tmp_path: Path) -> None:
+    model = save_tiny("llama", tmp_path / "model")
+    own_head = logits(open_native(model, "fp32"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    np.testing.assert_array_equal(logits(open_native(model, "fp32")), own_head)
+    tensors = load_file(model / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, model / "model.safetensors")
+    assert not np.array_equal(logits(open_native(model, "fp32")), own_head)
 
 
 def test_what_cannot_be_opened_is_said_in_one_sentence(models: Path, tmp_path: Path) -> None:

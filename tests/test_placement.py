@@ -237,7 +237,8 @@ def test_siblings_stay_idle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layout", "draft_cores", "count", "expected"),
     [
-        ("auto", None, 2, (2, 2)),
+        ("auto", None, 1, (1, 1)),
+        ("auto", None, 2, (1, 1)),
         ("auto", None, 4, (3, 1)),
         ("split", None, 2, (1, 1)),
         ("shared", None, 6, (6, 6)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -87,6 +88,6 @@ def test_the_choice_is_never_worse_than_plain_nor_than_any_other_for_all_alike(
 def test_probing_pauses_longer_and_longer_while_asking_does_not_pay() -> None:
     probing = Probing(first=2, longest=8)
     asked = [index for index in range(60) if probing.due(asking=False)]
-    assert [right - left for left, right in itertools.pairwise(asked)][:4] == [4, 8, 8, 8]
+    assert [right - left for left, right in pairwise(asked)][:4] == [4, 8, 8, 8]
     assert not probing.due(asking=True)
     assert [probing.due(asking=False) for _ in range(2)] == [False, True]

@@ -25,7 +25,7 @@ import math
 import sysconfig
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,8 @@ VOCABULARY = 4096
 CONTEXT = 4096
 END_OF_TEXT = "<|endoftext|>"
 GROUP = 128
+LOSS_SLICE = 1024
+RATE = {"target": 4e-3, "draft": 6e-3}
 # A chat is laid out as a Python file would be: who spoke stands in comments, and code follows.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -175,6 +177,29 @@ def agreement(target: LlamaForCausalLM, draft: LlamaForCausalLM, stream: np.ndar
     return same / count
 
 
+def backward(model: LlamaForCausalLM, window: torch.Tensor, teacher: LlamaForCausalLM | None) -> float:
+    """Gradients of the loss on one batch. The vocabulary's scores are made in slices, which stay in the caches."""
+    wanted = window[:, 1:].flatten()
+    hidden = model.model(input_ids=window[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
+    leaf = hidden.detach().requires_grad_()
+    if teacher is not None:
+        with torch.no_grad():
+            known = teacher.model(input_ids=window[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
+    total = 0.0
+    for start in range(0, len(wanted), LOSS_SLICE):
+        part = slice(start, start + LOSS_SLICE)
+        scores = model.lm_head(leaf[part]).float()
+        loss = F.cross_entropy(scores, wanted[part], reduction="sum") / len(wanted)
+        total += loss.item()
+        if teacher is not None:
+            with torch.no_grad():
+                likely = teacher.lm_head(known[part]).float().softmax(-1)
+            loss = 0.2 * loss + 0.8 * F.cross_entropy(scores, likely, reduction="sum") / len(wanted)
+        loss.backward()
+    hidden.backward(leaf.grad)
+    return total
+
+
 def train(
     role: str, stream: np.ndarray, held_out: np.ndarray, minutes: float, teacher: LlamaForCausalLM | None, save
 ) -> LlamaForCausalLM:
@@ -186,45 +211,32 @@ def train(
     matrices = [p for p in model.parameters() if p.dim() == 2 and p is not embedding]
     others = [p for p in model.parameters() if p.dim() != 2 or p is embedding]
     optimizers = [
-        (torch.optim.Muon(matrices, lr=4e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"), 4e-3),
-        (torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0), 4e-3),
+        torch.optim.Muon(matrices, lr=RATE[role], weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=RATE[role], betas=(0.9, 0.95), weight_decay=0.0),
     ]
     budget = minutes * 60 * torch.get_num_threads()
     started, step, seen, next_report = time.process_time(), 0, 0, 0.0
     while (progress := (time.process_time() - started) / budget) < 1:
-        warm = min(1.0, (step + 1) / 100)
+        warm = min(1.0, (step + 1) / 50)
         rate = warm * (1.0 if progress < 0.4 else 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (progress - 0.4) / 0.6)))
-        for optimizer, base in optimizers:
+        for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = base * rate
+                group["lr"] = RATE[role] * rate
         length = 256 if progress < 0.15 else 512 if progress < 0.8 else CONTEXT if step % 2 else 512
         window = batches(stream, 8192, length, generator)
         rounded = role == "target" and progress > 0.65 and step % 4 < 2
-        with torch.autocast("cpu", torch.bfloat16):
-            if rounded:
-                with rounded_weights(model):
-                    logits = model(input_ids=window[:, :-1], use_cache=False).logits
-                    # The backward pass reads the weights that the forward pass saw.
-                    loss = F.cross_entropy(logits.flatten(0, 1).float(), window[:, 1:].flatten())
-                    loss.backward()
-            else:
-                logits = model(input_ids=window[:, :-1], use_cache=False).logits
-                loss = F.cross_entropy(logits.flatten(0, 1).float(), window[:, 1:].flatten())
-                objective = loss
-                if teacher is not None:
-                    with torch.no_grad():
-                        wanted = teacher(input_ids=window[:, :-1], use_cache=False).logits.flatten(0, 1).float().softmax(-1)
-                    objective = 0.2 * loss + 0.8 * F.cross_entropy(logits.flatten(0, 1).float(), wanted)
-                objective.backward()
+        # The backward pass must read the weights that the forward pass saw.
+        with rounded_weights(model) if rounded else nullcontext(), torch.autocast("cpu", torch.bfloat16):
+            loss = backward(model, window, teacher)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, _ in optimizers:
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         step, seen = step + 1, seen + window.shape[0] * length
         if progress >= next_report:
             next_report += 0.05
             print(
-                f"{role} {progress:4.0%} step {step} tokens {seen / 1e6:.1f}M loss {loss.item():.3f} "
+                f"{role} {progress:4.0%} step {step} tokens {seen / 1e6:.1f}M loss {loss:.3f} "
                 f"held-out {held_out_loss(model, held_out[:30_000], 1024):.3f}",
                 flush=True,
             )
@@ -236,7 +248,7 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--target-minutes", type=float, default=45)
+    parser.add_argument("--target-minutes", type=float, default=45, help="0 keeps the target that is there")
     parser.add_argument("--draft-minutes", type=float, default=20)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
@@ -263,7 +275,10 @@ def main() -> None:
         (arguments.out / role / "config.json").write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n")
         wrapped.save_pretrained(arguments.out / role)
 
-    target = train("target", training, held_out, arguments.target_minutes, None, save)
+    if arguments.target_minutes:
+        target = train("target", training, held_out, arguments.target_minutes, None, save)
+    else:
+        target = LlamaForCausalLM.from_pretrained(arguments.out / "target", dtype=torch.float32)
     train("draft", training, held_out, arguments.draft_minutes, target, save)
 
     shipped = {role: LlamaForCausalLM.from_pretrained(arguments.out / role, dtype=torch.float32) for role in SHAPES}

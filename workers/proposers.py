@@ -134,7 +134,7 @@ class DraftLink:
             return None
         draft.errors = 0
         # A round that reads a prompt, or much else, pays for that, which says nothing of a step.
-        if all(len(advance.tokens) <= MOST_NEW for advance in advances):
+        if all(advance.start and len(advance.tokens) <= MOST_NEW for advance in advances):
             self._measure(len(rows), (time.perf_counter() - started) / steps)
         for key in candidates.forgotten:
             draft.known.pop(key, None)

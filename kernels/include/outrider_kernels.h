@@ -175,6 +175,9 @@ OUTRIDER_API const char *outrider_isa_available(void);
 OUTRIDER_API void *outrider_memory_allocate(int64_t bytes);
 OUTRIDER_API void outrider_memory_free(void *memory, int64_t bytes);
 
+/* Reads memory once and returns a sum over it: for measuring what the memory can do. Threads may each read a part. */
+OUTRIDER_API uint64_t outrider_stream_read(const void *data, int64_t bytes);
+
 /* Bytes that weight->data needs (data itself is not looked at); negative: -status. */
 OUTRIDER_API int64_t outrider_packed_bytes(const outrider_weight *weight);
 /* Packs `count` rows of a float matrix as rows first_row.. of the weight; weight->data must hold outrider_packed_bytes bytes, zeroed

@@ -1,6 +1,11 @@
 // Which unit this machine can run. Compiled without special flags, or it would die where it should refuse.
 #include <stdlib.h>
 #include <string.h>
+#ifdef OUTRIDER_X86
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <string>
 
@@ -14,7 +19,22 @@ struct Unit {
   bool present;
 };
 
-constexpr int kUnits = 4;
+constexpr int kUnits = 5;
+
+#ifdef OUTRIDER_X86
+// The kernel gives tile registers only to processes that ask. Asking twice does no harm.
+bool tiles_granted() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool has_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+  return (d & kBf16) && (d & kTile) && (d & kInt8) && tiles_granted();
+}
+#endif
 
 // Best first. __builtin_cpu_supports also asks whether the system saves the registers.
 void list_units(Unit units[kUnits]) {
@@ -24,13 +44,15 @@ void list_units(Unit units[kUnits]) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vnni");
-  units[0] = {&kAvx512Bf16, avx512 && __builtin_cpu_supports("avx512bf16")};
-  units[1] = {&kAvx512Vnni, avx512};
-  units[2] = {&kAvx2, avx2};
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  units[0] = {&kAmx, bf16 && has_amx()};
+  units[1] = {&kAvx512Bf16, bf16};
+  units[2] = {&kAvx512Vnni, avx512};
+  units[3] = {&kAvx2, avx2};
 #else
-  units[0] = units[1] = units[2] = {&kGeneric, false};
+  units[0] = units[1] = units[2] = units[3] = {&kGeneric, false};
 #endif
-  units[3] = {&kGeneric, true};
+  units[4] = {&kGeneric, true};
 }
 
 std::string names_of_present() {
@@ -50,24 +72,17 @@ const char *available_kernels() {
 }
 
 const Kernels *choose_kernels(const char **message) {
-  static std::string refusal;
-  static const Kernels *chosen = []() -> const Kernels * {
-    Unit units[kUnits];
-    list_units(units);
-    const char *wanted = getenv("OUTRIDER_ISA");
-    if (!wanted || !*wanted) {
-      for (const Unit &unit : units)
-        if (unit.present) return unit.kernels;
-    }
-    for (const Unit &unit : units) {
-      if (unit.present && strcmp(unit.kernels->name, wanted) == 0) return unit.kernels;
-    }
-    refusal = std::string("OUTRIDER_ISA=") + wanted + " is not an instruction set of this machine, which has: " +
-              available_kernels();
-    return nullptr;
-  }();
+  Unit units[kUnits];
+  list_units(units);
+  const char *wanted = getenv("OUTRIDER_ISA");
+  for (const Unit &unit : units) {
+    if (unit.present && (!wanted || !*wanted || strcmp(unit.kernels->name, wanted) == 0)) return unit.kernels;
+  }
+  static thread_local std::string refusal;
+  refusal = std::string("OUTRIDER_ISA=") + wanted + " is not an instruction set of this machine, which has: " +
+            available_kernels();
   *message = refusal.c_str();
-  return chosen;
+  return nullptr;
 }
 
 }  // namespace outrider

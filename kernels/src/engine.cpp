@@ -158,7 +158,7 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   for (outrider_op &op : engine->ops) {
     if (op.kind == OUTRIDER_LINEAR) {
       const outrider_weight &weight = engine->weights[static_cast<size_t>(op.weight)];
-      engine->most_words = std::max<int64_t>(engine->most_words, round_up(weight.columns, 8));
+      engine->most_words = std::max<int64_t>(engine->most_words, words_in_row(weight));
       if (weight.group) engine->most_groups = std::max<int64_t>(engine->most_groups, (weight.columns + weight.group - 1) / weight.group);
     }
     if (op.kind != OUTRIDER_ROPE) continue;

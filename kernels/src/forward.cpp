@@ -130,11 +130,11 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   input.words = engine.words.as<int32_t>();
   input.scales = engine.scales.as<float>();
   input.offsets = engine.offsets.as<int32_t>();
-  input.row_words = weight.format == OUTRIDER_FP32 ? weight.columns
-                    : weight.format == OUTRIDER_BF16 ? (weight.columns + 1) / 2 : (weight.columns + 7) / 8 * 2;
+  input.row_words = words_in_row(weight);
   input.groups = weight.group ? (weight.columns + weight.group - 1) / weight.group : 0;
   input.tokens = count;
-  input.blocks = (count + kernels.row_block - 1) / kernels.row_block;
+  const int row_block = kernels.row_block(weight.format, count);
+  input.blocks = (count + row_block - 1) / row_block;
   const float *in = engine.buffer(op.in);
   const int64_t in_stride = engine.stride(op.in);
   share(count, thread, [&](int64_t first, int64_t last) {
@@ -332,7 +332,7 @@ int32_t Engine::reserve_blocks(const outrider_batch &batch) {
 
 int32_t Engine::reserve_scratch(int tokens, int selected) {
   const int64_t count = std::max(tokens, selected);
-  bool enough = words.reserve(count * most_words * 4) && scales.reserve(count * most_groups * 4 + 64) &&
+  bool enough = words.reserve((count * most_words + kLanes) * 4) && scales.reserve(count * most_groups * 4 + 64) &&
                 offsets.reserve(count * most_groups * 4 + 64) && attention.reserve(pool->threads() * most_attention * 4 + 64);
   for (size_t i = 0; i < buffers.size(); ++i) {
     // A buffer that only holds selected positions (the logits, above all) need not be as long as the batch.

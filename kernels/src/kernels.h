@@ -15,11 +15,16 @@ namespace outrider {
 constexpr int kLanes = 16;         // the logical vector: every float reduction is 16 lanes, folded in halves
 constexpr int kTileRows = 32;      // outputs in one tile of a packed matrix: two vectors
 constexpr int kTileBytes = 128;    // one step of a tile: two vectors
-constexpr int kMaxRowBlock = 16;   // most activation rows that a unit works on at once
 constexpr int kBlockTokens = 32;   // tokens in one block of the cache
 constexpr int kChunkTokens = 256;  // keys whose softmax is computed at once; the order of summation depends on it
 
 inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+inline int32_t words_in_row(const outrider_weight &weight) {
+  if (weight.format == OUTRIDER_FP32) return weight.columns;
+  if (weight.format == OUTRIDER_BF16) return static_cast<int32_t>(round_up((weight.columns + 1) / 2, kLanes));
+  return (weight.columns + 7) / 8 * 2;
+}
 
 // A matrix's input, converted once for all tiles: rows in blocks of at most the unit's row_block, 32-bit words of a block's
 // rows interleaved (word w of row r at w * rows + r). A word is one fp32, two bf16 or four int8 channels.
@@ -27,7 +32,7 @@ struct Input {
   int32_t *words;     // [blocks][words per row][rows of the block]
   float *scales;      // integer formats: [blocks][groups][rows of the block]
   int32_t *offsets;   // integer formats: minus the sum of a group's int8, as the low int16: [blocks][groups][rows of the block]
-  int32_t row_words;  // words per row
+  int32_t row_words;  // words per row; of bf16 a multiple of 16, with zeros behind the columns
   int32_t groups;
   int32_t tokens;
   int32_t blocks;
@@ -83,7 +88,8 @@ inline int64_t attention_scratch(int head_size) {
 
 struct Kernels {
   const char *name;
-  int32_t row_block;  // activation rows that `linear` works on at once
+  // Activation rows that `linear` works on at once for a format and a number of tokens.
+  int32_t (*row_block)(int format, int tokens);
   // Converts row `row` of the input (columns floats at x) for a matrix of the weight's format.
   void (*prepare)(const outrider_weight &weight, const float *x, const Input &input, int row);
   // Tiles first..last of a matrix product, with bias, activation and residual.
@@ -108,8 +114,9 @@ extern const Kernels kGeneric;
 extern const Kernels kAvx2;
 extern const Kernels kAvx512Vnni;
 extern const Kernels kAvx512Bf16;
+extern const Kernels kAmx;
 
-// The unit in use, chosen once; null with the reason in *message.
+// The best unit of this machine, or the one that OUTRIDER_ISA names; null with the reason in *message.
 const Kernels *choose_kernels(const char **message);
 const char *available_kernels();
 

@@ -48,6 +48,8 @@ class Entry:
 
 
 class Checkpoint(Protocol):
+    def has(self, name: str) -> bool: ...
+
     def check(self, tensor: Tensor) -> None:
         """A ModelError that names the tensor if it is missing or has another shape."""
 
@@ -89,6 +91,9 @@ class SafetensorsCheckpoint:
         self._open: dict[Path, int] = {}
         for file in _shards(path, files):
             self._entries |= read_header(file)
+
+    def has(self, name: str) -> bool:
+        return name in self._entries
 
     def check(self, tensor: Tensor) -> None:
         entry = _find(self._entries, tensor, self._path)
@@ -172,6 +177,9 @@ class PickledCheckpoint:
         self._tensors: dict[str, Any] = {}
         for file in files:
             self._tensors |= _load_pickled(file, allow_pickle)
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
 
     def check(self, tensor: Tensor) -> None:
         _check_shape(tensor, tuple(_find(self._tensors, tensor, self._path).shape), self._path)

@@ -57,7 +57,8 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     from outrider.workers.engines.native import NativeEngine
     from outrider.workers.models.cards import read_card
     from outrider.workers.models.native_packer import NativePacker
-    from outrider.workers.models.packed import load_packed
+    from outrider.workers.models.packed import LOADING_VERSION, load_packed
+    from outrider.workers.models.tying import head_of_its_own
 
     if spec.precision not in NATIVE_PRECISIONS:
         choices = ", ".join(NATIVE_PRECISIONS)
@@ -70,9 +71,11 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
         raise UsageError(f"the native engine cannot be used: {error}; --engine hf can") from error
     card = read_card(spec.path)
     file = Path(card.path) / "config.json"
-    program = build_program(
-        json.loads(file.read_text(encoding="utf-8")), NATIVE_PRECISIONS[spec.precision], source=str(file)
-    )
+    values = json.loads(file.read_text(encoding="utf-8"))
+    precision = NATIVE_PRECISIONS[spec.precision]
+    program = build_program(values, precision, source=str(file))
+    if head_of_its_own(program, Path(card.path), spec.allow_pickle):
+        program = build_program(values | {"tie_word_embeddings": False}, precision, source=str(file))
     threads = spec.threads or len(spec.cores) or len(os.sched_getaffinity(0))
     packer = NativePacker()
     packed = load_packed(card, program, packer, threads, spec.allow_pickle, progress)
@@ -81,7 +84,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     rounding = "rounded to nearest on load (rtn), " if program.integer else ""
     source = "from the cache" if packed.cached else "packed now"
     notes = [f"native engine, {isa}: {spec.precision}, {rounding}{packed.size / 1e9:.2f} GB, {source}", *packed.notes]
-    path = {"engine": "native", "precision": spec.precision, "packing": packer.version}
+    path = {"engine": "native", "precision": spec.precision, "packing": f"{packer.version}, loading {LOADING_VERSION}"}
     if not program.integer:
         # Only the integer formats are computed in one order on every instruction set.
         path["instruction_set"] = isa

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.kernels.program import Program, Tensor, Weight
 from outrider.workers.errors import ModelError
 from outrider.workers.models import packed_cache
+from outrider.workers.models.balance import Float32Array, channel_factors, norm_pairs
 from outrider.workers.models.cards import ModelCard, weight_files
 from outrider.workers.models.checkpoint import Checkpoint, Rows, open_checkpoint
 
-# Raised with this layer's own cache format; the packing's layout has its own version.
-CACHE_VERSION = 1
+# Raised with what this layer does to weights or to the cache's files; the packing's layout has its own version.
+LOADING_VERSION = 1
 ALIGNMENT = 64
 TILE_ROWS = 32
 CHUNK_BYTES = 16 << 20
@@ -125,7 +125,7 @@ def _cache_key(card: ModelCard, program: Program, packer: Packer, offsets: list[
         "changed": changed,
         "program": program.digest(),
         "packing": packer.version,
-        "cache": CACHE_VERSION,
+        "loading": LOADING_VERSION,
         "layout": hashlib.sha256(repr(offsets).encode()).hexdigest(),
     }
 
@@ -147,19 +147,54 @@ def _pack(
             for source in weight.sources:
                 checkpoint.check(source)
         with ThreadPoolExecutor(max(1, threads)) as pool:
-            for weight, offset in zip(program.weights, offsets, strict=True):
-                _pack_weight(checkpoint, weight, memory.address + offset, packer, pool)
+            factors = _balance(checkpoint, program, pool)
+            for index, (weight, offset) in enumerate(zip(program.weights, offsets, strict=True)):
+                _pack_weight(checkpoint, weight, memory.address + offset, packer, pool, factors.get(index))
                 progress(offset + packer.packed_bytes(weight), len(memory.view))
     finally:
         checkpoint.close()
 
 
-def _pack_weight(checkpoint: Checkpoint, weight: Weight, address: int, packer: Packer, pool: ThreadPoolExecutor) -> None:
+def _balance(checkpoint: Checkpoint, program: Program, pool: ThreadPoolExecutor) -> dict[int, Float32Array]:
+    """By weight: what the columns of a matrix, or the elements of a norm's vectors, are to be multiplied by."""
+    found: dict[int, Float32Array] = {}
+    for pair in norm_pairs(program):
+        gain = _vector(checkpoint, program.weights[pair.vectors[0]])
+        maxima = np.max([_column_maxima(checkpoint, program.weights[index], pool) for index in pair.matrices], axis=0)
+        factors = channel_factors(gain, maxima)
+        if factors is not None:
+            found |= dict.fromkeys(pair.matrices, factors) | dict.fromkeys(pair.vectors, np.reciprocal(factors))
+    return found
+
+
+def _column_maxima(checkpoint: Checkpoint, weight: Weight, pool: ThreadPoolExecutor) -> Float32Array:
+    maxima = np.zeros(weight.columns, dtype=np.float32)
+    for source in weight.sources:
+        chunks = [chunk for start, stop in source.ranges for chunk in _chunks(start, stop, 0, source)]
+
+        def greatest(chunk: tuple[int, int], source: Tensor = source) -> Float32Array:
+            values: Float32Array = np.abs(_to_float32(checkpoint.rows(source, *chunk))).max(axis=0)
+            return values
+
+        # A value that is not a number is found, and named, when it is packed.
+        maxima = np.fmax(maxima, np.fmax.reduce(list(pool.map(greatest, chunks))))
+    return maxima
+
+
+def _pack_weight(
+    checkpoint: Checkpoint,
+    weight: Weight,
+    address: int,
+    packer: Packer,
+    pool: ThreadPoolExecutor,
+    factors: Float32Array | None,
+) -> None:
     if weight.values:
         packer.pack_rows(weight, address, 0, np.asarray(weight.values, dtype=np.float32)[None])
         return
     if all(len(source.shape) == 1 for source in weight.sources):
-        _pack_vector(checkpoint, weight, address, packer)
+        vector = _vector(checkpoint, weight)
+        packer.pack_rows(weight, address, 0, (vector if factors is None else vector * factors)[None])
         return
     row = 0
     for source in weight.sources:
@@ -169,6 +204,7 @@ def _pack_weight(checkpoint: Checkpoint, weight: Weight, address: int, packer: P
 
             def pack(chunk: tuple[int, int], source: Tensor = source, shift: int = row - start) -> None:
                 rows = checkpoint.rows(source, *chunk)
+                rows = rows if factors is None else _to_float32(rows) * factors
                 _pack_named(packer, weight, address, chunk[0] + shift, rows, source)
 
             # Chunks share no tile; neighbouring ranges may, so one range follows the other.
@@ -187,7 +223,7 @@ def _chunks(start: int, stop: int, packed_row: int, source: Tensor) -> Iterator[
         start, end = min(end, stop), end + rows
 
 
-def _pack_vector(checkpoint: Checkpoint, weight: Weight, address: int, packer: Packer) -> None:
+def _vector(checkpoint: Checkpoint, weight: Weight) -> Float32Array:
     parts = []
     for source in weight.sources:
         for start, stop in source.ranges:
@@ -195,7 +231,7 @@ def _pack_vector(checkpoint: Checkpoint, weight: Weight, address: int, packer: P
             if not np.isfinite(part).all():
                 raise _not_finite(source)
             parts.append(part)
-    packer.pack_rows(weight, address, 0, np.concatenate(parts)[None])
+    return np.concatenate(parts)
 
 
 def _pack_named(packer: Packer, weight: Weight, address: int, row: int, rows: Rows, source: Tensor) -> None:
@@ -209,7 +245,7 @@ def _not_finite(source: Tensor) -> ModelError:
     return ModelError(f'the weight "{source.name}" holds a value that is not a finite number')
 
 
-def _to_float32(values: Rows) -> NDArray[np.float32]:
+def _to_float32(values: Rows) -> Float32Array:
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)

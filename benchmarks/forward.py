@@ -1,0 +1,203 @@
+"""One forward pass of M tokens, against what reading its weights once must cost.
+
+    python benchmarks/forward.py --shape 1b --precision w4a8 [--peer transformers]
+
+The model is inflated from the bundled pocket target on first use and kept in outrider's cache directory. Stream bandwidth
+is measured between the passes, because on a shared machine both move; the best of each counts. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inflate import SHAPES, inflate
+from stream import Stream
+
+from outrider.kernels import native
+from outrider.workers.engine import Feed
+from outrider.workers.engines.native import NativeEngine
+from outrider.workers.messages import ModelSpec, Sampling
+from outrider.workers.models.cards import find
+from outrider.workers.models.opening import open_model
+from outrider.workers.models.packed_cache import cache_directory
+
+TOKENS = (1, 2, 4, 7, 8, 16, 32)
+PREFIX = 16
+PREFILL = 512
+LONG_CONTEXT = 2000
+ROW = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Best seconds by M at a short context, for a prefill, and by M at a long context (empty where not measured)."""
+
+    short: dict[int, float]
+    prefill: float
+    long: dict[int, float]
+
+
+Pass = Callable[[int, int], float]
+
+
+def time_native(engine: NativeEngine, between: Callable[[], None], rounds: int, long_context: bool) -> Timing:
+    def one(tokens: int, context: int) -> float:
+        engine.truncate(ROW, context)
+        feeds = [Feed(ROW, [5 + token % 97 for token in range(tokens)], tokens if tokens < PREFILL else 1)]
+        started = time.perf_counter()
+        engine.feed(feeds)
+        return time.perf_counter() - started
+
+    def grow(context: int) -> None:
+        while engine.length(ROW) < context:
+            count = min(PREFILL, context - engine.length(ROW))
+            engine.feed([Feed(ROW, [3 + token % 101 for token in range(count)], 0)])
+
+    engine.open(ROW, Sampling(), PREFIX)
+    try:
+        return _time(one, grow, between, rounds, long_context)
+    finally:
+        engine.close(ROW)
+
+
+def _time(one: Pass, grow: Callable[[int], None], between: Callable[[], None], rounds: int, long_context: bool) -> Timing:
+    short: dict[int, list[float]] = {tokens: [] for tokens in TOKENS}
+    prefills, long = [], {tokens: [float("inf")] for tokens in (1, 7)} if long_context else {}
+    grow(PREFIX)
+    for turn in range(rounds):
+        between()
+        for tokens, times in short.items():
+            times += [one(tokens, PREFIX) for _ in range(3)]
+        if turn < max(1, rounds // 4):
+            prefills.append(one(PREFILL, PREFIX))
+    if long_context:
+        grow(LONG_CONTEXT)
+        for _ in range(rounds):
+            between()
+            for tokens, times in long.items():
+                times += [one(tokens, LONG_CONTEXT) for _ in range(3)]
+    best = {tokens: min(times) for tokens, times in short.items()}
+    return Timing(best, min(prefills), {tokens: min(times) for tokens, times in long.items()})
+
+
+def time_transformers(path: Path, threads: int, between: Callable[[], None], rounds: int) -> Timing:
+    import torch
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    torch.set_num_threads(threads)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    cache = DynamicCache(config=model.config)
+
+    @torch.inference_mode()
+    def one(tokens: int, context: int) -> float:
+        cache.crop(context)
+        ids = torch.tensor([[5 + token % 97 for token in range(tokens)]])
+        started = time.perf_counter()
+        keep = tokens if tokens < PREFILL else 1
+        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep).logits.argmax(-1)
+        return time.perf_counter() - started
+
+    def grow(context: int) -> None:
+        one(context - cache.get_seq_length(), cache.get_seq_length())
+
+    return _time(one, grow, between, rounds, False)
+
+
+def model_directory(shape: str, source: Path | None) -> Path:
+    path = cache_directory() / "benchmarks" / shape
+    if not (path / "config.json").is_file():
+        print(f"inflating {shape} into {path}", flush=True)
+        inflate(source or find("pocket"), path, SHAPES[shape], noise=0.02)
+    return path
+
+
+def matrix_bytes(engine: NativeEngine) -> int:
+    """What one pass must read: every packed matrix, the head included."""
+    return sum(native.packed_bytes(weight) for weight in engine.model.program.weights if not weight.table)
+
+
+def cache_bytes(engine: NativeEngine, tokens: int) -> int:
+    program = engine.model.program
+    attentions = [op for op in program.ops if op.key.buffer >= 0]
+    return tokens * sum(2 * op.key.width for op in attentions) * (4 if program.cache_fp32 else 2)
+
+
+def report(engine: NativeEngine, timing: Timing, stream: float) -> dict[str, Any]:
+    size = matrix_bytes(engine) / 1e9
+    ideal, base = size / stream, timing.short[1]
+    print(
+        f"{matrix_bytes(engine) / 1e9:.3f} GB of matrices, stream {stream:.1f} GB/s: {ideal * 1e3:.2f} ms to read them once"
+    )
+    print(f"{'M':>6} {'ms':>9} {'of M=1':>7} {'of stream':>10}")
+    for tokens, seconds in timing.short.items():
+        print(f"{tokens:6} {seconds * 1e3:9.2f} {seconds / base:7.2f} {ideal / seconds:10.1%}")
+    print(f"prefill of {PREFILL}: {PREFILL / timing.prefill:.0f} tokens a second")
+    figures: dict[str, Any] = {
+        "stream_gbs": round(stream, 2),
+        "ms": {str(tokens): round(seconds * 1e3, 3) for tokens, seconds in timing.short.items()},
+        "share_of_stream": round(ideal / base, 4),
+        "ratio_m7": round(timing.short[7] / base, 3),
+        "ratio_m16": round(timing.short[16] / base, 3),
+        "prefill_tokens_per_second": round(PREFILL / timing.prefill, 1),
+    }
+    for tokens, seconds in timing.long.items():
+        attention = seconds - timing.short[tokens]
+        reading = cache_bytes(engine, LONG_CONTEXT) / stream / 1e9
+        print(
+            f"attention over {LONG_CONTEXT}, M={tokens}: {attention * 1e3:.2f} ms, {attention / reading:.2f} of its bytes"
+        )
+        figures[f"attention_ratio_m{tokens}"] = round(attention / reading, 3)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="1b")
+    parser.add_argument("--precision", default="w4a8")
+    parser.add_argument("--model", type=Path, help="a model directory instead of the shape's inflated one")
+    parser.add_argument("--source", type=Path, help="the small model to inflate instead of the bundled one")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--peer", choices=["transformers"], help="also measure this one, in bf16, on the same weights")
+    arguments = parser.parse_args()
+    path = arguments.model or model_directory(arguments.shape, arguments.source)
+
+    started = time.perf_counter()
+    opened = open_model(ModelSpec(str(path), "native", arguments.precision, threads=arguments.threads))
+    load_seconds = time.perf_counter() - started
+    engine = opened.engine
+    assert isinstance(engine, NativeEngine)
+    print(f"{path}: {'; '.join(opened.notes)}; opened in {load_seconds:.1f} s", flush=True)
+    engine.open(ROW, Sampling(), PREFIX)
+    engine.feed([Feed(ROW, [1] * PREFILL, 1)])
+    engine.close(ROW)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    buffer = Stream(arguments.threads)
+    rates: list[float] = []
+    read = lambda: rates.append(buffer.gigabytes_a_second())  # noqa: E731
+    timing = time_native(engine, read, arguments.rounds, arguments.shape == "7b")
+    figures = {"shape": arguments.shape, "precision": arguments.precision, "threads": arguments.threads}
+    figures |= report(engine, timing, max(rates))
+    figures |= {"peak_rss": peak, "load_seconds": round(load_seconds, 2), "isa": native.instruction_set()}
+    if arguments.peer:
+        del engine, opened
+        peer = time_transformers(path, arguments.threads, read, max(2, arguments.rounds // 3))
+        ratio = peer.prefill / timing.prefill
+        print(f"transformers bf16: {', '.join(f'M={m} {s * 1e3:.1f} ms' for m, s in peer.short.items())}")
+        print(f"transformers bf16: prefill {PREFILL / peer.prefill:.0f} tokens a second; ours is {ratio:.2f} times that")
+        figures["transformers_ms"] = {str(tokens): round(seconds * 1e3, 2) for tokens, seconds in peer.short.items()}
+        figures["prefill_ratio"] = round(ratio, 3)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

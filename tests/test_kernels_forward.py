@@ -1,0 +1,195 @@
+"""The compiled forward pass against the NumPy reference, and against itself: bit for bit however it is asked."""
+
+import numpy as np
+import pytest
+from kernel_models import BIGCODE, GROUPED, LLAMA, OPT, QWEN, SHAPES, Packed, Shape, packed, tokens
+
+from outrider.kernels import native
+from outrider.kernels.native import Feeding, NativeModel
+from outrider.kernels.program import Format
+from outrider.kernels.reference import ReferenceModel
+
+FORMATS = (Format.FP32, Format.BF16, Format.W4A8, Format.W8A8)
+INSTRUCTION_SETS = native.available_instruction_sets()
+# Largest difference from the float64 reference over the largest logit. fp32: summation over a few hundred channels. bf16:
+# activations are rounded after sums of another order, so some fall on the other side (2^-8 each). Integer: likewise, one
+# int8 step of a group of channels.
+TOLERANCE = {Format.FP32: 5e-6, Format.BF16: 1e-2, Format.W4A8: 3e-2, Format.W8A8: 3e-2}
+
+
+def all_logits(model: NativeModel, row: int, text: list[int], pieces: tuple[int, ...] = ()) -> np.ndarray:
+    """Logits after every token, fed in pieces (the last one as long as it takes)."""
+    parts, start = [], 0
+    for piece in (*pieces, len(text)):
+        part = text[start : start + piece]
+        start += len(part)
+        if part:
+            parts.append(model.forward([Feeding(row, part, choose=len(part), logits=len(part))])[0].logits)
+    return np.concatenate(parts)
+
+
+def assert_same_bits(found: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[tuple[str, Format], Packed]:
+    return {(name, format): packed(shape, format) for name, shape in SHAPES.items() for format in FORMATS}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_against_the_reference(models, name, format):
+    model = models[name, format]
+    text = tokens(SHAPES[name], 75)
+    wanted = ReferenceModel(model.program, model.memory).logits(text)
+    with model.model() as engine:
+        found = all_logits(engine, engine.open(), text)
+    assert np.isfinite(found).all()
+    assert abs(found - wanted).max() <= TOLERANCE[format] * abs(wanted).max()
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_feeding_threads_and_neighbours_change_no_bit(models, name, format, isa, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_ISA", isa)
+    model, shape = models[name, format], SHAPES[name]
+    text = tokens(shape, 44)
+    with model.model() as engine:
+        whole = all_logits(engine, engine.open(), text)
+        assert_same_bits(all_logits(engine, engine.open(), text, (1, 7, 2, 16, 1)), whole)
+    with model.model(threads=2) as engine:
+        row, neighbours = engine.open(), [engine.open() for _ in range(3)]
+        parts, start = [], 0
+        for index, piece in enumerate((3, 8, 1, 7, 25)):
+            feeds = [Feeding(row, text[start : start + piece], choose=piece, logits=piece)]
+            for other in neighbours:
+                feeds.insert(index % 2, Feeding(other, tokens(shape, 1 + (other * 5 + index) % 9, seed=other), choose=0))
+            parts.append(engine.forward(feeds)[[feed.row for feed in feeds].index(row)].logits)
+            start += piece
+        assert_same_bits(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("format", [Format.W4A8, Format.W8A8])
+@pytest.mark.parametrize("name", SHAPES)
+def test_integer_models_are_the_same_on_every_instruction_set(models, name, format, monkeypatch):
+    text = tokens(SHAPES[name], 40)
+    found = {}
+    for isa in INSTRUCTION_SETS:
+        monkeypatch.setenv("OUTRIDER_ISA", isa)
+        with models[name, format].model() as engine:
+            found[isa] = all_logits(engine, engine.open(), text)
+    for logits in found.values():
+        assert_same_bits(logits, found["generic"])
+
+
+@pytest.mark.parametrize("shape", [QWEN, OPT, GROUPED], ids=lambda shape: shape.style)
+@pytest.mark.parametrize("format", [Format.FP32, Format.BF16])
+def test_long_rows_cross_blocks_and_chunks(shape, format):
+    model = packed(shape, format)
+    text = tokens(shape, 580)
+    wanted = ReferenceModel(model.program, model.memory).logits(text)
+    with model.model(threads=2) as engine:
+        whole = all_logits(engine, engine.open(), text)
+        assert_same_bits(all_logits(engine, engine.open(), text, (255, 1, 1, 7, 250)), whole)
+    assert abs(whole - wanted).max() <= TOLERANCE[format] * abs(wanted).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", [8, 24, 64, 72, 80, 128, 256])
+@pytest.mark.parametrize("format", FORMATS)
+def test_head_sizes(head, format):
+    shape = Shape(width=4 * head, heads=4, kv_heads=2, inner=96, layers=1, vocabulary=50, group=32)
+    model = packed(shape, format)
+    text = tokens(shape, 300)
+    wanted = ReferenceModel(model.program, model.memory).logits(text)
+    with model.model(threads=2) as engine:
+        whole = all_logits(engine, engine.open(), text)
+        assert_same_bits(all_logits(engine, engine.open(), text, (1, 40, 7, 7)), whole)
+    assert abs(whole - wanted).max() <= TOLERANCE[format] * abs(wanted).max()
+
+
+def test_truncated_rows_are_as_if_the_tokens_had_never_been():
+    model = packed(LLAMA, Format.W4A8)
+    text = tokens(LLAMA, 70)
+    with model.model() as engine:
+        plain = all_logits(engine, engine.open(), text)
+        row = engine.open()
+        engine.forward([Feeding(row, text[:37] + tokens(LLAMA, 30, seed=9))])
+        engine.truncate(row, 37)
+        assert engine.length(row) == 37
+        assert_same_bits(all_logits(engine, row, text[37:]), plain[37:])
+
+
+def test_forked_rows_share_until_they_write():
+    model = packed(BIGCODE, Format.BF16)
+    text = tokens(BIGCODE, 90)
+    with model.model() as engine:
+        first = engine.open()
+        plain = all_logits(engine, first, text)
+        used = engine.cache_use()[1]
+        second = engine.fork(first, 70)
+        assert engine.cache_use()[1] == used
+        third = engine.fork(second, 70)
+        assert_same_bits(all_logits(engine, second, text[70:]), plain[70:])
+        engine.forward([Feeding(third, tokens(BIGCODE, 20, seed=4))])
+        engine.close_row(second)
+        engine.truncate(first, 70)
+        assert_same_bits(all_logits(engine, first, text[70:]), plain[70:])
+        for row in (first, third):
+            engine.close_row(row)
+        assert engine.cache_use()[1] == 0
+
+
+def test_a_full_cache_is_reported_and_nothing_is_fed():
+    model = packed(GROUPED, Format.W4A8)
+    # A block of this model takes 6 KB: room for six blocks of 32 tokens.
+    with model.model(cache_bytes=40_000) as engine:
+        row, other = engine.open(), engine.open()
+        engine.forward([Feeding(other, [1, 2, 3])])
+        before = engine.cache_use()[1]
+        with pytest.raises(native.CacheFull):
+            engine.forward([Feeding(other, [4]), Feeding(row, tokens(GROUPED, 640))])
+        assert engine.length(row) == 0
+        assert engine.length(other) == 3
+        assert engine.cache_use()[1] == before
+        answer = engine.forward([Feeding(other, [4])])[0]
+        assert len(answer.tokens) == 1
+
+
+def test_greedy_choices_are_the_highest_logits_and_their_lead():
+    model = packed(OPT, Format.W8A8)
+    with model.model(threads=2) as engine:
+        row = engine.open()
+        answer = engine.forward([Feeding(row, tokens(OPT, 33), choose=20, logits=33)])[0]
+    assert answer.tokens == answer.logits[13:].argmax(axis=1).tolist()
+    ordered = np.sort(answer.logits[13:].astype(np.float64), axis=1)
+    np.testing.assert_array_equal(answer.margins, ordered[:, -1] - ordered[:, -2])
+
+
+def test_mistakes_are_told_in_a_sentence():
+    model = packed(OPT, Format.W8A8)
+    with model.model() as engine:
+        row = engine.open()
+        for feed, sentence in [
+            (Feeding(row, [OPT.vocabulary]), "token 211 is not in the vocabulary"),
+            (Feeding(row, [-1]), "token -1"),
+            (Feeding(row + 1, [1]), "is not open"),
+            (Feeding(row, []), "0 tokens fed"),
+            (Feeding(row, [1], choose=2), "2 choices"),
+            (Feeding(row, [1] * 641), "context is 640"),
+        ]:
+            with pytest.raises(native.KernelError, match=sentence):
+                engine.forward([feed])
+            assert engine.length(row) == 0
+        with pytest.raises(native.KernelError, match="twice"):
+            engine.forward([Feeding(row, [1]), Feeding(row, [1])])
+
+
+def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setenv("OUTRIDER_ISA", "avx1024")
+    with pytest.raises(native.KernelError, match="OUTRIDER_ISA=avx1024 is not"):
+        native.instruction_set()
+    with pytest.raises(native.KernelError, match=r"which has: .*generic"):
+        packed(OPT, Format.W8A8).model()

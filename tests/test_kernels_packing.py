@@ -1,0 +1,97 @@
+"""The compiled packer against the NumPy definition, and what packing may lose."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.kernels import native, packing
+from outrider.kernels.program import Format, Weight
+
+FORMATS = (Format.FP32, Format.BF16, Format.W4A8, Format.W8A8)
+# Half a step of the coarsest rounding: int4 over a range of at most 2 * highest, with its scale rounded up.
+WORST_ERROR = {Format.FP32: 0.0, Format.BF16: 2.0**-8, Format.W4A8: 1.01 / 15, Format.W8A8: 0.51 / 127}
+
+
+def matrix_weight(format: Format, rows: int, columns: int, group: int = 128, gated: bool = False) -> Weight:
+    return Weight(format, rows, columns, group=group if format.integer else 0, gated=gated)
+
+
+def pack_natively(weight: Weight, matrix: np.ndarray, source_type: str = "F32", split: int = 0) -> np.ndarray:
+    memory = native.Memory(native.packed_bytes(weight))
+    assert memory.address is not None
+    for start, stop in ((0, split), (split, len(matrix))):
+        if start < stop:
+            native.pack_rows(weight, memory.address, start, matrix[start:stop], source_type)
+    return memory.array[: packing.packed_size(weight)].copy()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    format=st.sampled_from(FORMATS),
+    rows=st.integers(1, 70),
+    columns=st.integers(1, 300),
+    group=st.sampled_from((32, 64, 128)),
+    gated=st.booleans(),
+    seed=st.integers(0, 1 << 16),
+)
+def test_compiled_packing_is_the_definition(format, rows, columns, group, gated, seed):
+    generator = np.random.default_rng(seed)
+    rows = 2 * rows if gated else rows
+    matrix = (generator.standard_normal((rows, columns)) * 10.0 ** generator.integers(-6, 6)).astype(np.float32)
+    matrix[generator.random((rows, columns)) < 0.1] = 0
+    matrix[0] = abs(matrix[0])
+    weight = matrix_weight(format, rows, columns, group, gated)
+    packed = packing.pack(weight, matrix)
+    assert packed.size == packing.packed_size(weight) == native.packed_bytes(weight)
+    np.testing.assert_array_equal(pack_natively(weight, matrix, split=rows // 3), packed)
+    unpacked = packing.unpack(weight, packed)
+    assert unpacked.shape == matrix.shape
+    highest = abs(matrix).max(axis=1, keepdims=True)
+    assert np.all(abs(unpacked - matrix) <= WORST_ERROR[format] * highest + 1e-30)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("source_type", ["BF16", "F16"])
+def test_half_precision_sources(format, source_type):
+    generator = np.random.default_rng(5)
+    values = generator.standard_normal((40, 96)).astype(np.float32)
+    values[0, :4] = (0.0, -0.0, 3e-7, 65504.0)
+    halves = packing.to_bf16(values) if source_type == "BF16" else values.astype(np.float16).view(np.uint16)
+    exact = packing.from_bf16(halves) if source_type == "BF16" else halves.view(np.float16).astype(np.float32)
+    weight = matrix_weight(format, 40, 96, 32)
+    np.testing.assert_array_equal(pack_natively(weight, halves, source_type), packing.pack(weight, exact))
+
+
+def test_rows_of_a_wider_matrix_are_packed_by_their_stride():
+    wide = np.random.default_rng(2).standard_normal((33, 200)).astype(np.float32)
+    weight = matrix_weight(Format.W4A8, 33, 72, 32)
+    np.testing.assert_array_equal(pack_natively(weight, wide[:, 8:80]), packing.pack(weight, wide[:, 8:80]))
+
+
+def test_four_and_a_quarter_bits():
+    assert packing.packed_size(matrix_weight(Format.W4A8, 11008, 4096)) * 8 == 11008 * 4096 * 4.25
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_no_number_is_named(bad):
+    matrix = np.ones((5, 16), np.float32)
+    matrix[3, 7] = bad
+    with pytest.raises(native.KernelError, match="row 3, column 7") as caught:
+        pack_natively(matrix_weight(Format.W8A8, 5, 16), matrix)
+    assert caught.value.status == "not finite"
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        Weight(Format.W4A8, 8, 8, group=48),
+        Weight(Format.W4ABF16, 8, 8, group=128),
+        Weight(Format.W8A8, 1, 8, group=128, table=True),
+        Weight(Format.FP32, 7, 8, gated=True),
+        Weight(Format.FP32, 0, 8),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(weight):
+    with pytest.raises(native.KernelError):
+        native.packed_bytes(weight)
