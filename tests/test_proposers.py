@@ -238,12 +238,15 @@ def test_a_rows_prompt_does_not_count_as_the_price_of_a_step(monkeypatch: pytest
 
 
 def test_a_step_for_few_rows_is_priced_apart_from_one_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 1.0, 10.0, 14.0])
+    clock = iter([0.0, 0.0, 1.0, 9.0, 10.0, 14.0])
     monkeypatch.setattr(proposers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     actor, _ = drafting()
     draft = link(actor)
-    draft.propose([live(1, [1, 2])], [1])
-    draft.propose([live(key, [key, 2]) for key in range(2, 10)], [1] * 8)
+    for rows in ([live(1, [1, 2])], [live(key, [key, 2]) for key in range(2, 10)]):
+        draft.propose(rows, [1] * len(rows))  # opens them, which is not measured
+        for row in rows:
+            row.tokens.append(3)
+        draft.propose(rows, [1] * len(rows))
     assert [draft.step_seconds(rows) for rows in (1, 2, 7, 8, 30)] == pytest.approx([1.0, 1.0, 4.0, 4.0, 4.0])
 
 
