@@ -203,8 +203,8 @@ def test_the_drawing_shows_who_sits_where(tmp_path: Path) -> None:
     words = ["topology", "--sysfs", str(tree), "--plan", "--model-bytes", "1000000000", "--draft-bytes", "100000000"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert "node 4 · socket 0 · memory only" in done.stdout
-    assert "TD0" in done.stdout
-    assert "TD1" in done.stdout
+    assert "T0" in done.stdout
+    assert "d1" in done.stdout
     assert "cuda:0" in done.stdout
 
 

@@ -42,7 +42,7 @@ def seated(tmp_path: Path, wishes: Wishes, seconds: float = 1000.0) -> tuple[Pla
 
 def test_an_empty_machine_is_taken_without_a_word(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     made, said = seated(tmp_path, Wishes())
-    assert made.actors[0].cores == (0, 1)
+    assert [actor.cores for actor in made.actors] == [(1,), (0,)]
     assert said == []
 
 
