@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -19,14 +20,24 @@ from outrider.workers.models.cards import ModelCard
 
 ROWS_AT_ONCE = 1000
 MOST_ERRORS_SHOWN = 50
+MOST_MODELS_SHOWN = 5
 LEAST_TEMPERATURE = 1e-6
 
 
-def admit(spec: JobSpec, card: ModelCard, office: Office, journal: Journal, meta: dict[str, Any]) -> int:
-    """Check every row and write the journal; the number of rows, bad ones included where they may be skipped."""
-    admission = _Admission(_checked_rows(spec, card, office), spec)
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """How many rows there are, bad ones included where they may be skipped, and some of the models they ask for."""
+
+    rows: int
+    models: set[str]
+
+
+def admit(spec: JobSpec, card: ModelCard, office: Office, journal: Journal, meta: dict[str, Any]) -> Admitted:
+    """Check every row and write the journal."""
+    models: set[str] = set()
+    admission = _Admission(_checked_rows(spec, card, office, models), spec)
     journal.fill(admission.good(), admission.bad(), meta)
-    return admission.count
+    return Admitted(admission.count, models)
 
 
 class _Admission:
@@ -64,7 +75,7 @@ def _report(spec: JobSpec, bad: list[BadRow]) -> tuple[str, list[str]]:
     return f"{count} and nothing was started; mend them, or run the others with --skip-bad", lines
 
 
-def _checked_rows(spec: JobSpec, card: ModelCard, office: Office) -> Iterator[StoredRow | BadRow]:
+def _checked_rows(spec: JobSpec, card: ModelCard, office: Office, models: set[str]) -> Iterator[StoredRow | BadRow]:
     """Every row with its prompt in tokens, or what is wrong with it, numbered as they come."""
     number = 0
     rows = read_rows(spec.input, spec.format)
@@ -75,6 +86,8 @@ def _checked_rows(spec: JobSpec, card: ModelCard, office: Office) -> Iterator[St
             if isinstance(row, BadRow):
                 yield row
             else:
+                if row.model is not None and len(models) < MOST_MODELS_SHOWN:
+                    models.add(row.model)
                 tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
                 yield _check(row, tokens, number, spec, card)
             number += 1

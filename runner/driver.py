@@ -48,6 +48,7 @@ class Driver:
     ) -> None:
         counts = journal.counts()
         self.totals = Totals(rows=counts.rows, done=counts.done, failed=counts.failed)
+        self._earlier: dict[str, float] = journal.meta("totals") or {}
         self._journal = journal
         self._model = model
         self._agree_on_path = agree_on_path
@@ -95,6 +96,7 @@ class Driver:
         finally:
             for replica in self._replicas.values():
                 replica.stop()
+            self._journal.record([], [], self.totals.summed(self._earlier))
         if self._finish.reason is not None:
             raise JobError(f"{self._finish.reason}; the rows already done are kept, and the job can be resumed")
 
@@ -224,7 +226,7 @@ class Driver:
         self.totals.rounds = self._past.rounds + sum(progress.rounds for progress in self._rounds.values())
         self.totals.near_ties = self._past.near_ties + sum(progress.near_ties for progress in self._rounds.values())
         if done or failed:
-            self._journal.record(done, failed)
+            self._journal.record(done, failed, self.totals.summed(self._earlier))
             self.totals.done += len(done)
             self.totals.failed += len(failed)
         for number, _ in done + failed:

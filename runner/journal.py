@@ -172,14 +172,21 @@ class Journal:
             for row, custom_id, line, kind, request, prompt in found
         ]
 
-    def record(self, done: Sequence[tuple[int, str]], failed: Sequence[tuple[int, str]]) -> None:
-        """Rows that have ended, with their records. A row that ended before keeps its first record."""
+    def record(
+        self, done: Sequence[tuple[int, str]], failed: Sequence[tuple[int, str]], totals: dict[str, float] | None = None
+    ) -> None:
+        """Rows that have ended, with their records, and the job's running totals, in one transaction.
+
+        A row that ended before keeps its first record.
+        """
         with self._transaction() as db:
             for state, records in ((DONE, done), (FAILED, failed)):
                 db.executemany("INSERT OR IGNORE INTO records VALUES (?, ?)", records)
                 db.executemany(
                     "UPDATE rows SET state = ? WHERE row = ? AND state = 0", ((state, row) for row, _ in records)
                 )
+            if totals is not None:
+                db.execute("INSERT OR REPLACE INTO meta VALUES ('totals', ?)", (json.dumps(totals),))
 
     def count_attempt(self, rows: Sequence[int]) -> None:
         with self._transaction() as db:

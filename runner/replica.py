@@ -71,7 +71,8 @@ class Replica:
         self.pending[self._target.harvest.remote(HARVEST_SECONDS)] = "harvest"
 
     def submit(self, rows: Sequence[Row]) -> None:
-        self._target.submit.remote(list(rows))
+        # Watched like everything else: rows that never arrived would be waited for without end.
+        self.pending[self._target.submit.remote(list(rows))] = "submitted"
 
     def stop(self) -> None:
         """Let go of the target, and of the draft with it: whatever it knows belongs to that target's rows."""

@@ -90,6 +90,8 @@ class Request(_Strict):
     prompt_tokens: tuple[int, ...] | None = None
     messages: tuple[Message, ...] | None = None
     parameters: Parameters = Parameters()
+    # What the row's author thinks will answer; the job's own model does.
+    model: str | None = None
 
 
 class RowError(ValueError):
@@ -108,21 +110,23 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
         raise RowError(f'"method" must be "POST", got {_shown(entry.get("method"))}')
     if not isinstance(body, dict):
         raise RowError(f'"body" must be an object, got {_shown(body)}')
-    fields = _clean(body)
+    fields, model = _clean(body), _model(body)
     if url == "/v1/completions":
         if "messages" in fields:
             raise RowError('"messages" belongs to /v1/chat/completions; /v1/completions takes "prompt"')
-        return Request(custom_id=custom_id, line=line, **_prompt(fields), parameters=_parameters(fields))
+        return Request(custom_id=custom_id, line=line, **_prompt(fields), parameters=_parameters(fields), model=model)
     if url == "/v1/chat/completions":
         if "prompt" in fields:
             raise RowError('"prompt" belongs to /v1/completions; /v1/chat/completions takes "messages"')
-        return Request(custom_id=custom_id, line=line, messages=_messages(fields), parameters=_parameters(fields))
+        return Request(
+            custom_id=custom_id, line=line, messages=_messages(fields), parameters=_parameters(fields), model=model
+        )
     raise RowError(f'"url" must be "/v1/completions" or "/v1/chat/completions", got {_shown(url)}')
 
 
 def parse_simple(entry: dict[str, Any], line: int) -> Request:
     """A line such as ``{"id": …, "prompt": …, "max_tokens": …}``, or with "messages" in place of "prompt"."""
-    fields = _clean(entry)
+    fields, model = _clean(entry), _model(entry)
     custom_id = fields.pop("id", None)
     if custom_id is None:
         custom_id = str(line)
@@ -131,8 +135,10 @@ def parse_simple(entry: dict[str, Any], line: int) -> Request:
     if "prompt" in fields and "messages" in fields:
         raise RowError('a row has either "prompt" or "messages", not both')
     if "messages" in fields:
-        return Request(custom_id=str(custom_id), line=line, messages=_messages(fields), parameters=_parameters(fields))
-    return Request(custom_id=str(custom_id), line=line, **_prompt(fields), parameters=_parameters(fields))
+        return Request(
+            custom_id=str(custom_id), line=line, messages=_messages(fields), parameters=_parameters(fields), model=model
+        )
+    return Request(custom_id=str(custom_id), line=line, **_prompt(fields), parameters=_parameters(fields), model=model)
 
 
 def _clean(body: dict[str, Any]) -> dict[str, Any]:
@@ -146,6 +152,13 @@ def _clean(body: dict[str, Any]) -> dict[str, Any]:
             raise RowError('"max_tokens" and "max_completion_tokens" mean the same; give one')
         fields["max_tokens"] = fields.pop("max_completion_tokens")
     return fields
+
+
+def _model(body: dict[str, Any]) -> str | None:
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise RowError(f'"model" must be a text, got {_shown(model)}')
+    return model
 
 
 def _prompt(fields: dict[str, Any]) -> dict[str, Any]:

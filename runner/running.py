@@ -18,7 +18,7 @@ from outrider.runner.admission import admit
 from outrider.runner.cluster import local_ray
 from outrider.runner.config import JobSpec
 from outrider.runner.display import Display, console, summary_table
-from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity, read_description
+from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity
 from outrider.runner.journal import Journal
 from outrider.runner.office import Office
 from outrider.runner.placement import Plan
@@ -29,7 +29,7 @@ from outrider.runner.seating import seat
 from outrider.runner.topology import Topology, ray_resources, read_topology
 from outrider.runner.totals import Totals
 from outrider.runner.wishes import Sizes, Wishes
-from outrider.workers.errors import PlacementError, UsageError
+from outrider.workers.errors import InputError, PlacementError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
 
@@ -67,7 +67,7 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         if journal.filled:
             check_same(journal.meta("identity"), asked, "an input, model or parameter", directory)
         else:
-            admit(spec, target, office, journal, {"identity": asked})
+            _admit(spec, target, office, journal, asked, display)
     describe(directory, _description(spec, target, draft, draft_name, asked))
     sizes = Sizes(loaded_bytes(target, target_model.precision))
     if draft is not None and draft_model is not None:
@@ -90,6 +90,21 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     describe(directory, outcome)
     journal.close()
     return outcome
+
+
+def _admit(
+    spec: JobSpec, target: ModelCard, office: Office, journal: Journal, asked: dict[str, Any], display: Display
+) -> None:
+    """Fill the journal of a new job; a refused input leaves no half of one behind."""
+    try:
+        admitted = admit(spec, target, office, journal, {"identity": asked})
+    except InputError:
+        journal.close()
+        for file in journal.path.parent.glob(f"{JOURNAL}*"):
+            file.unlink()
+        raise
+    for model in sorted(admitted.models - {spec.model}):
+        display.say(f'note: rows ask for the model "{model}"; all are answered by -m {spec.model}')
 
 
 def _drive(
@@ -116,7 +131,6 @@ def _drive(
             return None
 
     counts = journal.counts()
-    totals = Totals(rows=counts.rows, done=counts.done, failed=counts.failed)
     interrupted = False
     if counts.pending:
         if counts.done or counts.failed:
@@ -132,16 +146,22 @@ def _drive(
             from outrider.runner.driver import Driver
 
             driver = Driver(journal, plans, spec.model, spec.start_deadline, agree_on_path, seat_anew, display.show)
-            with _draining_on_signals(driver, display):
-                driver.run()
-            totals = driver.totals
-            describe(directory, {"pinning": list(driver.pinned.values())})
+            try:
+                with _draining_on_signals(driver, display):
+                    driver.run()
+            finally:
+                # Whatever stops the job, what is done can be read.
+                write_results(journal, directory)
+                describe(directory, {"pinning": list(driver.pinned.values())})
             interrupted = driver.draining and journal.counts().pending > 0
     counts = journal.counts()
-    earlier = read_description(directory).get("summary", {})
-    summed = ("tokens", "seconds", "rounds", "proposed", "accepted", "near_ties", "target_deaths", "draft_deaths")
-    summary = {"rows": counts.rows, "done": counts.done, "failed": counts.failed, "pending": counts.pending}
-    summary |= {key: round(getattr(totals, key) + earlier.get(key, 0), 3) for key in summed}
+    summary: dict[str, float] = {
+        "rows": counts.rows,
+        "done": counts.done,
+        "failed": counts.failed,
+        "pending": counts.pending,
+    }
+    summary |= journal.meta("totals") or Totals().summed({})
     return {"summary": summary, "interrupted": interrupted, "numeric_path": journal.meta("numeric_path")}
 
 

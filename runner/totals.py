@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -26,3 +27,11 @@ class Totals:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    def summed(self, earlier: Mapping[str, float]) -> dict[str, float]:
+        """What every run of the job has done together."""
+        return {name: round(getattr(self, name) + earlier.get(name, 0), 3) for name in SUMMED}
+
+
+# What adds up over the runs of a job.
+SUMMED = ("tokens", "seconds", "rounds", "proposed", "accepted", "near_ties", "target_deaths", "draft_deaths")

@@ -39,7 +39,7 @@ def journal(tmp_path: Path) -> Journal:
 def admitted(journal: Journal, content: str, **options: Any) -> int:
     path = journal.path.with_name("in.jsonl")
     path.write_text(content)
-    return admit(JobSpec(input=path, **options), CARD, FakeOffice(), journal, {"identity": 1})  # type: ignore[arg-type]
+    return admit(JobSpec(input=path, **options), CARD, FakeOffice(), journal, {"identity": 1}).rows  # type: ignore[arg-type]
 
 
 def stored(journal: Journal, *numbers: int) -> list[StoredRow]:
@@ -149,7 +149,7 @@ def test_large_files_are_encoded_in_pieces(journal: Journal) -> None:
     path = journal.path.with_name("many.txt")
     path.write_text("prompt\n" * 2500)
     office = FakeOffice()
-    assert admit(JobSpec(input=path), CARD, office, journal, {}) == 2500  # type: ignore[arg-type]
+    assert admit(JobSpec(input=path), CARD, office, journal, {}).rows == 2500  # type: ignore[arg-type]
     assert office.asked == [1000, 1000, 500]
 
 
