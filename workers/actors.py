@@ -23,7 +23,7 @@ class _Loaded:
         from outrider.workers.models.opening import open_model
 
         self.model = open_model(spec)
-        pinned = read_back(seat.launch)
+        pinned = read_back(seat.launch, self.model.weights, self.model.threads)
         self.report = WorkerReport(
             pid=os.getpid(),
             host=socket.gethostname(),

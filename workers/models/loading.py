@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from outrider.workers.engine import Engine, Feed
+from outrider.workers.engine import Feed
 from outrider.workers.engines.hf import HfEngine
 from outrider.workers.engines.hf_rows import HfRowEngine
 from outrider.workers.errors import ModelError, first_line
@@ -27,7 +27,7 @@ PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02
 logger = logging.getLogger(__name__)
 
 
-def load_hf(spec: ModelSpec) -> tuple[Engine, ModelCard, list[str]]:
+def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelCard, list[str]]:
     """The engine, the model's card, and what a person should know about how it runs."""
     card = read_card(spec.path)
     if spec.threads:

@@ -24,6 +24,7 @@ class OpenModel:
     """A running engine with what its users need to know beside it.
 
     ``numeric_path`` names everything that may decide a bit of the results: replicas and resumed runs must agree on it.
+    ``weights`` are the buffers (address, bytes) in this process's memory, ``threads`` those of the kernels' own pool.
     """
 
     engine: Engine
@@ -31,6 +32,8 @@ class OpenModel:
     end_tokens: tuple[int, ...]
     notes: list[str]
     numeric_path: dict[str, str]
+    weights: tuple[tuple[int, int], ...] = ()
+    threads: int | None = None
 
 
 def native_supports(card_path: str) -> str | None:
@@ -88,7 +91,8 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     if not program.integer:
         # Only the integer formats are computed in one order on every instruction set.
         path["instruction_set"] = isa
-    return OpenModel(NativeEngine(model, card.context), "native", card.end_tokens, notes, path)
+    weights = ((packed.memory.address, packed.size),)
+    return OpenModel(NativeEngine(model, card.context), "native", card.end_tokens, notes, path, weights, threads)
 
 
 def _open_hf(spec: ModelSpec) -> OpenModel:
@@ -106,4 +110,6 @@ def _open_hf(spec: ModelSpec) -> OpenModel:
         "transformers": transformers.__version__,
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
     }
-    return OpenModel(engine, "hf", card.end_tokens, notes, path)
+    on_host = [parameter for parameter in engine.model.parameters() if parameter.device.type == "cpu"]
+    weights = tuple((parameter.data_ptr(), parameter.nbytes) for parameter in on_host)
+    return OpenModel(engine, "hf", card.end_tokens, notes, path, weights)
