@@ -88,7 +88,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     if not program.integer:
         # Only the integer formats are computed in one order on every instruction set.
         path["instruction_set"] = isa
-    return OpenModel(NativeEngine(model, card.context), "native", card.end_tokens, notes, path)
+    return OpenModel(NativeEngine(model, min(card.context, program.context)), "native", card.end_tokens, notes, path)
 
 
 def _open_hf(spec: ModelSpec) -> OpenModel:
