@@ -48,53 +48,19 @@ uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
 }
 
-// The scale with its lower 8 bits cleared, upwards, so that the range still fits; they hold the zero point.
-uint32_t scale_bits(float scale) {
-  uint32_t word;
-  memcpy(&word, &scale, sizeof word);
-  return (word + 0xFF) & ~0xFFu;
-}
-
-struct Range {
-  uint32_t header;
-  float scale;
-  float zero;
-};
-
-Range range_of(const float *x, int channels, int format) {
-  float low = 0.0f, high = 0.0f;
-  for (int i = 0; i < channels; ++i) {
-    low = std::min(low, x[i]);
-    high = std::max(high, x[i]);
-  }
-  const bool four = format == OUTRIDER_W4A8;
-  const float wanted = four ? (high - low) / 15.0f : std::max(high, -low) / 127.0f;
-  if (!(wanted > 1e-30f)) return {four ? 0u : 128u, 0.0f, 0.0f};
-  const uint32_t word = scale_bits(wanted);
-  float scale;
-  memcpy(&scale, &word, sizeof scale);
-  const float zero = four ? std::min(std::max(rintf(-low / scale), 0.0f), 15.0f) : 128.0f;
-  return {word | static_cast<uint32_t>(zero), scale, zero};
-}
-
-int quantised(float value, const Range &range, int format) {
-  if (range.scale == 0.0f) return static_cast<int>(range.header & 0xFF);
-  const float low = format == OUTRIDER_W4A8 ? 0.0f : 1.0f, high = format == OUTRIDER_W4A8 ? 15.0f : 255.0f;
-  return static_cast<int>(std::min(std::max(rintf(value / range.scale) + range.zero, low), high));
-}
-
 // One row into its lane of a tile: every lane owns 32-bit words of its own, 128 bytes apart.
-void pack_integer(const outrider_weight &weight, const float *row, char *tile, int lane) {
+void pack_integer(const Kernels &kernels, const outrider_weight &weight, const float *row, char *tile, int lane) {
   char *at = tile + 4 * lane;
   for (int start = 0; start < weight.columns; start += weight.group) {
     const int channels = std::min(weight.group, weight.columns - start);
-    const Range range = range_of(row + start, channels, weight.format);
-    memcpy(at, &range.header, sizeof range.header);
+    uint32_t header = 0;
+    alignas(64) uint8_t values[128];
+    kernels.quantise(row + start, channels, weight.format, &header, values);
+    memcpy(at, &header, sizeof header);
     at += kTileBytes;
     for (int c = 0; c < channels; c += 8) {
-      uint32_t words[2] = {0, 0};
-      for (int i = 0; i < 8 && c + i < channels; ++i)
-        words[i / 4] |= static_cast<uint32_t>(quantised(row[start + c + i], range, weight.format)) << (i % 4 * 8);
+      uint32_t words[2];
+      memcpy(words, values + c, sizeof words);
       if (weight.format == OUTRIDER_W4A8) {
         const uint32_t both = words[0] | words[1] << 4;
         memcpy(at, &both, sizeof both);
@@ -163,12 +129,18 @@ int32_t pack_rows(const outrider_weight &weight, int first_row, int count, const
   if (first_row < 0 || count < 0 || first_row + count > weight.rows)
     return fail(OUTRIDER_INVALID, "rows %d..%d of a weight that has %d", first_row, first_row + count, weight.rows);
   if (source_type < 0 || source_type > 2) return fail(OUTRIDER_INVALID, "source type %d", source_type);
+  const char *message = nullptr;
+  const Kernels *kernels = choose_kernels(&message);
+  if (!kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
   std::vector<float> row(static_cast<size_t>(weight.columns));
   char *data = static_cast<char *>(const_cast<void *>(weight.data));
   const int64_t tile_size = bytes_per_tile(weight);
   for (int i = 0; i < count; ++i) {
     read_row(source, source_type, i * stride, weight.columns, row.data());
-    for (int c = 0; c < weight.columns; ++c)
+    float probe = 0.0f;
+    for (const float value : row) probe += value - value;
+    // Zero unless some value is not finite; only then is it looked for.
+    for (int c = 0; !(probe == 0.0f) && c < weight.columns; ++c)
       if (!isfinite(row[static_cast<size_t>(c)]))
         return fail(OUTRIDER_NOT_FINITE, "row %d, column %d is %f", first_row + i, c,
                     static_cast<double>(row[static_cast<size_t>(c)]));
@@ -188,7 +160,7 @@ int32_t pack_rows(const outrider_weight &weight, int first_row, int count, const
       tile = lane_row / kLanes;
       lane = lane_row % kLanes + (upper ? kLanes : 0);
     }
-    if (integer_format(weight.format)) pack_integer(weight, row.data(), data + tile * tile_size, lane);
+    if (integer_format(weight.format)) pack_integer(*kernels, weight, row.data(), data + tile * tile_size, lane);
     else pack_float(weight, row.data(), data + tile * tile_size, lane);
   }
   return OUTRIDER_OK;

@@ -91,8 +91,9 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     if not program.integer:
         # Only the integer formats are computed in one order on every instruction set.
         path["instruction_set"] = isa
+    engine = NativeEngine(model, min(card.context, program.context))
     weights = ((packed.memory.address, packed.size),)
-    return OpenModel(NativeEngine(model, card.context), "native", card.end_tokens, notes, path, weights, threads)
+    return OpenModel(engine, "native", card.end_tokens, notes, path, weights, threads)
 
 
 def _open_hf(spec: ModelSpec) -> OpenModel:

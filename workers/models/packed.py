@@ -173,8 +173,9 @@ def _column_maxima(checkpoint: Checkpoint, weight: Weight, pool: ThreadPoolExecu
         chunks = [chunk for start, stop in source.ranges for chunk in _chunks(start, stop, 0, source)]
 
         def greatest(chunk: tuple[int, int], source: Tensor = source) -> Float32Array:
-            values: Float32Array = np.abs(_to_float32(checkpoint.rows(source, *chunk))).max(axis=0)
-            return values
+            rows = checkpoint.rows(source, *chunk)
+            # Without their sign, bf16 numbers are ordered as their bits are.
+            return _to_float32((rows & 0x7FFF).max(axis=0) if rows.dtype == np.uint16 else np.abs(rows).max(axis=0))
 
         # A value that is not a number is found, and named, when it is packed.
         maxima = np.fmax(maxima, np.fmax.reduce(list(pool.map(greatest, chunks))))
