@@ -103,7 +103,8 @@ def test_interrupted_it_drains_and_refuses_company(undisturbed, tmp_path):
     company = outrider("run", EXAMPLES, "-o", job, cwd=tmp_path)
     assert company.returncode == 1
     assert f"process {process.pid} on" in company.stderr
-    process.send_signal(signal.SIGINT)
+    # As a terminal does it: to the whole process group, Ray's processes included.
+    os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=DEADLINE)
     assert process.returncode == 130, output
     assert "Traceback" not in output
