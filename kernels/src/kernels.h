@@ -20,10 +20,15 @@ constexpr int kChunkTokens = 256;  // keys whose softmax is computed at once; th
 
 inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
+// Words from one row of a matrix's input to the next, a multiple of 16. Rows a whole number of kilobytes apart would fall
+// into the same sets of the nearest cache.
 inline int32_t words_in_row(const outrider_weight &weight) {
-  if (weight.format == OUTRIDER_FP32) return weight.columns;
-  if (weight.format == OUTRIDER_BF16) return static_cast<int32_t>(round_up((weight.columns + 1) / 2, kLanes));
-  return (weight.columns + 7) / 8 * 2;
+  const int64_t columns = weight.columns;
+  const int64_t words = weight.format == OUTRIDER_FP32   ? columns
+                        : weight.format == OUTRIDER_BF16 ? (columns + 1) / 2
+                                                         : (columns + 7) / 8 * 2;
+  const int64_t rounded = round_up(words, kLanes);
+  return static_cast<int32_t>(rounded % 256 ? rounded : rounded + kLanes);
 }
 
 // A matrix's input, converted once for all tiles: rows in blocks of at most the unit's row_block, 32-bit words of a block's
@@ -32,7 +37,7 @@ struct Input {
   int32_t *words;     // [blocks][words per row][rows of the block]
   float *scales;      // integer formats: [blocks][groups][rows of the block]
   int32_t *offsets;   // integer formats: minus the sum of a group's int8, as the low int16: [blocks][groups][rows of the block]
-  int32_t row_words;  // words per row; of bf16 a multiple of 16, with zeros behind the columns
+  int32_t row_words;  // words per row (words_in_row); of bf16 those behind the columns are zero
   int32_t groups;
   int32_t tokens;
   int32_t blocks;

@@ -1,0 +1,83 @@
+// Before a forward pass: the batch is checked, its rows get their cache blocks, its buffers their memory.
+#include <string.h>
+
+#include <algorithm>
+
+#include "engine.h"
+#include "message.h"
+
+namespace outrider {
+
+int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selected) const {
+  *tokens = *selected = 0;
+  std::vector<bool> seen(rows.size(), false);
+  for (int i = 0; i < batch.feeds; ++i) {
+    const int row = batch.rows[i], count = batch.counts[i];
+    const int32_t status = check_row(row);
+    if (status != OUTRIDER_OK) return status;
+    if (seen[static_cast<size_t>(row)]) return fail(OUTRIDER_INVALID, "row %d is fed twice in one batch", row);
+    seen[static_cast<size_t>(row)] = true;
+    const int choose = batch.choose[i], logits = batch.logits ? batch.logits[i] : 0;
+    if (count < 1 || choose < 0 || choose > count || logits < 0 || logits > count)
+      return fail(OUTRIDER_INVALID, "row %d: %d tokens fed, %d choices and %d logits wanted", row, count, choose, logits);
+    if ((choose && !batch.chosen) || (logits && !batch.logits_out))
+      return fail(OUTRIDER_INVALID, "choices or logits are wanted, but there is no place for them");
+    const int64_t length = static_cast<int64_t>(rows[static_cast<size_t>(row)].history.size()) + count;
+    if (length > context)
+      return fail(OUTRIDER_CONTEXT, "row %d would hold %lld tokens, the model's context is %d", row,
+                  static_cast<long long>(length), context);
+    for (int t = 0; t < count; ++t, ++*tokens) {
+      const int token = batch.tokens[*tokens];
+      if (token < 0 || token >= vocabulary)
+        return fail(OUTRIDER_INVALID, "row %d: token %d is not in the vocabulary of %d", row, token, vocabulary);
+    }
+    *selected += std::max(choose, logits);
+  }
+  return OUTRIDER_OK;
+}
+
+// Gives every fed row the blocks that it will write, its own where it shares one; on failure the rows are as before.
+int32_t Engine::reserve_blocks(const outrider_batch &batch) {
+  for (int i = 0; i < batch.feeds; ++i) {
+    RowState &row = rows[static_cast<size_t>(batch.rows[i])];
+    const size_t length = row.history.size();
+    const size_t needed = (length + static_cast<size_t>(batch.counts[i]) + kBlockTokens - 1) / kBlockTokens;
+    int32_t status = OUTRIDER_OK;
+    const size_t partial = length / kBlockTokens;
+    if (length % kBlockTokens && cache->shared(row.blocks[partial])) {
+      const int copy = cache->take(&status);
+      if (copy >= 0) {
+        memcpy(cache->data(copy), cache->data(row.blocks[partial]), static_cast<size_t>(cache->block_bytes()));
+        cache->release(row.blocks[partial]);
+        row.blocks[partial] = copy;
+      }
+    }
+    while (status == OUTRIDER_OK && row.blocks.size() < needed) {
+      const int block = cache->take(&status);
+      if (block >= 0) row.blocks.push_back(block);
+    }
+    if (status == OUTRIDER_OK) continue;
+    for (int j = 0; j <= i; ++j) truncate(batch.rows[j], static_cast<int>(rows[static_cast<size_t>(batch.rows[j])].history.size()));
+    return status;
+  }
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::reserve_scratch(int tokens, int selected) {
+  const int64_t count = std::max(tokens, selected);
+  bool enough = words.reserve((count * most_words + kLanes) * 4) && scales.reserve(count * most_groups * 4 + 64) &&
+                offsets.reserve(count * most_groups * 4 + 64) && attention.reserve(pool->threads() * most_attention * 4 + 64);
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    // A buffer that only holds selected positions (the logits, above all) need not be as long as the batch.
+    const bool late = std::none_of(ops.begin(), ops.end(), [&](const outrider_op &op) {
+      return op.kind != OUTRIDER_CHOOSE && op.out.buffer == static_cast<int>(i) &&
+             &op < &*std::find_if(ops.begin(), ops.end(), [](const outrider_op &o) { return o.kind == OUTRIDER_SELECT; });
+    });
+    enough = enough && buffers[i]->reserve((late ? std::max(selected, 1) : count) * round_up(widths[i], kLanes) * 4);
+  }
+  for (const auto &rotation : rotations)
+    enough = enough && rotation->tables.reserve(2 * tokens * round_up(rotation->half, kLanes) * 4);
+  return enough ? OUTRIDER_OK : fail(OUTRIDER_NO_MEMORY, "no memory for a batch of %d tokens", tokens);
+}
+
+}  // namespace outrider
