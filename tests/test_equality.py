@@ -12,12 +12,14 @@ import torch
 from local_draft import LocalDraft
 
 from outrider.workers.costs import CostCurve
+from outrider.workers.engine import Feed
 from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
 from outrider.workers.models.cards import find
 from outrider.workers.models.loading import load_hf
 from outrider.workers.models.tokenizer import Tokenizer
 from outrider.workers.propose import Drafter
 from outrider.workers.proposers import NoProposer
+from outrider.workers.sampling import choose
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import Proposer, Verifier
 
@@ -107,3 +109,24 @@ def test_greedy_text_is_what_transformers_generates(pair, tokenizer):
     for row in rows:
         generated = model.generate(torch.tensor([row.prompt]), max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
         assert ours[row.key].tokens == tuple(generated[0, len(row.prompt) :].tolist())
+
+
+@pytest.mark.slow
+def test_100_000_first_tokens_follow_the_targets_softmax(pair, tokenizer):
+    target, _ = pair
+    prompt = tokenizer.encode("def main(")
+    target.open(0, Sampling(), len(prompt))
+    logits = target.logits([Feed(0, prompt, 1)]).numpy()[0]
+    target.close(0)
+    counts = np.zeros(len(logits))
+    for seed in range(100_000):
+        counts[choose(logits, Sampling(temperature=1.0, seed=seed), len(prompt))[0]] += 1
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    expected = 100_000 * weights / weights.sum()
+    common = expected >= 5
+    observed = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    statistic = float(((observed - wanted) ** 2 / wanted).sum())
+    # A chi-square of n degrees of freedom is nearly normal, of mean n and variance 2n; five deviations: one in millions.
+    freedom = len(wanted) - 1
+    assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
