@@ -113,6 +113,9 @@ def _chosen_accelerators(hosts: Sequence[Topology], wishes: Wishes) -> list[tupl
 def _cpu_seats(hosts: Sequence[Topology], sizes: Sizes, per: str, wishes: Wishes) -> list[_Seat]:
     """Replicas go round the units, one each time round, to units that still have a core and the memory."""
     everywhere = [unit for host in hosts for unit in units(host, per)]
+    if sizes.draft is not None and wishes.replicas is None and wishes.layout == "auto":
+        # A pair that has to share a lone core would lag behind all others; it is seated only where nothing else is.
+        everywhere = [unit for unit in everywhere if len(unit.cores) >= CORES_TO_SPLIT] or everywhere
     ledger = Ledger.of(hosts)
     need = sizes.target + sizes.target_kv + (sizes.draft or 0) + sizes.draft_kv
     counts = [0] * len(everywhere)

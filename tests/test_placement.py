@@ -357,3 +357,13 @@ def test_devices_held_by_others_are_not_planned() -> None:
     cards = tuple(Accelerator(f"cuda:{index}", "", 0, str(index + 2)) for index in range(2))
     host = machine([flat(4)], accelerators=cards).without({"cuda-2"})
     assert plan([host], Sizes(GB), Wishes(devices=("cuda",))).actors[0].device == "cuda:1"
+
+
+def test_a_lone_core_is_no_seat_for_a_pair_where_others_have_two() -> None:
+    uneven = machine([flat(2), flat(1, 2)])
+    made = plan([uneven], Sizes(GB, GB // 10), Wishes(per="node"))
+    assert [actor.cores for actor in made.actors] == [(1,), (0,)]
+    assert plan([uneven], Sizes(GB), Wishes(per="node")).replicas == 2
+    assert plan([uneven], Sizes(GB, GB // 10), Wishes(per="node", layout="shared")).replicas == 2
+    [target, draft] = plan([machine([flat(1)])], Sizes(GB, GB // 10), Wishes(per="node")).actors
+    assert target.cores == draft.cores == (0,)
