@@ -14,7 +14,7 @@ from outrider.workers import proposers
 from outrider.workers.costs import CostCurve
 from outrider.workers.messages import Ask, Candidates, Row, Sampling
 from outrider.workers.propose import Drafter
-from outrider.workers.proposers import MOST_ERRORS, MOST_NEW, DraftLink, LookupProposer, NoProposer
+from outrider.workers.proposers import MOST_ERRORS, MOST_NEW, DraftLink, LookupProposer
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import LiveRow, Verifier
 
@@ -296,11 +296,8 @@ def test_assisted_is_plain_over_a_moody_link() -> None:
     assert target.progress.accepted > 0
 
 
-def test_lookup_and_nothing() -> None:
+def test_lookup() -> None:
     row = live(1, [1, 2, 3, 1, 2])
     assert LookupProposer().propose([row], [2]) == [(3, 1)]
     assert LookupProposer().step_seconds(1) == 0.0
-    assert NoProposer().propose([row], [2]) == [()]
-    assert NoProposer().step_seconds(1) is None
     LookupProposer().forget(1)
-    NoProposer().forget(1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from fakes import END, VOCABULARY, FakeEngine, Nonsense, decode, hashed, plain
+from fakes import END, VOCABULARY, FakeEngine, Nonsense, NoProposer, decode, hashed, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.workers import verify
 from outrider.workers.costs import CostCurve
 from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
-from outrider.workers.proposers import LookupProposer, NoProposer
+from outrider.workers.proposers import LookupProposer
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import LiveRow, Proposer, Verifier
 

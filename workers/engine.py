@@ -41,10 +41,6 @@ class Engine(Protocol):
     def vocabulary(self) -> int:
         """How many token ids the model scores; a larger id must never be fed."""
 
-    @property
-    def exact(self) -> bool:
-        """Whether a choice is the same bits whatever else is in the batch."""
-
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         """Begin an empty row; its first ``prompt_length`` tokens count as given, the rest as written."""
 

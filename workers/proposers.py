@@ -25,19 +25,6 @@ MOST_NEW = 32
 MOST_ERRORS = 3
 
 
-class NoProposer:
-    """Plain decoding."""
-
-    def propose(self, rows: Sequence[LiveRow], limits: Sequence[int]) -> list[Sequence[int]]:
-        return [()] * len(rows)
-
-    def forget(self, key: int) -> None:
-        pass
-
-    def step_seconds(self, rows: int) -> float | None:
-        return None
-
-
 class LookupProposer:
     """n-grams of the row's own prompt and text."""
 

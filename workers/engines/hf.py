@@ -123,7 +123,6 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 class HfEngine:
     """A transformers model that feeds ragged batches."""
 
-    exact = False
     attention = ATTENTION_NAME
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:

@@ -13,8 +13,6 @@ from outrider.workers.messages import Sampling
 
 
 class HfRowEngine:
-    exact = False
-
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         self.model = model
         self.context = context

@@ -13,8 +13,6 @@ from outrider.workers.messages import Sampling
 class NativeEngine:
     """Rows are named by the caller's numbers here and by the kernels' own below."""
 
-    exact = True
-
     def __init__(self, model: NativeModel, context: int) -> None:
         self.model = model
         self.context = context
