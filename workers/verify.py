@@ -14,6 +14,7 @@ from outrider.workers.engine import Chosen, Engine, Feed
 from outrider.workers.messages import Progress, Row, RowFailure, RowResult
 from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.text import TextWriter
+from outrider.workers.trial import Round
 
 PREFILL_TOKENS = 512
 # Two scores closer than this may change places when float kernels sum in another order.
@@ -71,21 +72,6 @@ class Group:
     answer: Answer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one pass did.
-
-    ``proposed`` are the candidates of each row, of which ``tried`` were put to the test and ``accepted`` held. ``steady``
-    says whether all rows were past their prompt.
-    """
-
-    rows: int
-    proposed: tuple[int, ...]
-    tried: int
-    accepted: int
-    steady: bool
-
-
 class Verifier:
     def __init__(
         self,
@@ -135,6 +121,7 @@ class Verifier:
         group = self._next_group()
         if not group.rows:
             return ended
+        live_rows = sum(len(each.rows) for each in self._groups)
         started = time.perf_counter()
         candidates = self._candidates(group)
         proposed = time.perf_counter()
@@ -153,10 +140,10 @@ class Verifier:
         self._ask(group)
         self.verify_seconds.observe(sum(len(feed.tokens) for feed in feeds), verified - proposed)
         self.last_round = Round(
-            rows=len(feeds),
             proposed=tuple(len(guess) for guess in candidates),
             tried=tried,
             accepted=self.progress.accepted - before,
+            live=live_rows,
             steady=all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
         )
         self.progress.rounds += 1
