@@ -46,7 +46,8 @@ class Replica:
             return
         self._draft = _start_actor(DraftActor, self.plan.draft)
         plan = self.plan.draft
-        self.pending[self._draft.load.remote(plan.model, plan.seat, self.plan.run_ahead)] = "draft ready"
+        loaded = self._draft.load.remote(plan.model, plan.seat, self.plan.run_ahead, self.plan.serve.trace)
+        self.pending[loaded] = "draft ready"
 
     def target_is_ready(self, report: WorkerReport) -> None:
         self.report = report

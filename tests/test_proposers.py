@@ -226,7 +226,7 @@ def test_a_forgotten_row_is_sent_whole() -> None:
 
 
 def test_a_rows_prompt_does_not_count_as_the_price_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 100.0, 100.4])
+    clock = iter([0.0, 50.0, 100.0, 100.4])
     monkeypatch.setattr(proposers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     actor, _ = drafting()
     draft, row = link(actor), live(1, [1, 2] * MOST_NEW)
@@ -238,7 +238,7 @@ def test_a_rows_prompt_does_not_count_as_the_price_of_a_step(monkeypatch: pytest
 
 
 def test_a_step_for_few_rows_is_priced_apart_from_one_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 0.0, 1.0, 9.0, 10.0, 14.0])
+    clock = iter([0.0, 0.0, 0.0, 1.0, 9.0, 9.0, 10.0, 14.0])
     monkeypatch.setattr(proposers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     actor, _ = drafting()
     draft = link(actor)

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, Seat, ServeSpec, WorkerReport
+from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, Seat, ServeSpec, Trace, WorkerReport
 from outrider.workers.readback import read_back, take_place
 
 
@@ -45,13 +45,16 @@ class TargetActor:
         from outrider.workers.models.tokenizer import Tokenizer
         from outrider.workers.proposers import DraftLink, LookupProposer
         from outrider.workers.serving import TargetServer
+        from outrider.workers.tally import Tally
         from outrider.workers.text import TextWriter
+        from outrider.workers.timeline import Timeline
         from outrider.workers.verify import Verifier
 
         loaded = self._loaded = _Loaded(spec, seat)
         model = loaded.model
         tokenizer = Tokenizer(spec.path)
-        self._link = DraftLink(serve.draft_deadline)
+        tally = Tally(Timeline() if serve.trace else None)
+        self._link = DraftLink(serve.draft_deadline, tally)
         self._server = TargetServer(
             Verifier(
                 engine=model.engine,
@@ -61,6 +64,7 @@ class TargetActor:
                 draft_tokens=serve.draft_tokens,
                 verify_seconds=measure(model.engine),
                 end_tokens=model.end_tokens,
+                tally=tally,
             )
         )
         return loaded.report
@@ -74,21 +78,34 @@ class TargetActor:
     def harvest(self, timeout: float) -> Harvest:
         return self._server.harvest(timeout)
 
+    def clock(self) -> float:
+        """What the times of this process's timeline are measured by."""
+        return time.perf_counter()
 
-@ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)
+
+@ray.remote(num_cpus=0, max_restarts=0, max_concurrency=3)
 class DraftActor:
-    """Holds the draft model, and answers a target's requests. The second thread is there for ``watch``."""
+    """Holds the draft model, and answers a target's requests. The other threads are there for ``watch`` and ``trace``."""
 
-    def load(self, spec: ModelSpec, seat: Seat, run_ahead: bool) -> WorkerReport:
+    def load(self, spec: ModelSpec, seat: Seat, run_ahead: bool, trace: bool) -> WorkerReport:
         from outrider.workers.propose import Drafter
         from outrider.workers.serving import DraftServer
+        from outrider.workers.timeline import Timeline
 
         loaded = self._loaded = _Loaded(spec, seat)
-        self._server = DraftServer(Drafter(loaded.model.engine, loaded.model.end_tokens), run_ahead)
+        self._server = DraftServer(
+            Drafter(loaded.model.engine, loaded.model.end_tokens), run_ahead, Timeline() if trace else None
+        )
         return loaded.report
 
     def propose(self, ask: Ask) -> Candidates:
         return self._server.propose(ask)
+
+    def trace(self, seconds: float) -> Trace:
+        return self._server.trace(seconds)
+
+    def clock(self) -> float:
+        return time.perf_counter()
 
     def watch(self) -> None:
         """Never returns: whoever waits for it learns at once when this process dies."""

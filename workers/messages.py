@@ -10,6 +10,9 @@ from typing import Any
 
 from outrider.workers.pinning import Launch
 
+# Accepted lengths are counted up to this one, which stands for all longer ones too.
+LONGEST_COUNTED = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -99,11 +102,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The draft's reply: proposed tokens by row, and the rows it no longer knows (they are to be sent whole)."""
+    """The draft's reply: proposed tokens by row, and the rows it no longer knows (they are to be sent whole).
+
+    ``seconds`` is how long the draft had the request; what the target waited beyond that was the way there and back.
+    """
 
     round: int
     tokens: dict[int, tuple[int, ...]]
     forgotten: tuple[int, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +141,16 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class ServeSpec:
-    """How a target serves its rows: how many at once, how many candidates it asks for (None: as many as pay)."""
+    """How a target serves its rows: how many at once, how many candidates it asks for (None: as many as pay).
+
+    With ``trace``, target and draft keep a timeline.
+    """
 
     batch: int
     draft_tokens: int | None
     lookup: bool = False
     draft_deadline: float = 5.0
+    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +173,53 @@ class WorkerReport:
 
 @dataclass(slots=True)
 class Progress:
-    """Running totals of a target since it started, seconds by phase included. A harvest carries a copy."""
+    """Running totals of a target since it started. A harvest carries a copy.
 
+    ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
+    candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
+    bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held.
+    """
+
+    seconds: float = 0.0
     rounds: int = 0
+    row_rounds: int = 0
     tokens: int = 0
+    asked: int = 0
+    asking_rows: int = 0
     proposed: int = 0
     accepted: int = 0
     near_ties: int = 0
     plain_rounds: int = 0
     verify_seconds: float = 0.0
     draft_seconds: float = 0.0
+    hop_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    accepted_lengths: list[int] = field(default_factory=lambda: [0] * (LONGEST_COUNTED + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something that a process did from one moment to another, in nanoseconds of its own clock."""
+
+    name: str
+    started: int
+    ended: int
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a process's timeline has gained since it was last fetched; ``dropped`` slices found no place in it."""
+
+    slices: tuple[Slice, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Harvest:
-    """Rows that ended since the last harvest, and the totals so far."""
+    """Rows that ended since the last harvest, the totals so far, and the timeline where one is kept."""
 
     ended: tuple[RowResult | RowFailure, ...]
     progress: Progress
+    trace: Trace = Trace()

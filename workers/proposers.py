@@ -14,6 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 from outrider.workers.errors import first_line
 from outrider.workers.messages import Advance, Ask, Candidates
 from outrider.workers.propose import lookup
+from outrider.workers.tally import Tally
 from outrider.workers.verify import LiveRow
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,9 @@ class DraftLink:
     another thread at any time: it replaces the draft whole, and everything else belongs to the verifying thread.
     """
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, tally: Tally | None = None) -> None:
         self._deadline = deadline
+        self._tally = tally or Tally()
         self._draft: _Draft | None = None
         self._round = 0
         self._step_seconds: dict[int, float] = {}
@@ -119,10 +121,12 @@ class DraftLink:
             draft.lost = True
             logger.warning("the draft is lost, going on without it: %s", first_line(error))
             return None
+        waited = time.perf_counter() - started
+        self._tally.hop(waited, candidates.seconds)
         draft.errors = 0
         # A round that reads a prompt, or much else, pays for that, which says nothing of a step.
         if all(advance.start and len(advance.tokens) <= MOST_NEW for advance in advances):
-            self._measure(len(rows), (time.perf_counter() - started) / steps)
+            self._measure(len(rows), waited / steps)
         for key in candidates.forgotten:
             draft.known.pop(key, None)
         return candidates if candidates.round == ask.round else None

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.workers.errors import WorkerError
-from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult
+from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult, Trace
 from outrider.workers.propose import Drafter
+from outrider.workers.timeline import Timeline
 from outrider.workers.verify import Verifier
 
 
@@ -41,13 +42,17 @@ class TargetServer:
             if self._failure is not None and not self._ended:
                 raise WorkerError(f"the target failed: {self._failure!r}") from self._failure
             ended, self._ended = tuple(self._ended), []
-            return Harvest(ended, replace(self._verifier.progress))
+            tally = self._verifier.tally
+            trace = Trace() if tally.timeline is None else tally.timeline.fetch()
+            return Harvest(ended, tally.snapshot(), trace)
 
     def _run(self) -> None:
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._inbox or not self._verifier.idle)
+                    if self._verifier.idle and not self._inbox:
+                        with self._verifier.tally.idling():
+                            self._changed.wait_for(lambda: self._inbox)
                     rows, self._inbox = self._inbox, []
                 self._verifier.add(rows)
                 ended = self._verifier.round()
@@ -67,8 +72,9 @@ class DraftServer:
     The one who asks never waits for more than the step that is under way.
     """
 
-    def __init__(self, drafter: Drafter, run_ahead: bool) -> None:
+    def __init__(self, drafter: Drafter, run_ahead: bool, timeline: Timeline | None = None) -> None:
         self._drafter = drafter
+        self._timeline = timeline
         self._turn = threading.Lock()
         self._asked = threading.Event()
         self._answered = threading.Event()
@@ -76,12 +82,18 @@ class DraftServer:
             threading.Thread(target=self._run_ahead, name="run ahead", daemon=True).start()
 
     def propose(self, ask: Ask) -> Candidates:
+        arrived = time.perf_counter()
         self._asked.set()
         with self._turn:
             self._asked.clear()
+            started = time.perf_counter()
             candidates = self._drafter.propose(ask)
+            ended = time.perf_counter()
+            if self._timeline is not None:
+                self._timeline.add("propose", started, ended, len(ask.rows), sum(map(len, candidates.tokens.values())))
         self._answered.set()
-        return candidates
+        # The end of a surplus step that the request waited for is work of the draft's as well.
+        return replace(candidates, seconds=ended - arrived)
 
     def _run_ahead(self) -> None:
         while self._answered.wait():
@@ -89,4 +101,14 @@ class DraftServer:
             more = True
             while more and not self._asked.is_set():
                 with self._turn:
+                    started = time.perf_counter()
                     more = self._drafter.run_ahead()
+                    if more and self._timeline is not None:
+                        self._timeline.add("run ahead", started, time.perf_counter())
+
+    def trace(self, seconds: float) -> Trace:
+        """What the timeline gains in that time."""
+        if self._timeline is None:
+            return Trace()
+        time.sleep(seconds)
+        return self._timeline.fetch()

@@ -11,7 +11,8 @@ from typing import Protocol
 from outrider.workers import speculation
 from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Engine, Feed
-from outrider.workers.messages import Progress, Row, RowFailure, RowResult
+from outrider.workers.messages import Row, RowFailure, RowResult
+from outrider.workers.tally import Tally
 from outrider.workers.text import TextWriter
 
 PREFILL_TOKENS = 512
@@ -63,12 +64,14 @@ class Verifier:
         draft_tokens: int | None,
         verify_seconds: CostCurve,
         end_tokens: Collection[int],
+        tally: Tally | None = None,
     ) -> None:
         self.engine = engine
         self.proposer = proposer
         self.batch = batch
         self.draft_tokens = draft_tokens
-        self.progress = Progress()
+        self.tally = tally or Tally()
+        self.progress = self.tally.progress
         self._new_writer = new_writer
         self._verify_seconds = verify_seconds
         self._end_tokens = frozenset(end_tokens)
@@ -88,21 +91,21 @@ class Verifier:
         ended: list[RowResult | RowFailure] = list(self._admit())
         if not self._live:
             return ended
-        started = time.perf_counter()
         candidates = self._propose()
-        proposed = time.perf_counter()
         feeds = [self._feed(live, guess) for live, guess in zip(self._live, candidates, strict=True)]
+        fed = sum(len(feed.tokens) for feed in feeds)
+        before = self.progress.tokens
+        started = time.perf_counter()
         answers = self.engine.feed(feeds)
         verified = time.perf_counter()
+        self.tally.verified(started, verified, len(feeds), fed)
         for live, guess, answer in zip(list(self._live), candidates, answers, strict=True):
             reason = self._commit(live, guess, answer)
             if reason is not None:
                 ended.append(self._finish(live, reason))
-        self._verify_seconds.observe(sum(len(feed.tokens) for feed in feeds), verified - proposed)
-        self.progress.rounds += 1
+        self._verify_seconds.observe(fed, verified - started)
         self.progress.plain_rounds += not any(candidates)
-        self.progress.draft_seconds += proposed - started
-        self.progress.verify_seconds += verified - proposed
+        self.tally.settled(verified, len(feeds), self.progress.tokens - before)
         return ended
 
     def _admit(self) -> Iterable[RowFailure]:
@@ -131,9 +134,12 @@ class Verifier:
             min(count, live.remaining - 1, self.engine.context - len(live.tokens))
             for live, count in zip(ready, self._counts_to_ask(ready), strict=True)
         ]
+        self.tally.asked(limits)
         if not any(limit > 0 for limit in limits):
             return [()] * len(self._live)
+        started = time.perf_counter()
         guesses = self.proposer.propose(ready, limits)
+        self.tally.waited(started, time.perf_counter(), len(ready), sum(map(len, guesses)))
         by_key = {
             live.row.key: self._sane(guess[: max(0, limit)])
             for live, guess, limit in zip(ready, guesses, limits, strict=True)
@@ -183,9 +189,7 @@ class Verifier:
         used = min(held, committed)
         live.proposed += len(guess)
         live.accepted += used
-        self.progress.tokens += committed
-        self.progress.proposed += len(guess)
-        self.progress.accepted += used
+        self.tally.committed(len(guess), used, committed)
         self.progress.near_ties += sum(margin < NEAR_TIE for margin in answer.margins[:committed])
         return reason
 
