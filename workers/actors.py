@@ -42,6 +42,7 @@ class TargetActor:
 
     def load(self, spec: ModelSpec, seat: Seat, serve: ServeSpec) -> WorkerReport:
         from outrider.workers.costs import measure
+        from outrider.workers.metrics import Metrics
         from outrider.workers.models.tokenizer import Tokenizer
         from outrider.workers.proposers import DraftLink, LookupProposer
         from outrider.workers.serving import TargetServer
@@ -54,6 +55,7 @@ class TargetActor:
         model = loaded.model
         tokenizer = Tokenizer(spec.path)
         tally = Tally(Timeline() if serve.trace else None)
+        self._metrics = Metrics(serve.replica)
         self._link = DraftLink(serve.draft_deadline, tally)
         self._server = TargetServer(
             Verifier(
@@ -76,7 +78,10 @@ class TargetActor:
         self._server.submit(rows)
 
     def harvest(self, timeout: float) -> Harvest:
-        return self._server.harvest(timeout)
+        harvest = self._server.harvest(timeout)
+        self._metrics.ended(harvest.ended)
+        self._metrics.publish(harvest.progress)
+        return harvest
 
     def clock(self) -> float:
         """What the times of this process's timeline are measured by."""

@@ -143,7 +143,7 @@ class Seat:
 class ServeSpec:
     """How a target serves its rows: how many at once, how many candidates it asks for (None: as many as pay).
 
-    With ``trace``, target and draft keep a timeline.
+    ``replica`` is what metrics name it by. With ``trace``, target and draft keep a timeline.
     """
 
     batch: int
@@ -151,6 +151,7 @@ class ServeSpec:
     lookup: bool = False
     draft_deadline: float = 5.0
     trace: bool = False
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
