@@ -154,7 +154,8 @@ class Driver:
             self._agree_on_path(value.path)
             self._note(replica, "target", value)
             self._account.started(replica.number, self._now())
-            self._trace.align(replica.number, "target", replica.target_clock)
+            if self._trace.enabled:
+                replica.align("target", self._trace)
             replica.target_is_ready(value)
             self.totals.replicas_up += 1
             self._first_up = self._first_up or time.monotonic()
@@ -163,7 +164,7 @@ class Driver:
             self._note(replica, "draft", value)
             replica.draft_is_ready(value)
             if self._trace.enabled:
-                self._trace.align(replica.number, "draft", replica.draft_clock)
+                replica.align("draft", self._trace)
                 replica.draft_trace()
         elif what == "trace of the draft":
             self._trace.actor(replica.number, "draft", value)

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from outrider.runner.plan import ActorPlan, ReplicaPlan
+from outrider.runner.trace import TraceFile
 from outrider.workers.actors import DraftActor, TargetActor
 from outrider.workers.errors import OutriderError
 from outrider.workers.messages import Row, Trace, WorkerReport
@@ -81,11 +82,11 @@ class Replica:
         # Watched like everything else: rows that never arrived would be waited for without end.
         self.pending[self._target.submit.remote(list(rows))] = "submitted"
 
-    def target_clock(self) -> float:
-        return float(ray.get(self._target.clock.remote(), timeout=CLOCK_SECONDS))
-
-    def draft_clock(self) -> float:
-        return float(ray.get(self._draft.clock.remote(), timeout=CLOCK_SECONDS))
+    def align(self, role: str, trace: TraceFile) -> None:
+        actor = self._target if role == "target" else self._draft
+        # Where it does not answer, what is pending reports why.
+        with suppress(RayError):
+            trace.align(self.number, role, lambda: float(ray.get(actor.clock.remote(), timeout=CLOCK_SECONDS)))
 
     def draft_trace(self) -> None:
         self.pending[self._draft.trace.remote(HARVEST_SECONDS)] = "trace of the draft"

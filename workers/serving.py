@@ -26,6 +26,7 @@ class TargetServer:
         self._inbox: list[Row] = []
         self._ended: list[RowResult | RowFailure] = []
         self._failure: BaseException | None = None
+        verifier.tally.start()
         threading.Thread(target=self._run, name="verify", daemon=True).start()
 
     def submit(self, rows: Sequence[Row]) -> None:

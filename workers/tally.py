@@ -25,6 +25,10 @@ class Tally:
         self._idle_since: float | None = None
         self._hop = 0.0
 
+    def start(self) -> None:
+        """From now on its time counts."""
+        self._started = self._clock()
+
     def asked(self, limits: Sequence[int]) -> None:
         """How many candidates each row that could have some is to get."""
         self.progress.asking_rows += len(limits)
