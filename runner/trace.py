@@ -20,8 +20,14 @@ MOST_SLICES = 500_000
 MOST_EVENTS = 100_000
 DRIVER = 1
 TRACKS = {"target": 1, "draft": 2}
-# In a target's slices the tokens are candidates received, tokens fed and tokens committed.
-TOKENS = {"waiting for draft": "candidates", "propose": "candidates", "verify": "tokens fed", "commit": "tokens committed"}
+# What the tokens of a slice are.
+TOKENS = {
+    "ask": "candidates asked for",
+    "waiting for draft": "candidates",
+    "propose": "candidates",
+    "verify": "tokens fed",
+    "commit": "tokens committed",
+}
 OFFSET_TRIES = 5
 
 

@@ -43,22 +43,24 @@ def server(tally: Tally, draft_tokens: int = 3) -> TargetServer:
 
 
 def test_the_way_to_the_draft_and_back_is_told_from_its_work() -> None:
-    tally = Tally()
-    tally.hop(waited=0.9, computed=0.6)
-    tally.waited(10.0, 11.0, rows=1, candidates=4)
+    clock = Clock()
+    tally = Tally(clock=clock)
+    tally.hop(0.3)
+    tally.waited("waiting for draft", clock.now - 1.0, rows=1, candidates=4)
     assert tally.progress.hop_seconds == pytest.approx(0.3)
     assert tally.progress.draft_seconds == pytest.approx(0.7)
     # A draft that worked while the target did something else was not waited for longer than that.
-    tally.hop(waited=0.1, computed=0.6)
-    tally.waited(12.0, 12.1, rows=1, candidates=4)
+    tally.hop(-0.5)
+    tally.waited("waiting for draft", clock.now - 0.1, rows=1, candidates=4)
     assert tally.progress.hop_seconds == pytest.approx(0.3)
     assert tally.progress.draft_seconds == pytest.approx(0.8)
 
 
 def test_a_hop_is_never_longer_than_the_waiting_it_was_part_of() -> None:
-    tally = Tally()
-    tally.hop(waited=5.0, computed=1.0)
-    tally.waited(10.0, 11.0, rows=1, candidates=0)
+    clock = Clock()
+    tally = Tally(clock=clock)
+    tally.hop(4.0)
+    tally.waited("ask", clock.now - 1.0, rows=1, candidates=0)
     assert (tally.progress.hop_seconds, tally.progress.draft_seconds) == (1.0, 0.0)
 
 
@@ -121,7 +123,7 @@ def test_a_served_targets_slices_fill_its_time_and_do_not_overlap() -> None:
     last = target.harvest(0)
     slices.extend(last.trace.slices)
     wall = time.perf_counter_ns() - began
-    assert {one.name for one in slices} == {"idle", "waiting for draft", "verify", "commit"}
+    assert {one.name for one in slices} == {"idle", "ask", "waiting for draft", "verify", "commit"}
     slices.sort(key=lambda one: one.started)
     for one, other in pairwise(slices):
         assert one.started <= one.ended <= other.started
@@ -142,8 +144,10 @@ def test_what_a_round_pays_for_being_counted() -> None:
     started = time.perf_counter()
     for _ in range(rounds):
         tally.asked([4])
-        tally.hop(0.001, 0.0005)
-        tally.waited(1.0, 1.001, 1, 4)
+        tally.hop(0.0005)
+        tally.waited("ask", 1.0, 1, 4)
+        tally.hop(0.0005)
+        tally.waited("waiting for draft", 1.0, 1, 4)
         tally.verified(1.001, 1.003, 1, 5)
         tally.committed(4, 2, 3)
         tally.settled(1.003, 1, 3)

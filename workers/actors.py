@@ -42,29 +42,36 @@ class TargetActor:
 
     def load(self, spec: ModelSpec, seat: Seat, serve: ServeSpec) -> WorkerReport:
         from outrider.workers.costs import measure
+        from outrider.workers.draft_link import DraftLink
         from outrider.workers.metrics import Metrics
         from outrider.workers.models.tokenizer import Tokenizer
-        from outrider.workers.proposers import DraftLink, LookupProposer
+        from outrider.workers.proposers import EitherProposer, LookupProposer, NoProposer
         from outrider.workers.serving import TargetServer
         from outrider.workers.tally import Tally
         from outrider.workers.text import TextWriter
         from outrider.workers.timeline import Timeline
-        from outrider.workers.verify import Verifier
+        from outrider.workers.verify import Proposer, Verifier
 
         loaded = self._loaded = _Loaded(spec, seat)
         model = loaded.model
         tokenizer = Tokenizer(spec.path)
         tally = Tally(Timeline() if serve.trace else None)
         self._metrics = Metrics(serve.replica)
-        self._link = DraftLink(serve.draft_deadline, tally)
+        self._link = DraftLink(serve.draft_deadline, serve.draft_confidence, tally)
+        verify_seconds = measure(model.engine)
+        proposer: Proposer = self._link
+        if serve.lookup:
+            proposer = EitherProposer(self._link, verify_seconds) if serve.model else LookupProposer()
+        elif not serve.model:
+            proposer = NoProposer()
         self._server = TargetServer(
             Verifier(
                 engine=model.engine,
                 new_writer=lambda row: TextWriter(tokenizer.decode, row.stop, model.end_tokens),
-                proposer=LookupProposer() if serve.lookup else self._link,
+                proposer=proposer,
                 batch=serve.batch,
                 draft_tokens=serve.draft_tokens,
-                verify_seconds=measure(model.engine),
+                verify_seconds=verify_seconds,
                 end_tokens=model.end_tokens,
                 tally=tally,
             )
@@ -98,9 +105,8 @@ class DraftActor:
         from outrider.workers.timeline import Timeline
 
         loaded = self._loaded = _Loaded(spec, seat)
-        self._server = DraftServer(
-            Drafter(loaded.model.engine, loaded.model.end_tokens), run_ahead, Timeline() if trace else None
-        )
+        drafter = Drafter(loaded.model.engine, loaded.model.end_tokens)
+        self._server = DraftServer(drafter, run_ahead, Timeline() if trace else None)
         return loaded.report
 
     def propose(self, ask: Ask) -> Candidates:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult, Trace
@@ -83,18 +82,16 @@ class DraftServer:
             threading.Thread(target=self._run_ahead, name="run ahead", daemon=True).start()
 
     def propose(self, ask: Ask) -> Candidates:
-        arrived = time.perf_counter()
         self._asked.set()
         with self._turn:
             self._asked.clear()
             started = time.perf_counter()
             candidates = self._drafter.propose(ask)
-            ended = time.perf_counter()
             if self._timeline is not None:
-                self._timeline.add("propose", started, ended, len(ask.rows), sum(map(len, candidates.tokens.values())))
+                proposed = sum(map(len, candidates.tokens.values()))
+                self._timeline.add("propose", started, time.perf_counter(), len(ask.rows), proposed)
         self._answered.set()
-        # The end of a surplus step that the request waited for is work of the draft's as well.
-        return replace(candidates, seconds=ended - arrived)
+        return candidates
 
     def _run_ahead(self) -> None:
         while self._answered.wait():

@@ -34,16 +34,17 @@ class Tally:
         self.progress.asking_rows += len(limits)
         self.progress.asked += sum(limit for limit in limits if limit > 0)
 
-    def hop(self, waited: float, computed: float) -> None:
-        """Of the waiting that ``waited`` will report, what the draft spent otherwise than computing."""
-        self._hop += max(0.0, waited - computed)
+    def hop(self, seconds: float) -> None:
+        """Of the time that ``waited`` will report next, what was spent on the way; the draft computed in the rest."""
+        self._hop += max(0.0, seconds)
 
-    def waited(self, started: float, ended: float, rows: int, candidates: int) -> None:
-        """The target got candidates, or stopped waiting for them."""
+    def waited(self, what: str, started: float, rows: int, candidates: int) -> None:
+        """The target has been busy with candidates from ``started`` until now: it asked for them, or waited for them."""
+        ended = self._clock()
         hop, self._hop = min(self._hop, ended - started), 0.0
         self.progress.hop_seconds += hop
         self.progress.draft_seconds += ended - started - hop
-        self._slice("waiting for draft", started, ended, rows, candidates)
+        self._slice(what, started, ended, rows, candidates)
 
     def verified(self, started: float, ended: float, rows: int, tokens: int) -> None:
         """A pass of the target over ``tokens`` tokens."""
