@@ -72,6 +72,8 @@ def run_command(
     wait_for_cores: Annotated[float, typer.Option(help="Seconds to wait for cores that other runs hold.")] = 3600.0,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Run whatever a .bin file contains.")] = False,
     start_deadline: Annotated[float, typer.Option(help="Seconds a model may take to load.")] = 300.0,
+    trace: Annotated[Path | None, typer.Option(help="Write who was busy when, for ui.perfetto.dev, to this file.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there while the job runs.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file with these options as keys.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:

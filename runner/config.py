@@ -49,6 +49,8 @@ class JobSpec(BaseModel):
     wait_for_cores: float = Field(3600.0, ge=0.0)
     allow_pickle: bool = False
     start_deadline: float = Field(300.0, gt=0.0)
+    trace: Path | None = None
+    metrics_port: int | None = Field(None, ge=1, le=65535)
 
     @model_validator(mode="after")
     def _check_draft_tokens(self) -> Self:

@@ -11,6 +11,9 @@ from typing import Any
 from outrider.workers.pinning import Launch
 from outrider.workers.speculation import Overlap
 
+# Accepted lengths are counted up to this one, which stands for all longer ones too.
+LONGEST_COUNTED = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -166,7 +169,8 @@ class ServeSpec:
 
     Candidates come from a draft ``model``, from the row's own text by ``lookup``, from both, or from nowhere; a draft sends
     none that it holds less likely than ``draft_confidence``. Where there are several ``arrangements``, they are tried on
-    the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for.
+    the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for. ``replica`` is
+    what metrics name the target by; with ``trace``, target and draft keep a timeline.
     """
 
     batch: int
@@ -177,6 +181,8 @@ class ServeSpec:
     draft_confidence: float = 0.0
     arrangements: tuple[Arrangement, ...] = (Arrangement("turns", Overlap.TURNS),)
     memory_key: str = ""
+    trace: bool = False
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +205,47 @@ class WorkerReport:
 
 @dataclass(slots=True)
 class Progress:
-    """Running totals of a target since it started, seconds by phase included. A harvest carries a copy."""
+    """Running totals of a target since it started. A harvest carries a copy.
 
+    ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
+    candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
+    bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held.
+    """
+
+    seconds: float = 0.0
     rounds: int = 0
+    row_rounds: int = 0
     tokens: int = 0
+    asked: int = 0
+    asking_rows: int = 0
     proposed: int = 0
     accepted: int = 0
     near_ties: int = 0
     plain_rounds: int = 0
     verify_seconds: float = 0.0
     draft_seconds: float = 0.0
+    hop_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    accepted_lengths: list[int] = field(default_factory=lambda: [0] * (LONGEST_COUNTED + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something that a process did from one moment to another, in nanoseconds of its own clock."""
+
+    name: str
+    started: int
+    ended: int
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a process's timeline has gained since it was last fetched; ``dropped`` slices found no place in it."""
+
+    slices: tuple[Slice, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +261,12 @@ class LayoutRecord:
 
 @dataclass(frozen=True, slots=True)
 class Harvest:
-    """Rows that ended since the last harvest, and the totals so far.
+    """Rows that ended since the last harvest, the totals so far, and the timeline where one is kept.
 
     ``layout`` is the arrangement in use and what is known of the others, once that is settled.
     """
 
     ended: tuple[RowResult | RowFailure, ...]
     progress: Progress
+    trace: Trace = Trace()
     layout: LayoutRecord | None = None

@@ -11,8 +11,9 @@ from typing import Protocol
 from outrider.workers import speculation
 from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Engine, Feed
-from outrider.workers.messages import Progress, Row, RowFailure, RowResult
+from outrider.workers.messages import Row, RowFailure, RowResult
 from outrider.workers.speculation import Overlap, Price, Request
+from outrider.workers.tally import Tally
 from outrider.workers.text import TextWriter
 from outrider.workers.trial import Round
 
@@ -82,13 +83,15 @@ class Verifier:
         draft_tokens: int | None,
         verify_seconds: CostCurve,
         end_tokens: Collection[int],
+        tally: Tally | None = None,
     ) -> None:
         self.engine = engine
         self.proposer = proposer
         self.batch = batch
         self.draft_tokens = draft_tokens
         self.verify_seconds = verify_seconds
-        self.progress = Progress()
+        self.tally = tally or Tally()
+        self.progress = self.tally.progress
         self.last_round: Round | None = None
         self._overlap = Overlap.TURNS
         self._new_writer = new_writer
@@ -122,13 +125,14 @@ class Verifier:
         if not group.rows:
             return ended
         live_rows = sum(len(each.rows) for each in self._groups)
-        started = time.perf_counter()
         candidates = self._candidates(group)
-        proposed = time.perf_counter()
         feeds = [self._feed(live, guess) for live, guess in zip(group.rows, candidates, strict=True)]
+        fed = sum(len(feed.tokens) for feed in feeds)
+        started = time.perf_counter()
         answers = self.engine.feed(feeds)
         verified = time.perf_counter()
-        before = self.progress.accepted
+        self.tally.verified(started, verified, len(feeds), fed)
+        before, tokens = self.progress.accepted, self.progress.tokens
         tried = 0
         for live, guess, answer in zip(list(group.rows), candidates, answers, strict=True):
             tried += min(len(guess), speculation.accepted(guess, answer.tokens) + 1)
@@ -136,9 +140,10 @@ class Verifier:
             if reason is not None:
                 group.rows.remove(live)
                 ended.append(self._finish(live, reason))
+        self.tally.settled(verified, len(feeds), self.progress.tokens - tokens)
         # Asked for now and taken at the group's next round: until then the draft works beside whatever the target does.
         self._ask(group)
-        self.verify_seconds.observe(sum(len(feed.tokens) for feed in feeds), verified - proposed)
+        self.verify_seconds.observe(fed, verified - started)
         self.last_round = Round(
             proposed=tuple(len(guess) for guess in candidates),
             tried=tried,
@@ -146,10 +151,7 @@ class Verifier:
             live=live_rows,
             steady=all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
         )
-        self.progress.rounds += 1
         self.progress.plain_rounds += not any(candidates)
-        self.progress.draft_seconds += proposed - started
-        self.progress.verify_seconds += verified - proposed
         return ended
 
     def _next_group(self) -> Group:
@@ -188,15 +190,20 @@ class Verifier:
             max(0, min(count, live.remaining - 1, self.engine.context - len(live.tokens)))
             for live, count in zip(group.asked, request.counts, strict=True)
         ]
+        self.tally.asked(group.counts)
         group.answer = None
         if any(group.counts):
+            started = time.perf_counter()
             group.answer = self.proposer.ask(group.asked, replace(request, counts=group.counts))
+            self.tally.waited("ask", started, len(group.asked), sum(group.counts))
 
     def _candidates(self, group: Group) -> list[Sequence[int]]:
         """What was proposed for each row of the group; nothing for those that were not asked for."""
         if group.answer is None:
             return [()] * len(group.rows)
+        started = time.perf_counter()
         guesses, group.answer = group.answer(), None
+        self.tally.waited("waiting for draft", started, len(guesses), sum(map(len, guesses)))
         by_key = {
             live.row.key: self._sane(guess[:count])
             for live, guess, count in zip(group.asked, guesses, group.counts, strict=True)
@@ -247,9 +254,7 @@ class Verifier:
         used = min(held, committed)
         live.proposed += len(guess)
         live.accepted += used
-        self.progress.tokens += committed
-        self.progress.proposed += len(guess)
-        self.progress.accepted += used
+        self.tally.committed(len(guess), used, committed)
         if not self.engine.exact:
             self.progress.near_ties += sum(margin < NEAR_TIE for margin in answer.margins[:committed])
         return reason
