@@ -48,6 +48,8 @@ def run_command(
     format: Annotated[str, typer.Option(help="auto, jsonl or text.")] = "auto",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Turn bad lines into error records.")] = False,
     max_tokens: Annotated[int, typer.Option(help="New tokens a row, where the row does not say.")] = 128,
+    min_tokens: Annotated[int, typer.Option(help="No end before so many; where the row does not say.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Write on past the model's end tokens.")] = False,
     temperature: Annotated[float, typer.Option(help="0 is greedy; where the row does not say.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Where the row does not say.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 is off; where the row does not say.")] = 0,

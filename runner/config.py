@@ -28,6 +28,8 @@ class JobSpec(BaseModel):
     skip_bad: bool = False
 
     max_tokens: int = Field(128, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    ignore_eos: bool = False
     temperature: float = Field(0.0, ge=0.0, le=100.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_k: int = Field(0, ge=0)

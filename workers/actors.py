@@ -55,7 +55,13 @@ class TargetActor:
         self._server = TargetServer(
             Verifier(
                 engine=model.engine,
-                new_writer=lambda row: TextWriter(tokenizer.decode, row.stop, model.end_tokens),
+                new_writer=lambda row: TextWriter(
+                    tokenizer.decode,
+                    row.stop,
+                    {*model.end_tokens, *(row.sampling.end_tokens or ())},
+                    row.sampling.min_tokens,
+                    tokenizer.pieces,
+                ),
                 proposer=LookupProposer() if serve.lookup else self._link,
                 batch=serve.batch,
                 draft_tokens=serve.draft_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.workers.messages import Sampling
@@ -11,11 +11,15 @@ from outrider.workers.messages import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Tokens to append to a row's cache, and after how many of them (counted from the last) a choice is wanted."""
+    """Tokens to append to a row's cache, and after how many of them (counted from the last) a choice is wanted.
+
+    ``logprobs`` asks for each choice's log-probability, and for those of as many of the likeliest tokens.
+    """
 
     row: int
     tokens: Sequence[int]
     choose: int
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,12 @@ class Chosen:
 
     ``margins`` are the distances between the best and the second-best score. They matter where the kernels are not
     batch-invariant: a margin close to the kernels' rounding is where two runs may differ. Exact engines leave it empty.
+    ``logprobs`` holds, where the feed asked, for each choice (token, log-probability): its own, then the likeliest.
     """
 
     tokens: list[int]
     margins: list[float]
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 class Engine(Protocol):

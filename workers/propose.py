@@ -24,6 +24,7 @@ class DraftRow:
     guessed: list[int] = field(default_factory=list)
     cached: int = 0
     limit: int = 0
+    end_tokens: Collection[int] = ()
 
     def uncached(self) -> list[int]:
         beyond = self.cached - len(self.committed)
@@ -61,7 +62,8 @@ class Drafter:
         """Take in what the target has committed. False where this row's history here is not the target's."""
         if advance.start == 0 and advance.sampling is not None:
             self._close(advance.key)
-            self._rows[advance.key] = DraftRow()
+            own = advance.sampling.end_tokens
+            self._rows[advance.key] = DraftRow(end_tokens=self.end_tokens if own is None else own)
             self.engine.open(advance.key, advance.sampling, advance.prompt_length)
         row = self._rows.get(advance.key)
         if row is None or len(row.committed) != advance.start:
@@ -87,7 +89,7 @@ class Drafter:
         row = self._rows[key]
         if row.limit == 0 or len(row.guessed) >= min(count, self.engine.context - len(row.committed)):
             return False
-        return not row.guessed or row.guessed[-1] not in self.end_tokens
+        return not row.guessed or row.guessed[-1] not in row.end_tokens
 
     def _step(self, keys: Sequence[int]) -> bool:
         """One more guess for each of these rows, all together."""

@@ -32,6 +32,7 @@ class LiveRow:
     proposed: int = 0
     accepted: int = 0
     acceptance: speculation.Acceptance = field(default_factory=speculation.Acceptance)
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
     def pending(self) -> int:
@@ -160,7 +161,7 @@ class Verifier:
         new = live.tokens[live.cached :]
         if len(new) > PREFILL_TOKENS:
             return Feed(live.row.key, new[:PREFILL_TOKENS], 0)
-        return Feed(live.row.key, [*new, *guess], len(guess) + 1)
+        return Feed(live.row.key, [*new, *guess], len(guess) + 1, live.row.logprobs)
 
     def _commit(self, live: LiveRow, guess: Sequence[int], answer: Chosen) -> str | None:
         """Take the target's choices up to and including the first that differs from its candidate."""
@@ -180,6 +181,7 @@ class Verifier:
             reason = self._ends(live, token)
             if reason is not None:
                 break
+        live.logprobs.extend(answer.logprobs[:committed])
         used = min(held, committed)
         live.proposed += len(guess)
         live.accepted += used
@@ -190,7 +192,9 @@ class Verifier:
         return reason
 
     def _ends(self, live: LiveRow, token: int) -> str | None:
-        if token in self._end_tokens or live.writer.stopped_by(token):
+        own = live.row.sampling.end_tokens
+        stopped = live.writer.stopped_by(token)
+        if stopped or token in (self._end_tokens if own is None else own):
             return "stop"
         if live.remaining == 0 or len(live.tokens) >= self.engine.context:
             return "length"
@@ -209,4 +213,5 @@ class Verifier:
             proposed=live.proposed,
             accepted=live.accepted,
             seconds=time.perf_counter() - live.started,
+            logprobs=None if live.row.logprobs is None else live.writer.logprobs(live.logprobs),
         )

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from outrider.workers.engine import Chosen, Feed
 from outrider.workers.messages import Sampling
-from outrider.workers.sampling import choose
+from outrider.workers.sampling import choose, log_probabilities
 
 ATTENTION_NAME = "outrider_ragged"
 FIRST_CAPACITY = 64
@@ -149,7 +149,7 @@ class HfEngine:
         logits = self.logits(feeds)
         answers, taken = [], 0
         for feed in feeds:
-            answers.append(choose_last(self._rows[feed.row], logits[taken : taken + feed.choose]))
+            answers.append(choose_last(self._rows[feed.row], logits[taken : taken + feed.choose], feed.logprobs))
             taken += feed.choose
         return answers
 
@@ -190,17 +190,19 @@ class HfEngine:
         return (logits if self._keeps_some_logits else logits[keep]).float().cpu()
 
 
-def choose_last(row: RowState, logits: torch.Tensor) -> Chosen:
-    """One choice after each of the row's last ``len(logits)`` tokens."""
-    tokens, margins = [], []
+def choose_last(row: RowState, logits: torch.Tensor, explain: int | None = None) -> Chosen:
+    """One choice after each of the row's last ``len(logits)`` tokens, with log-probabilities where a number is given."""
+    tokens, margins, logprobs = [], [], []
     first = len(row.tokens) - len(logits) + 1
     for position, scores in enumerate(logits.numpy(), start=first):
         prompt: Counter[int] = Counter()
         written: Counter[int] = Counter()
-        if row.sampling.penalised:
+        if row.sampling.looks_back:
             prompt = Counter(row.tokens[: row.prompt_length])
             written = Counter(row.tokens[row.prompt_length : position])
         token, margin = choose(scores, row.sampling, position, prompt, written)
         tokens.append(token)
         margins.append(margin)
-    return Chosen(tokens, margins)
+        if explain is not None:
+            logprobs.append(log_probabilities(scores, token, explain))
+    return Chosen(tokens, margins, logprobs)

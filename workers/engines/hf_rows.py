@@ -45,5 +45,6 @@ class HfRowEngine:
             ids = torch.tensor([list(feed.tokens)], device=self.model.device)
             logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
             row.tokens.extend(feed.tokens)
-            answers.append(choose_last(row, logits[len(feed.tokens) - feed.choose :].float().cpu()))
+            last = logits[len(feed.tokens) - feed.choose :].float().cpu()
+            answers.append(choose_last(row, last, feed.logprobs))
         return answers
