@@ -75,7 +75,9 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     serve = ServeSpec(
         batch=spec.batch,
         draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
-        lookup=draft_name == LOOKUP,
+        model=draft_model is not None,
+        lookup=draft_name.endswith(LOOKUP),
+        draft_confidence=spec.draft_confidence,
         draft_deadline=spec.draft_deadline,
     )
     outcome = _drive(

@@ -42,16 +42,23 @@ class TargetActor:
 
     def load(self, spec: ModelSpec, seat: Seat, serve: ServeSpec) -> WorkerReport:
         from outrider.workers.costs import measure
+        from outrider.workers.draft_link import DraftLink
         from outrider.workers.models.tokenizer import Tokenizer
-        from outrider.workers.proposers import DraftLink, LookupProposer
+        from outrider.workers.proposers import EitherProposer, LookupProposer, NoProposer
         from outrider.workers.serving import TargetServer
         from outrider.workers.text import TextWriter
-        from outrider.workers.verify import Verifier
+        from outrider.workers.verify import Proposer, Verifier
 
         loaded = self._loaded = _Loaded(spec, seat)
         model = loaded.model
         tokenizer = Tokenizer(spec.path)
-        self._link = DraftLink(serve.draft_deadline)
+        self._link = DraftLink(serve.draft_deadline, serve.draft_confidence)
+        verify_seconds = measure(model.engine)
+        proposer: Proposer = self._link
+        if serve.lookup:
+            proposer = EitherProposer(self._link, verify_seconds) if serve.model else LookupProposer()
+        elif not serve.model:
+            proposer = NoProposer()
         self._server = TargetServer(
             Verifier(
                 engine=model.engine,
@@ -62,10 +69,10 @@ class TargetActor:
                     row.sampling.min_tokens,
                     tokenizer.pieces,
                 ),
-                proposer=LookupProposer() if serve.lookup else self._link,
+                proposer=proposer,
                 batch=serve.batch,
                 draft_tokens=serve.draft_tokens,
-                verify_seconds=measure(model.engine),
+                verify_seconds=verify_seconds,
                 end_tokens=model.end_tokens,
             )
         )

@@ -113,20 +113,33 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The target's request of one round. ``closed`` names rows that the draft may forget."""
+    """The target's request of one round. ``closed`` names rows that the draft may forget.
+
+    The draft may stop early: a candidate is not sent where the chance that it holds is under ``confidence``, or the chance
+    that it and all before it hold is under ``keep``; nor is it made where there is little hope for the latter, ``go_on``.
+    """
 
     round: int
     rows: tuple[Advance, ...]
     closed: tuple[int, ...] = ()
+    confidence: float = 0.0
+    keep: float = 0.0
+    go_on: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The draft's reply: proposed tokens by row, and the rows it no longer knows (they are to be sent whole)."""
+    """The draft's reply: proposed tokens by row, and the rows it no longer knows (they are to be sent whole).
+
+    ``seconds`` is how long the draft was at work on it, ``step`` what one more candidate for these rows costs (None where
+    that is not known yet).
+    """
 
     round: int
     tokens: dict[int, tuple[int, ...]]
     forgotten: tuple[int, ...] = ()
+    seconds: float = 0.0
+    step: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +170,18 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class ServeSpec:
-    """How a target serves its rows: how many at once, how many candidates it asks for (None: as many as pay)."""
+    """How a target serves its rows: how many at once, how many candidates it asks for (None: as many as pay).
+
+    Candidates come from a draft ``model``, from the row's own text by ``lookup``, from both, or from nowhere; a draft sends
+    none that it holds less likely than ``draft_confidence``.
+    """
 
     batch: int
     draft_tokens: int | None
+    model: bool = True
     lookup: bool = False
     draft_deadline: float = 5.0
+    draft_confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

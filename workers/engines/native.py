@@ -14,6 +14,8 @@ from outrider.workers.messages import Sampling
 class NativeEngine:
     """Rows are named by the caller's numbers here and by the kernels' own below."""
 
+    exact = True
+
     def __init__(self, model: NativeModel, context: int) -> None:
         self.model = model
         self.context = context
@@ -40,7 +42,7 @@ class NativeEngine:
             answers = self.model.forward([self._feeding(feed) for feed in feeds])
         except KernelError as error:
             raise WorkerError(f"the native engine could not run a pass over {len(feeds)} rows: {error}") from error
-        return [Chosen(answer.tokens, [], answer.logprobs) for answer in answers]
+        return [Chosen(answer.tokens, answer.margins, answer.logprobs) for answer in answers]
 
     def _feeding(self, feed: Feed) -> Feeding:
         logprobs = -1 if feed.logprobs is None else feed.logprobs

@@ -1,4 +1,4 @@
-"""The link to a draft actor, against a Ray that is a few lines long."""
+"""The line to a draft actor, against a Ray that is a few lines long."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from fakes import END, FakeEngine, decode, hashed, plain
 from ray.exceptions import RayActorError, RayTaskError
 
-from outrider.workers import proposers
+from outrider.workers import draft_link
 from outrider.workers.costs import CostCurve
+from outrider.workers.draft_link import MOST_ERRORS, DraftLink
 from outrider.workers.messages import Ask, Candidates, Row, Sampling
 from outrider.workers.propose import Drafter
-from outrider.workers.proposers import MOST_ERRORS, MOST_NEW, DraftLink, LookupProposer
+from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import LiveRow, Verifier
 
@@ -30,7 +31,7 @@ class FakeRay:
     def __init__(self) -> None:
         self.waits: list[float | None] = []
 
-    def wait(self, replies: list[Reply], timeout: float | None) -> tuple[list[Reply], list[Reply]]:
+    def wait(self, replies: list[Reply], timeout: float | None, num_returns: int = 1) -> tuple[list[Reply], list[Reply]]:
         self.waits.append(timeout)
         return [one for one in replies if one.ready], [one for one in replies if not one.ready]
 
@@ -44,8 +45,8 @@ class FakeRay:
 @pytest.fixture(autouse=True)
 def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
-    monkeypatch.setattr(proposers.ray, "wait", fake.wait)
-    monkeypatch.setattr(proposers.ray, "get", fake.get)
+    monkeypatch.setattr(draft_link.ray, "wait", fake.wait)
+    monkeypatch.setattr(draft_link.ray, "get", fake.get)
     return fake
 
 
@@ -91,13 +92,17 @@ def link(actor: Actor | None) -> DraftLink:
     return made
 
 
+def propose(draft: DraftLink, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[Sequence[int]]:
+    return list(draft.ask(rows, Request(list(counts)))())
+
+
 def test_only_what_is_new_travels() -> None:
     actor, _ = drafting()
     draft, row = link(actor), live(3, [1, 2, 3])
-    guess = draft.propose([row], [4])[0]
+    guess = propose(draft, [row], [4])[0]
     assert len(guess) == 4
     row.tokens += [*guess[:2], 9]
-    draft.propose([row], [2])
+    propose(draft, [row], [2])
     first, second = (ask.rows[0] for ask in actor.asks)
     assert (first.start, first.tokens, first.sampling, first.prompt_length) == (0, (1, 2, 3), Sampling(seed=3), 2)
     assert (second.start, second.tokens, second.sampling) == (3, (*guess[:2], 9), None)
@@ -107,21 +112,21 @@ def test_only_what_is_new_travels() -> None:
 def test_a_row_that_ended_is_named_once_and_leaves_the_draft() -> None:
     actor, engine = drafting()
     draft = link(actor)
-    draft.propose([live(1, [1, 2, 3]), live(2, [4, 5])], [1, 1])
+    propose(draft, [live(1, [1, 2, 3]), live(2, [4, 5])], [1, 1])
     draft.forget(1)
     other = live(2, [4, 5, 6])
-    draft.propose([other], [1])
+    propose(draft, [other], [1])
     assert actor.asks[1].closed == (1,)
     assert set(engine.rows) == {2}
     other.tokens.append(1)
-    draft.propose([other], [1])
+    propose(draft, [other], [1])
     assert actor.asks[2].closed == ()
 
 
 def test_without_a_draft_there_are_no_candidates() -> None:
     draft = link(None)
-    assert draft.propose([live(1, [1, 2])], [3]) == [()]
-    assert draft.step_seconds(1) is None
+    assert propose(draft, [live(1, [1, 2])], [3]) == [()]
+    assert draft.price(1) is None
     draft.forget(1)
 
 
@@ -136,35 +141,35 @@ def test_a_late_draft_costs_one_deadline_and_is_asked_again_when_it_has_caught_u
 
     actor = Actor(slow)
     draft, row = link(actor), live(1, [1, 2, 3])
-    assert draft.propose([row], [2]) == [()]
-    assert fake_ray.waits == [5.0]
+    assert propose(draft, [row], [2]) == [()]
+    assert fake_ray.waits == [pytest.approx(5.0, abs=0.1)]
     row.tokens.append(4)
-    assert draft.propose([row], [2]) == [()]
-    assert fake_ray.waits == [5.0, 0], "while an answer is owed nobody waits"
+    assert propose(draft, [row], [2]) == [()]
+    assert fake_ray.waits == [pytest.approx(5.0, abs=0.1), 0], "while an answer is owed nobody waits"
     assert len(actor.asks) == 1
     replies[0].ready = True
     row.tokens.append(5)
-    assert len(draft.propose([row], [2])[0]) == 2
+    assert len(propose(draft, [row], [2])[0]) == 2
     assert actor.asks[1].rows[0].start == 0, "after a lost answer a row is sent whole"
     assert list(actor.asks[1].rows[0].tokens) == [1, 2, 3, 4, 5]
 
 
 def test_a_draft_that_is_always_late_looks_expensive() -> None:
     draft = link(Actor(lambda ask: Reply(None, ready=False)))
-    draft.propose([live(1, [1, 2])], [1])
-    assert (draft.step_seconds(1) or 0) > 0.5
+    propose(draft, [live(1, [1, 2])], [1])
+    assert draft.price(1) is not None and draft.price(1).hop > 0.5
 
 
 def test_a_dead_draft_is_not_asked_again_until_another_comes() -> None:
     actor = Actor(lambda ask: Reply(dead()))
     draft, row = link(actor), live(1, [1, 2])
     for _ in range(3):
-        assert draft.propose([row], [2]) == [()]
+        assert propose(draft, [row], [2]) == [()]
     assert len(actor.asks) == 1
-    assert draft.step_seconds(1) is None
+    assert draft.price(1) is None
     other, _ = drafting()
     draft.attach(other)
-    assert len(draft.propose([row], [2])[0]) == 2
+    assert len(propose(draft, [row], [2])[0]) == 2
     assert other.asks[0].rows[0].start == 0
 
 
@@ -173,8 +178,8 @@ def test_a_call_that_fails_at_once_is_a_dead_draft() -> None:
         raise dead()
 
     draft = link(Actor(refuse))
-    assert draft.propose([live(1, [1, 2])], [2]) == [()]
-    assert draft.step_seconds(1) is None
+    assert propose(draft, [live(1, [1, 2])], [2]) == [()]
+    assert draft.price(1) is None
 
 
 def test_a_draft_that_failed_once_is_asked_again_with_whole_rows() -> None:
@@ -183,9 +188,9 @@ def test_a_draft_that_failed_once_is_asked_again_with_whole_rows() -> None:
     drafter = Drafter(engine, {END})
     actor = Actor(lambda ask: Reply(next(answers, None) or drafter.propose(ask)))
     draft, row = link(actor), live(1, [1, 2])
-    assert draft.propose([row], [2]) == [()]
+    assert propose(draft, [row], [2]) == [()]
     row.tokens.append(3)
-    assert len(draft.propose([row], [2])[0]) == 2
+    assert len(propose(draft, [row], [2])[0]) == 2
     assert [ask.rows[0].start for ask in actor.asks] == [0, 0]
 
 
@@ -193,24 +198,24 @@ def test_a_draft_that_always_fails_is_given_up() -> None:
     actor = Actor(lambda ask: Reply(broken()))
     draft, row = link(actor), live(1, [1, 2])
     for _ in range(MOST_ERRORS + 4):
-        assert draft.propose([row], [2]) == [()]
+        assert propose(draft, [row], [2]) == [()]
     assert len(actor.asks) == MOST_ERRORS
-    assert draft.step_seconds(1) is None
+    assert draft.price(1) is None
 
 
 def test_a_row_that_ends_after_a_failed_round_is_still_closed() -> None:
     """The draft may have opened it before it failed."""
     actor = Actor(lambda ask: Reply(broken()))
     draft = link(actor)
-    draft.propose([live(1, [1, 2])], [2])
+    propose(draft, [live(1, [1, 2])], [2])
     draft.forget(1)
-    draft.propose([live(2, [1, 2])], [2])
+    propose(draft, [live(2, [1, 2])], [2])
     assert actor.asks[1].closed == (1,)
 
 
 def test_an_answer_to_another_round_is_dropped() -> None:
     actor, _ = drafting(lambda reply: Candidates(reply.round + 1, reply.tokens))
-    assert link(actor).propose([live(1, [1, 2])], [2]) == [()]
+    assert propose(link(actor), [live(1, [1, 2])], [2]) == [()]
 
 
 def test_a_forgotten_row_is_sent_whole() -> None:
@@ -220,34 +225,33 @@ def test_a_forgotten_row_is_sent_whole() -> None:
     actor = Actor(forgetful)
     draft, row = link(actor), live(1, [1, 2])
     for token in (3, 4, 5):
-        assert draft.propose([row], [2]) == [()]
+        assert propose(draft, [row], [2]) == [()]
         row.tokens.append(token)
     assert [ask.rows[0].start for ask in actor.asks] == [0, 2, 0]
 
 
-def test_a_rows_prompt_does_not_count_as_the_price_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 100.0, 100.4])
-    monkeypatch.setattr(proposers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    actor, _ = drafting()
-    draft, row = link(actor), live(1, [1, 2] * MOST_NEW)
-    draft.propose([row], [4])
-    assert draft.step_seconds(1) == 0.0
-    row.tokens.append(5)
-    draft.propose([row], [4])
-    assert draft.step_seconds(1) == pytest.approx(0.1)
+def test_the_hop_is_what_the_target_waited_beyond_the_drafts_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 1.5, 10.0, 10.0, 14.0])
+    monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    replies = iter([Candidates(1, {}, (), 0.4, 0.1), Candidates(2, {}, (), 3.0, 0.3)])
+    draft = link(Actor(lambda ask: Reply(next(replies))))
+    assert draft.price(1) == Price(0.0, 0.0), "until something is known candidates count as free"
+    propose(draft, [live(1, [1, 2])], [4])
+    assert draft.price(1) == Price(0.1, pytest.approx(0.1))
+    propose(draft, [live(key, [key, 2]) for key in range(2, 10)], [1] * 8)
+    assert [draft.price(rows) for rows in (2, 7, 30)] == [
+        Price(0.1, pytest.approx(0.1)),
+        Price(0.3, pytest.approx(1.0)),
+        Price(0.3, pytest.approx(1.0)),
+    ]
 
 
-def test_a_step_for_few_rows_is_priced_apart_from_one_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 0.0, 1.0, 9.0, 10.0, 14.0])
-    monkeypatch.setattr(proposers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+def test_two_groups_may_be_asked_for_at_once() -> None:
     actor, _ = drafting()
-    draft = link(actor)
-    for rows in ([live(1, [1, 2])], [live(key, [key, 2]) for key in range(2, 10)]):
-        draft.propose(rows, [1] * len(rows))  # opens them, which is not measured
-        for row in rows:
-            row.tokens.append(3)
-        draft.propose(rows, [1] * len(rows))
-    assert [draft.step_seconds(rows) for rows in (1, 2, 7, 8, 30)] == pytest.approx([1.0, 1.0, 4.0, 4.0, 4.0])
+    draft, left, right = link(actor), live(1, [1, 2]), live(2, [3, 4])
+    first = draft.ask([left], Request([2]))
+    second = draft.ask([right], Request([3]))
+    assert [len(first()[0]), len(second()[0])] == [2, 3]
 
 
 class Moody(Actor):
@@ -276,7 +280,8 @@ class Moody(Actor):
         super().__init__(answer)
 
 
-def test_assisted_is_plain_over_a_moody_link() -> None:
+@pytest.mark.parametrize("overlap", list(Overlap))
+def test_assisted_is_plain_over_a_moody_link(overlap: Overlap) -> None:
     engine, draft = FakeEngine(), link(Moody())
     target = Verifier(
         engine=engine,
@@ -287,6 +292,7 @@ def test_assisted_is_plain_over_a_moody_link() -> None:
         verify_seconds=CostCurve({1: 1.0}),
         end_tokens=(END,),
     )
+    target.arrange(overlap, 4)
     rows = [Row(key, (key % END, 3), 40, Sampling(temperature=key % 2, seed=key), ("abca",)) for key in range(40)]
     target.add(rows)
     ended = {}
@@ -294,10 +300,3 @@ def test_assisted_is_plain_over_a_moody_link() -> None:
         ended |= {one.key: one for one in target.round()}
     assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in rows}  # type: ignore[union-attr]
     assert target.progress.accepted > 0
-
-
-def test_lookup() -> None:
-    row = live(1, [1, 2, 3, 1, 2])
-    assert LookupProposer().propose([row], [2]) == [(3, 1)]
-    assert LookupProposer().step_seconds(1) == 0.0
-    LookupProposer().forget(1)
