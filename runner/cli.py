@@ -66,6 +66,9 @@ def run_command(
     ] = 0.0,
     draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
     batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
+    prefix_tokens: Annotated[
+        int, typer.Option(help="Tokens of ended prompts kept for rows that begin alike; 0 shares nothing.")
+    ] = 4096,
     replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: one a unit of --per].")] = None,
     per: Annotated[str, typer.Option(help="What a replica gets: auto, node, socket or machine.")] = "auto",
     layout: Annotated[str, typer.Option(help="Draft and target on split or shared cores, or auto.")] = "auto",

@@ -43,6 +43,7 @@ class JobSpec(BaseModel):
     draft_confidence: float = Field(0.0, ge=0.0, lt=1.0)
     draft_deadline: float = Field(5.0, gt=0.0)
     batch: int = Field(8, ge=1, le=4096)
+    prefix_tokens: int = Field(4096, ge=0)
     replicas: int | None = Field(None, ge=1, le=4096)
     per: Literal["auto", "node", "socket", "machine"] = "auto"
     layout: Literal["auto", "split", "shared"] = "auto"

@@ -58,6 +58,7 @@ class FakeEngine:
     """Implements ``Engine``, and fails loudly where a real one would only compute nonsense."""
 
     exact = True
+    forks = True
 
     def __init__(self, context: int = 96, vocabulary: int = VOCABULARY, choose: Choose = hashed) -> None:
         self.context = context
@@ -71,6 +72,11 @@ class FakeEngine:
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         assert row not in self.rows, f"row {row} is open already"
         self.rows[row], self.sampling[row], self.prompt_lengths[row] = [], sampling, prompt_length
+
+    def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
+        assert 0 < length <= len(self.rows[source]), f"{length} tokens of a row that has {len(self.rows[source])}"
+        self.open(row, sampling, prompt_length)
+        self.rows[row] = self.rows[source][:length]
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
         assert feeds, "a pass over nothing"

@@ -21,7 +21,12 @@ CURVE = CostCurve({1: 1.0, 8: 1.2, 64: 3.0})
 
 
 def verifier(
-    engine: FakeEngine, proposer: Proposer, batch: int = 4, draft_tokens: int | None = 3, end: Sequence[int] = (END,)
+    engine: FakeEngine,
+    proposer: Proposer,
+    batch: int = 4,
+    draft_tokens: int | None = 3,
+    end: Sequence[int] = (END,),
+    prefix_tokens: int = 0,
 ) -> Verifier:
     return Verifier(
         engine=engine,
@@ -33,6 +38,7 @@ def verifier(
         draft_tokens=draft_tokens,
         verify_seconds=CURVE,
         end_tokens=end,
+        prefix_tokens=prefix_tokens,
     )
 
 

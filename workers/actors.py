@@ -74,6 +74,7 @@ class TargetActor:
                 draft_tokens=serve.draft_tokens,
                 verify_seconds=verify_seconds,
                 end_tokens=model.end_tokens,
+                prefix_tokens=spec.prefix_tokens,
             )
         )
         return loaded.report
@@ -97,7 +98,7 @@ class DraftActor:
         from outrider.workers.serving import DraftServer
 
         loaded = self._loaded = _Loaded(spec, seat)
-        self._server = DraftServer(Drafter(loaded.model.engine, loaded.model.end_tokens), run_ahead)
+        self._server = DraftServer(Drafter(loaded.model.engine, loaded.model.end_tokens, spec.prefix_tokens), run_ahead)
         return loaded.report
 
     def propose(self, ask: Ask) -> Candidates:

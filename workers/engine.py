@@ -44,6 +44,10 @@ class Engine(Protocol):
         """Whether a row's choices never depend, not even by rounding, on what else is computed beside it."""
 
     @property
+    def forks(self) -> bool:
+        """Whether a fork is cheaper than feeding its tokens again."""
+
+    @property
     def context(self) -> int:
         """The longest row, in tokens, that the model can hold."""
 
@@ -53,6 +57,9 @@ class Engine(Protocol):
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         """Begin an empty row; its first ``prompt_length`` tokens count as given, the rest as written."""
+
+    def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
+        """Begin a row with the first ``length`` tokens of another one's cache."""
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
         """One forward pass over all feeds together; the answers stand in the same order."""

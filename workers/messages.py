@@ -147,7 +147,8 @@ class ModelSpec:
     """What an actor loads: a local directory, and how to run it.
 
     ``threads`` of 0 leaves the count to the engine. ``cores`` are the CPUs that the native engine pins its threads to, one
-    each; without them, or with another number of threads, it pins none.
+    each; without them, or with another number of threads, it pins none. ``prefix_tokens`` bounds how much of ended rows'
+    prompts is kept for rows that begin alike; with 0, rows share nothing.
     """
 
     path: str
@@ -157,6 +158,7 @@ class ModelSpec:
     threads: int = 0
     allow_pickle: bool = False
     cores: tuple[int, ...] = ()
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,8 @@ class Progress:
     accepted: int = 0
     near_ties: int = 0
     plain_rounds: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_reused: int = 0
     verify_seconds: float = 0.0
     draft_seconds: float = 0.0
 

@@ -12,6 +12,7 @@ from outrider.workers import speculation
 from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Engine, Feed
 from outrider.workers.messages import Progress, Row, RowFailure, RowResult
+from outrider.workers.prefixes import Prefixes
 from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.text import TextWriter
 
@@ -97,6 +98,7 @@ class Verifier:
         draft_tokens: int | None,
         verify_seconds: CostCurve,
         end_tokens: Collection[int],
+        prefix_tokens: int = 0,
     ) -> None:
         self.engine = engine
         self.proposer = proposer
@@ -106,6 +108,7 @@ class Verifier:
         self.progress = Progress()
         self.last_round: Round | None = None
         self._overlap = Overlap.TURNS
+        self._prefixes = Prefixes(engine, prefix_tokens)
         self._new_writer = new_writer
         self._end_tokens = frozenset(end_tokens)
         self._probing = speculation.Probing()
@@ -175,15 +178,22 @@ class Verifier:
         return self._groups[-1]
 
     def _admit(self) -> Iterable[RowFailure]:
+        later: list[Row] = []
         while self._waiting and sum(len(group.rows) for group in self._groups) < self.batch:
             row = self._waiting.popleft()
             problem = self._problem(row.prompt)
             if problem is not None:
                 yield RowFailure(row.key, problem)
                 continue
-            self.engine.open(row.key, row.sampling, len(row.prompt))
-            live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter())
+            shared = self._prefixes.open(row.key, row.prompt, row.sampling)
+            if shared is None:
+                later.append(row)
+                continue
+            live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter(), cached=shared)
+            self.progress.prompt_tokens += len(row.prompt)
+            self.progress.prompt_tokens_reused += shared
             min(self._groups, key=lambda group: len(group.rows)).rows.append(live)
+        self._waiting.extendleft(reversed(later))
 
     def _problem(self, prompt: Sequence[int]) -> str | None:
         if not prompt:
@@ -279,7 +289,7 @@ class Verifier:
         return None
 
     def _finish(self, live: LiveRow, reason: str) -> RowResult:
-        self.engine.close(live.row.key)
+        self._prefixes.close(live.row.key)
         self.proposer.forget(live.row.key)
         return RowResult(
             key=live.row.key,

@@ -43,6 +43,13 @@ class LayerCache:
         self.values[:, start:stop] = values
         return self.keys[:, :stop], self.values[:, :stop]
 
+    def copy(self, length: int) -> LayerCache:
+        """A cache of its own with the first tokens of this one."""
+        other = LayerCache()
+        if self.keys is not None and self.values is not None:
+            other.keys, other.values = self.keys[:, :length].clone(), self.values[:, :length].clone()
+        return other
+
 
 def _grown(old: torch.Tensor | None, like: torch.Tensor, capacity: int, used: int) -> torch.Tensor:
     new = like.new_empty((like.shape[0], capacity, like.shape[2]))
@@ -126,6 +133,7 @@ class HfEngine:
     attention = ATTENTION_NAME
     # Float kernels of other libraries may sum in another order for another batch.
     exact = False
+    forks = True
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         self.model = model
@@ -137,6 +145,11 @@ class HfEngine:
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         self._rows[row] = RowState(sampling, prompt_length)
+
+    def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
+        other = self._rows[source]
+        layers = {index: layer.copy(length) for index, layer in other.layers.items()}
+        self._rows[row] = RowState(sampling, prompt_length, other.tokens[:length], layers)
 
     def length(self, row: int) -> int:
         return len(self._rows[row].tokens)

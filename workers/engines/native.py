@@ -15,6 +15,7 @@ class NativeEngine:
     """Rows are named by the caller's numbers here and by the kernels' own below."""
 
     exact = True
+    forks = True
 
     def __init__(self, model: NativeModel, context: int) -> None:
         self.model = model
@@ -26,6 +27,13 @@ class NativeEngine:
         if row in self._rows:
             self.close(row)
         self._rows[row] = self.model.open(self._known(sampling), prompt_length)
+
+    def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
+        """The cache is shared until one of the two writes."""
+        forked = self.model.fork(self._rows[source], length, self._known(sampling), prompt_length)
+        if row in self._rows:
+            self.close(row)
+        self._rows[row] = forked
 
     def length(self, row: int) -> int:
         return self.model.length(self._rows[row])
