@@ -48,6 +48,8 @@ def run_command(
     format: Annotated[str, typer.Option(help="auto, jsonl or text.")] = "auto",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Turn bad lines into error records.")] = False,
     max_tokens: Annotated[int, typer.Option(help="New tokens a row, where the row does not say.")] = 128,
+    min_tokens: Annotated[int, typer.Option(help="No end before so many; where the row does not say.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Write on past the model's end tokens.")] = False,
     temperature: Annotated[float, typer.Option(help="0 is greedy; where the row does not say.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Where the row does not say.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 is off; where the row does not say.")] = 0,
@@ -64,6 +66,9 @@ def run_command(
     ] = 0.0,
     draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
     batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
+    prefix_tokens: Annotated[
+        int, typer.Option(help="Tokens of ended prompts kept for rows that begin alike; 0 shares nothing.")
+    ] = 4096,
     replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: one a unit of --per].")] = None,
     per: Annotated[str, typer.Option(help="What a replica gets: auto, node, socket or machine.")] = "auto",
     layout: Annotated[str, typer.Option(help="Draft and target on split or shared cores, or auto.")] = "auto",

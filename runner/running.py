@@ -234,7 +234,7 @@ def _model(
         raise UsageError(f'--precision: the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}')
     if engine == "native" and chosen == "fp16":
         raise UsageError(f"--precision: the native engine does not know fp16; choose another for {card.name}")
-    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle)
+    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle, prefix_tokens=spec.prefix_tokens)
 
 
 def _left_open(spec: JobSpec) -> bool:

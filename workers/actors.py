@@ -78,12 +78,19 @@ class TargetActor:
             proposer = NoProposer()
         verifier = Verifier(
             engine=model.engine,
-            new_writer=lambda row: TextWriter(tokenizer.decode, row.stop, model.end_tokens),
+            new_writer=lambda row: TextWriter(
+                tokenizer.decode,
+                row.stop,
+                {*model.end_tokens, *(row.sampling.end_tokens or ())},
+                row.sampling.min_tokens,
+                tokenizer.pieces,
+            ),
             proposer=proposer,
             batch=serve.batch,
             draft_tokens=serve.draft_tokens,
             verify_seconds=verify_seconds,
             end_tokens=model.end_tokens,
+            prefix_tokens=spec.prefix_tokens,
             tally=tally,
         )
         arranger = Arranger(
@@ -119,7 +126,7 @@ class DraftActor:
         from outrider.workers.timeline import Timeline
 
         loaded = self._loaded = _Loaded(spec, seat)
-        drafter = Drafter(loaded.model.engine, loaded.model.end_tokens)
+        drafter = Drafter(loaded.model.engine, loaded.model.end_tokens, spec.prefix_tokens)
         self._server = DraftServer(drafter, Timeline() if trace else None)
         return loaded.report
 

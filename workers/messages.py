@@ -20,6 +20,7 @@ class Sampling:
     """How a row's tokens are chosen. Greedy when ``temperature`` is 0.
 
     ``seed`` and ``sample`` (which of the row's n answers this is) key the noise; the defaults of all others are neutral.
+    ``end_tokens`` end the row (None: those of the model do), and cannot be chosen before ``min_tokens`` others are written.
     """
 
     temperature: float = 0.0
@@ -32,26 +33,47 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    end_tokens: tuple[int, ...] | None = None
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
     @property
-    def penalised(self) -> bool:
+    def looks_back(self) -> bool:
         """Whether a choice depends on which tokens came before, beyond the logits themselves."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        penalised = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return penalised or self.min_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One answer to write: a prompt and how to continue it. ``key`` is unique within the job."""
+    """One answer to write: a prompt and how to continue it. ``key`` is unique within the job.
+
+    With ``logprobs`` the answer tells the log-probability of each of its tokens, and of that many of the likeliest.
+    """
 
     key: int
     prompt: tuple[int, ...]
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What the model itself thought of a row's tokens: natural logarithms, before temperature and the like.
+
+    One entry a written token: its own, and (token, log-probability) of the likeliest, best first. ``pieces`` are the bytes
+    that each token named here stands for, ``offsets`` the characters of the row's text before each written token.
+    """
+
+    chosen: tuple[float, ...]
+    likeliest: tuple[tuple[tuple[int, float], ...], ...]
+    pieces: dict[int, bytes]
+    offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +88,7 @@ class RowResult:
     proposed: int
     accepted: int
     seconds: float
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +151,8 @@ class ModelSpec:
     """What an actor loads: a local directory, and how to run it.
 
     ``threads`` of 0 leaves the count to the engine. ``cores`` are the CPUs that the native engine pins its threads to, one
-    each; without them, or with another number of threads, it pins none.
+    each; without them, or with another number of threads, it pins none. ``prefix_tokens`` bounds how much of ended rows'
+    prompts is kept for rows that begin alike; with 0, rows share nothing.
     """
 
     path: str
@@ -138,6 +162,7 @@ class ModelSpec:
     threads: int = 0
     allow_pickle: bool = False
     cores: tuple[int, ...] = ()
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +247,8 @@ class Progress:
     accepted: int = 0
     near_ties: int = 0
     plain_rounds: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_reused: int = 0
     verify_seconds: float = 0.0
     draft_seconds: float = 0.0
     hop_seconds: float = 0.0

@@ -12,6 +12,7 @@ from outrider.workers import speculation
 from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Engine, Feed
 from outrider.workers.messages import Row, RowFailure, RowResult
+from outrider.workers.prefixes import Prefixes
 from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.tally import Tally
 from outrider.workers.text import TextWriter
@@ -35,6 +36,7 @@ class LiveRow:
     proposed: int = 0
     accepted: int = 0
     acceptance: speculation.Acceptance = field(default_factory=speculation.Acceptance)
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
     def pending(self) -> int:
@@ -83,6 +85,7 @@ class Verifier:
         draft_tokens: int | None,
         verify_seconds: CostCurve,
         end_tokens: Collection[int],
+        prefix_tokens: int = 0,
         tally: Tally | None = None,
     ) -> None:
         self.engine = engine
@@ -94,6 +97,7 @@ class Verifier:
         self.progress = self.tally.progress
         self.last_round: Round | None = None
         self._overlap = Overlap.TURNS
+        self._prefixes = Prefixes(engine, prefix_tokens)
         self._new_writer = new_writer
         self._end_tokens = frozenset(end_tokens)
         self._probing = speculation.Probing()
@@ -163,15 +167,22 @@ class Verifier:
         return self._groups[-1]
 
     def _admit(self) -> Iterable[RowFailure]:
+        later: list[Row] = []
         while self._waiting and sum(len(group.rows) for group in self._groups) < self.batch:
             row = self._waiting.popleft()
             problem = self._problem(row.prompt)
             if problem is not None:
                 yield RowFailure(row.key, problem)
                 continue
-            self.engine.open(row.key, row.sampling, len(row.prompt))
-            live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter())
+            shared = self._prefixes.open(row.key, row.prompt, row.sampling)
+            if shared is None:
+                later.append(row)
+                continue
+            live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter(), cached=shared)
+            self.progress.prompt_tokens += len(row.prompt)
+            self.progress.prompt_tokens_reused += shared
             min(self._groups, key=lambda group: len(group.rows)).rows.append(live)
+        self._waiting.extendleft(reversed(later))
 
     def _problem(self, prompt: Sequence[int]) -> str | None:
         if not prompt:
@@ -231,7 +242,7 @@ class Verifier:
         new = live.tokens[live.cached :]
         if len(new) > PREFILL_TOKENS:
             return Feed(live.row.key, new[:PREFILL_TOKENS], 0)
-        return Feed(live.row.key, [*new, *guess], len(guess) + 1)
+        return Feed(live.row.key, [*new, *guess], len(guess) + 1, live.row.logprobs)
 
     def _commit(self, live: LiveRow, guess: Sequence[int], answer: Chosen) -> str | None:
         """Take the target's choices up to and including the first that differs from its candidate."""
@@ -251,6 +262,7 @@ class Verifier:
             reason = self._ends(live, token)
             if reason is not None:
                 break
+        live.logprobs.extend(answer.logprobs[:committed])
         used = min(held, committed)
         live.proposed += len(guess)
         live.accepted += used
@@ -260,14 +272,16 @@ class Verifier:
         return reason
 
     def _ends(self, live: LiveRow, token: int) -> str | None:
-        if token in self._end_tokens or live.writer.stopped_by(token):
+        own = live.row.sampling.end_tokens
+        stopped = live.writer.stopped_by(token)
+        if stopped or token in (self._end_tokens if own is None else own):
             return "stop"
         if live.remaining == 0 or len(live.tokens) >= self.engine.context:
             return "length"
         return None
 
     def _finish(self, live: LiveRow, reason: str) -> RowResult:
-        self.engine.close(live.row.key)
+        self._prefixes.close(live.row.key)
         self.proposer.forget(live.row.key)
         return RowResult(
             key=live.row.key,
@@ -278,4 +292,5 @@ class Verifier:
             proposed=live.proposed,
             accepted=live.accepted,
             seconds=time.perf_counter() - live.started,
+            logprobs=None if live.row.logprobs is None else live.writer.logprobs(live.logprobs),
         )
