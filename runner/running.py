@@ -16,7 +16,7 @@ from typing import Any
 import outrider
 from outrider.runner.admission import admit
 from outrider.runner.cluster import local_ray
-from outrider.runner.config import JobSpec
+from outrider.runner.config import JobSpec, Options
 from outrider.runner.display import Display, console, summary_table
 from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity
 from outrider.runner.journal import Journal
@@ -61,7 +61,7 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         target, draft, draft_name, notes = office.prepare_pair(spec.model, spec.draft)
         for note in notes:
             display.say(f"note: {note}")
-        target_model, draft_model = _models(spec, target, draft, office, display.say)
+        target_model, draft_model = choose_models(spec, target, draft, office, display.say)
         asked = identity(spec, target, file_digest(spec.input), target_model.engine, target_model.precision)
         journal = Journal(directory / JOURNAL)
         if journal.filled:
@@ -126,7 +126,7 @@ def _drive(
 
     def seat_anew() -> ReplicaPlan | None:
         try:
-            return replicas_of(seat(sizes, replace(_wishes(spec, machine), replicas=1), 0.0, lambda _: None))[0]
+            return replicas_of(seat(sizes, replace(wishes_of(spec, machine), replicas=1), 0.0, lambda _: None))[0]
         except PlacementError:
             return None
 
@@ -137,7 +137,7 @@ def _drive(
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
         for warning in machine.warnings:
             display.say(f"note: {warning}")
-        made = seat(sizes, _wishes(spec, machine), spec.wait_for_cores, display.say)
+        made = seat(sizes, wishes_of(spec, machine), spec.wait_for_cores, display.say)
         for note in made.notes:
             display.say(f"note: {note}")
         plans = replicas_of(made)
@@ -183,8 +183,8 @@ def _draining_on_signals(driver: Any, display: Display) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _models(
-    spec: JobSpec, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
+def choose_models(
+    spec: Options, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
 ) -> tuple[ModelSpec, ModelSpec | None]:
     """What each actor loads, and on which engine."""
     on_accelerator = [device for device in spec.devices.split(",") if device.strip() not in ("", "cpu")]
@@ -196,11 +196,13 @@ def _models(
 
 
 def _model(
-    spec: JobSpec, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
+    spec: Options, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
 ) -> ModelSpec:
     chosen = OWN_PRECISION.get(card.dtype, "fp32") if precision == "auto" else precision
     engine = spec.engine
-    if engine == "auto" and (on_accelerator or chosen == "fp16"):
+    if engine == "native" and not spec.fast_attention:
+        raise UsageError("--no-fast-attention: the native engine has fused attention only; --engine hf has both")
+    if engine == "auto" and (on_accelerator or chosen == "fp16" or not spec.fast_attention):
         engine = "hf"
     if engine != "hf":
         refusal = office.native_refuses(card.path)
@@ -209,14 +211,17 @@ def _model(
         if refusal is not None:
             say(f"note: {card.name} runs on the hf engine, more slowly and not bit for bit: {refusal}")
         engine = "hf" if refusal is not None else "native"
-    if engine == "hf" and chosen in ("w8a8", "w4a8"):
-        raise UsageError(f'--precision: the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}')
+    if engine == "hf" and chosen not in ("fp32", "bf16", "fp16"):
+        why = "" if spec.fast_attention else "--no-fast-attention needs the hf engine, and "
+        raise UsageError(
+            f'--precision: {why}the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}'
+        )
     if engine == "native" and chosen == "fp16":
         raise UsageError(f"--precision: the native engine does not know fp16; choose another for {card.name}")
-    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle)
+    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle, fast_attention=spec.fast_attention)
 
 
-def _wishes(spec: JobSpec, machine: Topology) -> Wishes:
+def wishes_of(spec: Options, machine: Topology) -> Wishes:
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     layout = spec.layout
     if layout == "auto" and spec.draft_cores is None and not devices:

@@ -41,18 +41,26 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One answer to write: a prompt and how to continue it. ``key`` is unique within the job."""
+    """One answer to write: a prompt and how to continue it. ``key`` is unique within the job.
+
+    ``ignore_eos`` goes on past end tokens, up to ``max_tokens``; a row that is not ``assisted`` has nothing proposed.
+    """
 
     key: int
     prompt: tuple[int, ...]
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    assisted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """A finished row: its tokens and text, why it ended, and what it took."""
+    """A finished row: its tokens and text, why it ended, and what it took.
+
+    The first token comes out of the prompt's own rounds, ``prefill_rounds`` of ``rounds``, after ``prefill_seconds``.
+    """
 
     key: int
     tokens: tuple[int, ...]
@@ -62,6 +70,8 @@ class RowResult:
     proposed: int
     accepted: int
     seconds: float
+    prefill_seconds: float = 0.0
+    prefill_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,8 @@ class ModelSpec:
     """What an actor loads: a local directory, and how to run it.
 
     ``threads`` of 0 leaves the count to the engine. ``cores`` are the CPUs that the native engine pins its threads to, one
-    each; without them, or with another number of threads, it pins none.
+    each; without them, or with another number of threads, it pins none. ``fast_attention`` of False spells attention out
+    step by step, which only the hf engine can.
     """
 
     path: str
@@ -121,6 +132,7 @@ class ModelSpec:
     threads: int = 0
     allow_pickle: bool = False
     cores: tuple[int, ...] = ()
+    fast_attention: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class LiveRow:
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
+    prefill_seconds: float = 0.0
+    prefill_rounds: int = 0
     acceptance: speculation.Acceptance = field(default_factory=speculation.Acceptance)
 
     @property
@@ -125,7 +127,7 @@ class Verifier:
 
     def _propose(self) -> list[Sequence[int]]:
         """Candidates for the rows that are past their prompt."""
-        ready = [live for live in self._live if live.pending == 1]
+        ready = [live for live in self._live if live.pending == 1 and live.row.assisted]
         # The last token of a row is always the target's own, so a candidate for it would be wasted.
         limits = [
             min(count, live.remaining - 1, self.engine.context - len(live.tokens))
@@ -168,6 +170,8 @@ class Verifier:
         if not answer.tokens:
             live.cached += PREFILL_TOKENS
             return None
+        if not live.prefill_rounds:
+            live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
         held = speculation.accepted(guess, answer.tokens)
         if guess:
             live.acceptance.observe(len(guess), held)
@@ -190,7 +194,7 @@ class Verifier:
         return reason
 
     def _ends(self, live: LiveRow, token: int) -> str | None:
-        if token in self._end_tokens or live.writer.stopped_by(token):
+        if (token in self._end_tokens and not live.row.ignore_eos) or live.writer.stopped_by(token):
             return "stop"
         if live.remaining == 0 or len(live.tokens) >= self.engine.context:
             return "length"
@@ -209,4 +213,6 @@ class Verifier:
             proposed=live.proposed,
             accepted=live.accepted,
             seconds=time.perf_counter() - live.started,
+            prefill_seconds=live.prefill_seconds,
+            prefill_rounds=live.prefill_rounds,
         )
