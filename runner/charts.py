@@ -11,9 +11,14 @@ from dataclasses import dataclass
 
 from outrider.runner.markup import Markup, tag
 
-WIDTH, HEIGHT = 720, 240
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 14, 40
+WIDTH, HEIGHT = 720, 250
+LEFT, RIGHT, TOP, BOTTOM = 56, 14, 30, 40
 SERIES = 8
+
+
+def replica_color(replica: int) -> int:
+    """The same in every chart; the first color is for all replicas together."""
+    return 1 + replica % (SERIES - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
+    if seconds == 0:
+        return "0"
     if seconds < 0.9995:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 120:
@@ -86,16 +93,16 @@ def line_chart(
 
     marks: list[Markup] = [_y_axis(y_ticks, down, y_text, y_label)]
     for x in time_ticks(end):
-        marks.append(tag("text", duration(x), x=across(x), y=HEIGHT - BOTTOM + 18, class_="tick", text_anchor="middle"))
+        anchor = "end" if across(x) > WIDTH - RIGHT - 24 else "middle"
+        marks.append(tag("text", duration(x), x=across(x), y=HEIGHT - BOTTOM + 18, class_="tick", text_anchor=anchor))
         marks.append(tag("line", x1=across(x), x2=across(x), y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM + 4, class_="axis"))
     for line in lines:
         path = " ".join(f"{across(x)},{down(y)}" for x, y in line.points)
         color = f"series-{line.color % SERIES}"
         if line.filled and line.points:
             floor = down(0)
-            area = (
-                f"M{across(line.points[0][0])},{floor} L{path.replace(' ', ' L')} L{across(line.points[-1][0])},{floor} Z"
-            )
+            first, last = across(line.points[0][0]), across(line.points[-1][0])
+            area = f"M{first},{floor} L{path.replace(' ', ' L')} L{last},{floor} Z"
             marks.append(tag("path", d=area, class_=f"area {color}"))
         if len(line.points) > 1:
             marks.append(tag("polyline", tag("title", line.name), points=path, class_=f"line {color}"))
@@ -199,12 +206,12 @@ def _y_axis(y_ticks: Sequence[float], down: Callable[[float], float], y_text: Ca
     for y in y_ticks:
         lines.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=down(y), y2=down(y), class_="axis" if y == 0 else "grid"))
         lines.append(tag("text", y_text(y), x=LEFT - 8, y=down(y) + 4, class_="tick", text_anchor="end"))
-    lines.append(tag("text", label, x=LEFT, y=HEIGHT - 6, class_="label"))
+    lines.append(tag("text", label, x=0, y=14, class_="label"))
     return tag("g", *lines)
 
 
 def _figure(name: str, description: str, marks: Sequence[Markup], height: int) -> Markup:
-    return tag(
+    svg = tag(
         "svg",
         tag("title", name),
         tag("desc", description),
@@ -213,3 +220,4 @@ def _figure(name: str, description: str, marks: Sequence[Markup], height: int) -
         role="img",
         aria_label=f"{name}. {description}",
     )
+    return tag("div", svg, class_="chart")

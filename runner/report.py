@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,4 +89,4 @@ def error_kinds(records: Iterable[str]) -> list[ErrorKind]:
 
 def _kind(message: str) -> str:
     """A message without its numbers, which only say where."""
-    return "".join("#" if character.isdigit() else character for character in message[:SAME_UP_TO])
+    return re.sub(r"\d+", "#", message)[:SAME_UP_TO]

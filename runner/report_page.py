@@ -8,7 +8,7 @@ from typing import Any
 
 import outrider
 from outrider.runner.account import COLUMNS, PHASES, summary_of
-from outrider.runner.charts import Bar, Line, bar_chart, duration, legend, line_chart, number, stacked_bars
+from outrider.runner.charts import Bar, Line, bar_chart, duration, legend, line_chart, number, replica_color, stacked_bars
 from outrider.runner.latency import Latencies
 from outrider.runner.markup import Markup, table, tag
 from outrider.runner.report import Job
@@ -18,6 +18,8 @@ from outrider.runner.series import Series
 
 # More lines than this say nothing; then the sum is drawn alone.
 MOST_LINES = 6
+# A mean over hardly anything is none; what falls into an interval may be a fraction of a row's turn.
+LEAST_ROWS = 0.05
 LATENCY_BARS = 36
 PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 PHASE_COLORS = {phase: color for color, phase in enumerate((*PHASES, "other"))}
@@ -119,7 +121,7 @@ def _throughput(job: Job) -> Markup:
     total = _sum_of(list(series.values()), end)
     lines = [Line("all replicas", total, 0, filled=True)]
     if 1 < len(series) <= MOST_LINES:
-        lines += [Line(f"replica {name}", points, 1 + at) for at, (name, points) in enumerate(sorted(speeds.items()))]
+        lines += [Line(f"replica {name}", points, replica_color(name)) for name, points in sorted(speeds.items())]
     rows: list[list[object]] = [[f"{x:.2f}", number(y)] for x, y in total]
     by_replica: list[list[object]] = [
         [
@@ -229,14 +231,14 @@ def _candidates(job: Job) -> Markup:
     lines = []
     series = _series(job)
     end = max([job.totals.get("seconds", 0.0), *(_last(one) for one in series.values())], default=0.0)
-    for at, (name, one) in enumerate(sorted(series.items())[:MOST_LINES]):
+    for name, one in sorted(series.items())[:MOST_LINES]:
         points = [
             (min(end, (index + 0.5) * one.interval), point[asked] / point[rows_asked])
             for index, point in enumerate(one.points)
-            if point[rows_asked] > 0.5
+            if point[rows_asked] > LEAST_ROWS
         ]
         if any(k for _, k in points):
-            lines.append(Line(f"replica {name}", points, at))
+            lines.append(Line(f"replica {name}", points, replica_color(name)))
     if not lines:
         return Markup("")
     rows: list[list[object]] = [[f"{x:.2f}", line.name, f"{k:.2f}"] for line in lines for x, k in line.points]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from outrider.runner.charts import SERIES
+from outrider.runner.charts import replica_color
 from outrider.runner.markup import Markup, table, tag, together
 
 # A larger machine's cores are told in the table alone.
@@ -46,7 +46,7 @@ def _cell(core: int, actors: Sequence[dict[str, Any]]) -> Markup:
             continue
         astray |= asked != got
         word = "" if asked and got else " asked, not got" if asked else " got, not asked"
-        swatch = tag("i", class_=f"swatch series-{actor['replica'] % SERIES}", aria_hidden="true")
+        swatch = tag("i", class_=f"swatch series-{replica_color(actor['replica'])}", aria_hidden="true")
         lines.append(tag("span", swatch, f"{actor['role']} {actor['replica']}{word}"))
     return tag("li", tag("b", f"core {core}"), *lines, class_="off" if astray else None)
 

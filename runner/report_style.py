@@ -21,7 +21,7 @@ main, header, footer { max-width: 1000px; margin: 0 auto; padding: 0 20px; }
 header { padding-top: 28px; }
 h1 { font-size: 26px; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 18px; margin: 0 0 2px; }
-header p, section > p, figcaption { color: var(--soft); margin: 2px 0 10px; }
+header p, section > p { color: var(--soft); margin: 2px 0 10px; }
 section { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; }
 section { padding: 16px 20px; margin: 16px 0; }
 .state { font-weight: 600; }
@@ -31,8 +31,8 @@ dl.figures div { background: var(--card); border: 1px solid var(--rule); border-
 dl.figures dt { color: var(--soft); font-size: 13px; }
 dl.figures dd { margin: 0; font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; line-height: 1.3; }
 dl.figures dd small { display: block; font-size: 12px; font-weight: 400; color: var(--soft); }
-figure { margin: 0; }
-svg { display: block; width: 100%; height: auto; }
+.chart { overflow-x: auto; }
+svg { display: block; width: 100%; min-width: 560px; height: auto; }
 svg text { fill: var(--soft); font-size: 12px; font-family: inherit; font-variant-numeric: tabular-nums; }
 svg text.inside { fill: var(--on); font-weight: 600; }
 .axis { stroke: var(--soft); stroke-width: 1; } .grid { stroke: var(--rule); stroke-width: 1; }
@@ -55,7 +55,8 @@ thead th { color: var(--soft); font-weight: 500; white-space: nowrap; }
 tbody th { font-weight: 500; }
 th.number, td.number { text-align: right; padding: 5px 0 5px 14px; }
 tbody tr:last-child > * { border-bottom: 0; }
-td { overflow-wrap: anywhere; }
+td { overflow-wrap: break-word; }
+th.number, td.number, tbody th { white-space: nowrap; }
 details { margin-top: 10px; } summary { cursor: pointer; color: var(--soft); font-size: 13px; }
 details .scroll { max-height: 340px; overflow-y: auto; margin-top: 6px; }
 pre { overflow: auto; max-height: 420px; font-size: 12px; line-height: 1.45; }
