@@ -137,6 +137,15 @@ def results_command(job: Annotated[Path, typer.Argument(help="A job directory.")
         typer.echo(str(path))
 
 
+@app.command("report")
+def report_command(job: Annotated[Path, typer.Argument(help="A job directory.")]) -> None:
+    """Write the job in pictures to its report.html, also while it runs."""
+    from outrider.runner.job import is_held, open_job
+    from outrider.runner.report import write_report
+
+    typer.echo(str(write_report(open_job(job), job, is_held(job))))
+
+
 def _register_other_commands() -> None:
     from outrider.runner.cli_bench import bench_command
     from outrider.runner.cli_machine import doctor_command, topology_command

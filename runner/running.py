@@ -25,6 +25,7 @@ from outrider.runner.office import Office
 from outrider.runner.placement import Plan
 from outrider.runner.plan import ReplicaPlan, loaded_bytes, plan_replicas
 from outrider.runner.prompts import check_input, file_digest
+from outrider.runner.report import write_report
 from outrider.runner.results import write_results
 from outrider.runner.seating import seat
 from outrider.runner.topology import Topology, ray_resources, read_topology
@@ -87,6 +88,7 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     )
     write_results(journal, directory)
     describe(directory, outcome)
+    write_report(journal, directory, running=False)
     journal.close()
     return outcome
 
@@ -157,6 +159,7 @@ def _drive(
                 # Whatever stops the job, what is done can be read.
                 write_results(journal, directory)
                 describe(directory, {"pinning": list(driver.pinned.values()), "layouts": driver.layouts})
+                write_report(journal, directory, running=False)
             interrupted = driver.draining and journal.counts().pending > 0
     elif spec.trace is not None:
         display.say("note: --trace: nothing was left to do, so there is nothing to trace")
