@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.workers.pinning import Launch
+from outrider.workers.speculation import Overlap
+
+# Accepted lengths are counted up to this one, which stands for all longer ones too.
+LONGEST_COUNTED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ class Sampling:
 class Row:
     """One answer to write: a prompt and how to continue it. ``key`` is unique within the job.
 
-    With ``logprobs`` the answer tells the log-probability of each of its tokens, and of that many of the likeliest.
+    With ``logprobs`` the answer tells the log-probability of each of its tokens, and of that many of the likeliest. A row
+    that is not ``assisted`` has nothing proposed.
     """
 
     key: int
@@ -56,6 +61,7 @@ class Row:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    assisted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,10 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """A finished row: its tokens and text, why it ended, and what it took."""
+    """A finished row: its tokens and text, why it ended, and what it took.
+
+    The first token comes out of the prompt's own rounds, ``prefill_rounds`` of ``rounds``, after ``prefill_seconds``.
+    """
 
     key: int
     tokens: tuple[int, ...]
@@ -85,6 +94,8 @@ class RowResult:
     accepted: int
     seconds: float
     logprobs: Logprobs | None = None
+    prefill_seconds: float = 0.0
+    prefill_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +159,8 @@ class ModelSpec:
 
     ``threads`` of 0 leaves the count to the engine. ``cores`` are the CPUs that the native engine pins its threads to, one
     each; without them, or with another number of threads, it pins none. ``prefix_tokens`` bounds how much of ended rows'
-    prompts is kept for rows that begin alike; with 0, rows share nothing.
+    prompts is kept for rows that begin alike; with 0, rows share nothing. ``fast_attention`` of False spells attention out
+    step by step, which only the hf engine can.
     """
 
     path: str
@@ -159,6 +171,7 @@ class ModelSpec:
     allow_pickle: bool = False
     cores: tuple[int, ...] = ()
     prefix_tokens: int = 0
+    fast_attention: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +184,27 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrangement:
+    """One way for a target and its draft to share a replica: how their work overlaps, and on which cores each does it.
+
+    Without cores both stay where they are. ``plain`` is the rival: no draft at all.
+    """
+
+    name: str
+    overlap: Overlap
+    target_cores: tuple[int, ...] = ()
+    draft_cores: tuple[int, ...] = ()
+    plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ServeSpec:
     """How a target serves its rows: how many at once, how many candidates it asks for (None: as many as pay).
 
     Candidates come from a draft ``model``, from the row's own text by ``lookup``, from both, or from nowhere; a draft sends
-    none that it holds less likely than ``draft_confidence``.
+    none that it holds less likely than ``draft_confidence``. Where there are several ``arrangements``, they are tried on
+    the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for. ``replica`` is
+    what metrics name the target by; with ``trace``, target and draft keep a timeline.
     """
 
     batch: int
@@ -184,6 +213,10 @@ class ServeSpec:
     lookup: bool = False
     draft_deadline: float = 5.0
     draft_confidence: float = 0.0
+    arrangements: tuple[Arrangement, ...] = (Arrangement("turns", Overlap.TURNS),)
+    memory_key: str = ""
+    trace: bool = False
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +239,19 @@ class WorkerReport:
 
 @dataclass(slots=True)
 class Progress:
-    """Running totals of a target since it started, seconds by phase included. A harvest carries a copy."""
+    """Running totals of a target since it started. A harvest carries a copy.
 
+    ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
+    candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
+    bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held.
+    """
+
+    seconds: float = 0.0
     rounds: int = 0
+    row_rounds: int = 0
     tokens: int = 0
+    asked: int = 0
+    asking_rows: int = 0
     proposed: int = 0
     accepted: int = 0
     near_ties: int = 0
@@ -218,11 +260,49 @@ class Progress:
     prompt_tokens_reused: int = 0
     verify_seconds: float = 0.0
     draft_seconds: float = 0.0
+    hop_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    accepted_lengths: list[int] = field(default_factory=lambda: [0] * (LONGEST_COUNTED + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something that a process did from one moment to another, in nanoseconds of its own clock."""
+
+    name: str
+    started: int
+    ended: int
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a process's timeline has gained since it was last fetched; ``dropped`` slices found no place in it."""
+
+    slices: tuple[Slice, ...] = ()
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRecord:
+    """Which arrangement a target settled on, tokens a second of each that was tried, and the sentence that says why."""
+
+    took: str
+    rates: dict[str, float]
+    sentence: str
+    target_cores: tuple[int, ...] = ()
+    draft_cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Harvest:
-    """Rows that ended since the last harvest, and the totals so far."""
+    """Rows that ended since the last harvest, the totals so far, and the timeline where one is kept.
+
+    ``layout`` is the arrangement in use and what is known of the others, once that is settled.
+    """
 
     ended: tuple[RowResult | RowFailure, ...]
     progress: Progress
+    trace: Trace = Trace()
+    layout: LayoutRecord | None = None

@@ -11,10 +11,12 @@ from typing import Protocol
 from outrider.workers import speculation
 from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Engine, Feed
-from outrider.workers.messages import Progress, Row, RowFailure, RowResult
+from outrider.workers.messages import Row, RowFailure, RowResult
 from outrider.workers.prefixes import Prefixes
 from outrider.workers.speculation import Overlap, Price, Request
+from outrider.workers.tally import Tally
 from outrider.workers.text import TextWriter
+from outrider.workers.trial import Round
 
 PREFILL_TOKENS = 512
 # Two scores closer than this may change places when float kernels sum in another order.
@@ -33,6 +35,8 @@ class LiveRow:
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
+    prefill_seconds: float = 0.0
+    prefill_rounds: int = 0
     acceptance: speculation.Acceptance = field(default_factory=speculation.Acceptance)
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
@@ -73,21 +77,6 @@ class Group:
     answer: Answer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one pass did.
-
-    ``proposed`` are the candidates of each row, of which ``tried`` were put to the test and ``accepted`` held. ``steady``
-    says whether all rows were past their prompt.
-    """
-
-    rows: int
-    proposed: tuple[int, ...]
-    tried: int
-    accepted: int
-    steady: bool
-
-
 class Verifier:
     def __init__(
         self,
@@ -99,13 +88,15 @@ class Verifier:
         verify_seconds: CostCurve,
         end_tokens: Collection[int],
         prefix_tokens: int = 0,
+        tally: Tally | None = None,
     ) -> None:
         self.engine = engine
         self.proposer = proposer
         self.batch = batch
         self.draft_tokens = draft_tokens
         self.verify_seconds = verify_seconds
-        self.progress = Progress()
+        self.tally = tally or Tally()
+        self.progress = self.tally.progress
         self.last_round: Round | None = None
         self._overlap = Overlap.TURNS
         self._prefixes = Prefixes(engine, prefix_tokens)
@@ -139,13 +130,16 @@ class Verifier:
         group = self._next_group()
         if not group.rows:
             return ended
-        started = time.perf_counter()
+        live_rows = sum(len(each.rows) for each in self._groups)
+        assisted = all(live.row.assisted for live in group.rows)
         candidates = self._candidates(group)
-        proposed = time.perf_counter()
         feeds = [self._feed(live, guess) for live, guess in zip(group.rows, candidates, strict=True)]
+        fed = sum(len(feed.tokens) for feed in feeds)
+        started = time.perf_counter()
         answers = self.engine.feed(feeds)
         verified = time.perf_counter()
-        before = self.progress.accepted
+        self.tally.verified(started, verified, len(feeds), fed)
+        before, tokens = self.progress.accepted, self.progress.tokens
         tried = 0
         for live, guess, answer in zip(list(group.rows), candidates, answers, strict=True):
             tried += min(len(guess), speculation.accepted(guess, answer.tokens) + 1)
@@ -153,20 +147,19 @@ class Verifier:
             if reason is not None:
                 group.rows.remove(live)
                 ended.append(self._finish(live, reason))
+        self.tally.settled(verified, len(feeds), self.progress.tokens - tokens)
         # Asked for now and taken at the group's next round: until then the draft works beside whatever the target does.
         self._ask(group)
-        self.verify_seconds.observe(sum(len(feed.tokens) for feed in feeds), verified - proposed)
+        self.verify_seconds.observe(fed, verified - started)
         self.last_round = Round(
-            rows=len(feeds),
             proposed=tuple(len(guess) for guess in candidates),
             tried=tried,
             accepted=self.progress.accepted - before,
-            steady=all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
+            live=live_rows,
+            steady=assisted
+            and all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
         )
-        self.progress.rounds += 1
         self.progress.plain_rounds += not any(candidates)
-        self.progress.draft_seconds += proposed - started
-        self.progress.verify_seconds += verified - proposed
         return ended
 
     def _next_group(self) -> Group:
@@ -205,22 +198,27 @@ class Verifier:
 
     def _ask(self, group: Group) -> None:
         """Have candidates made for the rows that are past their prompt."""
-        group.asked = [live for live in group.rows if live.pending == 1]
+        group.asked = [live for live in group.rows if live.pending == 1 and live.row.assisted]
         request = self._request(group.asked)
         # The last token of a row is always the target's own, so a candidate for it would be wasted.
         group.counts = [
             max(0, min(count, live.remaining - 1, self.engine.context - len(live.tokens)))
             for live, count in zip(group.asked, request.counts, strict=True)
         ]
+        self.tally.asked(group.counts)
         group.answer = None
         if any(group.counts):
+            started = time.perf_counter()
             group.answer = self.proposer.ask(group.asked, replace(request, counts=group.counts))
+            self.tally.waited("ask", started, len(group.asked), sum(group.counts))
 
     def _candidates(self, group: Group) -> list[Sequence[int]]:
         """What was proposed for each row of the group; nothing for those that were not asked for."""
         if group.answer is None:
             return [()] * len(group.rows)
+        started = time.perf_counter()
         guesses, group.answer = group.answer(), None
+        self.tally.waited("waiting for draft", started, len(guesses), sum(map(len, guesses)))
         by_key = {
             live.row.key: self._sane(guess[:count])
             for live, guess, count in zip(group.asked, guesses, group.counts, strict=True)
@@ -256,6 +254,8 @@ class Verifier:
         if not answer.tokens:
             live.cached += PREFILL_TOKENS
             return None
+        if not live.prefill_rounds:
+            live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
         held = speculation.accepted(guess, answer.tokens)
         if guess:
             live.acceptance.observe(len(guess), held)
@@ -272,9 +272,7 @@ class Verifier:
         used = min(held, committed)
         live.proposed += len(guess)
         live.accepted += used
-        self.progress.tokens += committed
-        self.progress.proposed += len(guess)
-        self.progress.accepted += used
+        self.tally.committed(len(guess), used, committed)
         if not self.engine.exact:
             self.progress.near_ties += sum(margin < NEAR_TIE for margin in answer.margins[:committed])
         return reason
@@ -301,4 +299,6 @@ class Verifier:
             accepted=live.accepted,
             seconds=time.perf_counter() - live.started,
             logprobs=None if live.row.logprobs is None else live.writer.logprobs(live.logprobs),
+            prefill_seconds=live.prefill_seconds,
+            prefill_rounds=live.prefill_rounds,
         )
