@@ -32,12 +32,12 @@ from outrider.runner.config import Options
 from outrider.runner.display import console
 from outrider.runner.office import Office
 from outrider.runner.plan import ReplicaPlan, loaded_bytes, plan_replicas
-from outrider.runner.running import LOOKUP, choose_models, wishes_of
+from outrider.runner.running import choose_models, is_movable, serve_spec, wishes_of
 from outrider.runner.seating import seat
 from outrider.runner.topology import ray_resources, read_topology
 from outrider.runner.wishes import Sizes
 from outrider.workers.errors import UsageError
-from outrider.workers.messages import ModelSpec, Row, Sampling, ServeSpec, WorkerReport
+from outrider.workers.messages import LayoutRecord, ModelSpec, Row, Sampling, WorkerReport
 from outrider.workers.models.cards import ModelCard
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 
 PLAIN, ASSISTED = "plain", "assisted"
 NONE = "none"
-# Rounds of every size have been seen once before anything counts.
-WARM_UP_TOKENS = 24
+WARM_UP_TOKENS = 32
+# What is not found out in so many rows is left to be found out while measuring.
+MOST_WARM_UPS = 12
 
 
 class BenchSpec(Options):
@@ -105,22 +106,18 @@ def bench(spec: BenchSpec) -> None:
     sizes = Sizes(loaded_bytes(system.target, system.target_model.precision))
     if system.draft is not None and system.draft_model is not None:
         sizes = replace(sizes, draft=loaded_bytes(system.draft, system.draft_model.precision))
-    made = seat(sizes, replace(wishes_of(spec, machine), replicas=1), spec.wait_for_cores, say)
-    serve = ServeSpec(
-        batch=1,
-        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
-        lookup=system.draft_name == LOOKUP,
-        draft_deadline=spec.draft_deadline,
-    )
-    plan = plan_replicas(made, system.target_model, system.draft_model, serve)[0]
+    movable = is_movable(spec, system.target_model, system.draft_model)
+    made = seat(sizes, replace(wishes_of(spec, machine, movable), replicas=1), spec.wait_for_cores, say)
+    serve = replace(serve_spec(spec, system.draft_model, system.draft_name), batch=1)
+    plan = plan_replicas(made, system.target_model, system.draft_model, serve, movable)[0]
     for note in made.notes:
         say(f"note: {note}")
     with local_ray(len(machine.usable_cores), ray_resources(machine)):
-        results, reports = _measure_all(spec, system, plan, modes, say)
+        results, reports, layout = _measure_all(spec, system, plan, modes, say)
     compared = comparison(results[PLAIN], results[ASSISTED]) if spec.compare else []
     _print(system, results, compared)
     if spec.json_file is not None:
-        _write_json(spec, system, results, compared, reports)
+        _write_json(spec, system, results, compared, reports, layout)
     if spec.plot is not None:
         plot(spec.plot, system.title(), results, compared)
 
@@ -147,7 +144,7 @@ def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> System:
 
 def _measure_all(
     spec: BenchSpec, system: System, plan: ReplicaPlan, modes: Sequence[str], say: Callable[[str], None]
-) -> tuple[Results, dict[str, WorkerReport]]:
+) -> tuple[Results, dict[str, WorkerReport], LayoutRecord | None]:
     # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
     from outrider.runner.pair import Pair
 
@@ -158,8 +155,7 @@ def _measure_all(
                 say(f"{role}: {note}")
         ask = _Asker(spec, pair)
         for mode in modes:
-            shortest = min(system.examples, key=lambda example: len(example.prompt))
-            ask(replace(shortest, new_tokens=min(WARM_UP_TOKENS, shortest.new_tokens)), 0, mode)
+            _warm_up(system, pair, ask, mode, say)
         results: Results = {mode: [] for mode in modes}
         for number, example in enumerate(system.examples, start=1):
             say(f"example {number} of {len(system.examples)}")
@@ -167,7 +163,19 @@ def _measure_all(
             runs = [{mode: ask(example, number, mode) for mode in modes} for _ in range(spec.repeat)]
             for mode in modes:
                 results[mode].append(typical([run[mode] for run in runs]))
-        return results, pair.reports
+        return results, pair.reports, pair.layout
+
+
+def _warm_up(system: System, pair: Pair, ask: _Asker, mode: str, say: Callable[[str], None]) -> None:
+    """Until nothing is found out any more: that belongs to a job's beginning, not to its speed."""
+    example = min(system.examples, key=lambda example: len(example.prompt))
+    longest = system.target.context - len(example.prompt)
+    for _ in range(MOST_WARM_UPS):
+        ask(replace(example, new_tokens=min(WARM_UP_TOKENS, longest)), 0, mode)
+        if mode == PLAIN or pair.settled:
+            break
+    if mode == ASSISTED and pair.layout is not None:
+        say(pair.layout.sentence)
 
 
 class _Asker:
@@ -206,6 +214,7 @@ def _write_json(
     results: Results,
     compared: Sequence[dict[str, Any]],
     reports: dict[str, WorkerReport],
+    layout: LayoutRecord | None,
 ) -> None:
     assert spec.json_file is not None
     content = {
@@ -219,6 +228,7 @@ def _write_json(
         "draft_name": system.draft_name,
         "draft_precision": None if system.draft_model is None else system.draft_model.precision,
         "processes": {role: asdict(report) for role, report in reports.items()},
+        "layout": None if layout is None else asdict(layout),
         "modes": {mode: {"rows": [row.record() for row in rows], "all": totals(rows)} for mode, rows in results.items()},
         "comparison": list(compared),
     }

@@ -43,7 +43,12 @@ def run_command(
     ] = "pocket",
     draft: Annotated[
         str,
-        typer.Option("--draft", "--assistant-model", "--assistant_model", help="Draft model, or auto, lookup, none."),
+        typer.Option(
+            "--draft",
+            "--assistant-model",
+            "--assistant_model",
+            help="Draft model (also MODEL+lookup), or auto, lookup, none.",
+        ),
     ] = "auto",
     assisted: Annotated[
         bool, typer.Option("--assisted/--no-assisted", "--assisted_generation", help="--no-assisted is --draft none.")
@@ -70,6 +75,9 @@ def run_command(
         bool,
         typer.Option("--fast-attention/--no-fast-attention", "--fast_attention", help="Fused attention, or (hf) eager."),
     ] = True,
+    draft_confidence: Annotated[
+        float, typer.Option(help="The draft stops before a candidate that it holds less likely to be accepted.")
+    ] = 0.0,
     draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
     batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
     replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: one a unit of --per].")] = None,

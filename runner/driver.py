@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ray
@@ -57,6 +57,7 @@ class Driver:
         self._show = show
         self._start_deadline = start_deadline
         self.pinned: dict[tuple[int, str], dict[str, Any]] = {}
+        self.layouts: dict[int, dict[str, Any]] = {}
         self._replicas = {number: Replica(number, plan) for number, plan in enumerate(plans)}
         self._started: dict[int, float] = {}
         # Loading models is no part of the job's speed.
@@ -222,6 +223,10 @@ class Driver:
                 self._count(samples)
                 done.append((number, result_record(row.stored, samples, self._model)))
                 del self._unfinished[number]
+        if harvest.layout is not None:
+            self.layouts[replica.number] = asdict(harvest.layout)
+            if len(replica.plan.serve.arrangements) > 1:
+                self.totals.note(f"replica {replica.number}: {harvest.layout.sentence}")
         self._rounds[replica.number] = harvest.progress
         self.totals.rounds = self._past.rounds + sum(progress.rounds for progress in self._rounds.values())
         self.totals.near_ties = self._past.near_ties + sum(progress.near_ties for progress in self._rounds.values())

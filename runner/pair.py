@@ -15,7 +15,7 @@ from outrider.runner import sysfs
 from outrider.runner.plan import ReplicaPlan
 from outrider.runner.replica import Replica, explain
 from outrider.workers.errors import JobError, OutriderError
-from outrider.workers.messages import Row, RowFailure, RowResult, WorkerReport
+from outrider.workers.messages import LayoutRecord, Row, RowFailure, RowResult, WorkerReport
 
 POLL_SECONDS = 0.5
 
@@ -27,6 +27,7 @@ class Pair:
         self._replica = Replica(0, plan)
         self._start_deadline = start_deadline
         self.reports: dict[str, WorkerReport] = {}
+        self.layout: LayoutRecord | None = None
 
     def __enter__(self) -> Self:
         deadline = time.monotonic() + self._start_deadline
@@ -63,10 +64,16 @@ class Pair:
                 if what != "harvest":
                     continue
                 self._replica.harvest()
+                self.layout = value.layout or self.layout
                 for ended in value.ended:
                     if isinstance(ended, RowFailure):
                         raise JobError(ended.message)
                     return ended  # type: ignore[no-any-return]
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known how target and draft share their cores."""
+        return self.layout is not None or len(self._replica.plan.serve.arrangements) == 1
 
     def peak_bytes(self) -> int:
         """The most memory that both processes have held at one time each, as the kernel counts it."""

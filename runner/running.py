@@ -72,18 +72,15 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     sizes = Sizes(loaded_bytes(target, target_model.precision))
     if draft is not None and draft_model is not None:
         sizes = replace(sizes, draft=loaded_bytes(draft, draft_model.precision))
-    serve = ServeSpec(
-        batch=spec.batch,
-        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
-        lookup=draft_name == LOOKUP,
-        draft_deadline=spec.draft_deadline,
-    )
+    serve = serve_spec(spec, draft_model, draft_name)
+    movable = is_movable(spec, target_model, draft_model)
     outcome = _drive(
         spec,
+        movable,
         directory,
         journal,
         sizes,
-        partial(plan_replicas, target=target_model, draft=draft_model, serve=serve),
+        partial(plan_replicas, target=target_model, draft=draft_model, serve=serve, movable=movable),
         display,
     )
     write_results(journal, directory)
@@ -109,6 +106,7 @@ def _admit(
 
 def _drive(
     spec: JobSpec,
+    movable: bool,
     directory: Path,
     journal: Journal,
     sizes: Sizes,
@@ -126,7 +124,7 @@ def _drive(
 
     def seat_anew() -> ReplicaPlan | None:
         try:
-            return replicas_of(seat(sizes, replace(wishes_of(spec, machine), replicas=1), 0.0, lambda _: None))[0]
+            return replicas_of(seat(sizes, replace(wishes_of(spec, machine, movable), replicas=1), 0.0, lambda _: None))[0]
         except PlacementError:
             return None
 
@@ -137,7 +135,7 @@ def _drive(
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
         for warning in machine.warnings:
             display.say(f"note: {warning}")
-        made = seat(sizes, wishes_of(spec, machine), spec.wait_for_cores, display.say)
+        made = seat(sizes, wishes_of(spec, machine, movable), spec.wait_for_cores, display.say)
         for note in made.notes:
             display.say(f"note: {note}")
         plans = replicas_of(made)
@@ -152,7 +150,7 @@ def _drive(
             finally:
                 # Whatever stops the job, what is done can be read.
                 write_results(journal, directory)
-                describe(directory, {"pinning": list(driver.pinned.values())})
+                describe(directory, {"pinning": list(driver.pinned.values()), "layouts": driver.layouts})
             interrupted = driver.draining and journal.counts().pending > 0
     counts = journal.counts()
     summary: dict[str, float] = {
@@ -221,10 +219,34 @@ def _model(
     return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle, fast_attention=spec.fast_attention)
 
 
-def wishes_of(spec: Options, machine: Topology) -> Wishes:
+def serve_spec(spec: Options, draft_model: ModelSpec | None, draft_name: str) -> ServeSpec:
+    return ServeSpec(
+        batch=spec.batch,
+        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
+        model=draft_model is not None,
+        lookup=draft_name.endswith(LOOKUP),
+        draft_confidence=spec.draft_confidence,
+        draft_deadline=spec.draft_deadline,
+    )
+
+
+def is_movable(spec: Options, target: ModelSpec, draft: ModelSpec | None) -> bool:
+    """Whether the job finds out how its target and draft share their cores; only the native engine can be moved at work."""
+    return _left_open(spec) and draft is not None and {target.engine, draft.engine} == {"native"}
+
+
+def _left_open(spec: Options) -> bool:
+    """Whether nothing was said that settles how target and draft share their cores."""
+    return spec.layout == "auto" and spec.draft_cores is None and not spec.devices
+
+
+def wishes_of(spec: Options, machine: Topology, movable: bool) -> Wishes:
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     layout = spec.layout
-    if layout == "auto" and spec.draft_cores is None and not devices:
+    if movable:
+        # Both get all cores of their seat, and how they share them is found out on the job's own rows.
+        layout = "shared"
+    elif _left_open(spec):
         # A target loses 1/n of its speed with one of n cores, and a draft that takes turns costs less than a quarter.
         cores_a_replica = len(machine.usable_cores) // (spec.replicas or 1)
         layout = "shared" if cores_a_replica < FEWEST_CORES_TO_SPLIT else "split"
