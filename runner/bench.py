@@ -45,9 +45,10 @@ if TYPE_CHECKING:
 
 PLAIN, ASSISTED = "plain", "assisted"
 NONE = "none"
-WARM_UP_TOKENS = 32
-# What is not found out in so many rows is left to be found out while measuring.
-MOST_WARM_UPS = 12
+# Rounds of every size have been seen once before anything counts.
+WARM_UP_TOKENS = 24
+# Answers within which a pair should have found out how to share its cores.
+MOST_WARM_UPS = 40
 
 
 class BenchSpec(Options):
@@ -60,6 +61,8 @@ class BenchSpec(Options):
     repeat: int = Field(1, ge=1, le=1000)
     json_file: Path | None = None
     plot: Path | None = None
+    # Prompts come more than once here, and each time at their full cost.
+    prefix_tokens: Literal[0] = 0
     # Packing a large model for the first time takes minutes.
     start_deadline: float = Field(3600.0, gt=0.0)
 
@@ -154,8 +157,13 @@ def _measure_all(
             for note in (*report.notes, *report.pinned["warnings"], *report.differences):
                 say(f"{role}: {note}")
         ask = _Asker(spec, pair)
+        shortest = min(system.examples, key=lambda example: len(example.prompt))
+        room = system.target.context - len(shortest.prompt)
+        warm_up = replace(shortest, new_tokens=min(WARM_UP_TOKENS, room))
         for mode in modes:
-            _warm_up(system, pair, ask, mode, say)
+            ask(warm_up, 0, mode)
+        if modes != (PLAIN,):
+            _settle_layout(ask, pair, warm_up, say)
         results: Results = {mode: [] for mode in modes}
         for number, example in enumerate(system.examples, start=1):
             say(f"example {number} of {len(system.examples)}")
@@ -166,16 +174,14 @@ def _measure_all(
         return results, pair.reports, pair.layout
 
 
-def _warm_up(system: System, pair: Pair, ask: _Asker, mode: str, say: Callable[[str], None]) -> None:
-    """Until nothing is found out any more: that belongs to a job's beginning, not to its speed."""
-    example = min(system.examples, key=lambda example: len(example.prompt))
-    longest = system.target.context - len(example.prompt)
-    for _ in range(MOST_WARM_UPS):
-        ask(replace(example, new_tokens=min(WARM_UP_TOKENS, longest)), 0, mode)
-        if mode == PLAIN or pair.settled:
+def _settle_layout(ask: _Asker, pair: Pair, example: Example, say: Callable[[str], None]) -> None:
+    """Let the pair find out how to share its cores before anything counts."""
+    for number in range(MOST_WARM_UPS):
+        if pair.layout is not None or not pair.chooses_layout:
             break
-    if mode == ASSISTED and pair.layout is not None:
-        say(pair.layout.sentence)
+        ask(example, -number, ASSISTED)
+    if pair.layout is not None:
+        say(f"note: {pair.layout.sentence}")
 
 
 class _Asker:
@@ -193,8 +199,10 @@ class _Asker:
             top_k=spec.top_k,
             min_p=spec.min_p,
             seed=derived_seed(spec.seed, str(number)),
+            end_tokens=(),
         )
-        row = Row(self._key, example.prompt, example.new_tokens, sampling, ignore_eos=True, assisted=mode == ASSISTED)
+        self._pair.arrange(PLAIN if mode == PLAIN else None)
+        row = Row(self._key, example.prompt, example.new_tokens, sampling, assisted=mode == ASSISTED)
         result = self._pair.answer(row)
         return measured(result, len(example.prompt), self._pair.peak_bytes())
 

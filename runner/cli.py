@@ -57,6 +57,8 @@ def run_command(
     format: Annotated[str, typer.Option(help="auto, jsonl or text.")] = "auto",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Turn bad lines into error records.")] = False,
     max_tokens: Annotated[int, typer.Option(help="New tokens a row, where the row does not say.")] = 128,
+    min_tokens: Annotated[int, typer.Option(help="No end before so many; where the row does not say.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Write on past the model's end tokens.")] = False,
     do_sample: Annotated[
         bool, typer.Option("--do-sample", "--do_sample", help="Temperature 1, where --temperature is not given.")
     ] = False,
@@ -71,15 +73,18 @@ def run_command(
         str, typer.Option("--draft-precision", "--draft_precision", help="Draft's precision.")
     ] = "auto",
     draft_tokens: Annotated[str, typer.Option(help="Candidates a round: a number, or auto.")] = "auto",
+    draft_confidence: Annotated[
+        float, typer.Option(help="The draft stops before a candidate that it holds less likely to be accepted.")
+    ] = 0.0,
     fast_attention: Annotated[
         bool,
         typer.Option("--fast-attention/--no-fast-attention", "--fast_attention", help="Fused attention, or (hf) eager."),
     ] = True,
-    draft_confidence: Annotated[
-        float, typer.Option(help="The draft stops before a candidate that it holds less likely to be accepted.")
-    ] = 0.0,
     draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
     batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
+    prefix_tokens: Annotated[
+        int, typer.Option(help="Tokens of ended prompts kept for rows that begin alike; 0 shares nothing.")
+    ] = 4096,
     replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: one a unit of --per].")] = None,
     per: Annotated[str, typer.Option(help="What a replica gets: auto, node, socket or machine.")] = "auto",
     layout: Annotated[str, typer.Option(help="Draft and target on split or shared cores, or auto.")] = "auto",
@@ -88,6 +93,8 @@ def run_command(
     wait_for_cores: Annotated[float, typer.Option(help="Seconds to wait for cores that other runs hold.")] = 3600.0,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Run whatever a .bin file contains.")] = False,
     start_deadline: Annotated[float, typer.Option(help="Seconds a model may take to load.")] = 300.0,
+    trace: Annotated[Path | None, typer.Option(help="Write who was busy when, for ui.perfetto.dev, to this file.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there while the job runs.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file with these options as keys.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:

@@ -34,10 +34,11 @@ class Options(BaseModel):
     precision: Precision = "auto"
     draft_precision: Precision = "auto"
     draft_tokens: int | Literal["auto"] = "auto"
-    fast_attention: bool = True
     draft_confidence: float = Field(0.0, ge=0.0, lt=1.0)
+    fast_attention: bool = True
     draft_deadline: float = Field(5.0, gt=0.0)
     batch: int = Field(8, ge=1, le=4096)
+    prefix_tokens: int = Field(4096, ge=0)
     replicas: int | None = Field(None, ge=1, le=4096)
     per: Literal["auto", "node", "socket", "machine"] = "auto"
     layout: Literal["auto", "split", "shared"] = "auto"
@@ -62,6 +63,10 @@ class JobSpec(Options):
     format: Format = "auto"
     skip_bad: bool = False
     max_tokens: int = Field(128, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    ignore_eos: bool = False
+    trace: Path | None = None
+    metrics_port: int | None = Field(None, ge=1, le=65535)
 
 
 def build_spec(options: dict[str, Any], config_file: Path | None = None) -> JobSpec:

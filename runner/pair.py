@@ -29,6 +29,15 @@ class Pair:
         self.reports: dict[str, WorkerReport] = {}
         self.layout: LayoutRecord | None = None
 
+    @property
+    def chooses_layout(self) -> bool:
+        """Whether the target tries several arrangements before it settles on one."""
+        return sum(not each.plain for each in self._replica.plan.serve.arrangements) > 1
+
+    def arrange(self, name: str | None) -> None:
+        """Hold the pair to an arrangement; None gives it back its choice."""
+        self._replica.arrange(name)
+
     def __enter__(self) -> Self:
         deadline = time.monotonic() + self._start_deadline
         self._replica.start()
@@ -64,16 +73,11 @@ class Pair:
                 if what != "harvest":
                     continue
                 self._replica.harvest()
-                self.layout = value.layout or self.layout
+                self.layout = value.layout
                 for ended in value.ended:
                     if isinstance(ended, RowFailure):
                         raise JobError(ended.message)
                     return ended  # type: ignore[no-any-return]
-
-    @property
-    def settled(self) -> bool:
-        """Whether it is known how target and draft share their cores."""
-        return self.layout is not None or len(self._replica.plan.serve.arrangements) == 1
 
     def peak_bytes(self) -> int:
         """The most memory that both processes have held at one time each, as the kernel counts it."""

@@ -20,7 +20,7 @@ from outrider.runner.bench_tasks import CODE, LENGTHS, SHORT, TOKENS, examples, 
 from outrider.runner.cli import app
 from outrider.runner.config import JobSpec
 from outrider.workers.errors import UsageError
-from outrider.workers.messages import Row, RowResult
+from outrider.workers.messages import Row, RowResult, Sampling
 from outrider.workers.models.cards import ModelCard
 from outrider.workers.models.names import hub_id
 
@@ -182,14 +182,17 @@ def test_short_names(short: str, full: str) -> None:
     assert hub_id(short) == full
 
 
+PAST_THE_END = Sampling(end_tokens=())
+
+
 def test_a_row_that_is_not_assisted_has_nothing_proposed_and_goes_past_end_tokens() -> None:
     engine, proposer = FakeEngine(), Nonsense(seed=4)
     engine.choose = lambda tokens, sampling: END if len(tokens) == 6 else hashed(tokens, sampling)
     proposer.choose = engine.choose
     rows = [
         Row(1, (1, 2, 3), 20),
-        Row(2, (1, 2, 3), 20, ignore_eos=True),
-        Row(3, (1, 2, 3), 20, ignore_eos=True, assisted=False),
+        Row(2, (1, 2, 3), 20, PAST_THE_END),
+        Row(3, (1, 2, 3), 20, PAST_THE_END, assisted=False),
     ]
     ended = finish(verifier(engine, proposer), rows)
     stopped, assisted, plain = (ended[row.key] for row in rows)
@@ -203,7 +206,7 @@ def test_a_row_that_is_not_assisted_has_nothing_proposed_and_goes_past_end_token
 def test_the_prefill_ends_with_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.workers.verify.PREFILL_TOKENS", 4)
     [result] = finish(
-        verifier(FakeEngine(), Nonsense(seed=1)), [Row(1, (1,) * 10, 8, ignore_eos=True, assisted=False)]
+        verifier(FakeEngine(), Nonsense(seed=1)), [Row(1, (1,) * 10, 8, PAST_THE_END, assisted=False)]
     ).values()
     assert isinstance(result, RowResult)
     assert result.prefill_rounds == 3, "10 tokens in pieces of 4"

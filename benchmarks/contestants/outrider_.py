@@ -16,7 +16,7 @@ from outrider.workers.messages import ModelSpec, Row, Sampling, ServeSpec
 from outrider.workers.models.cards import read_card
 
 START_SECONDS = 600.0
-MOST_WARM_UPS, WARM_UP_TOKENS = 12, 32
+MOST_WARM_UPS, WARM_UP_TOKENS = 40, 32
 
 
 class Outrider:
@@ -37,9 +37,9 @@ class Outrider:
         self._key = 0
         # How the two share their cores is found out before anything counts.
         for _ in range(MOST_WARM_UPS):
-            self.generate("auto", [1, 2, 3], WARM_UP_TOKENS)
-            if self._pair.settled:
+            if self._pair.layout is not None or not self._pair.chooses_layout:
                 break
+            self.generate("auto", [1, 2, 3], WARM_UP_TOKENS)
         self.modes = ["plain", "auto"]
         self.about = "; ".join(note for report in self._pair.reports.values() for note in report.notes)
         if self._pair.layout is not None:
@@ -47,7 +47,8 @@ class Outrider:
 
     def generate(self, mode: str, prompt: list[int], new_tokens: int) -> Answer:
         self._key += 1
-        row = Row(self._key, tuple(prompt), new_tokens, Sampling(), ignore_eos=True, assisted=mode != "plain")
+        self._pair.arrange("plain" if mode == "plain" else None)
+        row = Row(self._key, tuple(prompt), new_tokens, Sampling(end_tokens=()), assisted=mode != "plain")
         result = self._pair.answer(row)
         return Answer(list(result.tokens), result.rounds - result.prefill_rounds + 1)
 
