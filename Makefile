@@ -21,6 +21,7 @@ lint: $(VENV)/testable
 	$(BIN)/mypy
 
 bench: $(VENV)/testable
+	$(BIN)/outrider bench --compare
 	$(BIN)/python benchmarks/forward.py --shape 160m --precision w4a8
 
 $(VENV)/bin/python:
