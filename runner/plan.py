@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from outrider.runner.placement import Plan, PlannedActor
@@ -24,6 +25,8 @@ class ActorPlan:
     model: ModelSpec
     actor: PlannedActor
     seat: Seat
+    # The Ray node that it must start on; None where there is but one.
+    node: str | None = None
 
     def options(self, variables: Mapping[str, str]) -> dict[str, Any]:
         """For ``ActorClass.options``."""
@@ -37,27 +40,55 @@ class ReplicaPlan:
     serve: ServeSpec
 
     @property
+    def leases(self) -> tuple[str, ...]:
+        return self.target.seat.leases + (self.draft.seat.leases if self.draft is not None else ())
+
+    @property
     def run_ahead(self) -> bool:
         """Whether the draft may work while the target does: only where it takes no core from it."""
         return self.draft is not None and not set(self.draft.actor.cores) & set(self.target.actor.cores)
 
 
-def plan_replicas(made: Plan, target: ModelSpec, draft: ModelSpec | None, serve: ServeSpec) -> list[ReplicaPlan]:
-    """Each replica's actors with their models and their places; each distinct start is tried out once."""
-    launches: dict[Pin, Launch] = {}
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What every replica of a job is made of, wherever it sits."""
 
-    def actor(replica: int, role: str, model: ModelSpec) -> ActorPlan:
-        planned = made.actor(replica, role)
-        assert planned is not None, f"the plan seats no {role} for replica {replica}"
-        pin = planned.pin
-        launch = launches.get(pin) or launches.setdefault(pin, probe(pin))
-        placed = replace(model, device=pin.local_device, threads=pin.threads, cores=pin.cores)
-        return ActorPlan(placed, planned, Seat(launch, planned.leases))
+    target: ModelSpec
+    draft: ModelSpec | None
+    serve: ServeSpec
+    share_cores: bool = False
 
-    return [
-        ReplicaPlan(actor(replica, "target", target), None if draft is None else actor(replica, "draft", draft), serve)
-        for replica in range(made.replicas)
-    ]
+    def replicas(
+        self, made: Plan, launches: Callable[[str, Pin], Launch], paths: Mapping[str, Mapping[str, str]] | None = None
+    ) -> list[ReplicaPlan]:
+        """``launches`` gives the start that works for a pin on a host.
+
+        In a cluster ``paths`` says, for each Ray node, where the driver's model directories lie there.
+        """
+
+        def actor(replica: int, role: str, model: ModelSpec) -> ActorPlan:
+            planned = made.actor(replica, role)
+            assert planned is not None, f"the plan seats no {role} for replica {replica}"
+            pin = planned.pin
+            node = planned.host if paths is not None else None
+            path = paths[planned.host][model.path] if paths is not None else model.path
+            placed = replace(model, path=path, device=pin.local_device, threads=pin.threads, cores=pin.cores)
+            seat = Seat(launches(planned.host, pin), planned.leases, shared=self.share_cores)
+            return ActorPlan(placed, planned, seat, node)
+
+        return [
+            ReplicaPlan(
+                actor(replica, "target", self.target),
+                None if self.draft is None else actor(replica, "draft", self.draft),
+                self.serve,
+            )
+            for replica in range(made.replicas)
+        ]
+
+
+def probed_here() -> Callable[[str, Pin], Launch]:
+    """Starts on this machine; each distinct one is tried out once."""
+    return cache(lambda host, pin: probe(pin))
 
 
 def loaded_bytes(card: ModelCard, precision: str) -> int:

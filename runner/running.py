@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import platform
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,23 +15,22 @@ from typing import Any
 
 import outrider
 from outrider.runner.admission import admit
-from outrider.runner.cluster import local_ray
+from outrider.runner.cluster import joined_ray
 from outrider.runner.config import JobSpec
 from outrider.runner.display import Display, console, summary_table
+from outrider.runner.fleet import Fleet, one_host
 from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity
 from outrider.runner.journal import Journal
 from outrider.runner.office import Office
-from outrider.runner.placement import Plan
-from outrider.runner.plan import ReplicaPlan, loaded_bytes, plan_replicas
+from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes
 from outrider.runner.prompts import check_input, file_digest
 from outrider.runner.results import write_results
-from outrider.runner.seating import seat
-from outrider.runner.topology import Topology, ray_resources, read_topology
+from outrider.runner.submitting import ACCEPTED
 from outrider.runner.totals import Totals
 from outrider.runner.wishes import Sizes, Wishes
-from outrider.workers.errors import InputError, PlacementError, UsageError
+from outrider.workers.errors import InputError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
-from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.cards import POCKET, POCKET_DRAFT, ModelCard
 
 ALL_DONE, SOME_FAILED, INTERRUPTED = 0, 3, 130
 # What a checkpoint calls its own number format.
@@ -68,6 +67,8 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
             check_same(journal.meta("identity"), asked, "an input, model or parameter", directory)
         else:
             _admit(spec, target, office, journal, asked, display)
+    if spec.address is not None:
+        display.say(f"{journal.counts().rows:,} {ACCEPTED}; results will be in {directory.resolve()}")
     describe(directory, _description(spec, target, draft, draft_name, asked))
     sizes = Sizes(loaded_bytes(target, target_model.precision))
     if draft is not None and draft_model is not None:
@@ -78,14 +79,9 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         lookup=draft_name == LOOKUP,
         draft_deadline=spec.draft_deadline,
     )
-    outcome = _drive(
-        spec,
-        directory,
-        journal,
-        sizes,
-        partial(plan_replicas, target=target_model, draft=draft_model, serve=serve),
-        display,
-    )
+    blueprint = Blueprint(target_model, draft_model, serve, spec.share_cores)
+    models = {spec.model: target} | ({draft_name: draft} if draft is not None and draft_model is not None else {})
+    outcome = _drive(spec, directory, journal, _fleet(spec, blueprint, sizes, models, journal, display), display)
     write_results(journal, directory)
     describe(directory, outcome)
     journal.close()
@@ -107,12 +103,43 @@ def _admit(
         display.say(f'note: rows ask for the model "{model}"; all are answered by -m {spec.model}')
 
 
+@contextmanager
+def _fleet(
+    spec: JobSpec,
+    blueprint: Blueprint,
+    sizes: Sizes,
+    models: Mapping[str, ModelCard],
+    journal: Journal,
+    display: Display,
+) -> Iterator[tuple[Fleet, list[ReplicaPlan]]]:
+    """Where the job is to run, and its first places there."""
+    wishes = partial(_wishes, spec)
+    if spec.address is None:
+        with one_host(blueprint, sizes, wishes, spec.wait_for_cores, display.say) as here:
+            yield here
+        return
+    cards = {_name_everywhere(name): (card.path, card.digest) for name, card in models.items()}
+    kept = (journal.meta("numeric_path") or {}).get("instruction_set")
+    with joined_ray(spec.address, display.say):
+        # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
+        from outrider.runner.cluster_fleet import ClusterFleet, cluster
+
+        fleet = ClusterFleet(blueprint, sizes, spec.replicas, wishes, cards, kept, display.say)
+        with cluster(fleet, spec.wait_for_cores) as there:
+            yield there
+
+
+def _name_everywhere(model: str) -> str:
+    """A model's name as other hosts understand it: they have other working directories."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if model not in (POCKET, POCKET_DRAFT) and path.is_dir() else model
+
+
 def _drive(
     spec: JobSpec,
     directory: Path,
     journal: Journal,
-    sizes: Sizes,
-    replicas_of: Callable[[Plan], list[ReplicaPlan]],
+    fleet: AbstractContextManager[tuple[Fleet, list[ReplicaPlan]]],
     display: Display,
 ) -> dict[str, Any]:
     def agree_on_path(path: dict[str, str]) -> None:
@@ -122,37 +149,24 @@ def _drive(
         else:
             check_same(kept, path, "a numeric path", directory)
 
-    machine = read_topology()
-
-    def seat_anew() -> ReplicaPlan | None:
-        try:
-            return replicas_of(seat(sizes, replace(_wishes(spec, machine), replicas=1), 0.0, lambda _: None))[0]
-        except PlacementError:
-            return None
-
     counts = journal.counts()
     interrupted = False
     if counts.pending:
         if counts.done or counts.failed:
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
-        for warning in machine.warnings:
-            display.say(f"note: {warning}")
-        made = seat(sizes, _wishes(spec, machine), spec.wait_for_cores, display.say)
-        for note in made.notes:
-            display.say(f"note: {note}")
-        plans = replicas_of(made)
-        with local_ray(len(machine.usable_cores), ray_resources(machine)):
-            # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
+        with fleet as (where, plans):
             from outrider.runner.driver import Driver
 
-            driver = Driver(journal, plans, spec.model, spec.start_deadline, agree_on_path, seat_anew, display.show)
+            driver = Driver(
+                journal, plans, spec.model, spec.start_deadline, agree_on_path, where, display.show, spec.wait_for_cores
+            )
             try:
                 with _draining_on_signals(driver, display):
                     driver.run()
             finally:
                 # Whatever stops the job, what is done can be read.
                 write_results(journal, directory)
-                describe(directory, {"pinning": list(driver.pinned.values())})
+                describe(directory, {"pinning": list(driver.pinned.values()), "rows_by_host": dict(driver.rows_by_host)})
             interrupted = driver.draining and journal.counts().pending > 0
     counts = journal.counts()
     summary: dict[str, float] = {
@@ -216,13 +230,13 @@ def _model(
     return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle)
 
 
-def _wishes(spec: JobSpec, machine: Topology) -> Wishes:
+def _wishes(spec: JobSpec, cores: int) -> Wishes:
+    """What is wished for on a host, or several, of so many cores."""
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     layout = spec.layout
     if layout == "auto" and spec.draft_cores is None and not devices:
         # A target loses 1/n of its speed with one of n cores, and a draft that takes turns costs less than a quarter.
-        cores_a_replica = len(machine.usable_cores) // (spec.replicas or 1)
-        layout = "shared" if cores_a_replica < FEWEST_CORES_TO_SPLIT else "split"
+        layout = "shared" if cores // (spec.replicas or 1) < FEWEST_CORES_TO_SPLIT else "split"
     return Wishes(spec.per, spec.replicas, spec.draft_cores, layout, devices)
 
 
