@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,9 @@ QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3, "he
 class Raylets:
     """``address`` is for --address; ``environment`` carries the token to whoever may join."""
 
-    def __init__(self, count: int, cores: int = 1, token: str | None = None, head_cores: int = 0) -> None:
+    def __init__(
+        self, count: int, cores: int = 1, token: str | None = None, head_cores: int = 0, dashboard: bool = False
+    ) -> None:
         self.token = secrets.token_hex(32) if token is None else token
         self.environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
         if self.token:
@@ -30,7 +33,7 @@ class Raylets:
         else:
             self.environment |= {"RAY_AUTH_MODE": "disabled"}
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(head_cores)],
+            [sys.executable, __file__, str(head_cores), str(_free_port() if dashboard else 0)],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -81,7 +84,13 @@ class Raylets:
             self._process.kill()
 
 
-def keep(head_cores: int) -> None:
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def keep(head_cores: int, dashboard_port: int) -> None:
     import psutil
     import ray
     from ray.cluster_utils import Cluster
@@ -93,18 +102,21 @@ def keep(head_cores: int) -> None:
         return {"numa0": float(cores)} if cores else {}
 
     common: dict[str, Any] = {"num_cpus": 0, "object_store_memory": 80 << 20}
-    with_dashboard = bool(os.environ.get("RAYLETS_DASHBOARD"))
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
             **common,
             "resources": resources(head_cores),
-            "include_dashboard": with_dashboard,
-            "dashboard_port": 0 if not with_dashboard else int(os.environ["RAYLETS_DASHBOARD"]),
+            "include_dashboard": bool(dashboard_port),
+            "dashboard_port": dashboard_port,
             "_system_config": QUICK,
         },
     )
-    say(address=cluster.address, session=cluster.head_node.get_session_dir_path(), dashboard=cluster.webui_url or "")
+    say(
+        address=cluster.address,
+        session=cluster.head_node.get_session_dir_path(),
+        dashboard=f"http://127.0.0.1:{dashboard_port}",
+    )
     nodes: dict[str, Any] = {}
     for line in sys.stdin:
         command = json.loads(line)
@@ -125,4 +137,4 @@ def keep(head_cores: int) -> None:
 
 
 if __name__ == "__main__":
-    keep(int(sys.argv[1]))
+    keep(int(sys.argv[1]), int(sys.argv[2]))
