@@ -42,12 +42,14 @@ def run_command(
         str, typer.Option("-m", "--model", "--model_name", help="Target: directory, hub id or 'pocket'.")
     ] = "pocket",
     draft: Annotated[
-        str, typer.Option("--draft", "--assistant-model", help="Draft model, or auto, lookup, none.")
+        str, typer.Option("--draft", "--assistant-model", help="Draft model (also MODEL+lookup), or auto, lookup, none.")
     ] = "auto",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Job directory [default: INPUT's name and -job].")] = None,
     format: Annotated[str, typer.Option(help="auto, jsonl or text.")] = "auto",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Turn bad lines into error records.")] = False,
     max_tokens: Annotated[int, typer.Option(help="New tokens a row, where the row does not say.")] = 128,
+    min_tokens: Annotated[int, typer.Option(help="No end before so many; where the row does not say.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Write on past the model's end tokens.")] = False,
     temperature: Annotated[float, typer.Option(help="0 is greedy; where the row does not say.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Where the row does not say.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 is off; where the row does not say.")] = 0,
@@ -59,8 +61,14 @@ def run_command(
         str, typer.Option("--draft-precision", "--draft_precision", help="Draft's precision.")
     ] = "auto",
     draft_tokens: Annotated[str, typer.Option(help="Candidates a round: a number, or auto.")] = "auto",
+    draft_confidence: Annotated[
+        float, typer.Option(help="The draft stops before a candidate that it holds less likely to be accepted.")
+    ] = 0.0,
     draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
     batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
+    prefix_tokens: Annotated[
+        int, typer.Option(help="Tokens of ended prompts kept for rows that begin alike; 0 shares nothing.")
+    ] = 4096,
     replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: one a unit of --per].")] = None,
     per: Annotated[str, typer.Option(help="What a replica gets: auto, node, socket or machine.")] = "auto",
     layout: Annotated[str, typer.Option(help="Draft and target on split or shared cores, or auto.")] = "auto",
@@ -75,6 +83,8 @@ def run_command(
     wait_for_cores: Annotated[float, typer.Option(help="Seconds to wait for cores that other runs hold.")] = 3600.0,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Run whatever a .bin file contains.")] = False,
     start_deadline: Annotated[float, typer.Option(help="Seconds a model may take to load.")] = 300.0,
+    trace: Annotated[Path | None, typer.Option(help="Write who was busy when, for ui.perfetto.dev, to this file.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there while the job runs.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file with these options as keys.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:

@@ -28,6 +28,8 @@ class JobSpec(BaseModel):
     skip_bad: bool = False
 
     max_tokens: int = Field(128, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    ignore_eos: bool = False
     temperature: float = Field(0.0, ge=0.0, le=100.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_k: int = Field(0, ge=0)
@@ -38,8 +40,10 @@ class JobSpec(BaseModel):
     precision: Precision = "auto"
     draft_precision: Precision = "auto"
     draft_tokens: int | Literal["auto"] = "auto"
+    draft_confidence: float = Field(0.0, ge=0.0, lt=1.0)
     draft_deadline: float = Field(5.0, gt=0.0)
     batch: int = Field(8, ge=1, le=4096)
+    prefix_tokens: int = Field(4096, ge=0)
     replicas: int | None = Field(None, ge=1, le=4096)
     per: Literal["auto", "node", "socket", "machine"] = "auto"
     layout: Literal["auto", "split", "shared"] = "auto"
@@ -50,6 +54,8 @@ class JobSpec(BaseModel):
     wait_for_cores: float = Field(3600.0, ge=0.0)
     allow_pickle: bool = False
     start_deadline: float = Field(300.0, gt=0.0)
+    trace: Path | None = None
+    metrics_port: int | None = Field(None, ge=1, le=65535)
 
     @model_validator(mode="after")
     def _check_draft_tokens(self) -> Self:

@@ -6,13 +6,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import RayTaskError
 
-from outrider.runner import schedule
+from outrider.runner import account, schedule
+from outrider.runner.account import Account
 from outrider.runner.admission import samples_of
 from outrider.runner.fleet import Fleet
 from outrider.runner.journal import Journal, StoredRow
@@ -21,12 +22,15 @@ from outrider.runner.replica import Replica, explain
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.results import error_record, result_record
 from outrider.runner.totals import Totals
+from outrider.runner.trace import TraceFile
 from outrider.workers.errors import JobChangedError, JobError, LeaseError, UsageError
 from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult, WorkerReport
 
 TICK_SECONDS = 0.2
 # A replica holds this many times its batch, so that a finished row's place is taken without asking the driver.
 QUEUE_DEPTH = 2
+# What the totals take from the replicas' own counts, work that was lost and done again included.
+OF_PROGRESS = ("rounds", "near_ties", "prompt_tokens", "prompt_tokens_reused")
 
 
 @dataclass(slots=True)
@@ -47,11 +51,14 @@ class Driver:
         agree_on_path: Callable[[dict[str, str]], None],
         fleet: Fleet,
         show: Callable[[Totals], None],
+        trace: TraceFile | None = None,
         patience: float = 3600.0,
     ) -> None:
         counts = journal.counts()
         self.totals = Totals(rows=counts.rows, done=counts.done, failed=counts.failed)
         self._earlier: dict[str, float] = journal.meta("totals") or {}
+        self._account = Account(journal.meta(account.KEY), len(plans))
+        self._trace = trace or TraceFile(None)
         self._journal = journal
         self._model = model
         self._agree_on_path = agree_on_path
@@ -64,6 +71,7 @@ class Driver:
         self._show = show
         self._start_deadline = start_deadline
         self.pinned: dict[tuple[int, str], dict[str, Any]] = {}
+        self.layouts: dict[int, dict[str, Any]] = {}
         self._replicas = {number: Replica(number, plan) for number, plan in enumerate(plans)}
         self._started: dict[int, float] = {}
         # Loading models is no part of the job's speed.
@@ -99,17 +107,33 @@ class Driver:
                     self._perform(self._schedule.handle(schedule.Drain()))
                 if self._first_up is not None:
                     self.totals.seconds = time.monotonic() - self._first_up
+                if self._account.due(self._now()):
+                    self._journal.set_meta(account.KEY, self._account.record())
                 self._show(self.totals)
+            self._collect_traces()
         finally:
             for replica in self._replicas.values():
                 replica.stop()
             self._journal.record([], [], self.totals.summed(self._earlier))
+            self._journal.set_meta(account.KEY, self._account.record())
         if self._finish.reason is not None:
             raise JobError(f"{self._finish.reason}; the rows already done are kept, and the job can be resumed")
 
     def _start(self, replica: Replica) -> None:
         self._started[replica.number] = time.monotonic()
+        self._trace.event("start", replica.number)
         replica.start()
+
+    def _now(self) -> float:
+        """Seconds of the job: its earlier runs and this one."""
+        return self.totals.seconds + self._earlier.get("seconds", 0.0)
+
+    def _collect_traces(self) -> None:
+        """What the timelines hold at the end."""
+        if self._trace.enabled:
+            for replica in self._replicas.values():
+                for role, last in replica.last_traces():
+                    self._trace.actor(replica.number, role, last)
 
     # What Ray reports, as events
 
@@ -140,6 +164,9 @@ class Driver:
             if not self._is_alike(replica, value):
                 return
             self._note(replica, "target", value)
+            self._account.started(replica.number, self._now())
+            if self._trace.enabled:
+                replica.align("target", self._trace)
             replica.target_is_ready(value)
             self.totals.replicas_up += 1
             self._first_up = self._first_up or time.monotonic()
@@ -147,6 +174,12 @@ class Driver:
         elif what == "draft ready":
             self._note(replica, "draft", value)
             replica.draft_is_ready(value)
+            if self._trace.enabled:
+                replica.align("draft", self._trace)
+                replica.draft_trace()
+        elif what == "trace of the draft":
+            self._trace.actor(replica.number, "draft", value)
+            replica.draft_trace()
         elif what == "harvest":
             replica.harvest()
             yield from self._harvested(replica, value)
@@ -188,15 +221,20 @@ class Driver:
             self._unseat(replica)
             return
         if self._fleet.gone(replica.plan):
+            self._trace.event("host left", replica.number, "target", reason=explain(error))
             self._unseat(replica)
             yield schedule.ReplicaLost(replica.number)
             return
+        if what == "trace of the draft":
+            return  # its end is reported by "draft gone"
         if what.startswith("draft"):
+            self._trace.event("draft died", replica.number, "draft", reason=explain(error))
             self._lose_draft(replica, error)
             return
         if replica.report is not None:
             self.totals.replicas_up -= 1
         self.totals.target_deaths += 1
+        self._trace.event("target died", replica.number, "target", reason=explain(error))
         self._forget(replica)
         yield schedule.ReplicaDown(replica.number, explain(error))
 
@@ -243,8 +281,8 @@ class Driver:
     def _forget(self, replica: Replica) -> None:
         replica.stop()
         lost = self._rounds.pop(replica.number, Progress())
-        self._past.rounds += lost.rounds
-        self._past.near_ties += lost.near_ties
+        for name in OF_PROGRESS:
+            setattr(self._past, name, getattr(self._past, name) + getattr(lost, name))
 
     def _late_starts(self) -> Iterable[schedule.Event]:
         """Replicas that take too long to come up. It ends the job only where none has come up yet."""
@@ -275,11 +313,20 @@ class Driver:
             if len(row.samples) == row.stored.request["n"]:
                 samples = [row.samples[index] for index in sorted(row.samples)]
                 self._count(samples)
+                self._account.latencies.add(max(sample.seconds for sample in samples))
                 done.append((number, result_record(row.stored, samples, self._model)))
                 del self._unfinished[number]
+        if harvest.layout is not None:
+            self.layouts[replica.number] = asdict(harvest.layout)
+            if len(replica.plan.serve.arrangements) > 1:
+                self.totals.note(f"replica {replica.number}: {harvest.layout.sentence}")
+        self._account.observe(replica.number, harvest.progress, self._now())
+        self._trace.actor(replica.number, "target", harvest.trace)
+        if harvest.ended:
+            self._trace.event("rows received", replica.number, rows=len(harvest.ended))
         self._rounds[replica.number] = harvest.progress
-        self.totals.rounds = self._past.rounds + sum(progress.rounds for progress in self._rounds.values())
-        self.totals.near_ties = self._past.near_ties + sum(progress.near_ties for progress in self._rounds.values())
+        for name in OF_PROGRESS:
+            setattr(self.totals, name, sum(getattr(progress, name) for progress in (self._past, *self._rounds.values())))
         if done or failed:
             self._journal.record(done, failed, self.totals.summed(self._earlier))
             self.totals.done += len(done)
@@ -320,4 +367,5 @@ class Driver:
     def _send(self, replica: Replica, numbers: Sequence[int]) -> None:
         rows = self._journal.load(numbers)
         self._unfinished.update({row.row: _Unfinished(row) for row in rows})
+        self._trace.event("rows sent", replica.number, rows=len(rows))
         replica.submit([sample for row in rows for sample in samples_of(row)])

@@ -57,7 +57,12 @@ class OneHost:
 
 @contextmanager
 def one_host(
-    blueprint: Blueprint, sizes: Sizes, wishes: Callable[[int], Wishes], seconds: float, say: Callable[[str], None]
+    blueprint: Blueprint,
+    sizes: Sizes,
+    wishes: Callable[[int], Wishes],
+    seconds: float,
+    say: Callable[[str], None],
+    metrics_port: int | None,
 ) -> Iterator[tuple[OneHost, list[ReplicaPlan]]]:
     """A Ray of our own on this machine. ``wishes`` depend on how many cores there are."""
     machine = read_topology()
@@ -77,5 +82,5 @@ def one_host(
             return None
         return blueprint.replicas(again, probed_here())[0]
 
-    with local_ray(len(machine.usable_cores), ray_resources(machine)):
+    with local_ray(len(machine.usable_cores), ray_resources(machine), metrics_port):
         yield OneHost(seat_anew), plans

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import outrider
+from outrider.runner.layouts import arrangements_of
 from outrider.runner.placement import Plan, PlannedActor
 from outrider.runner.seating import ray_options
 from outrider.workers.messages import ModelSpec, Seat, ServeSpec
@@ -43,19 +45,18 @@ class ReplicaPlan:
     def leases(self) -> tuple[str, ...]:
         return self.target.seat.leases + (self.draft.seat.leases if self.draft is not None else ())
 
-    @property
-    def run_ahead(self) -> bool:
-        """Whether the draft may work while the target does: only where it takes no core from it."""
-        return self.draft is not None and not set(self.draft.actor.cores) & set(self.target.actor.cores)
-
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What every replica of a job is made of, wherever it sits."""
+    """What every replica of a job is made of, wherever it sits.
+
+    ``movable`` leaves open how target and draft share the cores of their seat.
+    """
 
     target: ModelSpec
     draft: ModelSpec | None
     serve: ServeSpec
+    movable: bool = False
     share_cores: bool = False
 
     def replicas(
@@ -76,14 +77,21 @@ class Blueprint:
             seat = Seat(launches(planned.host, pin), planned.leases, shared=self.share_cores)
             return ActorPlan(placed, planned, seat, node)
 
-        return [
-            ReplicaPlan(
-                actor(replica, "target", self.target),
-                None if self.draft is None else actor(replica, "draft", self.draft),
-                self.serve,
+        def replica_plan(replica: int) -> ReplicaPlan:
+            target = actor(replica, "target", self.target)
+            draft = None if self.draft is None else actor(replica, "draft", self.draft)
+            arrangements = arrangements_of(
+                target.actor,
+                None if draft is None else draft.actor,
+                self.movable,
+                self.serve.batch,
+                self.serve.draft_tokens is not None,
             )
-            for replica in range(made.replicas)
-        ]
+            models = f"{self.target}|{self.draft}|{self.serve}"
+            key = f"{outrider.__version__}|{models}|{len(target.actor.cores)} cores of {made.replicas}"
+            return ReplicaPlan(target, draft, replace(self.serve, arrangements=arrangements, memory_key=key))
+
+        return [replica_plan(replica) for replica in range(made.replicas)]
 
 
 def probed_here() -> Callable[[str, Pin], Launch]:

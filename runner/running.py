@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import outrider
+from outrider.runner import account
 from outrider.runner.admission import admit
 from outrider.runner.cluster import joined_ray
 from outrider.runner.config import JobSpec
@@ -27,6 +28,7 @@ from outrider.runner.prompts import check_input, file_digest
 from outrider.runner.results import write_results
 from outrider.runner.submitting import ACCEPTED
 from outrider.runner.totals import Totals
+from outrider.runner.trace import TraceFile
 from outrider.runner.wishes import Sizes, Wishes
 from outrider.workers.errors import InputError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
@@ -48,7 +50,7 @@ def run(spec: JobSpec, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps({"job": str(directory), **summary}))
     else:
-        console().print(summary_table(summary, str(directory)))
+        console().print(summary_table(summary, outcome["over_time"], str(directory)))
     if outcome["interrupted"]:
         console().print(f"stopped with {summary['pending']:,} rows to go; the same command goes on with them", markup=False)
         return INTERRUPTED
@@ -76,10 +78,15 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     serve = ServeSpec(
         batch=spec.batch,
         draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
-        lookup=draft_name == LOOKUP,
+        model=draft_model is not None,
+        lookup=draft_name.endswith(LOOKUP),
+        draft_confidence=spec.draft_confidence,
         draft_deadline=spec.draft_deadline,
+        trace=spec.trace is not None,
     )
-    blueprint = Blueprint(target_model, draft_model, serve, spec.share_cores)
+    # Only the native engine can be taken to other cores while it works.
+    movable = _left_open(spec) and draft_model is not None and {target_model.engine, draft_model.engine} == {"native"}
+    blueprint = Blueprint(target_model, draft_model, serve, movable, spec.share_cores)
     models = {spec.model: target} | ({draft_name: draft} if draft is not None and draft_model is not None else {})
     outcome = _drive(spec, directory, journal, _fleet(spec, blueprint, sizes, models, journal, display), display)
     write_results(journal, directory)
@@ -113,11 +120,13 @@ def _fleet(
     display: Display,
 ) -> Iterator[tuple[Fleet, list[ReplicaPlan]]]:
     """Where the job is to run, and its first places there."""
-    wishes = partial(_wishes, spec)
+    wishes = partial(_wishes, spec, blueprint.movable)
     if spec.address is None:
-        with one_host(blueprint, sizes, wishes, spec.wait_for_cores, display.say) as here:
+        with one_host(blueprint, sizes, wishes, spec.wait_for_cores, display.say, spec.metrics_port) as here:
             yield here
         return
+    if spec.metrics_port is not None:
+        raise UsageError("--metrics-port is for a Ray of the job's own; a cluster has its metrics where it was started")
     cards = {_name_everywhere(name): (card.path, card.digest) for name, card in models.items()}
     kept = (journal.meta("numeric_path") or {}).get("instruction_set")
     with joined_ray(spec.address, display.say):
@@ -154,29 +163,50 @@ def _drive(
     if counts.pending:
         if counts.done or counts.failed:
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
+        trace = TraceFile(spec.trace)
         with fleet as (where, plans):
             from outrider.runner.driver import Driver
 
             driver = Driver(
-                journal, plans, spec.model, spec.start_deadline, agree_on_path, where, display.show, spec.wait_for_cores
+                journal,
+                plans,
+                spec.model,
+                spec.start_deadline,
+                agree_on_path,
+                where,
+                display.show,
+                trace,
+                spec.wait_for_cores,
             )
             try:
                 with _draining_on_signals(driver, display):
                     driver.run()
             finally:
+                if said := trace.close():
+                    display.say(f"trace: {said}")
                 # Whatever stops the job, what is done can be read.
                 write_results(journal, directory)
-                describe(directory, {"pinning": list(driver.pinned.values()), "rows_by_host": dict(driver.rows_by_host)})
+                told = {"pinning": list(driver.pinned.values()), "layouts": driver.layouts}
+                describe(directory, told | {"rows_by_host": dict(driver.rows_by_host)})
             interrupted = driver.draining and journal.counts().pending > 0
+    elif spec.trace is not None:
+        display.say("note: --trace: nothing was left to do, so there is nothing to trace")
     counts = journal.counts()
-    summary: dict[str, float] = {
+    summary: dict[str, Any] = {
         "rows": counts.rows,
         "done": counts.done,
         "failed": counts.failed,
         "pending": counts.pending,
     }
     summary |= journal.meta("totals") or Totals().summed({})
-    return {"summary": summary, "interrupted": interrupted, "numeric_path": journal.meta("numeric_path")}
+    kept = journal.meta(account.KEY)
+    summary |= account.summary_of(kept)
+    return {
+        "summary": summary,
+        "over_time": account.over_time(kept),
+        "interrupted": interrupted,
+        "numeric_path": journal.meta("numeric_path"),
+    }
 
 
 @contextmanager
@@ -227,14 +257,22 @@ def _model(
         raise UsageError(f'--precision: the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}')
     if engine == "native" and chosen == "fp16":
         raise UsageError(f"--precision: the native engine does not know fp16; choose another for {card.name}")
-    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle)
+    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle, prefix_tokens=spec.prefix_tokens)
 
 
-def _wishes(spec: JobSpec, cores: int) -> Wishes:
+def _left_open(spec: JobSpec) -> bool:
+    """Whether nothing was said that settles how target and draft share their cores."""
+    return spec.layout == "auto" and spec.draft_cores is None and not spec.devices
+
+
+def _wishes(spec: JobSpec, movable: bool, cores: int) -> Wishes:
     """What is wished for on a host, or several, of so many cores."""
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     layout = spec.layout
-    if layout == "auto" and spec.draft_cores is None and not devices:
+    if movable:
+        # Both get all cores of their seat, and how they share them is found out on the job's own rows.
+        layout = "shared"
+    elif _left_open(spec):
         # A target loses 1/n of its speed with one of n cores, and a draft that takes turns costs less than a quarter.
         layout = "shared" if cores // (spec.replicas or 1) < FEWEST_CORES_TO_SPLIT else "split"
     return Wishes(spec.per, spec.replicas, spec.draft_cores, layout, devices)

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from outrider.workers.engine import Chosen, Feed
 from outrider.workers.messages import Sampling
-from outrider.workers.sampling import choose
+from outrider.workers.sampling import choose, log_probabilities
 
 ATTENTION_NAME = "outrider_ragged"
 FIRST_CAPACITY = 64
@@ -42,6 +42,13 @@ class LayerCache:
         self.keys[:, start:stop] = keys
         self.values[:, start:stop] = values
         return self.keys[:, :stop], self.values[:, :stop]
+
+    def copy(self, length: int) -> LayerCache:
+        """A cache of its own with the first tokens of this one."""
+        other = LayerCache()
+        if self.keys is not None and self.values is not None:
+            other.keys, other.values = self.keys[:, :length].clone(), self.values[:, :length].clone()
+        return other
 
 
 def _grown(old: torch.Tensor | None, like: torch.Tensor, capacity: int, used: int) -> torch.Tensor:
@@ -124,6 +131,9 @@ class HfEngine:
     """A transformers model that feeds ragged batches."""
 
     attention = ATTENTION_NAME
+    # Float kernels of other libraries may sum in another order for another batch.
+    exact = False
+    forks = True
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         self.model = model
@@ -135,6 +145,11 @@ class HfEngine:
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         self._rows[row] = RowState(sampling, prompt_length)
+
+    def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
+        other = self._rows[source]
+        layers = {index: layer.copy(length) for index, layer in other.layers.items()}
+        self._rows[row] = RowState(sampling, prompt_length, other.tokens[:length], layers)
 
     def length(self, row: int) -> int:
         return len(self._rows[row].tokens)
@@ -149,7 +164,7 @@ class HfEngine:
         logits = self.logits(feeds)
         answers, taken = [], 0
         for feed in feeds:
-            answers.append(choose_last(self._rows[feed.row], logits[taken : taken + feed.choose]))
+            answers.append(choose_last(self._rows[feed.row], logits[taken : taken + feed.choose], feed.logprobs))
             taken += feed.choose
         return answers
 
@@ -190,17 +205,19 @@ class HfEngine:
         return (logits if self._keeps_some_logits else logits[keep]).float().cpu()
 
 
-def choose_last(row: RowState, logits: torch.Tensor) -> Chosen:
-    """One choice after each of the row's last ``len(logits)`` tokens."""
-    tokens, margins = [], []
+def choose_last(row: RowState, logits: torch.Tensor, explain: int | None = None) -> Chosen:
+    """One choice after each of the row's last ``len(logits)`` tokens, with log-probabilities where a number is given."""
+    tokens, margins, logprobs = [], [], []
     first = len(row.tokens) - len(logits) + 1
     for position, scores in enumerate(logits.numpy(), start=first):
         prompt: Counter[int] = Counter()
         written: Counter[int] = Counter()
-        if row.sampling.penalised:
+        if row.sampling.looks_back:
             prompt = Counter(row.tokens[: row.prompt_length])
             written = Counter(row.tokens[row.prompt_length : position])
         token, margin = choose(scores, row.sampling, position, prompt, written)
         tokens.append(token)
         margins.append(margin)
-    return Chosen(tokens, margins)
+        if explain is not None:
+            logprobs.append(log_probabilities(scores, token, explain))
+    return Chosen(tokens, margins, logprobs)
