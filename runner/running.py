@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -26,13 +26,13 @@ from outrider.runner.office import Office
 from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes
 from outrider.runner.prompts import check_input, file_digest
 from outrider.runner.results import write_results
-from outrider.runner.submitting import ACCEPTED
+from outrider.runner.submitting import ACCEPTED, absolute_model
 from outrider.runner.totals import Totals
 from outrider.runner.trace import TraceFile
 from outrider.runner.wishes import Sizes, Wishes
 from outrider.workers.errors import InputError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
-from outrider.workers.models.cards import POCKET, POCKET_DRAFT, ModelCard
+from outrider.workers.models.cards import ModelCard
 
 ALL_DONE, SOME_FAILED, INTERRUPTED = 0, 3, 130
 # What a checkpoint calls its own number format.
@@ -87,8 +87,8 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     # Only the native engine can be taken to other cores while it works.
     movable = _left_open(spec) and draft_model is not None and {target_model.engine, draft_model.engine} == {"native"}
     blueprint = Blueprint(target_model, draft_model, serve, movable, spec.share_cores)
-    models = {spec.model: target} | ({draft_name: draft} if draft is not None and draft_model is not None else {})
-    outcome = _drive(spec, directory, journal, _fleet(spec, blueprint, sizes, models, journal, display), display)
+    cards = [target] if draft is None or draft_model is None else [target, draft]
+    outcome = _drive(spec, directory, journal, _fleet(spec, blueprint, sizes, cards, journal, display), display)
     write_results(journal, directory)
     describe(directory, outcome)
     journal.close()
@@ -115,7 +115,7 @@ def _fleet(
     spec: JobSpec,
     blueprint: Blueprint,
     sizes: Sizes,
-    models: Mapping[str, ModelCard],
+    cards: Sequence[ModelCard],
     journal: Journal,
     display: Display,
 ) -> Iterator[tuple[Fleet, list[ReplicaPlan]]]:
@@ -127,21 +127,16 @@ def _fleet(
         return
     if spec.metrics_port is not None:
         raise UsageError("--metrics-port is for a Ray of the job's own; a cluster has its metrics where it was started")
-    cards = {_name_everywhere(name): (card.path, card.digest) for name, card in models.items()}
+    # Other hosts have other working directories.
+    models = {absolute_model(card.name): (card.path, card.digest) for card in cards}
     kept = (journal.meta("numeric_path") or {}).get("instruction_set")
     with joined_ray(spec.address, display.say):
         # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
         from outrider.runner.cluster_fleet import ClusterFleet, cluster
 
-        fleet = ClusterFleet(blueprint, sizes, spec.replicas, wishes, cards, kept, display.say)
+        fleet = ClusterFleet(blueprint, sizes, spec.replicas, wishes, models, kept, display.say)
         with cluster(fleet, spec.wait_for_cores) as there:
             yield there
-
-
-def _name_everywhere(model: str) -> str:
-    """A model's name as other hosts understand it: they have other working directories."""
-    path = Path(model).expanduser()
-    return str(path.resolve()) if model not in (POCKET, POCKET_DRAFT) and path.is_dir() else model
 
 
 def _drive(

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from outrider.runner.config import JobSpec
 from outrider.runner.guard import bring_token
 from outrider.runner.job import default_directory
 from outrider.workers.errors import JobError, JobHeldError, UsageError, first_line
+from outrider.workers.models.cards import POCKET, POCKET_DRAFT
 
 Answer = TypeVar("Answer")
 
@@ -32,6 +33,8 @@ ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 # The drivers' word that all is well; by it a submission knows that the host of the driver has read the input.
 ACCEPTED = "rows are accepted"
 DIRECTORY = "outrider_directory"
+# What may follow the name of a draft.
+WITH_LOOKUP = "+lookup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,17 @@ def job_id(directory: Path) -> str:
 def absolute(spec: JobSpec) -> JobSpec:
     """The same job, said so that the driver's host understands it: it has another working directory."""
     directory = Path.cwd() / (spec.out or default_directory(spec.input))
-    changes: dict[str, Any] = {"input": Path.cwd() / spec.input, "out": directory}
-    for name in ("model", "draft"):
-        value = Path(getattr(spec, name)).expanduser()
-        if value.is_dir():
-            changes[name] = str(Path.cwd() / value)
-    return spec.model_copy(update=changes)
+    models = {"model": absolute_model(spec.model), "draft": absolute_model(spec.draft)}
+    return spec.model_copy(update={"input": Path.cwd() / spec.input, "out": directory, **models})
+
+
+def absolute_model(name: str) -> str:
+    """A model's name as it holds in any working directory."""
+    model = name.removesuffix(WITH_LOOKUP)
+    path = Path(model).expanduser()
+    if model in (POCKET, POCKET_DRAFT) or not path.is_dir():
+        return name
+    return f"{path.absolute()}{name[len(model) :]}"
 
 
 def command_line(spec: JobSpec) -> list[str]:

@@ -44,6 +44,7 @@ def test_paths_are_made_to_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.Mo
     spec = absolute(build_spec({"input": "rows.txt", "model": "weights", "draft": "some/hub-id"}))
     assert (spec.input, spec.out) == (tmp_path / "rows.txt", tmp_path / "rows-job")
     assert (spec.model, spec.draft) == (str(tmp_path / "weights"), "some/hub-id")
+    assert absolute(build_spec({"input": "a", "draft": "weights+lookup"})).draft == f"{tmp_path}/weights+lookup"
 
 
 def test_a_job_file_is_told_by_its_name(tmp_path: Path) -> None:
