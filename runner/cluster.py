@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
-from outrider.runner.guard import bring_token, refuse_open
+from outrider.runner.guard import refuse_open
 from outrider.workers.errors import JobError, UsageError, first_line
 
 OBJECT_STORE_BYTES = 256 << 20
@@ -51,14 +51,13 @@ def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None 
 
 
 @contextmanager
-def joined_ray(address: str, say: Callable[[str], None]) -> Iterator[None]:
-    """A cluster that runs already: ``auto`` is the one that this host is part of."""
+def joined_ray(address: str) -> Iterator[None]:
+    """A cluster that runs already: ``auto`` is the one that this host is part of. The token is in place already."""
     if "://" in address:
         raise UsageError(
             f"--address: {urlsplit(address).scheme}:// is not joined from outside; run on one of the cluster's hosts with "
             "--address auto, or use outrider submit"
         )
-    bring_token(say)
     _quiet()
     import ray
     from ray.exceptions import RayError

@@ -20,6 +20,7 @@ from outrider.runner.cluster import joined_ray
 from outrider.runner.config import JobSpec
 from outrider.runner.display import Display, console, summary_table
 from outrider.runner.fleet import Fleet, one_host
+from outrider.runner.guard import bring_token
 from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity
 from outrider.runner.journal import Journal
 from outrider.runner.office import Office
@@ -44,6 +45,8 @@ OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 def run(spec: JobSpec, as_json: bool = False) -> int:
     check_input(spec.input)
     directory = spec.out or default_directory(spec.input)
+    if spec.address is not None:
+        bring_token(lambda note: console().print(note, markup=False))
     with held(directory), Display(console()) as display:
         outcome = _run_held(spec, directory, display)
     summary = outcome["summary"]
@@ -130,7 +133,7 @@ def _fleet(
     # Other hosts have other working directories.
     models = {absolute_model(card.name): (card.path, card.digest) for card in cards}
     kept = (journal.meta("numeric_path") or {}).get("instruction_set")
-    with joined_ray(spec.address, display.say):
+    with joined_ray(spec.address):
         # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
         from outrider.runner.cluster_fleet import ClusterFleet, cluster
 

@@ -59,5 +59,5 @@ def test_authentication_that_is_switched_off_is_refused(monkeypatch: pytest.Monk
 
 
 def test_a_cluster_is_not_joined_from_outside() -> None:
-    with pytest.raises(UsageError, match=r"--address: ray:// is not joined from outside"), joined_ray("ray://a:1", print):
+    with pytest.raises(UsageError, match=r"--address: ray:// is not joined from outside"), joined_ray("ray://a:1"):
         pass
