@@ -18,7 +18,7 @@ from outrider.workers import leases, pinning, readback
 from outrider.workers.errors import OutriderError
 
 OK, BETTER, WRONG = "ok", "could be better", "wrong"
-OLDEST_RAY = (2, 50)
+OLDEST_RAY = (2, 52)
 # Ray keeps its object store there, and falls back to a slow disk where it is small.
 SHARED_MEMORY_BYTES = 1 << 30
 
