@@ -326,7 +326,7 @@ def test_a_lost_replica_keeps_its_place_and_its_rows_go_elsewhere_without_blame(
     assert schedule.handle(RowEnded(1, 2)) == [Send(1, (0,))]
     for _ in range(MOST_ATTEMPTS + MOST_BARREN_DEATHS):
         assert schedule.handle(ReplicaLost(1)) == []
-        assert schedule.handle(ReplicaUp(1, 2)) == [Send(1, (0, 3))]
+        assert schedule.handle(ReplicaUp(1, 2)) == [Send(1, (3, 0))]
     assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (1,))]
 
 

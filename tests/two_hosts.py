@@ -6,6 +6,7 @@ What a host may see of this machine's files it sees at the same path, as on a sh
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ hostname {name}
 mount -t tmpfs tmpfs /dev/shm
 mkdir -p /tmp/ray {home}/ray /run/sshd
 mount --bind {home}/ray /tmp/ray
+mount --bind {home}/passwd /etc/passwd
 exec /usr/sbin/sshd -D -e -f {home}/sshd_config
 """
 SSHD = """
@@ -38,7 +40,7 @@ PermitRootLogin yes
 StrictModes no
 UsePAM no
 PidFile none
-SetEnv HOME={home} PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HF_HUB_OFFLINE=1
+SetEnv PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HF_HUB_OFFLINE=1
 """
 
 
@@ -104,7 +106,10 @@ class TwoHosts:
                 _do("ip", "-n", namespace, "link", "set", each, "up")
             # Ray asks the routing table which address is its own.
             _do("ip", "-n", namespace, "route", "add", "default", "dev", link)
-            (home / "sshd_config").write_text(SSHD.format(address=address, folder=self.folder, home=home))
+            (home / "sshd_config").write_text(SSHD.format(address=address, folder=self.folder))
+            # ssh takes the home from here, whatever HOME says.
+            users = Path("/etc/passwd").read_text()
+            (home / "passwd").write_text(re.sub(r"^(root:.*):[^:]*(:[^:]*)$", rf"\1:{home}\2", users, flags=re.M))
             isolate = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
             script = START.format(name=name, home=home)
             with (home / "sshd.log").open("wb") as log:
