@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import outrider
 from outrider.runner.holding import describe
-from outrider.runner.hosts import HostReport, look, try_out
+from outrider.runner.hosts import HostReport, alive, look, try_out
 from outrider.runner.placement import Plan, plan
 from outrider.runner.places import Place, chosen_kind, declared_cores, numeric_kind, offered, refusals
 from outrider.runner.plan import Blueprint, ReplicaPlan
@@ -85,6 +85,10 @@ class ClusterFleet:
     def gone(self, plan: ReplicaPlan) -> bool:
         return not any(node["NodeID"] == plan.target.node for node in _alive())
 
+    def sign_of_life(self, plan: ReplicaPlan) -> Any:
+        task = ray.remote(num_cpus=0, max_retries=0)(alive)
+        return task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(str(plan.target.node), soft=False)).remote()
+
     def release(self, plan: ReplicaPlan) -> None:
         with self._lock:
             plans = self._plans.get(str(plan.target.node), [])
@@ -149,8 +153,8 @@ class ClusterFleet:
                 self._news.put(f"note: the hosts cannot be asked: {explain(error)}")
 
     def _step(self) -> None:
-        alive = _offering(_alive())
-        ids = {node["NodeID"] for node in alive}
+        there = _offering(_alive())
+        ids = {node["NodeID"] for node in there}
         with self._lock:
             left = [place for node, place in self._places.items() if node not in ids]
             for place in left:
@@ -158,7 +162,7 @@ class ClusterFleet:
                 del self._places[place.node]
         for place in left:
             self._news.put(f"{place.name} has left: its rows go elsewhere")
-        new = [node for node in alive if node["NodeID"] not in self._places.keys() | self._not_used]
+        new = [node for node in there if node["NodeID"] not in self._places.keys() | self._not_used]
         if new:
             places, problems = self._look_at(new)
             problems |= self._refusals(places)

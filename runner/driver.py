@@ -64,6 +64,8 @@ class Driver:
         self._agree_on_path = agree_on_path
         self._fleet = fleet
         self._seatless: set[int] = set()
+        # Targets that have died where it is not yet known whether their host has, too.
+        self._doubtful: dict[int, Exception] = {}
         # How long a job goes on waiting when no replica has a place.
         self._patience = patience
         self._seated_at = time.monotonic()
@@ -180,6 +182,8 @@ class Driver:
         elif what == "trace of the draft":
             self._trace.actor(replica.number, "draft", value)
             replica.draft_trace()
+        elif what == "sign of life":
+            yield self._died(replica, self._doubtful.pop(replica.number))
         elif what == "harvest":
             replica.harvest()
             yield from self._harvested(replica, value)
@@ -231,12 +235,25 @@ class Driver:
             self._trace.event("draft died", replica.number, "draft", reason=explain(error))
             self._lose_draft(replica, error)
             return
+        if what == "sign of life":
+            self._unseat(replica)
+            yield schedule.ReplicaLost(replica.number)
+            return
         if replica.report is not None:
             self.totals.replicas_up -= 1
+        self._forget(replica)
+        sign = None if isinstance(error, RayTaskError) else self._fleet.sign_of_life(replica.plan)
+        if sign is None:
+            yield self._died(replica, error)
+            return
+        # A host that goes down takes its processes first: whether this one died alone, the host has to tell.
+        self._doubtful[replica.number] = error
+        replica.pending[sign] = "sign of life"
+
+    def _died(self, replica: Replica, error: Exception) -> schedule.Event:
         self.totals.target_deaths += 1
         self._trace.event("target died", replica.number, "target", reason=explain(error))
-        self._forget(replica)
-        yield schedule.ReplicaDown(replica.number, explain(error))
+        return schedule.ReplicaDown(replica.number, explain(error))
 
     def _lose_draft(self, replica: Replica, error: Exception) -> None:
         self.totals.draft_deaths += 1
@@ -274,6 +291,7 @@ class Driver:
         """It has no place any more, through no fault of its rows or its own."""
         if replica.report is not None:
             self.totals.replicas_up -= 1
+        self._doubtful.pop(replica.number, None)
         self._fleet.release(replica.plan)
         self._forget(replica)
         self._seatless.add(replica.number)

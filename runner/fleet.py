@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from outrider.runner.cluster import local_ray
 from outrider.runner.plan import Blueprint, ReplicaPlan, probed_here
@@ -24,6 +24,10 @@ class Fleet(Protocol):
 
     def gone(self, plan: ReplicaPlan) -> bool:
         """Whether the host of this place has left."""
+        ...
+
+    def sign_of_life(self, plan: ReplicaPlan) -> Any | None:
+        """A future that is kept if the host of this place is alive, and broken if not; None where that is no question."""
         ...
 
     def release(self, plan: ReplicaPlan) -> None:
@@ -47,6 +51,9 @@ class OneHost:
 
     def gone(self, plan: ReplicaPlan) -> bool:
         return False
+
+    def sign_of_life(self, plan: ReplicaPlan) -> Any | None:
+        return None
 
     def release(self, plan: ReplicaPlan) -> None:
         pass

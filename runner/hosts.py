@@ -56,6 +56,10 @@ def look(models: Sequence[str], shared: bool) -> HostReport:
     )
 
 
+def alive() -> None:
+    """Runs on the host, if it is there."""
+
+
 def try_out(pins: Sequence[Pin]) -> list[Launch]:
     """Runs on the host: the best start for each pin that works there."""
     return [probe(pin) for pin in pins]

@@ -460,6 +460,9 @@ class Moving:
     def gone(self, plan: ReplicaPlan) -> bool:
         return plan in self.left
 
+    def sign_of_life(self, plan: ReplicaPlan) -> Any:
+        return None
+
     def release(self, plan: ReplicaPlan) -> None:
         self.released.append(plan)
 
@@ -527,3 +530,25 @@ def test_a_replica_that_computes_otherwise_is_left_out(world: World, journal: Jo
     made.run()
     assert journal.counts() == Counts(50, 50, 0)
     assert any("is not used: instruction_set: avx512 then" in note for note in made.totals.notes)
+
+
+@pytest.mark.parametrize("host_lives", [True, False])
+def test_a_death_is_blamed_only_where_the_host_lives_on(world: World, journal: Journal, host_lives: bool) -> None:
+    fill(journal, 20)
+
+    class Doubted(Moving):
+        def sign_of_life(self, plan: ReplicaPlan) -> Any:
+            return Future(lambda: None if host_lives else RayActorError())
+
+    made = driver(journal, fleet=Doubted([on("next")]))
+    made._drain = NoEvent()  # type: ignore[assignment]
+    deaths = count()
+
+    def die_once() -> None:
+        world.poison = {row.key // MOST_SAMPLES for row in made._replicas[0].rows} if next(deaths) == 1 else set()  # type: ignore[attr-defined]
+
+    world.after_harvest = die_once
+    made.run()
+    assert journal.counts() == Counts(20, 20, 0)
+    assert made.totals.target_deaths == host_lives
+    assert set(made.rows_by_host) == ({"here"} if host_lives else {"here", "next"})
