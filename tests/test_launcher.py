@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.slow
 FILE = Path(__file__).parent.parent / "cluster.yaml"
 CLUSTER_SECONDS = 90
 SET_UP = ". ~/.outrider/environment"
+COUNT = f"{sys.executable} -c 'import ray; ray.init(logging_level=\"ERROR\"); print(len(ray.nodes()))' 2>/dev/null"
 
 
 def rendered(hosts: TwoHosts) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
         assert up.returncode == 0, up.stdout + up.stderr
         assert (pair.laptop / ".ray/auth_token").read_text() not in up.stdout + up.stderr
         deadline = time.monotonic() + CLUSTER_SECONDS
-        while pair.on(0, f"{SET_UP} && ray status").stdout.count("node_") < 2:
+        while pair.on(0, f"{SET_UP} && {COUNT}").stdout.split() != ["2"]:
             assert time.monotonic() < deadline, pair.on(0, "tail -n 9 /tmp/ray/session_latest/logs/monitor*").stdout
             time.sleep(1)
         yield pair
