@@ -83,6 +83,9 @@ def summary_table(summary: dict[str, Any], over_time: Sequence[dict[str, Any]], 
     table.add_row("acceptance", f"{share(summary['accepted'], summary['proposed'])} ({accepted})")
     for name, value in speculation_lines(summary, over_time):
         table.add_row(name, value)
+    if summary.get("prompt_tokens_reused"):
+        reused = f"{summary['prompt_tokens_reused']:,} of {summary['prompt_tokens']:,} tokens"
+        table.add_row("prompts shared", f"{share(summary['prompt_tokens_reused'], summary['prompt_tokens'])} ({reused})")
     if summary["near_ties"]:
         table.add_row("near ties", f"{summary['near_ties']:,} choices lay within rounding of another")
     table.add_row("job", directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ray
@@ -27,6 +27,8 @@ from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult, 
 TICK_SECONDS = 0.2
 # A replica holds this many times its batch, so that a finished row's place is taken without asking the driver.
 QUEUE_DEPTH = 2
+# What the totals take from the replicas' own counts, work that was lost and done again included.
+OF_PROGRESS = ("rounds", "near_ties", "prompt_tokens", "prompt_tokens_reused")
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class Driver:
         self._show = show
         self._start_deadline = start_deadline
         self.pinned: dict[tuple[int, str], dict[str, Any]] = {}
+        self.layouts: dict[int, dict[str, Any]] = {}
         self._replicas = {number: Replica(number, plan) for number, plan in enumerate(plans)}
         self._started: dict[int, float] = {}
         # Loading models is no part of the job's speed.
@@ -209,8 +212,8 @@ class Driver:
         self._trace.event("target died", replica.number, "target", reason=explain(error))
         replica.stop()
         lost = self._rounds.pop(replica.number, Progress())
-        self._past.rounds += lost.rounds
-        self._past.near_ties += lost.near_ties
+        for name in OF_PROGRESS:
+            setattr(self._past, name, getattr(self._past, name) + getattr(lost, name))
         yield schedule.ReplicaDown(replica.number, explain(error))
 
     def _lose_draft(self, replica: Replica, error: Exception) -> None:
@@ -263,13 +266,17 @@ class Driver:
                 self._account.latencies.add(max(sample.seconds for sample in samples))
                 done.append((number, result_record(row.stored, samples, self._model)))
                 del self._unfinished[number]
+        if harvest.layout is not None:
+            self.layouts[replica.number] = asdict(harvest.layout)
+            if len(replica.plan.serve.arrangements) > 1:
+                self.totals.note(f"replica {replica.number}: {harvest.layout.sentence}")
         self._account.observe(replica.number, harvest.progress, self._now())
         self._trace.actor(replica.number, "target", harvest.trace)
         if harvest.ended:
             self._trace.event("rows received", replica.number, rows=len(harvest.ended))
         self._rounds[replica.number] = harvest.progress
-        self.totals.rounds = self._past.rounds + sum(progress.rounds for progress in self._rounds.values())
-        self.totals.near_ties = self._past.near_ties + sum(progress.near_ties for progress in self._rounds.values())
+        for name in OF_PROGRESS:
+            setattr(self.totals, name, sum(getattr(progress, name) for progress in (self._past, *self._rounds.values())))
         if done or failed:
             self._journal.record(done, failed, self.totals.summed(self._earlier))
             self.totals.done += len(done)

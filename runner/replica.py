@@ -53,7 +53,7 @@ class Replica:
             return
         self._draft = _start_actor(DraftActor, self.plan.draft)
         plan = self.plan.draft
-        loaded = self._draft.load.remote(plan.model, plan.seat, self.plan.run_ahead, self.plan.serve.trace)
+        loaded = self._draft.load.remote(plan.model, plan.seat, self.plan.serve.trace)
         self.pending[loaded] = "draft ready"
 
     def target_is_ready(self, report: WorkerReport) -> None:
@@ -77,6 +77,10 @@ class Replica:
 
     def harvest(self) -> None:
         self.pending[self._target.harvest.remote(HARVEST_SECONDS)] = "harvest"
+
+    def arrange(self, name: str | None) -> None:
+        """Hold the target to one of its arrangements, if it has it; None gives it back its choice."""
+        ray.get(self._target.arrange.remote(name))
 
     def submit(self, rows: Sequence[Row]) -> None:
         # Watched like everything else: rows that never arrived would be waited for without end.

@@ -17,7 +17,7 @@ import outrider
 from outrider.runner import account
 from outrider.runner.admission import admit
 from outrider.runner.cluster import local_ray
-from outrider.runner.config import JobSpec
+from outrider.runner.config import JobSpec, Options
 from outrider.runner.display import Display, console, summary_table
 from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity
 from outrider.runner.journal import Journal
@@ -64,7 +64,7 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         target, draft, draft_name, notes = office.prepare_pair(spec.model, spec.draft)
         for note in notes:
             display.say(f"note: {note}")
-        target_model, draft_model = _models(spec, target, draft, office, display.say)
+        target_model, draft_model = choose_models(spec, target, draft, office, display.say)
         asked = identity(spec, target, file_digest(spec.input), target_model.engine, target_model.precision)
         journal = Journal(directory / JOURNAL)
         if journal.filled:
@@ -75,21 +75,15 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     sizes = Sizes(loaded_bytes(target, target_model.precision))
     if draft is not None and draft_model is not None:
         sizes = replace(sizes, draft=loaded_bytes(draft, draft_model.precision))
-    serve = ServeSpec(
-        batch=spec.batch,
-        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
-        model=draft_model is not None,
-        lookup=draft_name.endswith(LOOKUP),
-        draft_confidence=spec.draft_confidence,
-        draft_deadline=spec.draft_deadline,
-        trace=spec.trace is not None,
-    )
+    serve = replace(serve_spec(spec, draft_model, draft_name), trace=spec.trace is not None)
+    movable = is_movable(spec, target_model, draft_model)
     outcome = _drive(
         spec,
+        movable,
         directory,
         journal,
         sizes,
-        partial(plan_replicas, target=target_model, draft=draft_model, serve=serve),
+        partial(plan_replicas, target=target_model, draft=draft_model, serve=serve, movable=movable),
         display,
     )
     write_results(journal, directory)
@@ -116,6 +110,7 @@ def _admit(
 
 def _drive(
     spec: JobSpec,
+    movable: bool,
     directory: Path,
     journal: Journal,
     sizes: Sizes,
@@ -133,7 +128,8 @@ def _drive(
 
     def seat_anew() -> ReplicaPlan | None:
         try:
-            return replicas_of(seat(sizes, replace(_wishes(spec, machine), replicas=1), 0.0, lambda _: None))[0]
+            wishes = replace(wishes_of(spec, machine, movable), replicas=1)
+            return replicas_of(seat(sizes, wishes, 0.0, lambda _: None))[0]
         except PlacementError:
             return None
 
@@ -145,7 +141,7 @@ def _drive(
         for warning in machine.warnings:
             display.say(f"note: {warning}")
         trace = TraceFile(spec.trace)
-        made = seat(sizes, _wishes(spec, machine), spec.wait_for_cores, display.say)
+        made = seat(sizes, wishes_of(spec, machine, movable), spec.wait_for_cores, display.say)
         for note in made.notes:
             display.say(f"note: {note}")
         plans = replicas_of(made)
@@ -162,7 +158,7 @@ def _drive(
                     display.say(f"trace: {said}")
                 # Whatever stops the job, what is done can be read.
                 write_results(journal, directory)
-                describe(directory, {"pinning": list(driver.pinned.values())})
+                describe(directory, {"pinning": list(driver.pinned.values()), "layouts": driver.layouts})
                 write_report(journal, directory, running=False)
             interrupted = driver.draining and journal.counts().pending > 0
     elif spec.trace is not None:
@@ -203,8 +199,8 @@ def _draining_on_signals(driver: Any, display: Display) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _models(
-    spec: JobSpec, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
+def choose_models(
+    spec: Options, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
 ) -> tuple[ModelSpec, ModelSpec | None]:
     """What each actor loads, and on which engine."""
     on_accelerator = [device for device in spec.devices.split(",") if device.strip() not in ("", "cpu")]
@@ -216,11 +212,13 @@ def _models(
 
 
 def _model(
-    spec: JobSpec, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
+    spec: Options, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
 ) -> ModelSpec:
     chosen = OWN_PRECISION.get(card.dtype, "fp32") if precision == "auto" else precision
     engine = spec.engine
-    if engine == "auto" and (on_accelerator or chosen == "fp16"):
+    if engine == "native" and not spec.fast_attention:
+        raise UsageError("--no-fast-attention: the native engine has fused attention only; --engine hf has both")
+    if engine == "auto" and (on_accelerator or chosen == "fp16" or not spec.fast_attention):
         engine = "hf"
     if engine != "hf":
         refusal = office.native_refuses(card.path)
@@ -229,17 +227,50 @@ def _model(
         if refusal is not None:
             say(f"note: {card.name} runs on the hf engine, more slowly and not bit for bit: {refusal}")
         engine = "hf" if refusal is not None else "native"
-    if engine == "hf" and chosen in ("w8a8", "w4a8"):
-        raise UsageError(f'--precision: the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}')
+    if engine == "hf" and chosen not in ("fp32", "bf16", "fp16"):
+        why = "" if spec.fast_attention else "--no-fast-attention needs the hf engine, and "
+        raise UsageError(
+            f'--precision: {why}the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}'
+        )
     if engine == "native" and chosen == "fp16":
         raise UsageError(f"--precision: the native engine does not know fp16; choose another for {card.name}")
-    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle)
+    return ModelSpec(
+        card.path,
+        engine,
+        chosen,
+        allow_pickle=spec.allow_pickle,
+        prefix_tokens=spec.prefix_tokens,
+        fast_attention=spec.fast_attention,
+    )
 
 
-def _wishes(spec: JobSpec, machine: Topology) -> Wishes:
+def serve_spec(spec: Options, draft: ModelSpec | None, draft_name: str) -> ServeSpec:
+    return ServeSpec(
+        batch=spec.batch,
+        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
+        model=draft is not None,
+        lookup=draft_name.endswith(LOOKUP),
+        draft_confidence=spec.draft_confidence,
+        draft_deadline=spec.draft_deadline,
+    )
+
+
+def is_movable(spec: Options, target: ModelSpec, draft: ModelSpec | None) -> bool:
+    """Whether how the two share their cores is left open; only the native engine can be moved while it works."""
+    return _left_open(spec) and draft is not None and {target.engine, draft.engine} == {"native"}
+
+
+def _left_open(spec: Options) -> bool:
+    return spec.layout == "auto" and spec.draft_cores is None and not spec.devices
+
+
+def wishes_of(spec: Options, machine: Topology, movable: bool) -> Wishes:
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     layout = spec.layout
-    if layout == "auto" and spec.draft_cores is None and not devices:
+    if movable:
+        # Both get all cores of their seat, and how they share them is found out on the job's own rows.
+        layout = "shared"
+    elif _left_open(spec):
         # A target loses 1/n of its speed with one of n cores, and a draft that takes turns costs less than a quarter.
         cores_a_replica = len(machine.usable_cores) // (spec.replicas or 1)
         layout = "shared" if cores_a_replica < FEWEST_CORES_TO_SPLIT else "split"

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from outrider.workers.costs import RunningMeans
 from outrider.workers.errors import first_line
-from outrider.workers.messages import Advance, Ask, Candidates
-from outrider.workers.speculation import Price, Request
+from outrider.workers.messages import Advance, Arrangement, Ask, Candidates
+from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.tally import Tally
 from outrider.workers.verify import Answer, LiveRow
 
@@ -35,6 +35,15 @@ class _Draft:
     late: list[ray.ObjectRef[Candidates]] = field(default_factory=list)
     errors: int = 0
     lost: bool = False
+    settled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """Seconds of a step, as the draft says, and of the way there and back, by number of rows."""
+
+    steps: RunningMeans = field(default_factory=lambda: RunningMeans(1.0))
+    hops: RunningMeans = field(default_factory=lambda: RunningMeans(FRESH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +71,29 @@ class DraftLink:
         self._confidence = confidence
         self._draft: _Draft | None = None
         self._round = 0
-        self._steps = RunningMeans(1.0)
-        self._hops = RunningMeans(FRESH)
+        self._arrangement: Arrangement | None = None
+        self._prices: dict[str, _Prices] = {}
+
+    @property
+    def _current(self) -> _Prices:
+        """What the draft costs in this arrangement."""
+        name = "" if self._arrangement is None else self._arrangement.name
+        return self._prices.setdefault(name, _Prices())
 
     def attach(self, actor: Any) -> None:
         """Take this draft from now on; None for the time without one."""
         self._draft = None if actor is None else _Draft(actor)
+
+    @property
+    def ready(self) -> bool:
+        draft = self._draft
+        return draft is not None and not draft.lost
+
+    def settle(self, arrangement: Arrangement) -> None:
+        """Have the draft work in this way; what it costs is counted apart there."""
+        self._arrangement = arrangement
+        if self._draft is not None:
+            self._draft.settled = False
 
     def forget(self, key: int) -> None:
         draft = self._draft
@@ -81,7 +107,7 @@ class DraftLink:
         if draft is None or draft.lost:
             return None
         # Until a round has been measured candidates count as free, so that the first round asks.
-        return Price(self._steps(rows) or 0.0, self._hops(rows) or 0.0)
+        return Price(self._current.steps(rows) or 0.0, self._current.hops(rows) or 0.0)
 
     def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
         draft = self._draft
@@ -93,6 +119,8 @@ class DraftLink:
         return lambda: self._collect(asked)
 
     def _ask(self, draft: _Draft, rows: Sequence[LiveRow], request: Request) -> _Asked | None:
+        if not draft.settled and not self._settle(draft):
+            return None
         self._round += 1
         closed, draft.closed = tuple(draft.closed), []
         advances = tuple(_advance(draft, live, count) for live, count in zip(rows, request.counts, strict=True))
@@ -108,6 +136,21 @@ class DraftLink:
         draft.known.update((live.row.key, len(live.tokens)) for live in rows)
         return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), at, sent)
 
+    def _settle(self, draft: _Draft) -> bool:
+        draft.settled = True
+        if self._arrangement is None:
+            return True
+        run_ahead = self._arrangement.overlap is not Overlap.TURNS
+        try:
+            ray.get(draft.actor.settle.remote(self._arrangement.draft_cores, run_ahead), timeout=self._deadline)
+        except GetTimeoutError:
+            # It will come to it; until then it works as it did.
+            return True
+        except RayError as error:
+            self._lose(draft, error)
+            return False
+        return True
+
     def _collect(self, asked: _Asked) -> list[Sequence[int]]:
         draft, nothing = asked.draft, [()] * len(asked.rows)
         waiting = time.perf_counter()
@@ -115,7 +158,7 @@ class DraftLink:
             ready, _ = ray.wait([asked.reply], timeout=max(0.0, asked.at + self._deadline - waiting))
             if not ready:
                 draft.late.append(asked.reply)
-                self._hops.observe(len(asked.rows), self._deadline)
+                self._current.hops.observe(len(asked.rows), self._deadline)
                 return list(nothing)
             candidates: Candidates = ray.get(asked.reply)
         except RayTaskError as error:
@@ -133,9 +176,9 @@ class DraftLink:
         if self._tally is not None:
             self._tally.hop(asked.sent + waited - candidates.seconds)
         if candidates.step is not None:
-            self._steps.observe(len(asked.rows), candidates.step)
+            self._current.steps.observe(len(asked.rows), candidates.step)
         # While the target waited the draft was at work, but for the hop.
-        self._hops.observe(len(asked.rows), max(0.0, waited - candidates.seconds))
+        self._current.hops.observe(len(asked.rows), max(0.0, waited - candidates.seconds))
         for key in candidates.forgotten:
             draft.known.pop(key, None)
         if candidates.round != asked.round:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.workers.costs import CostCurve
 from outrider.workers.ngrams import NgramIndex
 from outrider.workers.speculation import Acceptance, Price, Request, accepted, expected_tokens
 from outrider.workers.verify import Answer, LiveRow, Proposer
@@ -72,7 +71,7 @@ class _Contest:
 class EitherProposer:
     """A draft model and the row's own text: each row takes whichever promises more tokens a second."""
 
-    def __init__(self, model: Proposer, verify_seconds: CostCurve) -> None:
+    def __init__(self, model: Proposer, verify_seconds: Callable[[int], float]) -> None:
         self._model = model
         self._text = LookupProposer()
         self._verify_seconds = verify_seconds

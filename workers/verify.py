@@ -12,9 +12,11 @@ from outrider.workers import speculation
 from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Engine, Feed
 from outrider.workers.messages import Row, RowFailure, RowResult
+from outrider.workers.prefixes import Prefixes
 from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.tally import Tally
 from outrider.workers.text import TextWriter
+from outrider.workers.trial import Round
 
 PREFILL_TOKENS = 512
 # Two scores closer than this may change places when float kernels sum in another order.
@@ -33,7 +35,10 @@ class LiveRow:
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
+    prefill_seconds: float = 0.0
+    prefill_rounds: int = 0
     acceptance: speculation.Acceptance = field(default_factory=speculation.Acceptance)
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
     def pending(self) -> int:
@@ -72,21 +77,6 @@ class Group:
     answer: Answer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one pass did.
-
-    ``proposed`` are the candidates of each row, of which ``tried`` were put to the test and ``accepted`` held. ``steady``
-    says whether all rows were past their prompt.
-    """
-
-    rows: int
-    proposed: tuple[int, ...]
-    tried: int
-    accepted: int
-    steady: bool
-
-
 class Verifier:
     def __init__(
         self,
@@ -97,6 +87,7 @@ class Verifier:
         draft_tokens: int | None,
         verify_seconds: CostCurve,
         end_tokens: Collection[int],
+        prefix_tokens: int = 0,
         tally: Tally | None = None,
     ) -> None:
         self.engine = engine
@@ -108,6 +99,7 @@ class Verifier:
         self.progress = self.tally.progress
         self.last_round: Round | None = None
         self._overlap = Overlap.TURNS
+        self._prefixes = Prefixes(engine, prefix_tokens)
         self._new_writer = new_writer
         self._end_tokens = frozenset(end_tokens)
         self._probing = speculation.Probing()
@@ -138,6 +130,8 @@ class Verifier:
         group = self._next_group()
         if not group.rows:
             return ended
+        live_rows = sum(len(each.rows) for each in self._groups)
+        assisted = all(live.row.assisted for live in group.rows)
         candidates = self._candidates(group)
         feeds = [self._feed(live, guess) for live, guess in zip(group.rows, candidates, strict=True)]
         fed = sum(len(feed.tokens) for feed in feeds)
@@ -158,11 +152,12 @@ class Verifier:
         self._ask(group)
         self.verify_seconds.observe(fed, verified - started)
         self.last_round = Round(
-            rows=len(feeds),
             proposed=tuple(len(guess) for guess in candidates),
             tried=tried,
             accepted=self.progress.accepted - before,
-            steady=all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
+            live=live_rows,
+            steady=assisted
+            and all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
         )
         self.progress.plain_rounds += not any(candidates)
         return ended
@@ -176,15 +171,22 @@ class Verifier:
         return self._groups[-1]
 
     def _admit(self) -> Iterable[RowFailure]:
+        later: list[Row] = []
         while self._waiting and sum(len(group.rows) for group in self._groups) < self.batch:
             row = self._waiting.popleft()
             problem = self._problem(row.prompt)
             if problem is not None:
                 yield RowFailure(row.key, problem)
                 continue
-            self.engine.open(row.key, row.sampling, len(row.prompt))
-            live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter())
+            shared = self._prefixes.open(row.key, row.prompt, row.sampling)
+            if shared is None:
+                later.append(row)
+                continue
+            live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter(), cached=shared)
+            self.progress.prompt_tokens += len(row.prompt)
+            self.progress.prompt_tokens_reused += shared
             min(self._groups, key=lambda group: len(group.rows)).rows.append(live)
+        self._waiting.extendleft(reversed(later))
 
     def _problem(self, prompt: Sequence[int]) -> str | None:
         if not prompt:
@@ -196,7 +198,7 @@ class Verifier:
 
     def _ask(self, group: Group) -> None:
         """Have candidates made for the rows that are past their prompt."""
-        group.asked = [live for live in group.rows if live.pending == 1]
+        group.asked = [live for live in group.rows if live.pending == 1 and live.row.assisted]
         request = self._request(group.asked)
         # The last token of a row is always the target's own, so a candidate for it would be wasted.
         group.counts = [
@@ -244,7 +246,7 @@ class Verifier:
         new = live.tokens[live.cached :]
         if len(new) > PREFILL_TOKENS:
             return Feed(live.row.key, new[:PREFILL_TOKENS], 0)
-        return Feed(live.row.key, [*new, *guess], len(guess) + 1)
+        return Feed(live.row.key, [*new, *guess], len(guess) + 1, live.row.logprobs)
 
     def _commit(self, live: LiveRow, guess: Sequence[int], answer: Chosen) -> str | None:
         """Take the target's choices up to and including the first that differs from its candidate."""
@@ -252,6 +254,8 @@ class Verifier:
         if not answer.tokens:
             live.cached += PREFILL_TOKENS
             return None
+        if not live.prefill_rounds:
+            live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
         held = speculation.accepted(guess, answer.tokens)
         if guess:
             live.acceptance.observe(len(guess), held)
@@ -264,6 +268,7 @@ class Verifier:
             reason = self._ends(live, token)
             if reason is not None:
                 break
+        live.logprobs.extend(answer.logprobs[:committed])
         used = min(held, committed)
         live.proposed += len(guess)
         live.accepted += used
@@ -273,14 +278,16 @@ class Verifier:
         return reason
 
     def _ends(self, live: LiveRow, token: int) -> str | None:
-        if token in self._end_tokens or live.writer.stopped_by(token):
+        own = live.row.sampling.end_tokens
+        stopped = live.writer.stopped_by(token)
+        if stopped or token in (self._end_tokens if own is None else own):
             return "stop"
         if live.remaining == 0 or len(live.tokens) >= self.engine.context:
             return "length"
         return None
 
     def _finish(self, live: LiveRow, reason: str) -> RowResult:
-        self.engine.close(live.row.key)
+        self._prefixes.close(live.row.key)
         self.proposer.forget(live.row.key)
         return RowResult(
             key=live.row.key,
@@ -291,4 +298,7 @@ class Verifier:
             proposed=live.proposed,
             accepted=live.accepted,
             seconds=time.perf_counter() - live.started,
+            logprobs=None if live.row.logprobs is None else live.writer.logprobs(live.logprobs),
+            prefill_seconds=live.prefill_seconds,
+            prefill_rounds=live.prefill_rounds,
         )
