@@ -131,6 +131,8 @@ class Driver:
         self._journal.set_meta(account.KEY, self._account.record())
         if self.pinned:
             self._journal.set_meta("pinning", list(self.pinned.values()))
+        if self.layouts:
+            self._journal.set_meta("layouts", self.layouts)
 
     def _now(self) -> float:
         """Seconds of the job: its earlier runs and this one."""
