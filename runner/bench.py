@@ -31,7 +31,7 @@ from outrider.runner.cluster import local_ray
 from outrider.runner.config import Options
 from outrider.runner.display import console
 from outrider.runner.office import Office
-from outrider.runner.plan import ReplicaPlan, loaded_bytes, plan_replicas
+from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes, probed_here
 from outrider.runner.running import choose_models, is_movable, serve_spec, wishes_of
 from outrider.runner.seating import seat
 from outrider.runner.topology import ray_resources, read_topology
@@ -110,9 +110,9 @@ def bench(spec: BenchSpec) -> None:
     if system.draft is not None and system.draft_model is not None:
         sizes = replace(sizes, draft=loaded_bytes(system.draft, system.draft_model.precision))
     movable = is_movable(spec, system.target_model, system.draft_model)
-    made = seat(sizes, replace(wishes_of(spec, machine, movable), replicas=1), spec.wait_for_cores, say)
+    made = seat(sizes, replace(wishes_of(spec, movable, len(machine.usable_cores)), replicas=1), spec.wait_for_cores, say)
     serve = replace(serve_spec(spec, system.draft_model, system.draft_name), batch=1)
-    plan = plan_replicas(made, system.target_model, system.draft_model, serve, movable)[0]
+    plan = Blueprint(system.target_model, system.draft_model, serve, movable).replicas(made, probed_here())[0]
     for note in made.notes:
         say(f"note: {note}")
     with local_ray(len(machine.usable_cores), ray_resources(machine)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -90,6 +90,12 @@ def run_command(
     layout: Annotated[str, typer.Option(help="Draft and target on split or shared cores, or auto.")] = "auto",
     draft_cores: Annotated[int | None, typer.Option(help="Cores of the draft's own.")] = None,
     devices: Annotated[str, typer.Option(help="Such as cuda:0,cpu: the target there, the draft on the CPU.")] = "",
+    share_cores: Annotated[
+        bool, typer.Option("--share-cores", help="Share cores with other replicas and runs that do: slow, for trying out.")
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="Run on a Ray cluster: auto (the one that this host is in) or HOST:PORT.")
+    ] = None,
     wait_for_cores: Annotated[float, typer.Option(help="Seconds to wait for cores that other runs hold.")] = 3600.0,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Run whatever a .bin file contains.")] = False,
     start_deadline: Annotated[float, typer.Option(help="Seconds a model may take to load.")] = 300.0,
@@ -103,7 +109,7 @@ def run_command(
     from outrider.runner.running import run
 
     try:
-        code = run(build_spec(given(context, leave_out={"config", "json_"}), config), as_json=json_)
+        code = run(build_spec(given_options(context), config), as_json=json_)
     except KeyboardInterrupt:  # typer would end here too, without a word
         print("stopped; the same command resumes the job", file=sys.stderr)
         code = INTERRUPTED
@@ -112,12 +118,18 @@ def run_command(
 
 @app.command("status")
 def status_command(
-    job: Annotated[Path, typer.Argument(help="A job directory.")],
+    job: Annotated[Path, typer.Argument(help="A job directory, or the id of a submitted job.")],
     json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    address: Annotated[str | None, typer.Option(help="Ask this job server of Ray [for ids: the head's own].")] = None,
 ) -> None:
     """Count a job's rows by state."""
-    from outrider.runner.job import is_held, open_job
+    from outrider.runner.job import JOURNAL, is_held, open_job
 
+    if address is not None or (not (job / JOURNAL).is_file() and job.name.startswith("outrider-")):
+        from outrider.runner.cli_cluster import status_on_cluster
+
+        status_on_cluster(str(job), address, json_)
+        return
     counts = open_job(job).counts()
     running = is_held(job)
     if json_:
@@ -137,16 +149,40 @@ def results_command(job: Annotated[Path, typer.Argument(help="A job directory.")
         typer.echo(str(path))
 
 
+@app.command("report")
+def report_command(job: Annotated[Path, typer.Argument(help="A job directory.")]) -> None:
+    """Write the job in pictures to its report.html, also while it runs."""
+    from outrider.runner.job import is_held, open_job
+    from outrider.runner.report import write_report
+
+    typer.echo(str(write_report(open_job(job), job, is_held(job))))
+
+
 def _register_other_commands() -> None:
     from outrider.runner.cli_bench import bench_command
+    from outrider.runner.cli_cluster import cancel_command, list_command, logs_command, submit_command, token_command
     from outrider.runner.cli_machine import doctor_command, topology_command
 
     app.command("bench")(bench_command)
+    # What submit does not know itself, it hands on to run.
+    handing_on = {"allow_extra_args": True, "ignore_unknown_options": True}
+    usage = "INPUT|JOB.yaml [OPTIONS OF RUN]"
+    app.command("submit", context_settings=handing_on, options_metavar=usage)(submit_command)
+    app.command("logs")(logs_command)
+    app.command("cancel")(cancel_command)
+    app.command("list")(list_command)
+    app.command("token")(token_command)
+
     app.command("topology")(topology_command)
     app.command("doctor")(doctor_command)
 
 
 _register_other_commands()
+
+
+def given_options(context: typer.Context) -> dict[str, Any]:
+    """The options of ``run`` that stand on the command line; defaults are the specification's own."""
+    return given(context, leave_out={"config", "json_"})
 
 
 def main() -> None:

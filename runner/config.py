@@ -44,6 +44,8 @@ class Options(BaseModel):
     layout: Literal["auto", "split", "shared"] = "auto"
     draft_cores: int | None = Field(None, ge=1)
     devices: str = ""
+    share_cores: bool = False
+    address: str | None = None
     wait_for_cores: float = Field(3600.0, ge=0.0)
     allow_pickle: bool = False
     start_deadline: float = Field(300.0, gt=0.0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from outrider.runner.plan import ActorPlan, ReplicaPlan
 from outrider.runner.trace import TraceFile
@@ -130,7 +131,10 @@ VARIABLES = {
 
 
 def _start_actor(actor_class: Any, plan: ActorPlan) -> Any:
-    return actor_class.options(**plan.options(VARIABLES)).remote()
+    options = plan.options(VARIABLES)
+    if plan.node is not None:
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(plan.node, soft=False)
+    return actor_class.options(**options).remote()
 
 
 def explain(error: Exception) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import platform
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -16,22 +16,23 @@ from typing import Any
 import outrider
 from outrider.runner import account
 from outrider.runner.admission import admit
-from outrider.runner.cluster import local_ray
+from outrider.runner.cluster import joined_ray
 from outrider.runner.config import JobSpec, Options
 from outrider.runner.display import Display, console, summary_table
+from outrider.runner.fleet import Fleet, one_host
+from outrider.runner.guard import bring_token
 from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity
 from outrider.runner.journal import Journal
 from outrider.runner.office import Office
-from outrider.runner.placement import Plan
-from outrider.runner.plan import ReplicaPlan, loaded_bytes, plan_replicas
+from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes
 from outrider.runner.prompts import check_input, file_digest
+from outrider.runner.report import write_report
 from outrider.runner.results import write_results
-from outrider.runner.seating import seat
-from outrider.runner.topology import Topology, ray_resources, read_topology
+from outrider.runner.submitting import ACCEPTED, absolute_model
 from outrider.runner.totals import Totals
 from outrider.runner.trace import TraceFile
 from outrider.runner.wishes import Sizes, Wishes
-from outrider.workers.errors import InputError, PlacementError, UsageError
+from outrider.workers.errors import InputError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
 
@@ -45,6 +46,8 @@ OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 def run(spec: JobSpec, as_json: bool = False) -> int:
     check_input(spec.input)
     directory = spec.out or default_directory(spec.input)
+    if spec.address is not None:
+        bring_token(lambda note: console().print(note, markup=False))
     with held(directory), Display(console()) as display:
         outcome = _run_held(spec, directory, display)
     summary = outcome["summary"]
@@ -70,23 +73,20 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
             check_same(journal.meta("identity"), asked, "an input, model or parameter", directory)
         else:
             _admit(spec, target, office, journal, asked, display)
+    if spec.address is not None:
+        display.say(f"{journal.counts().rows:,} {ACCEPTED}; results will be in {directory.resolve()}")
     describe(directory, _description(spec, target, draft, draft_name, asked))
     sizes = Sizes(loaded_bytes(target, target_model.precision))
     if draft is not None and draft_model is not None:
         sizes = replace(sizes, draft=loaded_bytes(draft, draft_model.precision))
     serve = replace(serve_spec(spec, draft_model, draft_name), trace=spec.trace is not None)
     movable = is_movable(spec, target_model, draft_model)
-    outcome = _drive(
-        spec,
-        movable,
-        directory,
-        journal,
-        sizes,
-        partial(plan_replicas, target=target_model, draft=draft_model, serve=serve, movable=movable),
-        display,
-    )
+    blueprint = Blueprint(target_model, draft_model, serve, movable, spec.share_cores)
+    cards = [target] if draft is None or draft_model is None else [target, draft]
+    outcome = _drive(spec, directory, journal, _fleet(spec, blueprint, sizes, cards, journal, display), display)
     write_results(journal, directory)
     describe(directory, outcome)
+    write_report(journal, directory, running=False)
     journal.close()
     return outcome
 
@@ -106,13 +106,40 @@ def _admit(
         display.say(f'note: rows ask for the model "{model}"; all are answered by -m {spec.model}')
 
 
+@contextmanager
+def _fleet(
+    spec: JobSpec,
+    blueprint: Blueprint,
+    sizes: Sizes,
+    cards: Sequence[ModelCard],
+    journal: Journal,
+    display: Display,
+) -> Iterator[tuple[Fleet, list[ReplicaPlan]]]:
+    """Where the job is to run, and its first places there."""
+    wishes = partial(wishes_of, spec, blueprint.movable)
+    if spec.address is None:
+        with one_host(blueprint, sizes, wishes, spec.wait_for_cores, display.say, spec.metrics_port) as here:
+            yield here
+        return
+    if spec.metrics_port is not None:
+        raise UsageError("--metrics-port is for a Ray of the job's own; a cluster has its metrics where it was started")
+    # Other hosts have other working directories.
+    models = {absolute_model(card.name): (card.path, card.digest) for card in cards}
+    kept = (journal.meta("numeric_path") or {}).get("instruction_set")
+    with joined_ray(spec.address):
+        # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
+        from outrider.runner.cluster_fleet import ClusterFleet, cluster
+
+        fleet = ClusterFleet(blueprint, sizes, spec.replicas, wishes, models, kept, display.say)
+        with cluster(fleet, spec.wait_for_cores) as there:
+            yield there
+
+
 def _drive(
     spec: JobSpec,
-    movable: bool,
     directory: Path,
     journal: Journal,
-    sizes: Sizes,
-    replicas_of: Callable[[Plan], list[ReplicaPlan]],
+    fleet: AbstractContextManager[tuple[Fleet, list[ReplicaPlan]]],
     display: Display,
 ) -> dict[str, Any]:
     def agree_on_path(path: dict[str, str]) -> None:
@@ -122,32 +149,26 @@ def _drive(
         else:
             check_same(kept, path, "a numeric path", directory)
 
-    machine = read_topology()
-
-    def seat_anew() -> ReplicaPlan | None:
-        try:
-            wishes = replace(wishes_of(spec, machine, movable), replicas=1)
-            return replicas_of(seat(sizes, wishes, 0.0, lambda _: None))[0]
-        except PlacementError:
-            return None
-
     counts = journal.counts()
     interrupted = False
     if counts.pending:
         if counts.done or counts.failed:
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
-        for warning in machine.warnings:
-            display.say(f"note: {warning}")
         trace = TraceFile(spec.trace)
-        made = seat(sizes, wishes_of(spec, machine, movable), spec.wait_for_cores, display.say)
-        for note in made.notes:
-            display.say(f"note: {note}")
-        plans = replicas_of(made)
-        with local_ray(len(machine.usable_cores), ray_resources(machine), spec.metrics_port):
-            # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
+        with fleet as (where, plans):
             from outrider.runner.driver import Driver
 
-            driver = Driver(journal, plans, spec.model, spec.start_deadline, agree_on_path, seat_anew, display.show, trace)
+            driver = Driver(
+                journal,
+                plans,
+                spec.model,
+                spec.start_deadline,
+                agree_on_path,
+                where,
+                display.show,
+                trace,
+                spec.wait_for_cores,
+            )
             try:
                 with _draining_on_signals(driver, display):
                     driver.run()
@@ -156,7 +177,9 @@ def _drive(
                     display.say(f"trace: {said}")
                 # Whatever stops the job, what is done can be read.
                 write_results(journal, directory)
-                describe(directory, {"pinning": list(driver.pinned.values()), "layouts": driver.layouts})
+                told = {"pinning": list(driver.pinned.values()), "layouts": driver.layouts}
+                describe(directory, told | {"rows_by_host": dict(driver.rows_by_host)})
+                write_report(journal, directory, running=False)
             interrupted = driver.draining and journal.counts().pending > 0
     elif spec.trace is not None:
         display.say("note: --trace: nothing was left to do, so there is nothing to trace")
@@ -261,7 +284,8 @@ def _left_open(spec: Options) -> bool:
     return spec.layout == "auto" and spec.draft_cores is None and not spec.devices
 
 
-def wishes_of(spec: Options, machine: Topology, movable: bool) -> Wishes:
+def wishes_of(spec: Options, movable: bool, cores: int) -> Wishes:
+    """What is wished for on a host, or several, of so many cores."""
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     layout = spec.layout
     if movable:
@@ -269,8 +293,7 @@ def wishes_of(spec: Options, machine: Topology, movable: bool) -> Wishes:
         layout = "shared"
     elif _left_open(spec):
         # A target loses 1/n of its speed with one of n cores, and a draft that takes turns costs less than a quarter.
-        cores_a_replica = len(machine.usable_cores) // (spec.replicas or 1)
-        layout = "shared" if cores_a_replica < FEWEST_CORES_TO_SPLIT else "split"
+        layout = "shared" if cores // (spec.replicas or 1) < FEWEST_CORES_TO_SPLIT else "split"
     return Wishes(spec.per, spec.replicas, spec.draft_cores, layout, devices)
 
 

@@ -19,6 +19,7 @@ from outrider.runner import account
 from outrider.runner import driver as module
 from outrider.runner.account import summary_of
 from outrider.runner.driver import Driver
+from outrider.runner.fleet import OneHost
 from outrider.runner.journal import DONE, FAILED, Counts, Journal, StoredRow
 from outrider.runner.placement import PlannedActor
 from outrider.runner.plan import ActorPlan, ReplicaPlan
@@ -124,7 +125,9 @@ class FakeReplica:
             else RowResult(row.key, (1, 2), f"text {row.sampling.sample}", "stop", 1, 3, 2, 0.1)
             for row in some
         )
-        return Harvest(ended, Progress(rounds=self.rounds, row_rounds=self.rounds, tokens=2 * self.rounds), self._slices())
+        progress = Progress(rounds=self.rounds, row_rounds=self.rounds, tokens=2 * self.rounds)
+        progress.prompt_tokens, progress.prompt_tokens_reused = 5 * self.rounds, 3 * self.rounds
+        return Harvest(ended, progress, self._slices())
 
     def _slices(self) -> Trace:
         now = time.perf_counter_ns()
@@ -188,7 +191,7 @@ def driver(journal: Journal, replicas: int = 1, batch: int = 4, traced: bool = F
     plan = replace(PLAN, serve=ServeSpec(batch=batch, draft_tokens=3, trace=traced))
     given = {
         "agree_on_path": lambda path: None,
-        "seat_anew": lambda: None,
+        "fleet": OneHost(lambda: None),
         "show": lambda totals: None,
         "start_deadline": 60.0,
         **options,
@@ -209,6 +212,7 @@ def test_every_row_ends_and_is_counted(world: World, journal: Journal, replicas:
     assert ids(journal, DONE) == [f"id-{number}" for number in range(700)]
     totals = made.totals
     assert (totals.done, totals.tokens, totals.proposed, totals.accepted, totals.rounds) == (700, 1400, 2100, 1400, 700)
+    assert (totals.prompt_tokens, totals.prompt_tokens_reused) == (3500, 2100)
     assert {"a note", "target of replica 0: core 3 is not core 2"} <= set(totals.notes)
     assert len(totals.notes) == len(set(totals.notes))
     assert all(replica.stopped for replica in made._replicas.values())
@@ -437,9 +441,117 @@ def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) 
         world.dies_at_start.clear()
         return PLAN
 
-    made = driver(journal, seat_anew=seat_anew)
+    made = driver(journal, fleet=OneHost(seat_anew))
     made._drain = event = NoEvent()  # type: ignore[assignment]
     made.run()
     assert event.waits >= 2
     assert made.totals.target_deaths == 0
     assert journal.counts() == Counts(5, 5, 0)
+
+
+class Moving:
+    """A fleet of one host after the other: each leaves when its target dies, and the next one joins."""
+
+    def __init__(self, plans: list[ReplicaPlan]) -> None:
+        self.plans = plans
+        self.left: list[ReplicaPlan] = []
+        self.released: list[ReplicaPlan] = []
+
+    def seats(self, seatless: int) -> list[ReplicaPlan]:
+        return [self.plans.pop()] if seatless and self.plans else []
+
+    def gone(self, plan: ReplicaPlan) -> bool:
+        return plan in self.left
+
+    def sign_of_life(self, plan: ReplicaPlan) -> Any:
+        return None
+
+    def release(self, plan: ReplicaPlan) -> None:
+        self.released.append(plan)
+
+    def host(self, plan: ReplicaPlan) -> str:
+        return plan.target.actor.host
+
+
+def on(host: str) -> ReplicaPlan:
+    return replace(PLAN, target=replace(PLAN.target, actor=replace(PLANNED, host=host)))
+
+
+def test_a_host_that_leaves_takes_no_row_with_it_and_blames_none(world: World, journal: Journal) -> None:
+    fill(journal, 40)
+    fleet = Moving([on(f"host {number}") for number in range(6)])
+    made = driver(journal, fleet=fleet)
+    made._drain = NoEvent()  # type: ignore[assignment]
+    turns = count()
+
+    def leave() -> None:
+        # Row 0 is under way each time, more often than a row may see its replica die.
+        leaving = next(turns) < 2 * MOST_ATTEMPTS - 1
+        world.poison = {row.key // MOST_SAMPLES for row in made._replicas[0].rows} if leaving else set()  # type: ignore[attr-defined]
+        fleet.left = [made._replicas[0].plan] if world.poison else []
+
+    world.after_harvest = leave
+    made.run()
+    assert len(fleet.released) >= MOST_ATTEMPTS
+    assert journal.counts() == Counts(40, 40, 0)
+    assert made.totals.target_deaths == 0
+    assert sum(made.rows_by_host.values()) == 40
+
+
+def test_a_host_that_joins_gets_rows(world: World, journal: Journal) -> None:
+    fill(journal, 400)
+    joining = [on("new")]
+
+    class Growing(Moving):
+        def seats(self, seatless: int) -> list[ReplicaPlan]:
+            return [joining.pop()] if joining else []
+
+    made = driver(journal, fleet=Growing([]))
+    made.run()
+    assert set(made.rows_by_host) == {"here", "new"}
+    assert journal.counts() == Counts(400, 400, 0)
+
+
+def test_a_job_without_any_place_gives_up_in_the_end(world: World, journal: Journal) -> None:
+    fill(journal, 5)
+    world.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
+    made = driver(journal, patience=-1.0)
+    made._drain = NoEvent()  # type: ignore[assignment]
+    with pytest.raises(JobError, match="no replica has had a place for"):
+        made.run()
+
+
+def test_a_replica_that_computes_otherwise_is_left_out(world: World, journal: Journal) -> None:
+    fill(journal, 50)
+    paths = count()
+
+    def agree(path: dict[str, str]) -> None:
+        if next(paths) == 1:
+            raise JobChangedError("instruction_set: avx512 then, avx2 now")
+
+    made = driver(journal, replicas=2, agree_on_path=agree)
+    made.run()
+    assert journal.counts() == Counts(50, 50, 0)
+    assert any("is not used: instruction_set: avx512 then" in note for note in made.totals.notes)
+
+
+@pytest.mark.parametrize("host_lives", [True, False])
+def test_a_death_is_blamed_only_where_the_host_lives_on(world: World, journal: Journal, host_lives: bool) -> None:
+    fill(journal, 20)
+
+    class Doubted(Moving):
+        def sign_of_life(self, plan: ReplicaPlan) -> Any:
+            return Future(lambda: None if host_lives else RayActorError())
+
+    made = driver(journal, fleet=Doubted([on("next")]))
+    made._drain = NoEvent()  # type: ignore[assignment]
+    deaths = count()
+
+    def die_once() -> None:
+        world.poison = {row.key // MOST_SAMPLES for row in made._replicas[0].rows} if next(deaths) == 1 else set()  # type: ignore[attr-defined]
+
+    world.after_harvest = die_once
+    made.run()
+    assert journal.counts() == Counts(20, 20, 0)
+    assert made.totals.target_deaths == host_lives
+    assert set(made.rows_by_host) == ({"here"} if host_lives else {"here", "next"})

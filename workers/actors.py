@@ -20,7 +20,7 @@ class _Loaded:
 
     def __init__(self, spec: ModelSpec, seat: Seat) -> None:
         started = time.perf_counter()
-        take_place(seat.launch, seat.leases, seat.lease_seconds)
+        take_place(seat.launch, seat.leases, seat.lease_seconds, shared=seat.shared)
         from outrider.workers.models.opening import open_model
 
         self.model = open_model(spec)

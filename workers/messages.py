@@ -176,11 +176,15 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """An actor's place: how its process was started, and what it must hold host-wide before it uses its cores."""
+    """An actor's place: how its process was started, and what it must hold host-wide before it uses its cores.
+
+    ``shared`` leases are held together with others that agreed to share.
+    """
 
     launch: Launch
     leases: tuple[str, ...] = ()
     lease_seconds: float = 5.0
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,12 +54,18 @@ class Pinned:
         return asdict(self)
 
 
-def take_place(launch: Launch, leases: Iterable[str] = (), seconds: float = 0.0, proc: Path = Path("/proc/self")) -> Pinned:
+def take_place(
+    launch: Launch,
+    leases: Iterable[str] = (),
+    seconds: float = 0.0,
+    proc: Path = Path("/proc/self"),
+    shared: bool = False,
+) -> Pinned:
     """Called first in a worker: claims its cores host-wide, does what could not be done from outside, reads all back.
 
     The leases are held until the process ends. One that is not to be had within ``seconds`` is an error.
     """
-    claim(leases, seconds)
+    claim(leases, seconds, shared=shared)
     if launch.level == "affinity":
         _set_affinity(launch.pin.cores, proc)
         if launch.pin.memory_nodes:
