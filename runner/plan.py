@@ -85,7 +85,6 @@ class Blueprint:
                 None if draft is None else draft.actor,
                 self.movable,
                 self.serve.batch,
-                self.serve.draft_tokens is not None,
             )
             models = f"{self.target}|{self.draft}|{self.serve}"
             key = f"{outrider.__version__}|{models}|{len(target.actor.cores)} cores of {made.replicas}"

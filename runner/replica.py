@@ -79,6 +79,10 @@ class Replica:
     def harvest(self) -> None:
         self.pending[self._target.harvest.remote(HARVEST_SECONDS)] = "harvest"
 
+    def arrange(self, name: str | None) -> None:
+        """Hold the target to one of its arrangements, if it has it; None gives it back its choice."""
+        ray.get(self._target.arrange.remote(name))
+
     def submit(self, rows: Sequence[Row]) -> None:
         # Watched like everything else: rows that never arrived would be waited for without end.
         self.pending[self._target.submit.remote(list(rows))] = "submitted"

@@ -17,7 +17,7 @@ import outrider
 from outrider.runner import account
 from outrider.runner.admission import admit
 from outrider.runner.cluster import joined_ray
-from outrider.runner.config import JobSpec
+from outrider.runner.config import JobSpec, Options
 from outrider.runner.display import Display, console, summary_table
 from outrider.runner.fleet import Fleet, one_host
 from outrider.runner.guard import bring_token
@@ -65,7 +65,7 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         target, draft, draft_name, notes = office.prepare_pair(spec.model, spec.draft)
         for note in notes:
             display.say(f"note: {note}")
-        target_model, draft_model = _models(spec, target, draft, office, display.say)
+        target_model, draft_model = choose_models(spec, target, draft, office, display.say)
         asked = identity(spec, target, file_digest(spec.input), target_model.engine, target_model.precision)
         journal = Journal(directory / JOURNAL)
         if journal.filled:
@@ -78,17 +78,8 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     sizes = Sizes(loaded_bytes(target, target_model.precision))
     if draft is not None and draft_model is not None:
         sizes = replace(sizes, draft=loaded_bytes(draft, draft_model.precision))
-    serve = ServeSpec(
-        batch=spec.batch,
-        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
-        model=draft_model is not None,
-        lookup=draft_name.endswith(LOOKUP),
-        draft_confidence=spec.draft_confidence,
-        draft_deadline=spec.draft_deadline,
-        trace=spec.trace is not None,
-    )
-    # Only the native engine can be taken to other cores while it works.
-    movable = _left_open(spec) and draft_model is not None and {target_model.engine, draft_model.engine} == {"native"}
+    serve = replace(serve_spec(spec, draft_model, draft_name), trace=spec.trace is not None)
+    movable = is_movable(spec, target_model, draft_model)
     blueprint = Blueprint(target_model, draft_model, serve, movable, spec.share_cores)
     cards = [target] if draft is None or draft_model is None else [target, draft]
     outcome = _drive(spec, directory, journal, _fleet(spec, blueprint, sizes, cards, journal, display), display)
@@ -123,7 +114,7 @@ def _fleet(
     display: Display,
 ) -> Iterator[tuple[Fleet, list[ReplicaPlan]]]:
     """Where the job is to run, and its first places there."""
-    wishes = partial(_wishes, spec, blueprint.movable)
+    wishes = partial(wishes_of, spec, blueprint.movable)
     if spec.address is None:
         with one_host(blueprint, sizes, wishes, spec.wait_for_cores, display.say, spec.metrics_port) as here:
             yield here
@@ -225,8 +216,8 @@ def _draining_on_signals(driver: Any, display: Display) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _models(
-    spec: JobSpec, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
+def choose_models(
+    spec: Options, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
 ) -> tuple[ModelSpec, ModelSpec | None]:
     """What each actor loads, and on which engine."""
     on_accelerator = [device for device in spec.devices.split(",") if device.strip() not in ("", "cpu")]
@@ -238,11 +229,13 @@ def _models(
 
 
 def _model(
-    spec: JobSpec, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
+    spec: Options, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
 ) -> ModelSpec:
     chosen = OWN_PRECISION.get(card.dtype, "fp32") if precision == "auto" else precision
     engine = spec.engine
-    if engine == "auto" and (on_accelerator or chosen == "fp16"):
+    if engine == "native" and not spec.fast_attention:
+        raise UsageError("--no-fast-attention: the native engine has fused attention only; --engine hf has both")
+    if engine == "auto" and (on_accelerator or chosen == "fp16" or not spec.fast_attention):
         engine = "hf"
     if engine != "hf":
         refusal = office.native_refuses(card.path)
@@ -251,19 +244,44 @@ def _model(
         if refusal is not None:
             say(f"note: {card.name} runs on the hf engine, more slowly and not bit for bit: {refusal}")
         engine = "hf" if refusal is not None else "native"
-    if engine == "hf" and chosen in ("w8a8", "w4a8"):
-        raise UsageError(f'--precision: the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}')
+    if engine == "hf" and chosen not in ("fp32", "bf16", "fp16"):
+        why = "" if spec.fast_attention else "--no-fast-attention needs the hf engine, and "
+        raise UsageError(
+            f'--precision: {why}the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}'
+        )
     if engine == "native" and chosen == "fp16":
         raise UsageError(f"--precision: the native engine does not know fp16; choose another for {card.name}")
-    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle, prefix_tokens=spec.prefix_tokens)
+    return ModelSpec(
+        card.path,
+        engine,
+        chosen,
+        allow_pickle=spec.allow_pickle,
+        prefix_tokens=spec.prefix_tokens,
+        fast_attention=spec.fast_attention,
+    )
 
 
-def _left_open(spec: JobSpec) -> bool:
-    """Whether nothing was said that settles how target and draft share their cores."""
+def serve_spec(spec: Options, draft: ModelSpec | None, draft_name: str) -> ServeSpec:
+    return ServeSpec(
+        batch=spec.batch,
+        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
+        model=draft is not None,
+        lookup=draft_name.endswith(LOOKUP),
+        draft_confidence=spec.draft_confidence,
+        draft_deadline=spec.draft_deadline,
+    )
+
+
+def is_movable(spec: Options, target: ModelSpec, draft: ModelSpec | None) -> bool:
+    """Whether how the two share their cores is left open; only the native engine can be moved while it works."""
+    return _left_open(spec) and draft is not None and {target.engine, draft.engine} == {"native"}
+
+
+def _left_open(spec: Options) -> bool:
     return spec.layout == "auto" and spec.draft_cores is None and not spec.devices
 
 
-def _wishes(spec: JobSpec, movable: bool, cores: int) -> Wishes:
+def wishes_of(spec: Options, movable: bool, cores: int) -> Wishes:
     """What is wished for on a host, or several, of so many cores."""
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     layout = spec.layout

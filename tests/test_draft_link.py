@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +22,15 @@ from outrider.workers.verify import LiveRow, Verifier
 
 
 class Reply:
-    """A future: ``ready`` says whether its answer is there."""
+    """A future: ``ready`` says whether its answer is there, which it is after having been waited for ``waits`` times."""
 
-    def __init__(self, answer: Any, ready: bool = True) -> None:
-        self.answer, self.ready = answer, ready
+    def __init__(self, answer: Any, ready: bool = True, waits: int = 0) -> None:
+        self.answer, self.ready, self._waits = answer, ready, waits
+
+    def waited_for(self) -> bool:
+        self._waits -= 1
+        self.ready = self.ready or self._waits == 0
+        return self.ready
 
 
 class FakeRay:
@@ -33,7 +39,8 @@ class FakeRay:
 
     def wait(self, replies: list[Reply], timeout: float | None, num_returns: int = 1) -> tuple[list[Reply], list[Reply]]:
         self.waits.append(timeout)
-        return [one for one in replies if one.ready], [one for one in replies if not one.ready]
+        done = [one for one in replies if one.waited_for()]
+        return done, [one for one in replies if one not in done]
 
     def get(self, reply: Reply) -> Any:
         assert reply.ready
@@ -255,34 +262,47 @@ def test_two_groups_may_be_asked_for_at_once() -> None:
 
 
 class Moody(Actor):
-    """Now and then late, forgetful, confused, failing; dead at the end."""
+    """Right, late, forgetful, confused, rude or failing, at random; now and then it dies."""
 
-    def __init__(self) -> None:
+    def __init__(self, dice: random.Random) -> None:
         drafter = Drafter(FakeEngine(choose=lambda tokens, sampling: hashed(tokens, sampling)), {END})
-        owed: list[Reply] = []
+        self._before = Candidates(0, {})
+        self.dead = False
 
         def answer(ask: Ask) -> Reply:
-            for reply in owed:
-                reply.ready = True
+            if self.dead:
+                return Reply(dead())
             candidates = drafter.propose(ask)
-            match len(self.asks) % 7:
-                case 2:
-                    owed.append(Reply(candidates, ready=False))
-                    return owed[-1]
-                case 3:
-                    return Reply(Candidates(ask.round, {}, tuple(advance.key for advance in ask.rows)))
-                case 4:
-                    return Reply(Candidates(ask.round - 1, candidates.tokens))
-                case 5:
+            before, self._before = self._before, candidates
+            keys = tuple(advance.key for advance in ask.rows)
+            match dice.choice(("right",) * 12 + ("late", "forgets", "twice", "huge", "long", "fails", "nothing", "dies")):
+                case "late":
+                    return Reply(candidates, ready=False, waits=dice.randrange(2, 6))
+                case "forgets":
+                    return Reply(Candidates(ask.round, {}, keys))
+                case "twice":
+                    return Reply(before)
+                case "huge":
+                    return Reply(Candidates(ask.round, dict.fromkeys(keys, (1, 1 << 40, -3))))
+                case "long":
+                    return Reply(Candidates(ask.round, dict.fromkeys((*keys, 999_999), (2,) * 50)))
+                case "fails":
                     return Reply(broken())
-            return Reply(candidates if len(self.asks) < 60 else dead())
+                case "nothing":
+                    return Reply(Candidates(ask.round, {}))
+                case "dies":
+                    self.dead = dice.random() < 0.2
+                    return Reply(dead() if self.dead else candidates)
+            return Reply(candidates)
 
         super().__init__(answer)
 
 
 @pytest.mark.parametrize("overlap", list(Overlap))
-def test_assisted_is_plain_over_a_moody_link(overlap: Overlap) -> None:
-    engine, draft = FakeEngine(), link(Moody())
+def test_ten_thousand_rounds_with_a_draft_that_does_everything_wrong(overlap: Overlap) -> None:
+    dice = random.Random(11)
+    engine, moody = FakeEngine(), Moody(dice)
+    draft = link(moody)
     target = Verifier(
         engine=engine,
         new_writer=lambda row: TextWriter(decode, row.stop, (END,)),
@@ -293,10 +313,25 @@ def test_assisted_is_plain_over_a_moody_link(overlap: Overlap) -> None:
         end_tokens=(END,),
     )
     target.arrange(overlap, 4)
-    rows = [Row(key, (key % END, 3), 40, Sampling(temperature=key % 2, seed=key), ("abca",)) for key in range(40)]
-    target.add(rows)
-    ended = {}
-    while not target.idle:
-        ended |= {one.key: one for one in target.round()}
-    assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in rows}  # type: ignore[union-attr]
-    assert target.progress.accepted > 0
+    ended: dict[int, tuple[int, ...]] = {}
+    rounds = deaths = key = 0
+    while rounds < 10_000 // len(Overlap):
+        while len(ended) + 8 > key:
+            row = Row(key, (key % END, key % 7, 3), 40, Sampling(temperature=key % 2, seed=key), ("abca",))
+            target.add([row])
+            key += 1
+        for one in target.round():
+            number = one.key
+            expected = plain(
+                Row(number, (number % END, number % 7, 3), 40, Sampling(number % 2, seed=number), ("abca",)), 96
+            )
+            assert one.tokens == expected.tokens, f"row {number} differs"  # type: ignore[union-attr]
+            ended[number] = one.tokens  # type: ignore[union-attr]
+        rounds += 1
+        if moody.dead or dice.random() < 0.002:
+            deaths += 1
+            moody = Moody(dice)
+            draft.attach(moody)
+    assert deaths > 5
+    assert len(ended) > 500
+    assert target.progress.accepted > 1000

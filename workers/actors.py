@@ -102,6 +102,9 @@ class TargetActor:
     def attach(self, draft: Any) -> None:
         self._link.attach(draft)
 
+    def arrange(self, name: str | None) -> None:
+        self._server.arrange(name)
+
     def submit(self, rows: list[Row]) -> None:
         self._server.submit(rows)
 

@@ -51,7 +51,8 @@ class Sampling:
 class Row:
     """One answer to write: a prompt and how to continue it. ``key`` is unique within the job.
 
-    With ``logprobs`` the answer tells the log-probability of each of its tokens, and of that many of the likeliest.
+    With ``logprobs`` the answer tells the log-probability of each of its tokens, and of that many of the likeliest. A row
+    that is not ``assisted`` has nothing proposed.
     """
 
     key: int
@@ -60,6 +61,7 @@ class Row:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    assisted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,10 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """A finished row: its tokens and text, why it ended, and what it took."""
+    """A finished row: its tokens and text, why it ended, and what it took.
+
+    The first token comes out of the prompt's own rounds, ``prefill_rounds`` of ``rounds``, after ``prefill_seconds``.
+    """
 
     key: int
     tokens: tuple[int, ...]
@@ -89,6 +94,8 @@ class RowResult:
     accepted: int
     seconds: float
     logprobs: Logprobs | None = None
+    prefill_seconds: float = 0.0
+    prefill_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,8 @@ class ModelSpec:
 
     ``threads`` of 0 leaves the count to the engine. ``cores`` are the CPUs that the native engine pins its threads to, one
     each; without them, or with another number of threads, it pins none. ``prefix_tokens`` bounds how much of ended rows'
-    prompts is kept for rows that begin alike; with 0, rows share nothing.
+    prompts is kept for rows that begin alike; with 0, rows share nothing. ``fast_attention`` of False spells attention out
+    step by step, which only the hf engine can.
     """
 
     path: str
@@ -163,6 +171,7 @@ class ModelSpec:
     allow_pickle: bool = False
     cores: tuple[int, ...] = ()
     prefix_tokens: int = 0
+    fast_attention: bool = True
 
 
 @dataclass(frozen=True, slots=True)

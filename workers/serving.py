@@ -25,6 +25,7 @@ class TargetServer:
         self._arranger = arranger
         self._changed = threading.Condition()
         self._inbox: list[Row] = []
+        self._held: str | None = None
         self._ended: list[RowResult | RowFailure] = []
         self._failure: BaseException | None = None
         verifier.tally.start()
@@ -34,6 +35,10 @@ class TargetServer:
         with self._changed:
             self._inbox.extend(rows)
             self._changed.notify_all()
+
+    def arrange(self, name: str | None) -> None:
+        """From the next round on hold to this arrangement; None leaves the choice open again."""
+        self._held = name
 
     def harvest(self, timeout: float) -> Harvest:
         """What has ended since the last harvest; waits for something to end, but no longer than the timeout."""
@@ -59,6 +64,8 @@ class TargetServer:
                             self._changed.wait_for(lambda: self._inbox)
                         before = time.perf_counter()
                     rows, self._inbox = self._inbox, []
+                if self._arranger is not None:
+                    self._arranger.hold(self._held)
                 self._verifier.add(rows)
                 ended = self._verifier.round()
                 now = time.perf_counter()

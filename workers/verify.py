@@ -35,6 +35,8 @@ class LiveRow:
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
+    prefill_seconds: float = 0.0
+    prefill_rounds: int = 0
     acceptance: speculation.Acceptance = field(default_factory=speculation.Acceptance)
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
@@ -129,6 +131,7 @@ class Verifier:
         if not group.rows:
             return ended
         live_rows = sum(len(each.rows) for each in self._groups)
+        assisted = all(live.row.assisted for live in group.rows)
         candidates = self._candidates(group)
         feeds = [self._feed(live, guess) for live, guess in zip(group.rows, candidates, strict=True)]
         fed = sum(len(feed.tokens) for feed in feeds)
@@ -153,7 +156,8 @@ class Verifier:
             tried=tried,
             accepted=self.progress.accepted - before,
             live=live_rows,
-            steady=all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
+            steady=assisted
+            and all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
         )
         self.progress.plain_rounds += not any(candidates)
         return ended
@@ -194,7 +198,7 @@ class Verifier:
 
     def _ask(self, group: Group) -> None:
         """Have candidates made for the rows that are past their prompt."""
-        group.asked = [live for live in group.rows if live.pending == 1]
+        group.asked = [live for live in group.rows if live.pending == 1 and live.row.assisted]
         request = self._request(group.asked)
         # The last token of a row is always the target's own, so a candidate for it would be wasted.
         group.counts = [
@@ -250,6 +254,8 @@ class Verifier:
         if not answer.tokens:
             live.cached += PREFILL_TOKENS
             return None
+        if not live.prefill_rounds:
+            live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
         held = speculation.accepted(guess, answer.tokens)
         if guess:
             live.acceptance.observe(len(guess), held)
@@ -293,4 +299,6 @@ class Verifier:
             accepted=live.accepted,
             seconds=time.perf_counter() - live.started,
             logprobs=None if live.row.logprobs is None else live.writer.logprobs(live.logprobs),
+            prefill_seconds=live.prefill_seconds,
+            prefill_rounds=live.prefill_rounds,
         )

@@ -103,15 +103,30 @@ def attend(
         keys, values = span.row.layer(layer).append(past, key[0, :, tokens], value[0, :, tokens])
         first = 0 if sliding_window is None else max(0, past + 1 - sliding_window)
         keys, values = keys[:, first:], values[:, first:]
-        output[tokens] = torch.nn.functional.scaled_dot_product_attention(
-            query[:, :, tokens],
-            keys[None],
-            values[None],
-            attn_mask=_mask(past, span.stop - span.start, first, sliding_window, query.device),
-            scale=scaling,
-            enable_gqa=keys.shape[0] != query.shape[1],
-        )[0].transpose(0, 1)
+        mask = _mask(past, span.stop - span.start, first, sliding_window, query.device)
+        attention = _fused if _current.fused else _eager
+        output[tokens] = attention(query[:, :, tokens], keys[None], values[None], mask, scaling)[0].transpose(0, 1)
     return output[None], None
+
+
+def _fused(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=scale, enable_gqa=keys.shape[1] != query.shape[1]
+    )
+
+
+def _eager(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    """Attention spelled out, as models wrote it before there were fused kernels: the scores exist as a matrix."""
+    copies = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(copies, dim=1), values.repeat_interleave(copies, dim=1)
+    scores = query @ keys.transpose(2, 3) * (query.shape[3] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.float().softmax(dim=-1).to(query.dtype) @ values
 
 
 def _mask(past: int, count: int, first: int, window: int | None, device: torch.device) -> torch.Tensor | None:
@@ -135,9 +150,10 @@ class HfEngine:
     exact = False
     forks = True
 
-    def __init__(self, model: PreTrainedModel, context: int) -> None:
+    def __init__(self, model: PreTrainedModel, context: int, fused: bool = True) -> None:
         self.model = model
         self.context = context
+        self.fused = fused
         self.vocabulary: int = model.get_output_embeddings().weight.shape[0]
         self._rows: dict[int, RowState] = {}
         self._keeps_some_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -192,7 +208,7 @@ class HfEngine:
         device = self.model.device
         keep = torch.tensor(wanted, dtype=torch.long, device=device)
         some = {"logits_to_keep": keep} if self._keeps_some_logits else {}
-        _current.spans = spans
+        _current.spans, _current.fused = spans, self.fused
         try:
             logits = self.model(
                 input_ids=torch.tensor([ids], device=device),
