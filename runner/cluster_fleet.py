@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import outrider
@@ -145,12 +145,14 @@ class ClusterFleet:
     # While it runs, in the thread
 
     def _watch(self) -> None:
+        said = ""
         while not self._closed.wait(POLL_SECONDS):
             try:
                 self._step()
-            except RayError as error:
-                # Whatever ails Ray shows in the driver's own calls too; here it only means: no news.
-                self._news.put(f"note: the hosts cannot be asked: {explain(error)}")
+            except Exception as error:  # the job goes on with the places that it has, and says why it gets no others
+                if (trouble := f"note: the hosts cannot be watched: {explain(error)}") != said:
+                    self._news.put(trouble)
+                    said = trouble
 
     def _step(self) -> None:
         there = _offering(_alive())
