@@ -24,6 +24,7 @@ wheel: $(VENV)/testable
 	$(BIN)/python -m build --wheel --no-isolation
 
 bench: $(VENV)/testable
+	$(BIN)/outrider bench --compare
 	$(BIN)/python benchmarks/forward.py --shape 160m --precision w4a8
 
 $(VENV)/bin/python:

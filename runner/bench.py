@@ -37,7 +37,7 @@ from outrider.runner.seating import seat
 from outrider.runner.topology import ray_resources, read_topology
 from outrider.runner.wishes import Sizes
 from outrider.workers.errors import UsageError
-from outrider.workers.messages import ModelSpec, Row, Sampling, WorkerReport
+from outrider.workers.messages import LayoutRecord, ModelSpec, Row, Sampling, WorkerReport
 from outrider.workers.models.cards import ModelCard
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class BenchSpec(Options):
     repeat: int = Field(1, ge=1, le=1000)
     json_file: Path | None = None
     plot: Path | None = None
+    # Prompts come more than once here, and each time at their full cost.
+    prefix_tokens: Literal[0] = 0
     # Packing a large model for the first time takes minutes.
     start_deadline: float = Field(3600.0, gt=0.0)
 
@@ -114,11 +116,11 @@ def bench(spec: BenchSpec) -> None:
     for note in made.notes:
         say(f"note: {note}")
     with local_ray(len(machine.usable_cores), ray_resources(machine)):
-        results, reports = _measure_all(spec, system, plan, modes, say)
+        results, reports, layout = _measure_all(spec, system, plan, modes, say)
     compared = comparison(results[PLAIN], results[ASSISTED]) if spec.compare else []
     _print(system, results, compared)
     if spec.json_file is not None:
-        _write_json(spec, system, results, compared, reports)
+        _write_json(spec, system, results, compared, reports, layout)
     if spec.plot is not None:
         plot(spec.plot, system.title(), results, compared)
 
@@ -145,7 +147,7 @@ def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> System:
 
 def _measure_all(
     spec: BenchSpec, system: System, plan: ReplicaPlan, modes: Sequence[str], say: Callable[[str], None]
-) -> tuple[Results, dict[str, WorkerReport]]:
+) -> tuple[Results, dict[str, WorkerReport], LayoutRecord | None]:
     # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
     from outrider.runner.pair import Pair
 
@@ -155,11 +157,13 @@ def _measure_all(
             for note in (*report.notes, *report.pinned["warnings"], *report.differences):
                 say(f"{role}: {note}")
         ask = _Asker(spec, pair)
+        shortest = min(system.examples, key=lambda example: len(example.prompt))
+        room = system.target.context - len(shortest.prompt)
+        warm_up = replace(shortest, new_tokens=min(WARM_UP_TOKENS, room))
         for mode in modes:
-            shortest = min(system.examples, key=lambda example: len(example.prompt))
-            ask(replace(shortest, new_tokens=min(WARM_UP_TOKENS, shortest.new_tokens)), 0, mode)
+            ask(warm_up, 0, mode)
         if modes != (PLAIN,):
-            _settle_layout(ask, pair, shortest, say)
+            _settle_layout(ask, pair, warm_up, say)
         results: Results = {mode: [] for mode in modes}
         for number, example in enumerate(system.examples, start=1):
             say(f"example {number} of {len(system.examples)}")
@@ -167,7 +171,7 @@ def _measure_all(
             runs = [{mode: ask(example, number, mode) for mode in modes} for _ in range(spec.repeat)]
             for mode in modes:
                 results[mode].append(typical([run[mode] for run in runs]))
-        return results, pair.reports
+        return results, pair.reports, pair.layout
 
 
 def _settle_layout(ask: _Asker, pair: Pair, example: Example, say: Callable[[str], None]) -> None:
@@ -218,6 +222,7 @@ def _write_json(
     results: Results,
     compared: Sequence[dict[str, Any]],
     reports: dict[str, WorkerReport],
+    layout: LayoutRecord | None,
 ) -> None:
     assert spec.json_file is not None
     content = {
@@ -231,6 +236,7 @@ def _write_json(
         "draft_name": system.draft_name,
         "draft_precision": None if system.draft_model is None else system.draft_model.precision,
         "processes": {role: asdict(report) for role, report in reports.items()},
+        "layout": None if layout is None else asdict(layout),
         "modes": {mode: {"rows": [row.record() for row in rows], "all": totals(rows)} for mode, rows in results.items()},
         "comparison": list(compared),
     }

@@ -149,11 +149,21 @@ def results_command(job: Annotated[Path, typer.Argument(help="A job directory.")
         typer.echo(str(path))
 
 
+@app.command("report")
+def report_command(job: Annotated[Path, typer.Argument(help="A job directory.")]) -> None:
+    """Write the job in pictures to its report.html, also while it runs."""
+    from outrider.runner.job import is_held, open_job
+    from outrider.runner.report import write_report
+
+    typer.echo(str(write_report(open_job(job), job, is_held(job))))
+
+
 def _register_other_commands() -> None:
     from outrider.runner.cli_bench import bench_command
     from outrider.runner.cli_cluster import cancel_command, list_command, logs_command, submit_command, token_command
     from outrider.runner.cli_machine import doctor_command, topology_command
 
+    app.command("bench")(bench_command)
     # What submit does not know itself, it hands on to run.
     handing_on = {"allow_extra_args": True, "ignore_unknown_options": True}
     usage = "INPUT|JOB.yaml [OPTIONS OF RUN]"
@@ -162,7 +172,7 @@ def _register_other_commands() -> None:
     app.command("cancel")(cancel_command)
     app.command("list")(list_command)
     app.command("token")(token_command)
-    app.command("bench")(bench_command)
+
     app.command("topology")(topology_command)
     app.command("doctor")(doctor_command)
 

@@ -17,7 +17,12 @@ def bench_command(
     ] = "pocket",
     draft: Annotated[
         str,
-        typer.Option("--draft", "--assistant-model", "--assistant_model", help="Draft model, or auto, lookup, none."),
+        typer.Option(
+            "--draft",
+            "--assistant-model",
+            "--assistant_model",
+            help="Draft model (also MODEL+lookup), or auto, lookup, none.",
+        ),
     ] = "auto",
     assisted: Annotated[
         bool, typer.Option("--assisted/--no-assisted", "--assisted_generation", help="--no-assisted is --draft none.")
@@ -52,6 +57,9 @@ def bench_command(
         str, typer.Option("--draft-precision", "--draft_precision", help="Draft's precision.")
     ] = "auto",
     draft_tokens: Annotated[str, typer.Option(help="Candidates a round: a number (6 is classic), or auto.")] = "auto",
+    draft_confidence: Annotated[
+        float, typer.Option(help="The draft stops before a candidate that it holds less likely to be accepted.")
+    ] = 0.0,
     fast_attention: Annotated[
         bool,
         typer.Option("--fast-attention/--no-fast-attention", "--fast_attention", help="Fused attention, or (hf) eager."),

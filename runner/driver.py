@@ -110,14 +110,14 @@ class Driver:
                 if self._first_up is not None:
                     self.totals.seconds = time.monotonic() - self._first_up
                 if self._account.due(self._now()):
-                    self._journal.set_meta(account.KEY, self._account.record())
+                    self._keep()
                 self._show(self.totals)
             self._collect_traces()
         finally:
             for replica in self._replicas.values():
                 replica.stop()
             self._journal.record([], [], self.totals.summed(self._earlier))
-            self._journal.set_meta(account.KEY, self._account.record())
+            self._keep()
         if self._finish.reason is not None:
             raise JobError(f"{self._finish.reason}; the rows already done are kept, and the job can be resumed")
 
@@ -125,6 +125,12 @@ class Driver:
         self._started[replica.number] = time.monotonic()
         self._trace.event("start", replica.number)
         replica.start()
+
+    def _keep(self) -> None:
+        """What a report shows, for one that is made while the job runs or after it was killed."""
+        self._journal.set_meta(account.KEY, self._account.record())
+        if self.pinned:
+            self._journal.set_meta("pinning", list(self.pinned.values()))
 
     def _now(self) -> float:
         """Seconds of the job: its earlier runs and this one."""

@@ -31,6 +31,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 MOST_STOPS = 16
+MOST_STOP_TOKENS = 128
 MOST_SAMPLES = 128
 MOST_LOGPROBS = 20
 
@@ -88,7 +89,7 @@ class Parameters(_Strict):
     stop_token_ids: Annotated[
         tuple[Annotated[StrictInt, Field(ge=0)], ...] | None,
         BeforeValidator(_ids_as_tuple),
-        Field(max_length=MOST_STOPS),
+        Field(max_length=MOST_STOP_TOKENS),
     ] = None
     ignore_eos: StrictBool | None = None
     logprobs: int | None = None
@@ -213,7 +214,7 @@ def _messages(fields: dict[str, Any]) -> tuple[Message, ...]:
 
 
 def _completion_logprobs(fields: dict[str, Any]) -> None:
-    """ "logprobs" of a completion is a number."""
+    """In a completion, "logprobs" is the number."""
     if fields.get("top_logprobs"):
         raise RowError('"top_logprobs" belongs to chats; a completion takes "logprobs" with a number')
     fields.pop("top_logprobs", None)
@@ -223,7 +224,7 @@ def _completion_logprobs(fields: dict[str, Any]) -> None:
 
 
 def _chat_logprobs(fields: dict[str, Any]) -> None:
-    """ "logprobs" of a chat is true or false, with the number in "top_logprobs"."""
+    """In a chat, "logprobs" is true or false, and "top_logprobs" the number."""
     wanted, top = fields.pop("logprobs", False), fields.pop("top_logprobs", 0)
     if not isinstance(wanted, bool):
         raise RowError(f'"logprobs" of a chat must be true or false (the number is "top_logprobs"), got {_shown(wanted)}')
@@ -253,6 +254,8 @@ def _first_problem(error: ValidationError) -> str:
         return f'unknown parameter "{key}"; remove it'
     if first["type"] == "missing":
         return f'"{key}" is missing'
+    if first["type"] == "too_long":
+        return f'"{key}" may have at most {first["ctx"]["max_length"]} entries, got {first["ctx"]["actual_length"]}'
     message = str(first["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("should ")
     message = message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     return f'"{key}" must {message}, got {_shown(first["input"])}'

@@ -26,6 +26,7 @@ from outrider.runner.journal import Journal
 from outrider.runner.office import Office
 from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes
 from outrider.runner.prompts import check_input, file_digest
+from outrider.runner.report import write_report
 from outrider.runner.results import write_results
 from outrider.runner.submitting import ACCEPTED, absolute_model
 from outrider.runner.totals import Totals
@@ -85,6 +86,7 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     outcome = _drive(spec, directory, journal, _fleet(spec, blueprint, sizes, cards, journal, display), display)
     write_results(journal, directory)
     describe(directory, outcome)
+    write_report(journal, directory, running=False)
     journal.close()
     return outcome
 
@@ -177,6 +179,7 @@ def _drive(
                 write_results(journal, directory)
                 told = {"pinning": list(driver.pinned.values()), "layouts": driver.layouts}
                 describe(directory, told | {"rows_by_host": dict(driver.rows_by_host)})
+                write_report(journal, directory, running=False)
             interrupted = driver.draining and journal.counts().pending > 0
     elif spec.trace is not None:
         display.say("note: --trace: nothing was left to do, so there is nothing to trace")

@@ -17,6 +17,7 @@ from outrider.workers.draft_link import MOST_ERRORS, DraftLink
 from outrider.workers.messages import Ask, Candidates, Row, Sampling
 from outrider.workers.propose import Drafter
 from outrider.workers.speculation import Overlap, Price, Request
+from outrider.workers.tally import Tally
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import LiveRow, Verifier
 
@@ -251,6 +252,17 @@ def test_the_hop_is_what_the_target_waited_beyond_the_drafts_own_work(monkeypatc
         Price(0.3, pytest.approx(1.0)),
         Price(0.3, pytest.approx(1.0)),
     ]
+
+
+def test_sending_and_waiting_are_the_hop_but_for_what_the_draft_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.4, 1.0, 1.5])
+    monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    tally = Tally()
+    made = DraftLink(5.0, tally=tally)
+    made.attach(Actor(lambda ask: Reply(Candidates(ask.round, {}, (), 0.7))))
+    propose(made, [live(1, [1, 2])], [4])
+    # 0.4 to ask (the draft was at work already, on the same core) and 0.5 to wait, of which it computed for 0.7.
+    assert tally.progress.hop_seconds == pytest.approx(0.2)
 
 
 def test_two_groups_may_be_asked_for_at_once() -> None:

@@ -125,7 +125,9 @@ class FakeReplica:
             else RowResult(row.key, (1, 2), f"text {row.sampling.sample}", "stop", 1, 3, 2, 0.1)
             for row in some
         )
-        return Harvest(ended, Progress(rounds=self.rounds, row_rounds=self.rounds, tokens=2 * self.rounds), self._slices())
+        progress = Progress(rounds=self.rounds, row_rounds=self.rounds, tokens=2 * self.rounds)
+        progress.prompt_tokens, progress.prompt_tokens_reused = 5 * self.rounds, 3 * self.rounds
+        return Harvest(ended, progress, self._slices())
 
     def _slices(self) -> Trace:
         now = time.perf_counter_ns()
@@ -210,6 +212,7 @@ def test_every_row_ends_and_is_counted(world: World, journal: Journal, replicas:
     assert ids(journal, DONE) == [f"id-{number}" for number in range(700)]
     totals = made.totals
     assert (totals.done, totals.tokens, totals.proposed, totals.accepted, totals.rounds) == (700, 1400, 2100, 1400, 700)
+    assert (totals.prompt_tokens, totals.prompt_tokens_reused) == (3500, 2100)
     assert {"a note", "target of replica 0: core 3 is not core 2"} <= set(totals.notes)
     assert len(totals.notes) == len(set(totals.notes))
     assert all(replica.stopped for replica in made._replicas.values())

@@ -80,6 +80,7 @@ def test_the_demo_speculates_and_writes_what_plain_decoding_writes(undisturbed, 
     assert ids == [entry.get("id") or entry["custom_id"] for entry in given]
 
     check_what_is_shown(described["summary"])
+    assert f"of {summary['rows']:,} done" in (tmp_path / "job" / "report.html").read_text()
     check_trace(json.loads((tmp_path / "t.json").read_text())["traceEvents"], described["summary"])
 
 

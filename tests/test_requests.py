@@ -137,6 +137,8 @@ def test_the_forms_of_logprobs(entry: dict[str, Any], count: int | None) -> None
         (completion(min_tokens=1.5), '"min_tokens" must be a valid integer, got 1.5'),
         (completion(ignore_eos=1), '"ignore_eos" must be a valid boolean, got 1'),
         (completion(stop_token_ids=7), '"stop_token_ids" must be a list of token ids, got 7'),
+        (completion(stop=["x"] * 17), '"stop" may have at most 16 entries, got 17'),
+        (completion(stop_token_ids=[1] * 129), '"stop_token_ids" may have at most 128 entries, got 129'),
         (completion(stop_token_ids=[-7]), '"stop_token_ids" must be at least 0, got -7'),
         (completion(stop_token_ids=["x"]), "\"stop_token_ids\" must be a valid integer, got 'x'"),
     ],

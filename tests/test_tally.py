@@ -56,14 +56,6 @@ def test_the_way_to_the_draft_and_back_is_told_from_its_work() -> None:
     assert tally.progress.draft_seconds == pytest.approx(0.8)
 
 
-def test_a_hop_is_never_longer_than_the_waiting_it_was_part_of() -> None:
-    clock = Clock()
-    tally = Tally(clock=clock)
-    tally.hop(4.0)
-    tally.waited("ask", clock.now - 1.0, rows=1, candidates=0)
-    assert (tally.progress.hop_seconds, tally.progress.draft_seconds) == (1.0, 0.0)
-
-
 def test_accepted_lengths_are_counted_and_the_longest_stand_together() -> None:
     tally = Tally()
     for proposed, accepted, tokens in ((4, 0, 1), (4, 4, 5), (0, 0, 1), (40, 40, 41), (16, 16, 17)):

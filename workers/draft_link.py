@@ -48,13 +48,14 @@ class _Prices:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request under way, and when it was made."""
+    """A request under way: when it was made, and how long that took."""
 
     draft: _Draft
     round: int
     reply: ray.ObjectRef[Candidates]
     rows: tuple[int, ...]
     at: float
+    sent: float
 
 
 class DraftLink:
@@ -130,10 +131,10 @@ class DraftLink:
         except RayError as error:
             self._lose(draft, error)
             return None
-        if self._tally is not None:
-            self._tally.hop(time.perf_counter() - at)
+        # On shared cores the draft may begin before the call is back, so what is the hop shows in the end only.
+        sent = 0.0 if self._tally is None else time.perf_counter() - at
         draft.known.update((live.row.key, len(live.tokens)) for live in rows)
-        return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), at)
+        return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), at, sent)
 
     def _settle(self, draft: _Draft) -> bool:
         draft.settled = True
@@ -173,7 +174,7 @@ class DraftLink:
         draft.errors = 0
         waited = time.perf_counter() - waiting
         if self._tally is not None:
-            self._tally.hop(waited - candidates.seconds)
+            self._tally.hop(asked.sent + waited - candidates.seconds)
         if candidates.step is not None:
             self._current.steps.observe(len(asked.rows), candidates.step)
         # While the target waited the draft was at work, but for the hop.

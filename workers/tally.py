@@ -23,7 +23,6 @@ class Tally:
         self._clock = clock
         self._started = clock()
         self._idle_since: float | None = None
-        self._hop = 0.0
 
     def start(self) -> None:
         """From now on its time counts."""
@@ -35,15 +34,15 @@ class Tally:
         self.progress.asked += sum(limit for limit in limits if limit > 0)
 
     def hop(self, seconds: float) -> None:
-        """Of the time that ``waited`` will report next, what was spent on the way; the draft computed in the rest."""
-        self._hop += max(0.0, seconds)
+        """Of the time that ``waited`` reports, what was spent on the way; the draft computed in the rest."""
+        seconds = max(0.0, seconds)
+        self.progress.hop_seconds += seconds
+        self.progress.draft_seconds -= seconds
 
     def waited(self, what: str, started: float, rows: int, candidates: int) -> None:
         """The target has been busy with candidates from ``started`` until now: it asked for them, or waited for them."""
         ended = self._clock()
-        hop, self._hop = min(self._hop, ended - started), 0.0
-        self.progress.hop_seconds += hop
-        self.progress.draft_seconds += ended - started - hop
+        self.progress.draft_seconds += ended - started
         self._slice(what, started, ended, rows, candidates)
 
     def verified(self, started: float, ended: float, rows: int, tokens: int) -> None:

@@ -16,6 +16,7 @@ from outrider.workers.messages import ModelSpec, Row, Sampling, ServeSpec
 from outrider.workers.models.cards import read_card
 
 START_SECONDS = 600.0
+MOST_WARM_UPS, WARM_UP_TOKENS = 40, 32
 
 
 class Outrider:
@@ -23,9 +24,9 @@ class Outrider:
         machine = read_topology()
         # Nothing is leased: the contestants take turns on the same cores, and several of them stay loaded.
         sizes = Sizes(read_card(setup.target).weight_bytes, read_card(setup.draft).weight_bytes)
-        made = plan([machine], sizes, Wishes(replicas=1, layout="shared" if setup.threads < 4 else "auto"))
+        made = plan([machine], sizes, Wishes(replicas=1, layout="shared"))
         models = [ModelSpec(path, "native", setup.precision) for path in (setup.target, setup.draft)]
-        blueprint = Blueprint(models[0], models[1], ServeSpec(batch=1, draft_tokens=None))
+        blueprint = Blueprint(models[0], models[1], ServeSpec(batch=1, draft_tokens=None), movable=True)
         [replica] = blueprint.replicas(made, probed_here())
         assert replica.draft is not None
         replica = replace(replica, target=_unleased(replica.target), draft=_unleased(replica.draft))
@@ -35,12 +36,20 @@ class Outrider:
 
         self._pair = self._stack.enter_context(Pair(replica, START_SECONDS))
         self._key = 0
+        # How the two share their cores is found out before anything counts.
+        for _ in range(MOST_WARM_UPS):
+            if self._pair.layout is not None or not self._pair.chooses_layout:
+                break
+            self.generate("auto", [1, 2, 3], WARM_UP_TOKENS)
         self.modes = ["plain", "auto"]
         self.about = "; ".join(note for report in self._pair.reports.values() for note in report.notes)
+        if self._pair.layout is not None:
+            self.about += f"; {self._pair.layout.sentence}"
 
     def generate(self, mode: str, prompt: list[int], new_tokens: int) -> Answer:
         self._key += 1
-        row = Row(self._key, tuple(prompt), new_tokens, Sampling(), ignore_eos=True, assisted=mode != "plain")
+        self._pair.arrange("plain" if mode == "plain" else None)
+        row = Row(self._key, tuple(prompt), new_tokens, Sampling(end_tokens=()), assisted=mode != "plain")
         result = self._pair.answer(row)
         return Answer(list(result.tokens), result.rounds - result.prefill_rounds + 1)
 
