@@ -1,10 +1,10 @@
-# make run: install and run the demo job.  make test: the fast tests.  make test-slow: the rest.  make lint, make bench.
+# make run: install and run the demo job.  make test: the fast tests.  make test-slow: the rest.  make lint, make bench, make wheel.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels runner workers -name '*.py' -o -name '*.cpp' -o -name '*.inc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: run test test-slow lint bench clean
+.PHONY: run test test-slow lint bench wheel clean
 
 run: $(VENV)/installed
 	$(BIN)/outrider run examples/prompts.jsonl --draft-tokens 4 --precision fp32 --draft-precision fp32
@@ -20,7 +20,11 @@ lint: $(VENV)/testable
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+wheel: $(VENV)/testable
+	$(BIN)/python -m build --wheel --no-isolation
+
 bench: $(VENV)/testable
+	$(BIN)/outrider bench --compare
 	$(BIN)/python benchmarks/forward.py --shape 160m --precision w4a8
 
 $(VENV)/bin/python:

@@ -30,10 +30,12 @@ def topology_command(
     ray_resources: Annotated[
         bool, typer.Option("--ray-resources", help="Print the JSON for ray start --resources.")
     ] = False,
+    ray_labels: Annotated[bool, typer.Option("--ray-labels", help="Print the labels for ray start --labels.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """The machine as outrider sees it, and with --plan who would sit where."""
     from outrider.runner import topology_view
+    from outrider.runner.hosts import labels_of
     from outrider.runner.placement import Plan, plan
     from outrider.runner.topology import ray_resources as resources_of
     from outrider.runner.topology import read_topology
@@ -43,6 +45,9 @@ def topology_command(
     machine = read_topology(sysfs)
     if ray_resources:
         typer.echo(json.dumps(resources_of(machine)))
+        return
+    if ray_labels:
+        typer.echo(",".join(f"{name}={value}" for name, value in labels_of(machine).items()))
         return
     made: Plan | None = None
     refusal: UsageError | None = None

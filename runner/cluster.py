@@ -1,4 +1,4 @@
-"""The Ray under a job: one of our own on this machine, for as long as the job runs."""
+"""The Ray under a job: one of our own on this machine for as long as the job runs, or a cluster that is there already."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from urllib.parse import urlsplit
 
-from outrider.workers.errors import JobError, first_line
+from outrider.runner.guard import refuse_open
+from outrider.workers.errors import JobError, UsageError, first_line
 
 OBJECT_STORE_BYTES = 256 << 20
+# What Ray's metrics agent is made of; the plain package comes without.
+METRICS_AGENT = ("aiohttp", "opentelemetry", "prometheus_client")
 
 
 @contextmanager
-def local_ray(cores: int, resources: dict[str, float]) -> Iterator[None]:
+def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None = None) -> Iterator[None]:
     """An embedded Ray on the loopback address, open only to who has this process's token."""
+    if metrics_port is not None and not all(find_spec(module) for module in METRICS_AGENT):
+        raise UsageError("--metrics-port: Ray's metrics agent is not installed; pip install 'ray[default]' brings it")
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    # Ray otherwise hides accelerators from actors that claim none, with a warning at every start.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Nothing of ours reports home.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    _quiet()
     import ray
     from ray.exceptions import RayError
 
@@ -36,6 +40,7 @@ def local_ray(cores: int, resources: dict[str, float]) -> Iterator[None]:
             logging_level="ERROR",
             object_store_memory=OBJECT_STORE_BYTES,
             _node_ip_address="127.0.0.1",
+            _metrics_export_port=metrics_port,
         )
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise JobError(f"Ray could not be started on this machine: {first_line(error)}") from error
@@ -43,3 +48,33 @@ def local_ray(cores: int, resources: dict[str, float]) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def joined_ray(address: str) -> Iterator[None]:
+    """A cluster that runs already: ``auto`` is the one that this host is part of. The token is in place already."""
+    if "://" in address:
+        raise UsageError(
+            f"--address: {urlsplit(address).scheme}:// is not joined from outside; run on one of the cluster's hosts with "
+            "--address auto, or use outrider submit"
+        )
+    _quiet()
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
+    except (RuntimeError, ValueError, OSError, RayError) as error:
+        raise JobError(f"--address: the cluster at {address} cannot be joined: {first_line(error)}") from error
+    try:
+        refuse_open(ray.get_runtime_context().gcs_address)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _quiet() -> None:
+    # Ray otherwise hides accelerators from actors that claim none, with a warning at every start.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Nothing of ours reports home.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -18,7 +18,7 @@ from outrider.workers import leases, pinning, readback
 from outrider.workers.errors import OutriderError
 
 OK, BETTER, WRONG = "ok", "could be better", "wrong"
-OLDEST_RAY = (2, 50)
+OLDEST_RAY = (2, 52)
 # Ray keeps its object store there, and falls back to a slow disk where it is small.
 SHARED_MEMORY_BYTES = 1 << 30
 
@@ -217,11 +217,11 @@ def _ray(system: System) -> Iterator[Check]:
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
-        yield Check("Ray", WRONG, "not installed", "pip install 'ray>=2.50'")
+        yield Check("Ray", WRONG, "not installed", "pip install 'ray>=2.52'")
         return
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST_RAY:
-        yield Check("Ray", WRONG, f"{version} is too old", "pip install --upgrade 'ray>=2.50'")
+        yield Check("Ray", WRONG, f"{version} is too old", "pip install --upgrade 'ray>=2.52'")
     else:
         yield Check("Ray", OK, version)
     token = bool(os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"))

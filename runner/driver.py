@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import RayTaskError
 
-from outrider.runner import schedule
+from outrider.runner import account, schedule
+from outrider.runner.account import Account
 from outrider.runner.admission import samples_of
+from outrider.runner.fleet import Fleet
 from outrider.runner.journal import Journal, StoredRow
 from outrider.runner.plan import ReplicaPlan
 from outrider.runner.replica import Replica, explain
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.results import error_record, result_record
 from outrider.runner.totals import Totals
-from outrider.workers.errors import JobError, LeaseError, UsageError
+from outrider.runner.trace import TraceFile
+from outrider.workers.errors import JobChangedError, JobError, LeaseError, UsageError
 from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult, WorkerReport
 
 TICK_SECONDS = 0.2
 # A replica holds this many times its batch, so that a finished row's place is taken without asking the driver.
 QUEUE_DEPTH = 2
+# What the totals take from the replicas' own counts, work that was lost and done again included.
+OF_PROGRESS = ("rounds", "near_ties", "prompt_tokens", "prompt_tokens_reused")
 
 
 @dataclass(slots=True)
@@ -43,20 +49,31 @@ class Driver:
         model: str,
         start_deadline: float,
         agree_on_path: Callable[[dict[str, str]], None],
-        seat_anew: Callable[[], ReplicaPlan | None],
+        fleet: Fleet,
         show: Callable[[Totals], None],
+        trace: TraceFile | None = None,
+        patience: float = 3600.0,
     ) -> None:
         counts = journal.counts()
         self.totals = Totals(rows=counts.rows, done=counts.done, failed=counts.failed)
         self._earlier: dict[str, float] = journal.meta("totals") or {}
+        self._account = Account(journal.meta(account.KEY), len(plans))
+        self._trace = trace or TraceFile(None)
         self._journal = journal
         self._model = model
         self._agree_on_path = agree_on_path
-        self._seat_anew = seat_anew
+        self._fleet = fleet
         self._seatless: set[int] = set()
+        # Targets that have died where it is not yet known whether their host has, too.
+        self._doubtful: dict[int, Exception] = {}
+        # How long a job goes on waiting when no replica has a place.
+        self._patience = patience
+        self._seated_at = time.monotonic()
+        self.rows_by_host: Counter[str] = Counter()
         self._show = show
         self._start_deadline = start_deadline
         self.pinned: dict[tuple[int, str], dict[str, Any]] = {}
+        self.layouts: dict[int, dict[str, Any]] = {}
         self._replicas = {number: Replica(number, plan) for number, plan in enumerate(plans)}
         self._started: dict[int, float] = {}
         # Loading models is no part of the job's speed.
@@ -92,17 +109,39 @@ class Driver:
                     self._perform(self._schedule.handle(schedule.Drain()))
                 if self._first_up is not None:
                     self.totals.seconds = time.monotonic() - self._first_up
+                if self._account.due(self._now()):
+                    self._keep()
                 self._show(self.totals)
+            self._collect_traces()
         finally:
             for replica in self._replicas.values():
                 replica.stop()
             self._journal.record([], [], self.totals.summed(self._earlier))
+            self._keep()
         if self._finish.reason is not None:
             raise JobError(f"{self._finish.reason}; the rows already done are kept, and the job can be resumed")
 
     def _start(self, replica: Replica) -> None:
         self._started[replica.number] = time.monotonic()
+        self._trace.event("start", replica.number)
         replica.start()
+
+    def _keep(self) -> None:
+        """What a report shows, for one that is made while the job runs or after it was killed."""
+        self._journal.set_meta(account.KEY, self._account.record())
+        if self.pinned:
+            self._journal.set_meta("pinning", list(self.pinned.values()))
+
+    def _now(self) -> float:
+        """Seconds of the job: its earlier runs and this one."""
+        return self.totals.seconds + self._earlier.get("seconds", 0.0)
+
+    def _collect_traces(self) -> None:
+        """What the timelines hold at the end."""
+        if self._trace.enabled:
+            for replica in self._replicas.values():
+                for role, last in replica.last_traces():
+                    self._trace.actor(replica.number, role, last)
 
     # What Ray reports, as events
 
@@ -120,7 +159,7 @@ class Driver:
             if future in replica.pending:  # else an earlier event of this very tick has replaced the replica
                 del replica.pending[future]
                 yield from self._translate(replica, what, future)
-        self._seat_the_seatless()
+        yield from self._take_seats()
         yield from self._late_starts()
 
     def _translate(self, replica: Replica, what: str, future: Any) -> Iterable[schedule.Event]:
@@ -130,8 +169,12 @@ class Driver:
             yield from self._failed(replica, what, error)
             return
         if what == "target ready":
-            self._agree_on_path(value.path)
+            if not self._is_alike(replica, value):
+                return
             self._note(replica, "target", value)
+            self._account.started(replica.number, self._now())
+            if self._trace.enabled:
+                replica.align("target", self._trace)
             replica.target_is_ready(value)
             self.totals.replicas_up += 1
             self._first_up = self._first_up or time.monotonic()
@@ -139,13 +182,40 @@ class Driver:
         elif what == "draft ready":
             self._note(replica, "draft", value)
             replica.draft_is_ready(value)
+            if self._trace.enabled:
+                replica.align("draft", self._trace)
+                replica.draft_trace()
+        elif what == "trace of the draft":
+            self._trace.actor(replica.number, "draft", value)
+            replica.draft_trace()
+        elif what == "sign of life":
+            yield self._died(replica, self._doubtful.pop(replica.number))
         elif what == "harvest":
             replica.harvest()
             yield from self._harvested(replica, value)
 
+    def _is_alike(self, replica: Replica, report: WorkerReport) -> bool:
+        """Whether a replica computes as the job does. One that does not is left out, where there are others."""
+        try:
+            self._agree_on_path(report.path)
+        except JobChangedError as difference:
+            others = any(each.report or each.pending for each in self._replicas.values() if each is not replica)
+            if not others:
+                raise
+            self.totals.note(f"replica {replica.number} on {self._fleet.host(replica.plan)} is not used: {difference}")
+            replica.stop()
+            self._seatless.add(replica.number)
+            return False
+        return True
+
     def _note(self, replica: Replica, role: str, report: WorkerReport) -> None:
         """Keep what an actor says of its place, and tell the user what is not as it was asked to be."""
-        self.pinned[replica.number, role] = {"replica": replica.number, "role": role, **report.pinned}
+        self.pinned[replica.number, role] = {
+            "replica": replica.number,
+            "role": role,
+            "node": replica.plan.target.node,
+            **report.pinned,
+        }
         for note in (*report.notes, *report.pinned["warnings"]):
             self.totals.note(note)
         for difference in report.differences:
@@ -157,21 +227,39 @@ class Driver:
             raise cause  # no replica will fare better
         if what == "target ready" and isinstance(cause, LeaseError):
             # Another run was quicker to the same cores. Nothing has died: this replica waits for others.
-            replica.stop()
-            self._seatless.add(replica.number)
             self.totals.note(f"replica {replica.number} waits for cores: {cause}")
+            self._unseat(replica)
             return
+        if self._fleet.gone(replica.plan):
+            self._trace.event("host left", replica.number, "target", reason=explain(error))
+            self._unseat(replica)
+            yield schedule.ReplicaLost(replica.number)
+            return
+        if what == "trace of the draft":
+            return  # its end is reported by "draft gone"
         if what.startswith("draft"):
+            self._trace.event("draft died", replica.number, "draft", reason=explain(error))
             self._lose_draft(replica, error)
+            return
+        if what == "sign of life":
+            self._unseat(replica)
+            yield schedule.ReplicaLost(replica.number)
             return
         if replica.report is not None:
             self.totals.replicas_up -= 1
+        self._forget(replica)
+        sign = None if isinstance(error, RayTaskError) else self._fleet.sign_of_life(replica.plan)
+        if sign is None:
+            yield self._died(replica, error)
+            return
+        # A host that goes down takes its processes first: whether this one died alone, the host has to tell.
+        self._doubtful[replica.number] = error
+        replica.pending[sign] = "sign of life"
+
+    def _died(self, replica: Replica, error: Exception) -> schedule.Event:
         self.totals.target_deaths += 1
-        replica.stop()
-        lost = self._rounds.pop(replica.number, Progress())
-        self._past.rounds += lost.rounds
-        self._past.near_ties += lost.near_ties
-        yield schedule.ReplicaDown(replica.number, explain(error))
+        self._trace.event("target died", replica.number, "target", reason=explain(error))
+        return schedule.ReplicaDown(replica.number, explain(error))
 
     def _lose_draft(self, replica: Replica, error: Exception) -> None:
         self.totals.draft_deaths += 1
@@ -182,14 +270,43 @@ class Driver:
                 f"replica {replica.number} goes on without a draft, which died again and again: {explain(error)}"
             )
 
-    def _seat_the_seatless(self) -> None:
-        for number in sorted(self._seatless):
-            plan = self._seat_anew()
-            if plan is None:
-                return
-            self._seatless.remove(number)
-            self._replicas[number].plan = plan
+    def _take_seats(self) -> Iterable[schedule.Event]:
+        """Seats that have come free: first for replicas that lost theirs, then for new ones."""
+        if self._draining:
+            return
+        for plan in self._fleet.seats(len(self._seatless)):
+            if self._seatless:
+                number = min(self._seatless)
+                self._seatless.remove(number)
+                self._replicas[number].plan = plan
+            else:
+                number = max(self._replicas) + 1
+                self._replicas[number] = Replica(number, plan)
+                yield schedule.ReplicaAdded(number)
             self._start(self._replicas[number])
+        now = time.monotonic()
+        if any(each.pending for each in self._replicas.values()):
+            self._seated_at = now
+        elif now - self._seated_at > self._patience:
+            raise JobError(
+                f"no replica has had a place for {self._patience:g} s; the rows already done are kept, and the job can be "
+                "resumed"
+            )
+
+    def _unseat(self, replica: Replica) -> None:
+        """It has no place any more, through no fault of its rows or its own."""
+        if replica.report is not None:
+            self.totals.replicas_up -= 1
+        self._doubtful.pop(replica.number, None)
+        self._fleet.release(replica.plan)
+        self._forget(replica)
+        self._seatless.add(replica.number)
+
+    def _forget(self, replica: Replica) -> None:
+        replica.stop()
+        lost = self._rounds.pop(replica.number, Progress())
+        for name in OF_PROGRESS:
+            setattr(self._past, name, getattr(self._past, name) + getattr(lost, name))
 
     def _late_starts(self) -> Iterable[schedule.Event]:
         """Replicas that take too long to come up. It ends the job only where none has come up yet."""
@@ -220,15 +337,25 @@ class Driver:
             if len(row.samples) == row.stored.request["n"]:
                 samples = [row.samples[index] for index in sorted(row.samples)]
                 self._count(samples)
+                self._account.latencies.add(max(sample.seconds for sample in samples))
                 done.append((number, result_record(row.stored, samples, self._model)))
                 del self._unfinished[number]
+        if harvest.layout is not None:
+            self.layouts[replica.number] = asdict(harvest.layout)
+            if len(replica.plan.serve.arrangements) > 1:
+                self.totals.note(f"replica {replica.number}: {harvest.layout.sentence}")
+        self._account.observe(replica.number, harvest.progress, self._now())
+        self._trace.actor(replica.number, "target", harvest.trace)
+        if harvest.ended:
+            self._trace.event("rows received", replica.number, rows=len(harvest.ended))
         self._rounds[replica.number] = harvest.progress
-        self.totals.rounds = self._past.rounds + sum(progress.rounds for progress in self._rounds.values())
-        self.totals.near_ties = self._past.near_ties + sum(progress.near_ties for progress in self._rounds.values())
+        for name in OF_PROGRESS:
+            setattr(self.totals, name, sum(getattr(progress, name) for progress in (self._past, *self._rounds.values())))
         if done or failed:
             self._journal.record(done, failed, self.totals.summed(self._earlier))
             self.totals.done += len(done)
             self.totals.failed += len(failed)
+            self.rows_by_host[self._fleet.host(replica.plan)] += len(done) + len(failed)
         for number, _ in done + failed:
             yield schedule.RowEnded(replica.number, number)
 
@@ -264,4 +391,5 @@ class Driver:
     def _send(self, replica: Replica, numbers: Sequence[int]) -> None:
         rows = self._journal.load(numbers)
         self._unfinished.update({row.row: _Unfinished(row) for row in rows})
+        self._trace.event("rows sent", replica.number, rows=len(rows))
         replica.submit([sample for row in rows for sample in samples_of(row)])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+import outrider
+from outrider.runner.layouts import arrangements_of
 from outrider.runner.placement import Plan, PlannedActor
 from outrider.runner.seating import ray_options
 from outrider.workers.messages import ModelSpec, Seat, ServeSpec
@@ -24,6 +27,8 @@ class ActorPlan:
     model: ModelSpec
     actor: PlannedActor
     seat: Seat
+    # The Ray node that it must start on; None where there is but one.
+    node: str | None = None
 
     def options(self, variables: Mapping[str, str]) -> dict[str, Any]:
         """For ``ActorClass.options``."""
@@ -37,27 +42,60 @@ class ReplicaPlan:
     serve: ServeSpec
 
     @property
-    def run_ahead(self) -> bool:
-        """Whether the draft may work while the target does: only where it takes no core from it."""
-        return self.draft is not None and not set(self.draft.actor.cores) & set(self.target.actor.cores)
+    def leases(self) -> tuple[str, ...]:
+        return self.target.seat.leases + (self.draft.seat.leases if self.draft is not None else ())
 
 
-def plan_replicas(made: Plan, target: ModelSpec, draft: ModelSpec | None, serve: ServeSpec) -> list[ReplicaPlan]:
-    """Each replica's actors with their models and their places; each distinct start is tried out once."""
-    launches: dict[Pin, Launch] = {}
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What every replica of a job is made of, wherever it sits.
 
-    def actor(replica: int, role: str, model: ModelSpec) -> ActorPlan:
-        planned = made.actor(replica, role)
-        assert planned is not None, f"the plan seats no {role} for replica {replica}"
-        pin = planned.pin
-        launch = launches.get(pin) or launches.setdefault(pin, probe(pin))
-        placed = replace(model, device=pin.local_device, threads=pin.threads, cores=pin.cores)
-        return ActorPlan(placed, planned, Seat(launch, planned.leases))
+    ``movable`` leaves open how target and draft share the cores of their seat.
+    """
 
-    return [
-        ReplicaPlan(actor(replica, "target", target), None if draft is None else actor(replica, "draft", draft), serve)
-        for replica in range(made.replicas)
-    ]
+    target: ModelSpec
+    draft: ModelSpec | None
+    serve: ServeSpec
+    movable: bool = False
+    share_cores: bool = False
+
+    def replicas(
+        self, made: Plan, launches: Callable[[str, Pin], Launch], paths: Mapping[str, Mapping[str, str]] | None = None
+    ) -> list[ReplicaPlan]:
+        """``launches`` gives the start that works for a pin on a host.
+
+        In a cluster ``paths`` says, for each Ray node, where the driver's model directories lie there.
+        """
+
+        def actor(replica: int, role: str, model: ModelSpec) -> ActorPlan:
+            planned = made.actor(replica, role)
+            assert planned is not None, f"the plan seats no {role} for replica {replica}"
+            pin = planned.pin
+            node = planned.host if paths is not None else None
+            path = paths[planned.host][model.path] if paths is not None else model.path
+            placed = replace(model, path=path, device=pin.local_device, threads=pin.threads, cores=pin.cores)
+            seat = Seat(launches(planned.host, pin), planned.leases, shared=self.share_cores)
+            return ActorPlan(placed, planned, seat, node)
+
+        def replica_plan(replica: int) -> ReplicaPlan:
+            target = actor(replica, "target", self.target)
+            draft = None if self.draft is None else actor(replica, "draft", self.draft)
+            arrangements = arrangements_of(
+                target.actor,
+                None if draft is None else draft.actor,
+                self.movable,
+                self.serve.batch,
+            )
+            models = f"{self.target}|{self.draft}|{self.serve}"
+            key = f"{outrider.__version__}|{models}|{len(target.actor.cores)} cores of {made.replicas}"
+            return ReplicaPlan(target, draft, replace(self.serve, arrangements=arrangements, memory_key=key))
+
+        return [replica_plan(replica) for replica in range(made.replicas)]
+
+
+def probed_here() -> Callable[[str, Pin], Launch]:
+    """Starts on this machine; each distinct one is tried out once."""
+    return cache(lambda host, pin: probe(pin))
 
 
 def loaded_bytes(card: ModelCard, precision: str) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import platform
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -14,22 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import outrider
+from outrider.runner import account
 from outrider.runner.admission import admit
-from outrider.runner.cluster import local_ray
-from outrider.runner.config import JobSpec
+from outrider.runner.cluster import joined_ray
+from outrider.runner.config import JobSpec, Options
 from outrider.runner.display import Display, console, summary_table
+from outrider.runner.fleet import Fleet, one_host
+from outrider.runner.guard import bring_token
 from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity
 from outrider.runner.journal import Journal
 from outrider.runner.office import Office
-from outrider.runner.placement import Plan
-from outrider.runner.plan import ReplicaPlan, loaded_bytes, plan_replicas
+from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes
 from outrider.runner.prompts import check_input, file_digest
+from outrider.runner.report import write_report
 from outrider.runner.results import write_results
-from outrider.runner.seating import seat
-from outrider.runner.topology import Topology, ray_resources, read_topology
+from outrider.runner.submitting import ACCEPTED, absolute_model
 from outrider.runner.totals import Totals
+from outrider.runner.trace import TraceFile
 from outrider.runner.wishes import Sizes, Wishes
-from outrider.workers.errors import InputError, PlacementError, UsageError
+from outrider.workers.errors import InputError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
 
@@ -43,13 +46,15 @@ OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 def run(spec: JobSpec, as_json: bool = False) -> int:
     check_input(spec.input)
     directory = spec.out or default_directory(spec.input)
+    if spec.address is not None:
+        bring_token(lambda note: console().print(note, markup=False))
     with held(directory), Display(console()) as display:
         outcome = _run_held(spec, directory, display)
     summary = outcome["summary"]
     if as_json:
         print(json.dumps({"job": str(directory), **summary}))
     else:
-        console().print(summary_table(summary, str(directory)))
+        console().print(summary_table(summary, outcome["over_time"], str(directory)))
     if outcome["interrupted"]:
         console().print(f"stopped with {summary['pending']:,} rows to go; the same command goes on with them", markup=False)
         return INTERRUPTED
@@ -61,33 +66,27 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         target, draft, draft_name, notes = office.prepare_pair(spec.model, spec.draft)
         for note in notes:
             display.say(f"note: {note}")
-        target_model, draft_model = _models(spec, target, draft, office, display.say)
+        target_model, draft_model = choose_models(spec, target, draft, office, display.say)
         asked = identity(spec, target, file_digest(spec.input), target_model.engine, target_model.precision)
         journal = Journal(directory / JOURNAL)
         if journal.filled:
             check_same(journal.meta("identity"), asked, "an input, model or parameter", directory)
         else:
             _admit(spec, target, office, journal, asked, display)
+    if spec.address is not None:
+        display.say(f"{journal.counts().rows:,} {ACCEPTED}; results will be in {directory.resolve()}")
     describe(directory, _description(spec, target, draft, draft_name, asked))
     sizes = Sizes(loaded_bytes(target, target_model.precision))
     if draft is not None and draft_model is not None:
         sizes = replace(sizes, draft=loaded_bytes(draft, draft_model.precision))
-    serve = ServeSpec(
-        batch=spec.batch,
-        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
-        lookup=draft_name == LOOKUP,
-        draft_deadline=spec.draft_deadline,
-    )
-    outcome = _drive(
-        spec,
-        directory,
-        journal,
-        sizes,
-        partial(plan_replicas, target=target_model, draft=draft_model, serve=serve),
-        display,
-    )
+    serve = replace(serve_spec(spec, draft_model, draft_name), trace=spec.trace is not None)
+    movable = is_movable(spec, target_model, draft_model)
+    blueprint = Blueprint(target_model, draft_model, serve, movable, spec.share_cores)
+    cards = [target] if draft is None or draft_model is None else [target, draft]
+    outcome = _drive(spec, directory, journal, _fleet(spec, blueprint, sizes, cards, journal, display), display)
     write_results(journal, directory)
     describe(directory, outcome)
+    write_report(journal, directory, running=False)
     journal.close()
     return outcome
 
@@ -107,12 +106,40 @@ def _admit(
         display.say(f'note: rows ask for the model "{model}"; all are answered by -m {spec.model}')
 
 
+@contextmanager
+def _fleet(
+    spec: JobSpec,
+    blueprint: Blueprint,
+    sizes: Sizes,
+    cards: Sequence[ModelCard],
+    journal: Journal,
+    display: Display,
+) -> Iterator[tuple[Fleet, list[ReplicaPlan]]]:
+    """Where the job is to run, and its first places there."""
+    wishes = partial(wishes_of, spec, blueprint.movable)
+    if spec.address is None:
+        with one_host(blueprint, sizes, wishes, spec.wait_for_cores, display.say, spec.metrics_port) as here:
+            yield here
+        return
+    if spec.metrics_port is not None:
+        raise UsageError("--metrics-port is for a Ray of the job's own; a cluster has its metrics where it was started")
+    # Other hosts have other working directories.
+    models = {absolute_model(card.name): (card.path, card.digest) for card in cards}
+    kept = (journal.meta("numeric_path") or {}).get("instruction_set")
+    with joined_ray(spec.address):
+        # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
+        from outrider.runner.cluster_fleet import ClusterFleet, cluster
+
+        fleet = ClusterFleet(blueprint, sizes, spec.replicas, wishes, models, kept, display.say)
+        with cluster(fleet, spec.wait_for_cores) as there:
+            yield there
+
+
 def _drive(
     spec: JobSpec,
     directory: Path,
     journal: Journal,
-    sizes: Sizes,
-    replicas_of: Callable[[Plan], list[ReplicaPlan]],
+    fleet: AbstractContextManager[tuple[Fleet, list[ReplicaPlan]]],
     display: Display,
 ) -> dict[str, Any]:
     def agree_on_path(path: dict[str, str]) -> None:
@@ -122,47 +149,56 @@ def _drive(
         else:
             check_same(kept, path, "a numeric path", directory)
 
-    machine = read_topology()
-
-    def seat_anew() -> ReplicaPlan | None:
-        try:
-            return replicas_of(seat(sizes, replace(_wishes(spec, machine), replicas=1), 0.0, lambda _: None))[0]
-        except PlacementError:
-            return None
-
     counts = journal.counts()
     interrupted = False
     if counts.pending:
         if counts.done or counts.failed:
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
-        for warning in machine.warnings:
-            display.say(f"note: {warning}")
-        made = seat(sizes, _wishes(spec, machine), spec.wait_for_cores, display.say)
-        for note in made.notes:
-            display.say(f"note: {note}")
-        plans = replicas_of(made)
-        with local_ray(len(machine.usable_cores), ray_resources(machine)):
-            # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
+        trace = TraceFile(spec.trace)
+        with fleet as (where, plans):
             from outrider.runner.driver import Driver
 
-            driver = Driver(journal, plans, spec.model, spec.start_deadline, agree_on_path, seat_anew, display.show)
+            driver = Driver(
+                journal,
+                plans,
+                spec.model,
+                spec.start_deadline,
+                agree_on_path,
+                where,
+                display.show,
+                trace,
+                spec.wait_for_cores,
+            )
             try:
                 with _draining_on_signals(driver, display):
                     driver.run()
             finally:
+                if said := trace.close():
+                    display.say(f"trace: {said}")
                 # Whatever stops the job, what is done can be read.
                 write_results(journal, directory)
-                describe(directory, {"pinning": list(driver.pinned.values())})
+                told = {"pinning": list(driver.pinned.values()), "layouts": driver.layouts}
+                describe(directory, told | {"rows_by_host": dict(driver.rows_by_host)})
+                write_report(journal, directory, running=False)
             interrupted = driver.draining and journal.counts().pending > 0
+    elif spec.trace is not None:
+        display.say("note: --trace: nothing was left to do, so there is nothing to trace")
     counts = journal.counts()
-    summary: dict[str, float] = {
+    summary: dict[str, Any] = {
         "rows": counts.rows,
         "done": counts.done,
         "failed": counts.failed,
         "pending": counts.pending,
     }
     summary |= journal.meta("totals") or Totals().summed({})
-    return {"summary": summary, "interrupted": interrupted, "numeric_path": journal.meta("numeric_path")}
+    kept = journal.meta(account.KEY)
+    summary |= account.summary_of(kept)
+    return {
+        "summary": summary,
+        "over_time": account.over_time(kept),
+        "interrupted": interrupted,
+        "numeric_path": journal.meta("numeric_path"),
+    }
 
 
 @contextmanager
@@ -183,8 +219,8 @@ def _draining_on_signals(driver: Any, display: Display) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _models(
-    spec: JobSpec, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
+def choose_models(
+    spec: Options, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
 ) -> tuple[ModelSpec, ModelSpec | None]:
     """What each actor loads, and on which engine."""
     on_accelerator = [device for device in spec.devices.split(",") if device.strip() not in ("", "cpu")]
@@ -196,11 +232,13 @@ def _models(
 
 
 def _model(
-    spec: JobSpec, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
+    spec: Options, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
 ) -> ModelSpec:
     chosen = OWN_PRECISION.get(card.dtype, "fp32") if precision == "auto" else precision
     engine = spec.engine
-    if engine == "auto" and (on_accelerator or chosen == "fp16"):
+    if engine == "native" and not spec.fast_attention:
+        raise UsageError("--no-fast-attention: the native engine has fused attention only; --engine hf has both")
+    if engine == "auto" and (on_accelerator or chosen == "fp16" or not spec.fast_attention):
         engine = "hf"
     if engine != "hf":
         refusal = office.native_refuses(card.path)
@@ -209,20 +247,53 @@ def _model(
         if refusal is not None:
             say(f"note: {card.name} runs on the hf engine, more slowly and not bit for bit: {refusal}")
         engine = "hf" if refusal is not None else "native"
-    if engine == "hf" and chosen in ("w8a8", "w4a8"):
-        raise UsageError(f'--precision: the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}')
+    if engine == "hf" and chosen not in ("fp32", "bf16", "fp16"):
+        why = "" if spec.fast_attention else "--no-fast-attention needs the hf engine, and "
+        raise UsageError(
+            f'--precision: {why}the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}'
+        )
     if engine == "native" and chosen == "fp16":
         raise UsageError(f"--precision: the native engine does not know fp16; choose another for {card.name}")
-    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle)
+    return ModelSpec(
+        card.path,
+        engine,
+        chosen,
+        allow_pickle=spec.allow_pickle,
+        prefix_tokens=spec.prefix_tokens,
+        fast_attention=spec.fast_attention,
+    )
 
 
-def _wishes(spec: JobSpec, machine: Topology) -> Wishes:
+def serve_spec(spec: Options, draft: ModelSpec | None, draft_name: str) -> ServeSpec:
+    return ServeSpec(
+        batch=spec.batch,
+        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
+        model=draft is not None,
+        lookup=draft_name.endswith(LOOKUP),
+        draft_confidence=spec.draft_confidence,
+        draft_deadline=spec.draft_deadline,
+    )
+
+
+def is_movable(spec: Options, target: ModelSpec, draft: ModelSpec | None) -> bool:
+    """Whether how the two share their cores is left open; only the native engine can be moved while it works."""
+    return _left_open(spec) and draft is not None and {target.engine, draft.engine} == {"native"}
+
+
+def _left_open(spec: Options) -> bool:
+    return spec.layout == "auto" and spec.draft_cores is None and not spec.devices
+
+
+def wishes_of(spec: Options, movable: bool, cores: int) -> Wishes:
+    """What is wished for on a host, or several, of so many cores."""
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     layout = spec.layout
-    if layout == "auto" and spec.draft_cores is None and not devices:
+    if movable:
+        # Both get all cores of their seat, and how they share them is found out on the job's own rows.
+        layout = "shared"
+    elif _left_open(spec):
         # A target loses 1/n of its speed with one of n cores, and a draft that takes turns costs less than a quarter.
-        cores_a_replica = len(machine.usable_cores) // (spec.replicas or 1)
-        layout = "shared" if cores_a_replica < FEWEST_CORES_TO_SPLIT else "split"
+        layout = "shared" if cores // (spec.replicas or 1) < FEWEST_CORES_TO_SPLIT else "split"
     return Wishes(spec.per, spec.replicas, spec.draft_cores, layout, devices)
 
 

@@ -34,6 +34,20 @@ class ReplicaDown:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaAdded:
+    """A further replica, which may come up later."""
+
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLost:
+    """Its host has left, or it gave up its place: nobody's fault. It may come up again elsewhere."""
+
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
 class RowsFetched:
     """The next rows of the journal, with the attempts each has behind it."""
 
@@ -52,7 +66,7 @@ class Drain:
     """Start nothing new; what is under way may end."""
 
 
-Event = ReplicaUp | ReplicaDown | RowsFetched | RowEnded | Drain
+Event = ReplicaUp | ReplicaDown | ReplicaAdded | ReplicaLost | RowsFetched | RowEnded | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +144,12 @@ class Schedule:
                 commands: list[Command] = []
             case ReplicaDown(replica, reason):
                 commands = self._lose(replica, reason)
+            case ReplicaAdded(replica):
+                self._replicas[replica] = _Replica()
+                commands = []
+            case ReplicaLost(replica):
+                self._take_back(replica)
+                commands = []
             case RowsFetched(rows, exhausted):
                 self._fetching, self._exhausted = False, exhausted
                 for row, attempts in rows:
@@ -165,6 +185,14 @@ class Schedule:
         elif not self._draining:
             commands.append(Restart(replica))
         return commands
+
+    def _take_back(self, replica: int) -> None:
+        """Its rows wait again, with no more attempts behind them than before."""
+        state = self._replicas[replica]
+        rows, state.rows = state.rows, {}
+        state.up = False
+        for row, attempts in reversed(rows.items()):
+            (self._suspects if attempts > 1 else self._waiting).appendleft((row, attempts))
 
     def _next(self) -> list[Command]:
         """Whatever can be started now."""

@@ -24,8 +24,10 @@ def seat(
     say: Callable[[str], None],
     read: Callable[[], Topology] = read_topology,
     sleep: Callable[[float], None] = time.sleep,
+    share: bool = False,
 ) -> Plan:
     """A plan on this host's free cores. What would fit the whole host is waited for, for ``seconds`` at most.
+    Cores that other runs are willing to ``share`` are free.
 
     The plan is no claim: two runs may plan the same core, and the actor that comes second finds its lease taken. Its
     driver then plans anew.
@@ -35,7 +37,7 @@ def seat(
     deadline = time.monotonic() + seconds
     said = ""
     while True:
-        held = holders()
+        held = holders(shared=share)
         try:
             found = plan([machine.without(held)], sizes, wishes) if held else whole
         except PlacementError as refusal:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -14,13 +15,17 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
+from outrider.runner import account
 from outrider.runner import driver as module
+from outrider.runner.account import summary_of
 from outrider.runner.driver import Driver
+from outrider.runner.fleet import OneHost
 from outrider.runner.journal import DONE, FAILED, Counts, Journal, StoredRow
 from outrider.runner.placement import PlannedActor
 from outrider.runner.plan import ActorPlan, ReplicaPlan
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.schedule import MOST_ATTEMPTS, MOST_BARREN_DEATHS
+from outrider.runner.trace import TraceFile
 from outrider.workers.errors import JobChangedError, JobError, LeaseError, ModelError, WorkerError
 from outrider.workers.messages import (
     Harvest,
@@ -31,6 +36,8 @@ from outrider.workers.messages import (
     RowResult,
     Seat,
     ServeSpec,
+    Slice,
+    Trace,
     WorkerReport,
 )
 from outrider.workers.pinning import Launch
@@ -118,7 +125,19 @@ class FakeReplica:
             else RowResult(row.key, (1, 2), f"text {row.sampling.sample}", "stop", 1, 3, 2, 0.1)
             for row in some
         )
-        return Harvest(ended, Progress(rounds=self.rounds))
+        progress = Progress(rounds=self.rounds, row_rounds=self.rounds, tokens=2 * self.rounds)
+        progress.prompt_tokens, progress.prompt_tokens_reused = 5 * self.rounds, 3 * self.rounds
+        return Harvest(ended, progress, self._slices())
+
+    def _slices(self) -> Trace:
+        now = time.perf_counter_ns()
+        return Trace((Slice("verify", now, now + 1, 1, 1),)) if self.plan.serve.trace else Trace()
+
+    def align(self, role: str, trace: TraceFile) -> None:
+        trace.align(self.number, role, time.perf_counter)
+
+    def last_traces(self) -> Iterator[tuple[str, Trace]]:
+        yield "target", self._slices()
 
     def submit(self, rows: Sequence[Row]) -> None:
         self.rows.extend(rows)
@@ -168,11 +187,11 @@ def fill(journal: Journal, count: int, samples: int = 1) -> None:
     journal.fill((StoredRow(n, f"id-{n}", n + 1, "completion", request, (1, 2)) for n in range(count)), [], {})
 
 
-def driver(journal: Journal, replicas: int = 1, batch: int = 4, **options: Any) -> Driver:
-    plan = replace(PLAN, serve=ServeSpec(batch=batch, draft_tokens=3))
+def driver(journal: Journal, replicas: int = 1, batch: int = 4, traced: bool = False, **options: Any) -> Driver:
+    plan = replace(PLAN, serve=ServeSpec(batch=batch, draft_tokens=3, trace=traced))
     given = {
         "agree_on_path": lambda path: None,
-        "seat_anew": lambda: None,
+        "fleet": OneHost(lambda: None),
         "show": lambda totals: None,
         "start_deadline": 60.0,
         **options,
@@ -193,6 +212,7 @@ def test_every_row_ends_and_is_counted(world: World, journal: Journal, replicas:
     assert ids(journal, DONE) == [f"id-{number}" for number in range(700)]
     totals = made.totals
     assert (totals.done, totals.tokens, totals.proposed, totals.accepted, totals.rounds) == (700, 1400, 2100, 1400, 700)
+    assert (totals.prompt_tokens, totals.prompt_tokens_reused) == (3500, 2100)
     assert {"a note", "target of replica 0: core 3 is not core 2"} <= set(totals.notes)
     assert len(totals.notes) == len(set(totals.notes))
     assert all(replica.stopped for replica in made._replicas.values())
@@ -261,6 +281,40 @@ def test_samples_lost_with_a_replica_are_not_counted_twice(world: World, journal
     assert made.totals.target_deaths == 1
     assert journal.counts() == Counts(1, 1, 0)
     assert (made.totals.tokens, made.totals.proposed, made.totals.accepted) == (8, 12, 8)
+
+
+def test_the_account_goes_on_over_deaths_and_resumed_runs(world: World, journal: Journal) -> None:
+    fill(journal, 40)
+    made = driver(journal, replicas=2, batch=3)
+    world.after_harvest = lambda: made.drain() if made.totals.done >= 10 else None
+    world.poison = {7}
+    made.run()
+    first = summary_of(journal.meta(account.KEY))
+    assert first["tokens_per_round"] == 2.0
+    world.after_harvest, world.poison = lambda: None, set()
+    driver(journal, replicas=2, batch=3).run()
+    kept = journal.meta(account.KEY)
+    # What a target did before it died is in the account up to its last harvest; rows are counted by their ends alone.
+    assert sum(replica["tokens"] for replica in summary_of(kept)["replicas"]) == 2 * journal.counts().done
+    assert sum(kept["latencies"].values()) == journal.counts().done
+
+
+def test_a_traced_job_shows_rows_deaths_and_starts(world: World, journal: Journal, tmp_path: Path) -> None:
+    fill(journal, 12)
+    world.poison = {7}
+    world.draft_deaths = 1
+    trace = TraceFile(tmp_path / "t.json")
+    made = driver(journal, trace=trace, traced=True)
+    made.run()
+    trace.close()
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events]
+    assert names.count("target died") == MOST_ATTEMPTS
+    assert names.count("start") == 1 + MOST_ATTEMPTS
+    assert names.count("draft died") == 1
+    assert names.count("verify") == names.count("rows received") + 1, "one slice a harvest, and what was left at the end"
+    assert sum(event["args"]["rows"] for event in events if event["name"] == "rows received") == 11
+    assert sum(event["args"]["rows"] for event in events if event["name"] == "rows sent") >= 12
 
 
 def test_a_target_that_cannot_start_ends_the_job_with_its_reason(world: World, journal: Journal) -> None:
@@ -387,9 +441,117 @@ def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) 
         world.dies_at_start.clear()
         return PLAN
 
-    made = driver(journal, seat_anew=seat_anew)
+    made = driver(journal, fleet=OneHost(seat_anew))
     made._drain = event = NoEvent()  # type: ignore[assignment]
     made.run()
     assert event.waits >= 2
     assert made.totals.target_deaths == 0
     assert journal.counts() == Counts(5, 5, 0)
+
+
+class Moving:
+    """A fleet of one host after the other: each leaves when its target dies, and the next one joins."""
+
+    def __init__(self, plans: list[ReplicaPlan]) -> None:
+        self.plans = plans
+        self.left: list[ReplicaPlan] = []
+        self.released: list[ReplicaPlan] = []
+
+    def seats(self, seatless: int) -> list[ReplicaPlan]:
+        return [self.plans.pop()] if seatless and self.plans else []
+
+    def gone(self, plan: ReplicaPlan) -> bool:
+        return plan in self.left
+
+    def sign_of_life(self, plan: ReplicaPlan) -> Any:
+        return None
+
+    def release(self, plan: ReplicaPlan) -> None:
+        self.released.append(plan)
+
+    def host(self, plan: ReplicaPlan) -> str:
+        return plan.target.actor.host
+
+
+def on(host: str) -> ReplicaPlan:
+    return replace(PLAN, target=replace(PLAN.target, actor=replace(PLANNED, host=host)))
+
+
+def test_a_host_that_leaves_takes_no_row_with_it_and_blames_none(world: World, journal: Journal) -> None:
+    fill(journal, 40)
+    fleet = Moving([on(f"host {number}") for number in range(6)])
+    made = driver(journal, fleet=fleet)
+    made._drain = NoEvent()  # type: ignore[assignment]
+    turns = count()
+
+    def leave() -> None:
+        # Row 0 is under way each time, more often than a row may see its replica die.
+        leaving = next(turns) < 2 * MOST_ATTEMPTS - 1
+        world.poison = {row.key // MOST_SAMPLES for row in made._replicas[0].rows} if leaving else set()  # type: ignore[attr-defined]
+        fleet.left = [made._replicas[0].plan] if world.poison else []
+
+    world.after_harvest = leave
+    made.run()
+    assert len(fleet.released) >= MOST_ATTEMPTS
+    assert journal.counts() == Counts(40, 40, 0)
+    assert made.totals.target_deaths == 0
+    assert sum(made.rows_by_host.values()) == 40
+
+
+def test_a_host_that_joins_gets_rows(world: World, journal: Journal) -> None:
+    fill(journal, 400)
+    joining = [on("new")]
+
+    class Growing(Moving):
+        def seats(self, seatless: int) -> list[ReplicaPlan]:
+            return [joining.pop()] if joining else []
+
+    made = driver(journal, fleet=Growing([]))
+    made.run()
+    assert set(made.rows_by_host) == {"here", "new"}
+    assert journal.counts() == Counts(400, 400, 0)
+
+
+def test_a_job_without_any_place_gives_up_in_the_end(world: World, journal: Journal) -> None:
+    fill(journal, 5)
+    world.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
+    made = driver(journal, patience=-1.0)
+    made._drain = NoEvent()  # type: ignore[assignment]
+    with pytest.raises(JobError, match="no replica has had a place for"):
+        made.run()
+
+
+def test_a_replica_that_computes_otherwise_is_left_out(world: World, journal: Journal) -> None:
+    fill(journal, 50)
+    paths = count()
+
+    def agree(path: dict[str, str]) -> None:
+        if next(paths) == 1:
+            raise JobChangedError("instruction_set: avx512 then, avx2 now")
+
+    made = driver(journal, replicas=2, agree_on_path=agree)
+    made.run()
+    assert journal.counts() == Counts(50, 50, 0)
+    assert any("is not used: instruction_set: avx512 then" in note for note in made.totals.notes)
+
+
+@pytest.mark.parametrize("host_lives", [True, False])
+def test_a_death_is_blamed_only_where_the_host_lives_on(world: World, journal: Journal, host_lives: bool) -> None:
+    fill(journal, 20)
+
+    class Doubted(Moving):
+        def sign_of_life(self, plan: ReplicaPlan) -> Any:
+            return Future(lambda: None if host_lives else RayActorError())
+
+    made = driver(journal, fleet=Doubted([on("next")]))
+    made._drain = NoEvent()  # type: ignore[assignment]
+    deaths = count()
+
+    def die_once() -> None:
+        world.poison = {row.key // MOST_SAMPLES for row in made._replicas[0].rows} if next(deaths) == 1 else set()  # type: ignore[attr-defined]
+
+    world.after_harvest = die_once
+    made.run()
+    assert journal.counts() == Counts(20, 20, 0)
+    assert made.totals.target_deaths == host_lives
+    assert set(made.rows_by_host) == ({"here"} if host_lives else {"here", "next"})

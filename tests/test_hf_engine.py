@@ -89,6 +89,22 @@ def test_other_families_run_row_by_row_and_say_so(tmp_path, family):
     assert greedy_in_company(engine) == greedy_by_transformers(folder)
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "bloom"])
+def test_a_fork_goes_on_from_where_it_left_its_source(tmp_path, family):
+    folder = save(tmp_path, family, {**RAGGED, **ROW_BY_ROW}[family])
+    engine, _, _ = load_hf(ModelSpec(str(folder), "hf", "fp32"))
+    assert engine.forks == (family in RAGGED)
+    engine.open(0, Sampling(), len(PROMPT))
+    engine.feed([Feed(0, PROMPT[:8], 0)])
+    for row, length in ((1, 8), (2, 5), (3, 1)):
+        engine.fork(row, 0, length, Sampling(), len(PROMPT))
+        assert engine.length(row) == length
+    engine.feed([Feed(2, [9, 9, 9], 0)])
+    engine.close(2)
+    choices = [engine.feed([Feed(row, PROMPT[engine.length(row) :], 1)])[0].tokens for row in (0, 1, 3)]
+    assert choices == [greedy_by_transformers(folder)[:1]] * 3
+
+
 def test_a_model_with_a_state_is_refused(tmp_path):
     settings = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 101, "state_size": 8}
     config = AutoConfig.for_model("mamba", **settings)

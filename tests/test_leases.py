@@ -151,3 +151,16 @@ def test_nothing_is_held_where_there_is_no_folder(tmp_path: Path) -> None:
 
 def test_the_usual_folder_is_shared_by_the_host() -> None:
     assert leases.default_folder().name == "outrider-cores"
+
+
+def test_those_who_share_share_with_each_other_only(tmp_path: Path) -> None:
+    with claim(["0"], folder=tmp_path, shared=True), claim(["0", "1"], folder=tmp_path, shared=True):
+        # Two descriptors of one process are two claims to the kernel.
+        assert holders(None, tmp_path, shared=True) == {}
+        assert holders(None, tmp_path).keys() == {"0", "1"}
+        assert isinstance(try_claim(["1"], tmp_path), list)
+    with another_process(tmp_path, "0") as other:
+        assert holders(None, tmp_path, shared=True) == {"0": Holder("0", other.pid)}
+        assert try_claim(["0"], tmp_path, shared=True) == [Holder("0", other.pid)]
+    with claim(["0"], 30.0, folder=tmp_path):
+        pass

@@ -21,7 +21,9 @@ from outrider.runner.schedule import (
     Fetch,
     Finish,
     RecordAttempts,
+    ReplicaAdded,
     ReplicaDown,
+    ReplicaLost,
     ReplicaUp,
     Restart,
     RowEnded,
@@ -316,3 +318,40 @@ def test_a_drain_always_ends(rows: int, replicas: int, deaths: float, seed: int,
     ended, failed, _ = simulate(rows, replicas, 4, set(), deaths, dice, drain_after=after)
     assert not ended & failed
     assert ended | failed <= set(range(rows))
+
+
+def test_a_lost_replica_keeps_its_place_and_its_rows_go_elsewhere_without_blame() -> None:
+    schedule = begun(0, 1, 2, 3, replicas=2)
+    assert schedule.handle(ReplicaLost(0)) == []
+    assert schedule.handle(RowEnded(1, 2)) == [Send(1, (0,))]
+    for _ in range(MOST_ATTEMPTS + MOST_BARREN_DEATHS):
+        assert schedule.handle(ReplicaLost(1)) == []
+        assert schedule.handle(ReplicaUp(1, 2)) == [Send(1, (3, 0))]
+    assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (1,))]
+
+
+def test_a_suspect_on_a_lost_replica_is_no_more_and_no_less_suspect() -> None:
+    schedule = begun(0)
+    schedule.handle(ReplicaDown(0, "died"))
+    schedule.handle(ReplicaUp(0, 2))
+    schedule.handle(ReplicaDown(0, "died"))
+    assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (0,))]
+    assert schedule.handle(ReplicaLost(0)) == []
+    assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (0,))]
+    assert schedule.handle(ReplicaDown(0, "died"))[:2] == [
+        RecordAttempts((0,)),
+        FailRow(0, f"its replica died {MOST_ATTEMPTS} times while doing it: died"),
+    ]
+
+
+def test_a_replica_that_joins_is_fed() -> None:
+    schedule = begun(0, 1, 2)
+    assert schedule.handle(ReplicaAdded(5)) == []
+    assert schedule.handle(ReplicaUp(5, 2)) == [Send(5, (2,))]
+
+
+def test_without_a_single_host_the_job_waits() -> None:
+    schedule = begun(0)
+    assert schedule.handle(ReplicaLost(0)) == []
+    assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (0,))]
+    assert schedule.handle(RowEnded(0, 0)) == [Finish()]

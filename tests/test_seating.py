@@ -29,7 +29,7 @@ SMALL = Sizes(1000, 100)
 def others(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Holder]]:
     """What other runs hold, look after look; the last answer stays."""
     looks: list[dict[str, Holder]] = [{}]
-    monkeypatch.setattr(seating, "holders", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
+    monkeypatch.setattr(seating, "holders", lambda shared: looks.pop(0) if len(looks) > 1 else looks[0])
     return looks
 
 

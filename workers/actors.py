@@ -6,12 +6,13 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 
-from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, Seat, ServeSpec, WorkerReport
-from outrider.workers.readback import read_back, take_place
+from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, Seat, ServeSpec, Trace, WorkerReport
+from outrider.workers.readback import move_threads, read_back, take_place
 
 
 class _Loaded:
@@ -19,7 +20,7 @@ class _Loaded:
 
     def __init__(self, spec: ModelSpec, seat: Seat) -> None:
         started = time.perf_counter()
-        take_place(seat.launch, seat.leases, seat.lease_seconds)
+        take_place(seat.launch, seat.leases, seat.lease_seconds, shared=seat.shared)
         from outrider.workers.models.opening import open_model
 
         self.model = open_model(spec)
@@ -35,60 +36,115 @@ class _Loaded:
             differences=pinned.differences,
         )
 
+    def move(self, cores: Sequence[int]) -> None:
+        """Take the engine, and every other thread of the process, to these cores of its own."""
+        if cores and self.model.use_cores is not None:
+            move_threads(cores)
+            self.model.use_cores(cores)
+
 
 @ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4)
 class TargetActor:
     """Holds the target model, and leads the rounds. ``load`` comes first, so that its errors arrive as they are."""
 
     def load(self, spec: ModelSpec, seat: Seat, serve: ServeSpec) -> WorkerReport:
+        from outrider.workers.arranger import Arranger
         from outrider.workers.costs import measure
+        from outrider.workers.draft_link import DraftLink
+        from outrider.workers.metrics import Metrics
         from outrider.workers.models.tokenizer import Tokenizer
-        from outrider.workers.proposers import DraftLink, LookupProposer
+        from outrider.workers.proposers import EitherProposer, LookupProposer, NoProposer
         from outrider.workers.serving import TargetServer
+        from outrider.workers.tally import Tally
         from outrider.workers.text import TextWriter
-        from outrider.workers.verify import Verifier
+        from outrider.workers.timeline import Timeline
+        from outrider.workers.verify import Proposer, Verifier
 
         loaded = self._loaded = _Loaded(spec, seat)
         model = loaded.model
         tokenizer = Tokenizer(spec.path)
-        self._link = DraftLink(serve.draft_deadline)
-        self._server = TargetServer(
-            Verifier(
-                engine=model.engine,
-                new_writer=lambda row: TextWriter(tokenizer.decode, row.stop, model.end_tokens),
-                proposer=LookupProposer() if serve.lookup else self._link,
-                batch=serve.batch,
-                draft_tokens=serve.draft_tokens,
-                verify_seconds=measure(model.engine),
-                end_tokens=model.end_tokens,
+        tally = Tally(Timeline() if serve.trace else None)
+        self._metrics = Metrics(serve.replica)
+        self._link = DraftLink(serve.draft_deadline, serve.draft_confidence, tally)
+        verify_seconds = measure(model.engine)
+        proposer: Proposer = self._link
+        if serve.lookup:
+            proposer = (
+                EitherProposer(self._link, lambda tokens: verifier.verify_seconds(tokens))
+                if serve.model
+                else LookupProposer()
             )
+        elif not serve.model:
+            proposer = NoProposer()
+        verifier = Verifier(
+            engine=model.engine,
+            new_writer=lambda row: TextWriter(
+                tokenizer.decode,
+                row.stop,
+                {*model.end_tokens, *(row.sampling.end_tokens or ())},
+                row.sampling.min_tokens,
+                tokenizer.pieces,
+            ),
+            proposer=proposer,
+            batch=serve.batch,
+            draft_tokens=serve.draft_tokens,
+            verify_seconds=verify_seconds,
+            end_tokens=model.end_tokens,
+            prefix_tokens=spec.prefix_tokens,
+            tally=tally,
         )
+        arranger = Arranger(
+            verifier, self._link, serve.arrangements, loaded.move, lambda: measure(model.engine), serve.memory_key
+        )
+        self._server = TargetServer(verifier, arranger)
         return loaded.report
 
     def attach(self, draft: Any) -> None:
         self._link.attach(draft)
 
+    def arrange(self, name: str | None) -> None:
+        self._server.arrange(name)
+
     def submit(self, rows: list[Row]) -> None:
         self._server.submit(rows)
 
     def harvest(self, timeout: float) -> Harvest:
-        return self._server.harvest(timeout)
+        harvest = self._server.harvest(timeout)
+        self._metrics.ended(harvest.ended)
+        self._metrics.publish(harvest.progress)
+        return harvest
+
+    def clock(self) -> float:
+        """What the times of this process's timeline are measured by."""
+        return time.perf_counter()
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)
+@ray.remote(num_cpus=0, max_restarts=0, max_concurrency=3)
 class DraftActor:
-    """Holds the draft model, and answers a target's requests. The second thread is there for ``watch``."""
+    """Holds the draft model, and answers a target's requests. The other threads are there for ``watch`` and ``trace``."""
 
-    def load(self, spec: ModelSpec, seat: Seat, run_ahead: bool) -> WorkerReport:
+    def load(self, spec: ModelSpec, seat: Seat, trace: bool) -> WorkerReport:
         from outrider.workers.propose import Drafter
         from outrider.workers.serving import DraftServer
+        from outrider.workers.timeline import Timeline
 
         loaded = self._loaded = _Loaded(spec, seat)
-        self._server = DraftServer(Drafter(loaded.model.engine, loaded.model.end_tokens), run_ahead)
+        drafter = Drafter(loaded.model.engine, loaded.model.end_tokens, spec.prefix_tokens)
+        self._server = DraftServer(drafter, Timeline() if trace else None)
         return loaded.report
+
+    def settle(self, cores: Sequence[int], run_ahead: bool) -> None:
+        """Work on these cores from now on (none: where it is), and run ahead of the target or do not."""
+        self._server.settle(run_ahead, lambda: self._loaded.move(cores))
 
     def propose(self, ask: Ask) -> Candidates:
         return self._server.propose(ask)
+
+    def trace(self, seconds: float) -> Trace:
+        return self._server.trace(seconds)
+
+    def clock(self) -> float:
+        return time.perf_counter()
 
     def watch(self) -> None:
         """Never returns: whoever waits for it learns at once when this process dies."""

@@ -1,7 +1,8 @@
 """Host-wide leases: who holds which core (and which accelerator), across all Rays and all users of a host.
 
 A lease is a lock (flock) on a file under /dev/shm, held by the process that uses the core. The kernel lets go of it when
-that process ends, however it ends, so nothing is ever left behind. The files themselves stay: removing one that another
+that process ends, however it ends, so nothing is ever left behind. Claims that agree to share (``--share-cores``) keep
+out those that do not, and the other way round. The files themselves stay: removing one that another
 process is about to lock would let two hold "the" lease. Containers with a /dev/shm of their own do not see each other.
 """
 
@@ -83,7 +84,7 @@ def default_folder() -> Path:
     return (shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())) / FOLDER
 
 
-def try_claim(names: Iterable[str], folder: Path | None = None) -> Leases | list[Holder]:
+def try_claim(names: Iterable[str], folder: Path | None = None, shared: bool = False) -> Leases | list[Holder]:
     """All of them, or none and who holds those that were not to be had."""
     where = _prepared(folder)
     files: dict[str, int] = {}
@@ -91,7 +92,7 @@ def try_claim(names: Iterable[str], folder: Path | None = None) -> Leases | list
     # One order for everyone: two claims that overlap can then not each get a half and both fail for ever.
     for name in sorted(set(names)):
         descriptor = _open(where / _checked(name))
-        if _lock(descriptor):
+        if _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             files[name] = descriptor
         else:
             refused.append(Holder(name, _read_pid(descriptor)))
@@ -105,12 +106,12 @@ def try_claim(names: Iterable[str], folder: Path | None = None) -> Leases | list
     return Leases(files)
 
 
-def claim(names: Iterable[str], seconds: float = 0.0, folder: Path | None = None) -> Leases:
+def claim(names: Iterable[str], seconds: float = 0.0, folder: Path | None = None, shared: bool = False) -> Leases:
     """All of them within ``seconds``, or an error that says who holds them."""
     wanted = tuple(names)
     deadline = time.monotonic() + seconds
     while True:
-        answer = try_claim(wanted, folder)
+        answer = try_claim(wanted, folder, shared)
         if isinstance(answer, Leases):
             return answer
         if time.monotonic() >= deadline:
@@ -119,8 +120,11 @@ def claim(names: Iterable[str], seconds: float = 0.0, folder: Path | None = None
         time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
 
 
-def holders(names: Iterable[str] | None = None, folder: Path | None = None) -> dict[str, Holder]:
-    """Which of these leases (or of all that there are) are held at this moment, and by whom."""
+def holders(names: Iterable[str] | None = None, folder: Path | None = None, shared: bool = False) -> dict[str, Holder]:
+    """Which of these leases (or of all that there are) are held at this moment, and by whom.
+
+    Who is himself willing to share (``shared``) is kept out only by those who are not.
+    """
     where = folder or default_folder()
     if names is None:
         try:
@@ -135,10 +139,12 @@ def holders(names: Iterable[str] | None = None, folder: Path | None = None) -> d
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            free = shared or _lock(descriptor, fcntl.LOCK_EX)
         except OSError:
+            free = False
+        if not free:
             held[name] = Holder(name, _read_pid(descriptor))
-        finally:
-            os.close(descriptor)
+        os.close(descriptor)
     return held
 
 
@@ -186,12 +192,12 @@ def _open(path: Path) -> int:
     raise WorkerError(f"{path} vanishes as soon as it is made")
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(descriptor: int, kind: int) -> bool:
     for attempt in range(INSTANT_TRIES):
         if attempt:
             time.sleep(INSTANT_SECONDS)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             continue
         return True

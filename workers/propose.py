@@ -1,29 +1,43 @@
-"""Those who propose: the draft model's loop, and the n-gram lookup that needs no model."""
+"""The draft model's loop: it answers a target's requests, and may run ahead of them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
+from outrider.workers.confidence import Confidence
+from outrider.workers.costs import RunningMeans
 from outrider.workers.engine import Engine, Feed
-from outrider.workers.messages import Advance, Ask, Candidates
+from outrider.workers.messages import Advance, Ask, Candidates, Sampling
+from outrider.workers.prefixes import Prefixes
 
 # A long prompt enters the draft's cache in pieces, so that its working memory stays small.
 PREFILL_TOKENS = 512
+# A step that feeds a row more than this reads a text, which says nothing of what a candidate costs.
+MOST_FED = 2
+# The share of a new observation in the running mean of a step's cost.
+FRESH = 0.1
+# Running ahead beyond candidates that are this unlikely to hold is not worth the power.
+LEAST_REACH = 0.05
 
 
 @dataclass(slots=True)
 class DraftRow:
     """``committed`` is what the target has decided, ``guessed`` how the draft goes on from there.
 
-    The engine's cache holds the first ``cached`` tokens of the two in a row. The last guess has not been fed, so it is
-    never among them.
+    ``leads`` say how clear each guess was, ``reach`` is the chance that all of them hold. The engine's cache holds the
+    first ``cached`` tokens of the two in a row. The last guess has not been fed, so it is never among them.
     """
 
     committed: list[int] = field(default_factory=list)
     guessed: list[int] = field(default_factory=list)
+    leads: list[float] = field(default_factory=list)
+    reach: float = 1.0
     cached: int = 0
     limit: int = 0
+    end_tokens: Collection[int] = ()
 
     def uncached(self) -> list[int]:
         beyond = self.cached - len(self.committed)
@@ -33,21 +47,26 @@ class DraftRow:
 class Drafter:
     """Answers a target's requests. Whatever it says is a hint, so it may forget anything at any time."""
 
-    def __init__(self, engine: Engine, end_tokens: Collection[int]) -> None:
+    def __init__(self, engine: Engine, end_tokens: Collection[int], prefix_tokens: int = 0) -> None:
         self.engine = engine
+        self._prefixes = Prefixes(engine, prefix_tokens)
         self.end_tokens = frozenset(end_tokens)
+        self.confidence = Confidence()
+        self._steps = RunningMeans(FRESH)
         self._rows: dict[int, DraftRow] = {}
         self._asked: list[int] = []
 
     def propose(self, ask: Ask) -> Candidates:
+        started = time.perf_counter()
         for key in ask.closed:
             self._close(key)
         self._asked = [advance.key for advance in ask.rows if self._advance(advance)]
         forgotten = tuple(advance.key for advance in ask.rows if advance.key not in self._rows)
-        while self._step([key for key in self._asked if self._wants_more(key, self._rows[key].limit)]):
+        while self._step([key for key in self._asked if self._wants_more(key, self._rows[key].limit, ask.go_on)]):
             pass
-        rows = {key: self._rows[key] for key in self._asked}
-        return Candidates(ask.round, {key: tuple(row.guessed[: row.limit]) for key, row in rows.items()}, forgotten)
+        tokens = {key: self._worth_sending(self._rows[key], ask) for key in self._asked}
+        seconds = time.perf_counter() - started
+        return Candidates(ask.round, tokens, forgotten, seconds, self._steps(len(self._asked)))
 
     def run_ahead(self) -> bool:
         """One step further for the rows of the last request, as if the target were going to accept everything.
@@ -55,21 +74,24 @@ class Drafter:
         A second set of candidates and the target's own token between the two sets are as far as it pays to go. False
         where there is nothing to do.
         """
-        return self._step([key for key in self._asked if self._wants_more(key, 2 * self._rows[key].limit + 1)])
+        return self._step([key for key in self._asked if self._wants_more(key, 2 * self._rows[key].limit + 1, LEAST_REACH)])
 
     def _advance(self, advance: Advance) -> bool:
         """Take in what the target has committed. False where this row's history here is not the target's."""
         if advance.start == 0 and advance.sampling is not None:
-            self._close(advance.key)
-            self._rows[advance.key] = DraftRow()
-            self.engine.open(advance.key, advance.sampling, advance.prompt_length)
+            self._open(advance, advance.sampling)
+            return True
         row = self._rows.get(advance.key)
         if row is None or len(row.committed) != advance.start:
             self._close(advance.key)
             return False
         held = _common_prefix(row.guessed, advance.tokens)
+        for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
+            self.confidence.learn(row.leads[index], guess == token)
         # What was guessed beyond the committed tokens stays good as long as all of them were guessed right.
-        row.guessed = row.guessed[held:] if held == len(advance.tokens) else []
+        keep_from = held if held == len(advance.tokens) else len(row.guessed)
+        del row.guessed[:keep_from], row.leads[:keep_from]
+        row.reach = prod(self.confidence.chance(lead) for lead in row.leads)
         row.committed.extend(advance.tokens)
         keep = min(row.cached, advance.start + held, len(row.committed) - 1) if not row.guessed else row.cached
         if keep < row.cached:
@@ -78,16 +100,52 @@ class Drafter:
         row.limit = self._room(row, advance.limit)
         return True
 
+    def _open(self, advance: Advance, sampling: Sampling) -> None:
+        """Begin a row anew, with as much of its prompt as another row has read."""
+        self._close(advance.key)
+        prompt = advance.tokens[: advance.prompt_length]
+        shared = self._prefixes.open(advance.key, prompt, sampling)
+        if shared is None:
+            # A row opened just before it has the same beginning: what that one is to read anyway, it reads now.
+            self._read_on()
+            shared = self._prefixes.open(advance.key, prompt, sampling, wait=False) or 0
+        ends = self.end_tokens if sampling.end_tokens is None else sampling.end_tokens
+        row = self._rows[advance.key] = DraftRow(list(advance.tokens), cached=shared, end_tokens=ends)
+        row.limit = self._room(row, advance.limit)
+
+    def _read_on(self) -> None:
+        """Bring all but the last token of every text into the cache."""
+
+        def unread() -> list[Feed]:
+            new = {key: row.uncached()[:-1][:PREFILL_TOKENS] for key, row in self._rows.items() if row.limit}
+            return [Feed(key, tokens, 0) for key, tokens in new.items() if tokens]
+
+        while feeds := unread():
+            self.engine.feed(feeds)
+            for feed in feeds:
+                self._rows[feed.row].cached += len(feed.tokens)
+
     def _room(self, row: DraftRow, limit: int) -> int:
         if any(token >= self.engine.vocabulary for token in row.uncached()):
             return 0  # the target's vocabulary is the larger one, and this row uses it
         return max(0, min(limit, self.engine.context - len(row.committed)))
 
-    def _wants_more(self, key: int, count: int) -> bool:
+    def _wants_more(self, key: int, count: int, least_reach: float) -> bool:
         row = self._rows[key]
         if row.limit == 0 or len(row.guessed) >= min(count, self.engine.context - len(row.committed)):
             return False
-        return not row.guessed or row.guessed[-1] not in self.end_tokens
+        if row.reach < least_reach:
+            return False
+        return not row.guessed or row.guessed[-1] not in row.end_tokens
+
+    def _worth_sending(self, row: DraftRow, ask: Ask) -> tuple[int, ...]:
+        reach = 1.0
+        for count, lead in enumerate(row.leads[: row.limit]):
+            chance = self.confidence.chance(lead)
+            reach *= chance
+            if chance < ask.confidence or reach < ask.keep:
+                return tuple(row.guessed[:count])
+        return tuple(row.guessed[: row.limit])
 
     def _step(self, keys: Sequence[int]) -> bool:
         """One more guess for each of these rows, all together."""
@@ -102,30 +160,24 @@ class Drafter:
             feeds.append(Feed(key, new, 1))
         if not feeds:
             return False
-        for feed, chosen in zip(feeds, self.engine.feed(feeds), strict=True):
+        started = time.perf_counter()
+        answers = self.engine.feed(feeds)
+        if all(len(feed.tokens) <= MOST_FED for feed in feeds):
+            self._steps.observe(len(feeds), time.perf_counter() - started)
+        for feed, chosen in zip(feeds, answers, strict=True):
             row = self._rows[feed.row]
             row.cached += len(feed.tokens)
             row.guessed.append(chosen.tokens[0])
+            row.leads.append(chosen.margins[0])
+            row.reach *= self.confidence.chance(chosen.margins[0])
         return True
 
     def _close(self, key: int) -> None:
         if self._rows.pop(key, None) is not None:
-            self.engine.close(key)
+            self._prefixes.close(key)
             self._asked = [other for other in self._asked if other != key]
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     shorter = min(len(left), len(right))
     return next((index for index in range(shorter) if left[index] != right[index]), shorter)
-
-
-def lookup(tokens: Sequence[int], limit: int, longest: int = 4) -> tuple[int, ...]:
-    """What followed the last occurrence of the row's last n tokens, for the largest n up to ``longest`` that occurred."""
-    if limit <= 0:
-        return ()
-    for size in range(min(longest, len(tokens) - 1), 0, -1):
-        tail = tuple(tokens[-size:])
-        for start in range(len(tokens) - size - 1, -1, -1):
-            if tuple(tokens[start : start + size]) == tail:
-                return tuple(tokens[start + size : start + size + limit])
-    return ()

@@ -54,12 +54,18 @@ class Pinned:
         return asdict(self)
 
 
-def take_place(launch: Launch, leases: Iterable[str] = (), seconds: float = 0.0, proc: Path = Path("/proc/self")) -> Pinned:
+def take_place(
+    launch: Launch,
+    leases: Iterable[str] = (),
+    seconds: float = 0.0,
+    proc: Path = Path("/proc/self"),
+    shared: bool = False,
+) -> Pinned:
     """Called first in a worker: claims its cores host-wide, does what could not be done from outside, reads all back.
 
     The leases are held until the process ends. One that is not to be had within ``seconds`` is an error.
     """
-    claim(leases, seconds)
+    claim(leases, seconds, shared=shared)
     if launch.level == "affinity":
         _set_affinity(launch.pin.cores, proc)
         if launch.pin.memory_nodes:
@@ -189,6 +195,11 @@ def nodes_of(address: int, length: int, samples: int = 256) -> dict[int, int]:
         return {}
     # Negative is an error number: a page that nobody has touched yet.
     return dict(sorted(Counter(node for node in status if node >= 0).items()))
+
+
+def move_threads(cores: Iterable[int]) -> None:
+    """Keep every thread of this process to these cores of its own, from now on."""
+    _set_affinity(cores, Path("/proc/self"))
 
 
 def _set_affinity(cores: Iterable[int], proc: Path) -> None:

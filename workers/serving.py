@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
+from outrider.workers.arranger import Arranger
 from outrider.workers.errors import WorkerError
-from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult
+from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult, Trace
 from outrider.workers.propose import Drafter
+from outrider.workers.timeline import Timeline
 from outrider.workers.verify import Verifier
 
 
@@ -19,18 +20,25 @@ class TargetServer:
     ``submit`` and ``harvest`` may be called from any thread; the verifier is touched by its own thread only.
     """
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: Verifier, arranger: Arranger | None = None) -> None:
         self._verifier = verifier
+        self._arranger = arranger
         self._changed = threading.Condition()
         self._inbox: list[Row] = []
+        self._held: str | None = None
         self._ended: list[RowResult | RowFailure] = []
         self._failure: BaseException | None = None
+        verifier.tally.start()
         threading.Thread(target=self._run, name="verify", daemon=True).start()
 
     def submit(self, rows: Sequence[Row]) -> None:
         with self._changed:
             self._inbox.extend(rows)
             self._changed.notify_all()
+
+    def arrange(self, name: str | None) -> None:
+        """From the next round on hold to this arrangement; None leaves the choice open again."""
+        self._held = name
 
     def harvest(self, timeout: float) -> Harvest:
         """What has ended since the last harvest; waits for something to end, but no longer than the timeout."""
@@ -41,16 +49,30 @@ class TargetServer:
             if self._failure is not None and not self._ended:
                 raise WorkerError(f"the target failed: {self._failure!r}") from self._failure
             ended, self._ended = tuple(self._ended), []
-            return Harvest(ended, replace(self._verifier.progress))
+            tally = self._verifier.tally
+            trace = Trace() if tally.timeline is None else tally.timeline.fetch()
+            layout = None if self._arranger is None else self._arranger.record
+            return Harvest(ended, tally.snapshot(), trace, layout)
 
     def _run(self) -> None:
+        before = time.perf_counter()
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._inbox or not self._verifier.idle)
+                    if self._verifier.idle and not self._inbox:
+                        with self._verifier.tally.idling():
+                            self._changed.wait_for(lambda: self._inbox)
+                        before = time.perf_counter()
                     rows, self._inbox = self._inbox, []
+                if self._arranger is not None:
+                    self._arranger.hold(self._held)
                 self._verifier.add(rows)
                 ended = self._verifier.round()
+                now = time.perf_counter()
+                if self._arranger is not None:
+                    self._arranger.after_round(now - before)
+                    now = time.perf_counter()
+                before = now
                 if ended:
                     with self._changed:
                         self._ended.extend(ended)
@@ -62,25 +84,39 @@ class TargetServer:
 
 
 class DraftServer:
-    """Answers requests; on cores of its own it also runs ahead between them, one step at a time.
+    """Answers requests; told to, it also runs ahead between them, one step at a time.
 
     The one who asks never waits for more than the step that is under way.
     """
 
-    def __init__(self, drafter: Drafter, run_ahead: bool) -> None:
+    def __init__(self, drafter: Drafter, timeline: Timeline | None = None) -> None:
         self._drafter = drafter
+        self._timeline = timeline
+        self._runs_ahead = False
         self._turn = threading.Lock()
         self._asked = threading.Event()
         self._answered = threading.Event()
-        if run_ahead:
-            threading.Thread(target=self._run_ahead, name="run ahead", daemon=True).start()
+        threading.Thread(target=self._run_ahead, name="run ahead", daemon=True).start()
+
+    def settle(self, run_ahead: bool, move: Callable[[], None]) -> None:
+        """From now on run ahead or do not; ``move`` is called while nothing else is under way."""
+        self._asked.set()
+        with self._turn:
+            self._asked.clear()
+            self._runs_ahead = run_ahead
+            move()
 
     def propose(self, ask: Ask) -> Candidates:
         self._asked.set()
         with self._turn:
             self._asked.clear()
+            started = time.perf_counter()
             candidates = self._drafter.propose(ask)
-        self._answered.set()
+            if self._timeline is not None:
+                proposed = sum(map(len, candidates.tokens.values()))
+                self._timeline.add("propose", started, time.perf_counter(), len(ask.rows), proposed)
+        if self._runs_ahead:
+            self._answered.set()
         return candidates
 
     def _run_ahead(self) -> None:
@@ -89,4 +125,14 @@ class DraftServer:
             more = True
             while more and not self._asked.is_set():
                 with self._turn:
+                    started = time.perf_counter()
                     more = self._drafter.run_ahead()
+                    if more and self._timeline is not None:
+                        self._timeline.add("run ahead", started, time.perf_counter())
+
+    def trace(self, seconds: float) -> Trace:
+        """What the timeline gains in that time."""
+        if self._timeline is None:
+            return Trace()
+        time.sleep(seconds)
+        return self._timeline.fetch()

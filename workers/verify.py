@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from outrider.workers import speculation
 from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Engine, Feed
-from outrider.workers.messages import Progress, Row, RowFailure, RowResult
+from outrider.workers.messages import Row, RowFailure, RowResult
+from outrider.workers.prefixes import Prefixes
+from outrider.workers.speculation import Overlap, Price, Request
+from outrider.workers.tally import Tally
 from outrider.workers.text import TextWriter
+from outrider.workers.trial import Round
 
 PREFILL_TOKENS = 512
 # Two scores closer than this may change places when float kernels sum in another order.
@@ -31,7 +35,10 @@ class LiveRow:
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
+    prefill_seconds: float = 0.0
+    prefill_rounds: int = 0
     acceptance: speculation.Acceptance = field(default_factory=speculation.Acceptance)
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
     def pending(self) -> int:
@@ -42,15 +49,32 @@ class LiveRow:
         return len(self.row.prompt) + self.row.max_tokens - len(self.tokens)
 
 
+# Waits for the candidates of each row that was asked for.
+Answer = Callable[[], Sequence[Sequence[int]]]
+
+
 class Proposer(Protocol):
-    def propose(self, rows: Sequence[LiveRow], limits: Sequence[int]) -> list[Sequence[int]]:
-        """Candidates for each row, at most as many as its limit; fewer or none is always allowed."""
+    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+        """Begin to propose, at most as many candidates a row as the request has counts; fewer or none is always allowed.
+
+        The rows stay as they are until the answer is taken, which happens once. Others may be asked for before that.
+        """
 
     def forget(self, key: int) -> None:
         """The row has ended."""
 
-    def step_seconds(self, rows: int) -> float | None:
-        """What one more candidate for that many rows costs; None while nothing can be proposed."""
+    def price(self, rows: int) -> Price | None:
+        """What candidates for that many rows cost; None while nothing can be proposed."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows that go through rounds together. Two groups take turns: one is verified while the draft works for the other."""
+
+    rows: list[LiveRow] = field(default_factory=list)
+    asked: list[LiveRow] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    answer: Answer | None = None
 
 
 class Verifier:
@@ -63,57 +87,106 @@ class Verifier:
         draft_tokens: int | None,
         verify_seconds: CostCurve,
         end_tokens: Collection[int],
+        prefix_tokens: int = 0,
+        tally: Tally | None = None,
     ) -> None:
         self.engine = engine
         self.proposer = proposer
         self.batch = batch
         self.draft_tokens = draft_tokens
-        self.progress = Progress()
+        self.verify_seconds = verify_seconds
+        self.tally = tally or Tally()
+        self.progress = self.tally.progress
+        self.last_round: Round | None = None
+        self._overlap = Overlap.TURNS
+        self._prefixes = Prefixes(engine, prefix_tokens)
         self._new_writer = new_writer
-        self._verify_seconds = verify_seconds
         self._end_tokens = frozenset(end_tokens)
         self._probing = speculation.Probing()
         self._waiting: deque[Row] = deque()
-        self._live: list[LiveRow] = []
+        self._groups = deque([Group()])
+
+    def arrange(self, overlap: Overlap, draft_tokens: int | None) -> None:
+        """Work in another way from the next round on. What has been asked for is let go."""
+        for group in self._groups:
+            if group.answer is not None:
+                group.answer()
+        rows = [live for group in self._groups for live in group.rows]
+        self._overlap, self.draft_tokens = overlap, draft_tokens
+        count = 2 if overlap is Overlap.GROUPS else 1
+        self._groups = deque(Group(rows[start::count]) for start in range(count))
 
     @property
     def idle(self) -> bool:
-        return not self._waiting and not self._live
+        return not self._waiting and not any(group.rows for group in self._groups)
 
     def add(self, rows: Iterable[Row]) -> None:
         self._waiting.extend(rows)
 
     def round(self) -> list[RowResult | RowFailure]:
-        """One pass of the target over the batch. Rows that end in it leave at once, and waiting ones take their places."""
+        """One pass of the target over a group. Rows that end in it leave at once, and waiting ones take their places."""
         ended: list[RowResult | RowFailure] = list(self._admit())
-        if not self._live:
+        self.last_round = None
+        group = self._next_group()
+        if not group.rows:
             return ended
+        live_rows = sum(len(each.rows) for each in self._groups)
+        assisted = all(live.row.assisted for live in group.rows)
+        candidates = self._candidates(group)
+        feeds = [self._feed(live, guess) for live, guess in zip(group.rows, candidates, strict=True)]
+        fed = sum(len(feed.tokens) for feed in feeds)
         started = time.perf_counter()
-        candidates = self._propose()
-        proposed = time.perf_counter()
-        feeds = [self._feed(live, guess) for live, guess in zip(self._live, candidates, strict=True)]
         answers = self.engine.feed(feeds)
         verified = time.perf_counter()
-        for live, guess, answer in zip(list(self._live), candidates, answers, strict=True):
+        self.tally.verified(started, verified, len(feeds), fed)
+        before, tokens = self.progress.accepted, self.progress.tokens
+        tried = 0
+        for live, guess, answer in zip(list(group.rows), candidates, answers, strict=True):
+            tried += min(len(guess), speculation.accepted(guess, answer.tokens) + 1)
             reason = self._commit(live, guess, answer)
             if reason is not None:
+                group.rows.remove(live)
                 ended.append(self._finish(live, reason))
-        self._verify_seconds.observe(sum(len(feed.tokens) for feed in feeds), verified - proposed)
-        self.progress.rounds += 1
+        self.tally.settled(verified, len(feeds), self.progress.tokens - tokens)
+        # Asked for now and taken at the group's next round: until then the draft works beside whatever the target does.
+        self._ask(group)
+        self.verify_seconds.observe(fed, verified - started)
+        self.last_round = Round(
+            proposed=tuple(len(guess) for guess in candidates),
+            tried=tried,
+            accepted=self.progress.accepted - before,
+            live=live_rows,
+            steady=assisted
+            and all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
+        )
         self.progress.plain_rounds += not any(candidates)
-        self.progress.draft_seconds += proposed - started
-        self.progress.verify_seconds += verified - proposed
         return ended
 
+    def _next_group(self) -> Group:
+        """The groups in turn; one without rows only where no group has any."""
+        for _ in range(len(self._groups)):
+            self._groups.rotate(-1)
+            if self._groups[-1].rows:
+                break
+        return self._groups[-1]
+
     def _admit(self) -> Iterable[RowFailure]:
-        while self._waiting and len(self._live) < self.batch:
+        later: list[Row] = []
+        while self._waiting and sum(len(group.rows) for group in self._groups) < self.batch:
             row = self._waiting.popleft()
             problem = self._problem(row.prompt)
             if problem is not None:
                 yield RowFailure(row.key, problem)
                 continue
-            self.engine.open(row.key, row.sampling, len(row.prompt))
-            self._live.append(LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter()))
+            shared = self._prefixes.open(row.key, row.prompt, row.sampling)
+            if shared is None:
+                later.append(row)
+                continue
+            live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter(), cached=shared)
+            self.progress.prompt_tokens += len(row.prompt)
+            self.progress.prompt_tokens_reused += shared
+            min(self._groups, key=lambda group: len(group.rows)).rows.append(live)
+        self._waiting.extendleft(reversed(later))
 
     def _problem(self, prompt: Sequence[int]) -> str | None:
         if not prompt:
@@ -123,22 +196,34 @@ class Verifier:
         strange = next((token for token in prompt if not 0 <= token < self.engine.vocabulary), None)
         return None if strange is None else f"token {strange} is not one of the model's {self.engine.vocabulary}"
 
-    def _propose(self) -> list[Sequence[int]]:
-        """Candidates for the rows that are past their prompt."""
-        ready = [live for live in self._live if live.pending == 1]
+    def _ask(self, group: Group) -> None:
+        """Have candidates made for the rows that are past their prompt."""
+        group.asked = [live for live in group.rows if live.pending == 1 and live.row.assisted]
+        request = self._request(group.asked)
         # The last token of a row is always the target's own, so a candidate for it would be wasted.
-        limits = [
-            min(count, live.remaining - 1, self.engine.context - len(live.tokens))
-            for live, count in zip(ready, self._counts_to_ask(ready), strict=True)
+        group.counts = [
+            max(0, min(count, live.remaining - 1, self.engine.context - len(live.tokens)))
+            for live, count in zip(group.asked, request.counts, strict=True)
         ]
-        if not any(limit > 0 for limit in limits):
-            return [()] * len(self._live)
-        guesses = self.proposer.propose(ready, limits)
+        self.tally.asked(group.counts)
+        group.answer = None
+        if any(group.counts):
+            started = time.perf_counter()
+            group.answer = self.proposer.ask(group.asked, replace(request, counts=group.counts))
+            self.tally.waited("ask", started, len(group.asked), sum(group.counts))
+
+    def _candidates(self, group: Group) -> list[Sequence[int]]:
+        """What was proposed for each row of the group; nothing for those that were not asked for."""
+        if group.answer is None:
+            return [()] * len(group.rows)
+        started = time.perf_counter()
+        guesses, group.answer = group.answer(), None
+        self.tally.waited("waiting for draft", started, len(guesses), sum(map(len, guesses)))
         by_key = {
-            live.row.key: self._sane(guess[: max(0, limit)])
-            for live, guess, limit in zip(ready, guesses, limits, strict=True)
+            live.row.key: self._sane(guess[:count])
+            for live, guess, count in zip(group.asked, guesses, group.counts, strict=True)
         }
-        return [by_key.get(live.row.key, ()) for live in self._live]
+        return [by_key.get(live.row.key, ()) for live in group.rows]
 
     def _sane(self, guess: Sequence[int]) -> Sequence[int]:
         """A proposal up to its first id that the model does not have: whatever a draft sends, it is only a hint."""
@@ -147,20 +232,21 @@ class Verifier:
                 return guess[:index]
         return guess
 
-    def _counts_to_ask(self, ready: Sequence[LiveRow]) -> list[int]:
+    def _request(self, rows: Sequence[LiveRow]) -> Request:
         if self.draft_tokens is not None:
-            return [self.draft_tokens] * len(ready)
-        step = self.proposer.step_seconds(len(ready)) if ready else None
-        if step is None:
-            return [0] * len(ready)
-        counts = speculation.best_counts([live.acceptance.chance for live in ready], self._verify_seconds, step)
-        return [1] * len(ready) if self._probing.due(asking=any(counts)) else counts
+            return Request([self.draft_tokens] * len(rows))
+        price = self.proposer.price(len(rows)) if rows else None
+        if price is None:
+            return Request([0] * len(rows))
+        chances = [live.acceptance.chance for live in rows]
+        request = speculation.best_request(chances, self.verify_seconds, price, self._overlap)
+        return Request([1] * len(rows)) if self._probing.due(asking=any(request.counts)) else request
 
     def _feed(self, live: LiveRow, guess: Sequence[int]) -> Feed:
         new = live.tokens[live.cached :]
         if len(new) > PREFILL_TOKENS:
             return Feed(live.row.key, new[:PREFILL_TOKENS], 0)
-        return Feed(live.row.key, [*new, *guess], len(guess) + 1)
+        return Feed(live.row.key, [*new, *guess], len(guess) + 1, live.row.logprobs)
 
     def _commit(self, live: LiveRow, guess: Sequence[int], answer: Chosen) -> str | None:
         """Take the target's choices up to and including the first that differs from its candidate."""
@@ -168,6 +254,8 @@ class Verifier:
         if not answer.tokens:
             live.cached += PREFILL_TOKENS
             return None
+        if not live.prefill_rounds:
+            live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
         held = speculation.accepted(guess, answer.tokens)
         if guess:
             live.acceptance.observe(len(guess), held)
@@ -180,25 +268,26 @@ class Verifier:
             reason = self._ends(live, token)
             if reason is not None:
                 break
+        live.logprobs.extend(answer.logprobs[:committed])
         used = min(held, committed)
         live.proposed += len(guess)
         live.accepted += used
-        self.progress.tokens += committed
-        self.progress.proposed += len(guess)
-        self.progress.accepted += used
-        self.progress.near_ties += sum(margin < NEAR_TIE for margin in answer.margins[:committed])
+        self.tally.committed(len(guess), used, committed)
+        if not self.engine.exact:
+            self.progress.near_ties += sum(margin < NEAR_TIE for margin in answer.margins[:committed])
         return reason
 
     def _ends(self, live: LiveRow, token: int) -> str | None:
-        if token in self._end_tokens or live.writer.stopped_by(token):
+        own = live.row.sampling.end_tokens
+        stopped = live.writer.stopped_by(token)
+        if stopped or token in (self._end_tokens if own is None else own):
             return "stop"
         if live.remaining == 0 or len(live.tokens) >= self.engine.context:
             return "length"
         return None
 
     def _finish(self, live: LiveRow, reason: str) -> RowResult:
-        self._live.remove(live)
-        self.engine.close(live.row.key)
+        self._prefixes.close(live.row.key)
         self.proposer.forget(live.row.key)
         return RowResult(
             key=live.row.key,
@@ -209,4 +298,7 @@ class Verifier:
             proposed=live.proposed,
             accepted=live.accepted,
             seconds=time.perf_counter() - live.started,
+            logprobs=None if live.row.logprobs is None else live.writer.logprobs(live.logprobs),
+            prefill_seconds=live.prefill_seconds,
+            prefill_rounds=live.prefill_rounds,
         )

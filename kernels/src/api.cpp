@@ -69,6 +69,10 @@ int32_t outrider_engine_create(const outrider_program *program, const outrider_o
 
 void outrider_engine_destroy(outrider_engine *engine) { delete engine; }
 
+int32_t outrider_engine_threads(outrider_engine *engine, int32_t threads, const int32_t *cores) {
+  return guarded([&] { return engine->engine->use_threads(threads, cores); });
+}
+
 int32_t outrider_row_open(outrider_engine *engine, const outrider_sampling *sampling, int32_t prompt, int32_t *row) {
   return guarded([&] { return engine->engine->open(*sampling, prompt, row); });
 }
@@ -115,5 +119,19 @@ int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_
     *chosen = choice.token;
     if (margin) *margin = choice.margin;
     return choice.finite ? OUTRIDER_OK : fail(OUTRIDER_NOT_FINITE, "a logit is not a finite number");
+  });
+}
+
+int32_t outrider_log_probabilities(const float *logits, int32_t vocabulary, int32_t chosen, int32_t count, int32_t *tokens,
+                                   double *values) {
+  return guarded([&]() -> int32_t {
+    const char *message = nullptr;
+    const outrider::Kernels *kernels = outrider::choose_kernels(&message);
+    if (!kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
+    if (chosen < 0 || chosen >= vocabulary || count < 0 || count > vocabulary)
+      return fail(OUTRIDER_INVALID, "token %d and %d others of a vocabulary of %d", chosen, count, vocabulary);
+    outrider::SamplerScratch scratch;
+    outrider::log_probabilities(*kernels, logits, vocabulary, chosen, count, &scratch, tokens, values);
+    return OUTRIDER_OK;
   });
 }

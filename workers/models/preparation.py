@@ -11,9 +11,12 @@ from typing import Any
 
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.models.cards import POCKET, POCKET_DRAFT, ModelCard, read_card
+from outrider.workers.models.names import hub_id
 from outrider.workers.models.tokenizer import Tokenizer, check_pair
 
 LOOKUP, NONE, AUTO = "lookup", "none", "auto"
+# Behind a draft's name: each row takes candidates from the model or from its own text, whichever does better.
+WITH_LOOKUP = "+lookup"
 
 
 @lru_cache(maxsize=2)
@@ -27,20 +30,25 @@ def choose_draft(target: ModelCard) -> str:
         return POCKET_DRAFT
     known = {
         "opt": "facebook/opt-125m",
-        "llama": "JackFram/llama-160m" if target.vocabulary == 32000 else LOOKUP,
+        # CodeLlama has Llama 2's tokens and 16 of its own.
+        "llama": {32000: "JackFram/llama-160m", 32016: "amd/AMD-Llama-135m-code"}.get(target.vocabulary, LOOKUP),
         "qwen2": "Qwen/Qwen1.5-0.5B-Chat" if target.vocabulary >= 151936 else LOOKUP,
         "gpt_bigcode": "bigcode/tiny_starcoder_py",
     }
     draft = known.get(target.family, LOOKUP)
-    return LOOKUP if draft == target.name else draft
+    return LOOKUP if draft == hub_id(target.name) else draft
 
 
 def prepare_pair(target_name: str, draft_name: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
     """The target's card, the draft's (None for lookup and none), the draft's name, and what to tell the user."""
     target = read_card(target_name)
+    both = draft_name.endswith(WITH_LOOKUP)
+    draft_name = draft_name.removesuffix(WITH_LOOKUP)
+    if draft_name == "model":
+        draft_name = AUTO
     wanted = choose_draft(target) if draft_name == AUTO else draft_name
     if wanted in (LOOKUP, NONE):
-        return target, None, wanted, []
+        return target, None, LOOKUP if both else wanted, []
     try:
         draft = read_card(wanted)
         check_pair(target, draft)
@@ -48,7 +56,7 @@ def prepare_pair(target_name: str, draft_name: str) -> tuple[ModelCard, ModelCar
         if draft_name != AUTO:
             raise
         return target, None, LOOKUP, [f"the usual draft cannot be used, proposing by lookup instead: {error}"]
-    return target, draft, wanted, []
+    return target, draft, wanted + WITH_LOOKUP if both else wanted, []
 
 
 def encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:

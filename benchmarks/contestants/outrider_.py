@@ -1,0 +1,61 @@
+"""outrider in the race: the actors that a job uses, one row at a time."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+from protocol import Answer, Setup, serve
+
+from outrider.runner.cluster import local_ray
+from outrider.runner.placement import plan
+from outrider.runner.plan import ActorPlan, plan_replicas
+from outrider.runner.topology import ray_resources, read_topology
+from outrider.runner.wishes import Sizes, Wishes
+from outrider.workers.messages import ModelSpec, Row, Sampling, ServeSpec
+from outrider.workers.models.cards import read_card
+
+START_SECONDS = 600.0
+MOST_WARM_UPS, WARM_UP_TOKENS = 40, 32
+
+
+class Outrider:
+    def __init__(self, setup: Setup) -> None:
+        machine = read_topology()
+        # Nothing is leased: the contestants take turns on the same cores, and several of them stay loaded.
+        sizes = Sizes(read_card(setup.target).weight_bytes, read_card(setup.draft).weight_bytes)
+        made = plan([machine], sizes, Wishes(replicas=1, layout="shared"))
+        models = [ModelSpec(path, "native", setup.precision) for path in (setup.target, setup.draft)]
+        [replica] = plan_replicas(made, models[0], models[1], ServeSpec(batch=1, draft_tokens=None), True)
+        assert replica.draft is not None
+        replica = replace(replica, target=_unleased(replica.target), draft=_unleased(replica.draft))
+        self._stack = ExitStack()
+        self._stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
+        from outrider.runner.pair import Pair
+
+        self._pair = self._stack.enter_context(Pair(replica, START_SECONDS))
+        self._key = 0
+        # How the two share their cores is found out before anything counts.
+        for _ in range(MOST_WARM_UPS):
+            if self._pair.layout is not None or not self._pair.chooses_layout:
+                break
+            self.generate("auto", [1, 2, 3], WARM_UP_TOKENS)
+        self.modes = ["plain", "auto"]
+        self.about = "; ".join(note for report in self._pair.reports.values() for note in report.notes)
+        if self._pair.layout is not None:
+            self.about += f"; {self._pair.layout.sentence}"
+
+    def generate(self, mode: str, prompt: list[int], new_tokens: int) -> Answer:
+        self._key += 1
+        self._pair.arrange("plain" if mode == "plain" else None)
+        row = Row(self._key, tuple(prompt), new_tokens, Sampling(end_tokens=()), assisted=mode != "plain")
+        result = self._pair.answer(row)
+        return Answer(list(result.tokens), result.rounds - result.prefill_rounds + 1)
+
+
+def _unleased(actor: ActorPlan) -> ActorPlan:
+    return replace(actor, seat=replace(actor.seat, leases=()))
+
+
+if __name__ == "__main__":
+    serve(Outrider)

@@ -1,0 +1,108 @@
+"""Who may use a cluster: whoever reaches the ports of one without a token can run programs on all of its hosts.
+
+Ray's servers listen on every interface of a host that is in a cluster, so a cluster without a token is never joined.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.workers.errors import JobError, UsageError
+
+PROBE_SECONDS = 60.0
+OPEN, GUARDED = 0, 3
+# Run without a token, in a process of its own: Ray reads its settings once.
+PROBE = f"""
+import sys
+from ray.exceptions import AuthenticationError
+from ray._raylet import GcsClient
+try:
+    GcsClient(address=sys.argv[1])
+except AuthenticationError:
+    sys.exit({GUARDED})
+except Exception as error:
+    sys.exit({GUARDED} if "auth" in str(error).lower() else 1)
+sys.exit({OPEN})
+"""
+
+
+def token_file() -> Path:
+    """Where Ray looks for the token when no environment variable holds it."""
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
+def make_token() -> tuple[Path, bool]:
+    """The token's file, readable by nobody else; True where it is new. Ray itself would write it readable by all."""
+    path = token_file()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        keep_private(path)
+        return path, False
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32))
+    return path, True
+
+
+def keep_private(path: Path) -> bool:
+    """Take a token's file away from group and others; True where that was needed."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & 0o077:
+        return False
+    try:
+        path.chmod(0o600)
+    except OSError as error:
+        raise UsageError(f"{path} can be read by others and cannot be changed ({error.strerror}): chmod 600 it") from None
+    return True
+
+
+def bring_token(say: Callable[[str], None]) -> None:
+    """Make sure that Ray's calls carry a token; refuse where there is none. Before Ray is imported."""
+    mode = os.environ.get("RAY_AUTH_MODE")
+    if mode not in (None, "token"):
+        raise UsageError(
+            f"RAY_AUTH_MODE is {mode}: a cluster is joined with a token only, since whoever reaches its ports without one "
+            "can run programs on its hosts; set RAY_AUTH_MODE=token here and where Ray is started"
+        )
+    if not os.environ.get("RAY_AUTH_TOKEN"):
+        path = token_file()
+        if not path.is_file():
+            raise UsageError(
+                f"there is no token for the cluster in {path}: copy it from the cluster's head, or make one with "
+                "outrider token before the cluster is started"
+            )
+        if keep_private(path):
+            say(f"note: {path} could be read by others; it is yours alone now")
+    os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def refuse_open(address: str) -> None:
+    """Refuse a cluster that answers to anybody: our own token would not make it safe."""
+    without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_TOKEN")}
+    without |= {"RAY_AUTH_MODE": "disabled", "RAY_LOG_TO_STDERR": "0"}
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", PROBE, address],
+            env=without,
+            capture_output=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+        ).returncode
+    except subprocess.TimeoutExpired:
+        raise JobError(f"the cluster at {address} does not answer") from None
+    if answer == OPEN:
+        raise JobError(
+            f"the cluster at {address} answers without a token, so whoever reaches its ports can run programs on its "
+            "hosts: start Ray with RAY_AUTH_MODE=token on all of them (cluster.yaml does)"
+        )
+    if answer != GUARDED:
+        raise JobError(f"whether the cluster at {address} wants a token cannot be told: it gave no answer")

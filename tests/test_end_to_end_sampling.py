@@ -1,0 +1,85 @@
+"""Log-probabilities, several answers and shared prompts through the door a user takes, killed and resumed on the way."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from test_end_to_end import outrider, start, wait_for_rows
+
+pytestmark = pytest.mark.slow
+
+SYSTEM = "".join(f'def rule_{index}():\n    """Keep line {index} short."""\n\n' for index in range(12))
+
+
+def rows() -> list[dict]:
+    ask = [{"role": "user", "content": SYSTEM + "write a function"}]
+    url, chat_url = "/v1/completions", "/v1/chat/completions"
+    batch = [
+        {"url": url, "body": {"prompt": SYSTEM + "def main(", "max_tokens": 12, "logprobs": 2, "n": 3, "temperature": 0.9}},
+        {"url": url, "body": {"prompt": SYSTEM + "import ", "max_tokens": 6, "logprobs": 0}},
+        {"url": chat_url, "body": {"messages": ask, "max_tokens": 8, "logprobs": True, "top_logprobs": 3, "min_tokens": 8}},
+        {"url": chat_url, "body": {"messages": ask, "max_tokens": 5, "n": 2, "temperature": 1.0, "seed": 4}},
+        {
+            "url": url,
+            "body": {"prompt": "import os", "max_tokens": 40, "stop_token_ids": list(range(5, 21)), "min_tokens": 3},
+        },
+        {"url": url, "body": {"prompt": "x = ", "max_tokens": 20, "ignore_eos": True, "logit_bias": {"0": 100}}},
+        {"url": url, "body": {"prompt": "x = ", "max_tokens": 20, "min_tokens": 7, "logit_bias": {"0": 100}}},
+    ]
+    # Enough alike behind them for the job to be killed amid them.
+    batch += [
+        {"url": url, "body": {"prompt": f"{SYSTEM}y_{index} =", "max_tokens": 24, "logprobs": 1}} for index in range(30)
+    ]
+    return [{"custom_id": str(index), "method": "POST", **row} for index, row in enumerate(batch)]
+
+
+def test_everything_asked_for_is_the_same_however_it_is_run(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    plain = ["--draft", "none", "--batch", "1", "--prefix-tokens", "0"]
+    done = outrider("run", "in.jsonl", "-o", "plain", *plain, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    process = start("run", "in.jsonl", "-o", "job", "--batch", "2", "--draft-tokens", "3", cwd=tmp_path)
+    wait_for_rows(process, tmp_path / "job", 3)
+    process.kill()
+    process.wait()
+    done = outrider("run", "in.jsonl", "-o", "job", "--draft-tokens", "5", "--batch", "6", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "job" / "results.jsonl").read_bytes() == (tmp_path / "plain" / "results.jsonl").read_bytes()
+    summaries = [json.loads((tmp_path / name / "job.json").read_text())["summary"] for name in ("plain", "job")]
+    assert summaries[0]["prompt_tokens_reused"] == 0
+    assert summaries[0]["prompt_tokens"] <= summaries[1]["prompt_tokens"]
+    assert summaries[1]["prompt_tokens_reused"] > summaries[1]["prompt_tokens"] / 2
+    assert summaries[1]["accepted"] > 0
+    assert_answered(tmp_path / "job" / "results.jsonl")
+
+
+def assert_answered(results: Path) -> None:
+    bodies = [json.loads(line)["response"]["body"] for line in results.read_text().splitlines()]
+    several, chosen_only, chat, two, stopped, endless, late = bodies[:7]
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
+    assert len({choice["text"] for choice in several["choices"]}) > 1
+    for choice in several["choices"]:
+        told = choice["logprobs"]
+        assert "".join(told["tokens"]) == choice["text"]
+        assert told["text_offset"] == [len("".join(told["tokens"][:index])) for index in range(12)]
+        for token, value, likeliest in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+            assert likeliest[token] == value <= 0
+            assert 2 <= len(likeliest) <= 3
+            assert math.fsum(math.exp(each) for each in likeliest.values()) <= 1 + 1e-9
+    told = chosen_only["choices"][0]["logprobs"]
+    assert told["top_logprobs"] == [
+        {token: value} for token, value in zip(told["tokens"], told["token_logprobs"], strict=True)
+    ]
+    content = chat["choices"][0]["logprobs"]["content"]
+    assert len(content) == chat["usage"]["completion_tokens"] == 8
+    text = b"".join(bytes(entry["bytes"]) for entry in content).decode()
+    assert text == chat["choices"][0]["message"]["content"]
+    assert all(entry["top_logprobs"][0]["logprob"] == entry["logprob"] for entry in content), "greedy takes the likeliest"
+    assert [choice["logprobs"] for choice in two["choices"]] == [None, None]
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    assert 3 < stopped["usage"]["completion_tokens"] < 40
+    assert (endless["choices"][0]["finish_reason"], endless["usage"]["completion_tokens"]) == ("length", 20)
+    assert (late["choices"][0]["finish_reason"], late["usage"]["completion_tokens"]) == ("stop", 8)
