@@ -1,10 +1,11 @@
 # make run: install and run the demo job.  make test: the fast tests.  make test-slow: the rest.  make lint, make bench, make wheel.
+# make sanitize: the tests of the kernels on a build with the address and undefined behaviour sanitizers (needs cmake).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels runner workers -name '*.py' -o -name '*.cpp' -o -name '*.inc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: run test test-slow lint bench wheel clean
+.PHONY: run test test-slow lint bench wheel sanitize clean
 
 run: $(VENV)/installed
 	$(BIN)/outrider run examples/prompts.jsonl --draft-tokens 4 --precision fp32 --draft-precision fp32
@@ -26,6 +27,14 @@ wheel: $(VENV)/testable
 bench: $(VENV)/testable
 	$(BIN)/outrider bench --compare
 	$(BIN)/python benchmarks/forward.py --shape 160m --precision w4a8
+
+# Leaks are not looked for: the interpreter keeps what it likes.
+sanitize: $(VENV)/testable
+	cmake -S . -B build/sanitize -DOUTRIDER_SANITIZE=ON -DCMAKE_BUILD_TYPE=None
+	cmake --build build/sanitize
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  UBSAN_OPTIONS=print_stacktrace=1 OUTRIDER_LIBRARY=$(CURDIR)/build/sanitize/kernels/liboutrider_kernels.so \
+	  $(BIN)/python -m pytest -q $(wildcard tests/test_kernels_*.py)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

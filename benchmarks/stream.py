@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,23 +10,43 @@ from outrider.kernels import native
 
 # More than any last-level cache that these machines have.
 BYTES = 2 << 30
+# What a thread claims at a time: one that is held up for a moment does not hold up the others.
+PIECE = 16 << 20
 
 
 class Stream:
-    """A buffer that all threads read together, a part each."""
+    """A buffer that all threads read together, piece by piece."""
 
     def __init__(self, threads: int, size: int = BYTES) -> None:
         self.threads = threads
-        self._memory = native.Memory(size)
+        self.size = size // PIECE * PIECE
+        self._memory = native.Memory(self.size)
         # Written, or every page would be the one page of zeros.
         self._memory.array[:] = 1
         self._address = self._memory.array.ctypes.data
-        self._part = size // threads
         self._pool = ThreadPoolExecutor(threads)
 
     def gigabytes_a_second(self) -> float:
         """Of one reading of the whole buffer."""
+        pieces = iter(range(0, self.size, PIECE))
+
+        def read(_: int) -> None:
+            # The interpreter's lock makes taking the next one safe.
+            for offset in pieces:
+                native.stream_read(self._address + offset, PIECE)
+
         started = time.perf_counter()
-        parts = [(self._address + index * self._part, self._part) for index in range(self.threads)]
-        list(self._pool.map(lambda part: native.stream_read(*part), parts))
-        return self._part * self.threads / (time.perf_counter() - started) / 1e9
+        list(self._pool.map(read, range(self.threads)))
+        return self.size / (time.perf_counter() - started) / 1e9
+
+
+def main() -> None:
+    """The best of many readings, for docs and for comparing readers."""
+    threads = len(os.sched_getaffinity(0))
+    stream = Stream(threads)
+    rates = sorted(stream.gigabytes_a_second() for _ in range(20))
+    print(f"{threads} threads: best {rates[-1]:.1f} GB/s, median {rates[10]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

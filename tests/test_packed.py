@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -260,4 +262,38 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(model: Path, cache: Path
     cache.write_text("a file where the directory should be")
     packed = load(model)
     assert "were not cached" in packed.notes[0]
+    assert_holds(packed, load_file(model / "model.safetensors"))
+
+
+def test_what_was_used_longest_ago_leaves_the_cache(
+    model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = load(model).size
+    (first,) = cache.glob("*.packed")
+    # Without the times of change: those are part of the key.
+    shutil.copytree(model, tmp_path / "second", copy_function=shutil.copyfile)
+    load(tmp_path / "second")
+    (second,) = set(cache.glob("*.packed")) - {first}
+    for age, file in ((2000, first), (1000, second)):
+        os.utime(file, (time.time() - age, time.time() - age))
+    assert load(model).cached  # which makes the first the one used last
+    (cache / ".killed.packed.1.partial").write_bytes(b"left")
+    os.utime(cache / ".killed.packed.1.partial", (0, 0))
+    monkeypatch.setenv("OUTRIDER_CACHE_GB", str(2.5 * size / 1e9))
+    shutil.copytree(model, tmp_path / "third", copy_function=shutil.copyfile)
+    assert not load(tmp_path / "third").notes
+    left = set(cache.iterdir())
+    assert first in left and second not in left and len(left) == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"), [("0", "the cache may hold 0.0 GB"), ("much", "OUTRIDER_CACHE_GB=much is not")]
+)
+def test_a_limit_that_leaves_no_room_costs_a_warning(
+    model: Path, cache: Path, limit: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE_GB", limit)
+    packed = load(model)
+    assert reason in packed.notes[0]
+    assert not list(cache.glob("*.packed"))
     assert_holds(packed, load_file(model / "model.safetensors"))

@@ -35,8 +35,8 @@ inline int32_t words_in_row(const outrider_weight &weight) {
 // rows interleaved (word w of row r at w * rows + r). A word is one fp32, two bf16 or four int8 channels.
 struct Input {
   int32_t *words;     // [blocks][words per row][rows of the block]
-  float *scales;      // integer formats: [blocks][groups][rows of the block]
-  int32_t *offsets;   // integer formats: minus the sum of a group's int8, as the low int16: [blocks][groups][rows of the block]
+  float *scales;      // integer formats: [groups][tokens]
+  int32_t *offsets;   // integer formats: minus the sum of a group's int8, as the low int16: [groups][tokens]
   int32_t row_words;  // words per row (words_in_row); of bf16 those behind the columns are zero
   int32_t groups;
   int32_t tokens;

@@ -1,13 +1,31 @@
 #include "memory.h"
 
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "kernels.h"
 
 namespace outrider {
 namespace {
+
 constexpr int64_t kHugePage = int64_t{2} << 20;
+
+// A process bound to several memory nodes has threads on several, and each of them may work on any tile: pages then lie on the
+// nodes in turn. Left to first touch they would lie wherever the loading threads happened to run. A wish: where the system
+// refuses (containers may), the memory works all the same.
+void interleave(void *memory, size_t bytes) {
+  constexpr int kWordBits = 8 * sizeof(unsigned long), kWords = 1024 / kWordBits;
+  unsigned long nodes[kWords] = {};
+  int mode = MPOL_DEFAULT;
+  if (syscall(SYS_get_mempolicy, &mode, nodes, kWords * kWordBits, nullptr, 0) != 0 || mode != MPOL_BIND) return;
+  int count = 0;
+  for (const unsigned long word : nodes) count += __builtin_popcountl(word);
+  if (count > 1) syscall(SYS_mbind, memory, bytes, MPOL_INTERLEAVE, nodes, kWords * kWordBits, 0);
 }
+
+}  // namespace
 
 void *allocate_pages(int64_t bytes) {
   if (bytes <= 0) return nullptr;
@@ -20,6 +38,7 @@ void *allocate_pages(int64_t bytes) {
   if (before > 0) munmap(mapped, static_cast<size_t>(before));
   if (before < kHugePage) munmap(mapped + before + size, static_cast<size_t>(kHugePage - before));
   madvise(mapped + before, static_cast<size_t>(size), MADV_HUGEPAGE);
+  interleave(mapped + before, static_cast<size_t>(size));
   return mapped + before;
 }
 

@@ -69,5 +69,6 @@ inline F dot_bf16(F acc, I a, I b) {
 #endif
 }
 inline void prefetch(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
+inline void prefetch_second(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1); }
 
 }  // namespace

@@ -2,6 +2,9 @@
 
 A file is one page-aligned image of the packed memory behind a header with its key and a checksum of every piece. It is
 written beside its place and moved there, and whatever is wrong with one found is a reason to pack again, never an error.
+
+All files together are bounded (OUTRIDER_CACHE_GB): what was used longest ago gives way. A file's time of change is when it
+was last used, since file systems seldom keep the time of reading.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import os
 import shutil
 import struct
+import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +26,10 @@ PAGE = 4096
 PIECE_BYTES = 16 << 20
 LONGEST_HEADER = 16 << 20
 WRITE_MARGIN = 1 << 30
+# Of the file system, where OUTRIDER_CACHE_GB says nothing.
+DEFAULT_SHARE = 0.1
+# A partial file of that age was left by a process that was killed.
+STALE_SECONDS = 24 * 3600
 
 Progress = Callable[[int, int], None]
 
@@ -37,6 +45,53 @@ def cache_directory() -> Path:
         return Path(chosen).expanduser()
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache") / "outrider"
+
+
+def cache_limit(directory: Path) -> int:
+    """Bytes that all packed files together may take: OUTRIDER_CACHE_GB, or a tenth of the file system."""
+    chosen = os.environ.get("OUTRIDER_CACHE_GB")
+    if not chosen:
+        return int(shutil.disk_usage(directory).total * DEFAULT_SHARE)
+    try:
+        gigabytes = float(chosen)
+    except ValueError:
+        gigabytes = -1.0
+    if not 0 <= gigabytes < float("inf"):
+        raise OSError(f"OUTRIDER_CACHE_GB={chosen} is not a number of gigabytes; 0 keeps nothing, 50 keeps up to 50 GB")
+    return int(gigabytes * 1e9)
+
+
+def make_room(directory: Path, needed: int) -> None:
+    """Delete what was used longest ago until ``needed`` more bytes fit both the limit and the disk; OSError if they cannot.
+
+    A file that another process is reading stays readable for it.
+    """
+    limit = cache_limit(directory)
+    if needed > limit:
+        raise OSError(f"they take {needed / 1e9:.1f} GB, the cache may hold {limit / 1e9:.1f} GB (OUTRIDER_CACHE_GB)")
+    for partial in directory.glob(".*.partial"):
+        if time.time() - _last_use(partial)[0] > STALE_SECONDS:
+            partial.unlink(missing_ok=True)
+    files = sorted((*_last_use(file), file) for file in directory.glob("*.packed"))
+    held = sum(size for _, size, _ in files)
+    reclaimable = shutil.disk_usage(directory).free + held
+    if reclaimable < needed + WRITE_MARGIN:
+        free = (reclaimable - held) / 1e9
+        raise OSError(f"{directory} has {free:.1f} GB free, {(needed + WRITE_MARGIN) / 1e9:.1f} GB are needed")
+    for _, size, file in files:
+        if held + needed <= limit and reclaimable - held >= needed + WRITE_MARGIN:
+            return
+        file.unlink(missing_ok=True)
+        held -= size
+
+
+def _last_use(file: Path) -> tuple[float, int]:
+    """When it was last used, and its bytes; of a file that has just gone, now and none."""
+    try:
+        state = file.stat()
+    except FileNotFoundError:
+        return time.time(), 0
+    return state.st_mtime, state.st_size
 
 
 def load(file: Path, key: dict[str, Any], memory: memoryview, threads: int, progress: Progress) -> None:
@@ -65,6 +120,11 @@ def load(file: Path, key: dict[str, Any], memory: memoryview, threads: int, prog
             for count in pool.map(read, range(len(sums))):
                 done += count
                 progress(done, len(memory))
+    try:
+        os.utime(file)
+    except OSError:
+        # A cache that may be read but not written still serves; it has no owner here to bound it.
+        return
 
 
 def _read_header(beginning: bytes, file: Path) -> tuple[dict[str, Any], int]:
@@ -83,9 +143,7 @@ def _read_header(beginning: bytes, file: Path) -> tuple[dict[str, Any], int]:
 def store(file: Path, key: dict[str, Any], memory: memoryview, threads: int) -> None:
     """Write the file, whole or not at all; an OSError where that is not possible."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(file.parent).free
-    if free < len(memory) + WRITE_MARGIN:
-        raise OSError(f"{file.parent} has {free / 1e9:.1f} GB free, {len(memory) / 1e9:.1f} GB are needed")
+    make_room(file.parent, len(memory))
     pieces = [memory[start : start + PIECE_BYTES] for start in range(0, len(memory), PIECE_BYTES)]
     with ThreadPoolExecutor(max(1, threads)) as pool:
         sums = list(pool.map(zlib.crc32, pieces))
