@@ -71,7 +71,12 @@ class TargetActor:
     def submit(self, rows: list[Row]) -> None:
         self._server.submit(rows)
 
-    def harvest(self, timeout: float) -> Harvest:
+    def cancel(self, keys: list[int]) -> None:
+        self._server.cancel(keys)
+
+    def harvest(self, timeout: float, rows: list[Row]) -> Harvest:
+        """Takes new rows along, which spares a call for each."""
+        self._server.submit(rows)
         return self._server.harvest(timeout)
 
 

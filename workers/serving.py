@@ -23,6 +23,7 @@ class TargetServer:
         self._verifier = verifier
         self._changed = threading.Condition()
         self._inbox: list[Row] = []
+        self._cancelled: set[int] = set()
         self._ended: list[RowResult | RowFailure] = []
         self._failure: BaseException | None = None
         threading.Thread(target=self._run, name="verify", daemon=True).start()
@@ -32,24 +33,40 @@ class TargetServer:
             self._inbox.extend(rows)
             self._changed.notify_all()
 
+    def cancel(self, keys: Sequence[int]) -> None:
+        with self._changed:
+            self._cancelled.update(keys)
+            self._changed.notify_all()
+
     def harvest(self, timeout: float) -> Harvest:
-        """What has ended since the last harvest; waits for something to end, but no longer than the timeout."""
+        """What has ended since the last harvest; waits no longer than the timeout.
+
+        As long as there are rows in store for half a batch there is no hurry, so that many rows share one answer.
+        """
         deadline = time.monotonic() + timeout
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._failure, timeout=max(0.0, deadline - time.monotonic()))
+            self._changed.wait_for(
+                lambda: self._failure or (self._ended and self._runs_short()), timeout=max(0.0, deadline - time.monotonic())
+            )
             # What ended before the failure is good, and goes out first.
             if self._failure is not None and not self._ended:
                 raise WorkerError(f"the target failed: {self._failure!r}") from self._failure
             ended, self._ended = tuple(self._ended), []
             return Harvest(ended, replace(self._verifier.progress))
 
+    def _runs_short(self) -> bool:
+        return len(self._inbox) + self._verifier.in_store <= self._verifier.batch // 2
+
     def _run(self) -> None:
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._inbox or not self._verifier.idle)
+                    self._changed.wait_for(lambda: self._inbox or self._cancelled or not self._verifier.idle)
                     rows, self._inbox = self._inbox, []
+                    cancelled, self._cancelled = self._cancelled, set()
                 self._verifier.add(rows)
+                if cancelled:
+                    self._verifier.cancel(cancelled)
                 ended = self._verifier.round()
                 if ended:
                     with self._changed:

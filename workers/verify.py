@@ -80,8 +80,19 @@ class Verifier:
     def idle(self) -> bool:
         return not self._waiting and not self._live
 
+    @property
+    def in_store(self) -> int:
+        """Rows that have not begun."""
+        return len(self._waiting)
+
     def add(self, rows: Iterable[Row]) -> None:
         self._waiting.extend(rows)
+
+    def cancel(self, keys: Collection[int]) -> None:
+        """Drop rows that somebody else has written; what is not here any more is no matter."""
+        self._waiting = deque(row for row in self._waiting if row.key not in keys)
+        for live in [live for live in self._live if live.row.key in keys]:
+            self._close(live)
 
     def round(self) -> list[RowResult | RowFailure]:
         """One pass of the target over the batch. Rows that end in it leave at once, and waiting ones take their places."""
@@ -197,9 +208,7 @@ class Verifier:
         return None
 
     def _finish(self, live: LiveRow, reason: str) -> RowResult:
-        self._live.remove(live)
-        self.engine.close(live.row.key)
-        self.proposer.forget(live.row.key)
+        self._close(live)
         return RowResult(
             key=live.row.key,
             tokens=tuple(live.tokens[len(live.row.prompt) :]),
@@ -210,3 +219,8 @@ class Verifier:
             accepted=live.accepted,
             seconds=time.perf_counter() - live.started,
         )
+
+    def _close(self, live: LiveRow) -> None:
+        self._live.remove(live)
+        self.engine.close(live.row.key)
+        self.proposer.forget(live.row.key)
