@@ -149,6 +149,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_pack_rows": (c_int32, (POINTER(_Weight), c_int32, c_int32, c_void_p, c_int32, c_int64)),
     "outrider_engine_create": (c_int32, (POINTER(_Program), POINTER(_Options), POINTER(c_void_p))),
     "outrider_engine_destroy": (None, (c_void_p,)),
+    "outrider_engine_threads": (c_int32, (c_void_p, c_int32, c_void_p)),
     "outrider_row_open": (c_int32, (c_void_p, POINTER(_Sampling), c_int32, POINTER(c_int32))),
     "outrider_row_fork": (c_int32, (c_void_p, c_int32, c_int32, POINTER(_Sampling), c_int32, POINTER(c_int32))),
     "outrider_row_truncate": (c_int32, (c_void_p, c_int32, c_int32)),
@@ -374,6 +375,11 @@ class NativeModel:
         core_array = (c_int32 * threads)(*cores) if cores is not None else None
         options = _Options(core_array, threads, spin_microseconds, cache_bytes)
         _check(load().outrider_engine_create(byref(structure), byref(options), byref(self._engine)))
+
+    def use_cores(self, cores: Sequence[int]) -> None:
+        """Go on with one thread on each of these cores, the caller's on the first. No bit of any result changes."""
+        core_array = (c_int32 * len(cores))(*cores)
+        _check(load().outrider_engine_threads(self._engine, len(cores), core_array))
 
     def open(self, sampling: Any = None, prompt: int = 0) -> int:
         """Begins an empty row; its first ``prompt`` tokens are its prompt. ``sampling``: like ``SamplingValues``."""

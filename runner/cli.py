@@ -42,7 +42,7 @@ def run_command(
         str, typer.Option("-m", "--model", "--model_name", help="Target: directory, hub id or 'pocket'.")
     ] = "pocket",
     draft: Annotated[
-        str, typer.Option("--draft", "--assistant-model", help="Draft model, or auto, lookup, none.")
+        str, typer.Option("--draft", "--assistant-model", help="Draft model (also MODEL+lookup), or auto, lookup, none.")
     ] = "auto",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Job directory [default: INPUT's name and -job].")] = None,
     format: Annotated[str, typer.Option(help="auto, jsonl or text.")] = "auto",
@@ -59,6 +59,9 @@ def run_command(
         str, typer.Option("--draft-precision", "--draft_precision", help="Draft's precision.")
     ] = "auto",
     draft_tokens: Annotated[str, typer.Option(help="Candidates a round: a number, or auto.")] = "auto",
+    draft_confidence: Annotated[
+        float, typer.Option(help="The draft stops before a candidate that it holds less likely to be accepted.")
+    ] = 0.0,
     draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
     batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
     replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: one a unit of --per].")] = None,

@@ -38,6 +38,7 @@ class JobSpec(BaseModel):
     precision: Precision = "auto"
     draft_precision: Precision = "auto"
     draft_tokens: int | Literal["auto"] = "auto"
+    draft_confidence: float = Field(0.0, ge=0.0, lt=1.0)
     draft_deadline: float = Field(5.0, gt=0.0)
     batch: int = Field(8, ge=1, le=4096)
     replicas: int | None = Field(None, ge=1, le=4096)

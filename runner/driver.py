@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ray
@@ -59,6 +59,7 @@ class Driver:
         self._show = show
         self._start_deadline = start_deadline
         self.pinned: dict[tuple[int, str], dict[str, Any]] = {}
+        self.layouts: dict[int, dict[str, Any]] = {}
         self._replicas = {number: Replica(number, plan) for number, plan in enumerate(plans)}
         self._started: dict[int, float] = {}
         # Loading models is no part of the job's speed.
@@ -225,6 +226,10 @@ class Driver:
             before = len(done), len(failed)
             self._sort(harvest, done, failed)
             self._rounds[replica.number] = harvest.progress
+            if harvest.layout is not None:
+                self.layouts[replica.number] = asdict(harvest.layout)
+                if len(replica.plan.serve.arrangements) > 1:
+                    self.totals.note(f"replica {replica.number}: {harvest.layout.sentence}")
             rows = [number for number, _ in (*done[before[0] :], *failed[before[1] :])]
             if rows:
                 ended.append(schedule.RowsEnded(replica.number, tuple(rows)))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import outrider
+from outrider.runner.layouts import arrangements_of
 from outrider.runner.placement import Plan, PlannedActor
 from outrider.runner.seating import ray_options
 from outrider.workers.messages import ModelSpec, Seat, ServeSpec
@@ -36,14 +38,14 @@ class ReplicaPlan:
     draft: ActorPlan | None
     serve: ServeSpec
 
-    @property
-    def run_ahead(self) -> bool:
-        """Whether the draft may work while the target does: only where it takes no core from it."""
-        return self.draft is not None and not set(self.draft.actor.cores) & set(self.target.actor.cores)
 
+def plan_replicas(
+    made: Plan, target: ModelSpec, draft: ModelSpec | None, serve: ServeSpec, movable: bool
+) -> list[ReplicaPlan]:
+    """Each replica's actors with their models and their places; each distinct start is tried out once.
 
-def plan_replicas(made: Plan, target: ModelSpec, draft: ModelSpec | None, serve: ServeSpec) -> list[ReplicaPlan]:
-    """Each replica's actors with their models and their places; each distinct start is tried out once."""
+    ``movable`` leaves open how target and draft share the cores of their seat.
+    """
     launches: dict[Pin, Launch] = {}
 
     def actor(replica: int, role: str, model: ModelSpec) -> ActorPlan:
@@ -54,10 +56,20 @@ def plan_replicas(made: Plan, target: ModelSpec, draft: ModelSpec | None, serve:
         placed = replace(model, device=pin.local_device, threads=pin.threads, cores=pin.cores)
         return ActorPlan(placed, planned, Seat(launch, planned.leases))
 
-    return [
-        ReplicaPlan(actor(replica, "target", target), None if draft is None else actor(replica, "draft", draft), serve)
-        for replica in range(made.replicas)
-    ]
+    def replica_plan(replica: int) -> ReplicaPlan:
+        of_target = actor(replica, "target", target)
+        of_draft = None if draft is None else actor(replica, "draft", draft)
+        arrangements = arrangements_of(
+            of_target.actor,
+            None if of_draft is None else of_draft.actor,
+            movable,
+            serve.batch,
+            serve.draft_tokens is not None,
+        )
+        key = f"{outrider.__version__}|{target}|{draft}|{serve}|{len(of_target.actor.cores)} cores of {made.replicas}"
+        return ReplicaPlan(of_target, of_draft, replace(serve, arrangements=arrangements, memory_key=key))
+
+    return [replica_plan(replica) for replica in range(made.replicas)]
 
 
 def loaded_bytes(card: ModelCard, precision: str) -> int:

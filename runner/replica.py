@@ -46,7 +46,7 @@ class Replica:
             return
         self._draft = _start_actor(DraftActor, self.plan.draft)
         plan = self.plan.draft
-        self.pending[self._draft.load.remote(plan.model, plan.seat, self.plan.run_ahead)] = "draft ready"
+        self.pending[self._draft.load.remote(plan.model, plan.seat)] = "draft ready"
 
     def target_is_ready(self, report: WorkerReport) -> None:
         self.report = report

@@ -75,15 +75,20 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     serve = ServeSpec(
         batch=spec.batch,
         draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
-        lookup=draft_name == LOOKUP,
+        model=draft_model is not None,
+        lookup=draft_name.endswith(LOOKUP),
+        draft_confidence=spec.draft_confidence,
         draft_deadline=spec.draft_deadline,
     )
+    # Only the native engine can be taken to other cores while it works.
+    movable = _left_open(spec) and draft_model is not None and {target_model.engine, draft_model.engine} == {"native"}
     outcome = _drive(
         spec,
+        movable,
         directory,
         journal,
         sizes,
-        partial(plan_replicas, target=target_model, draft=draft_model, serve=serve),
+        partial(plan_replicas, target=target_model, draft=draft_model, serve=serve, movable=movable),
         display,
     )
     write_results(journal, directory)
@@ -109,6 +114,7 @@ def _admit(
 
 def _drive(
     spec: JobSpec,
+    movable: bool,
     directory: Path,
     journal: Journal,
     sizes: Sizes,
@@ -126,7 +132,7 @@ def _drive(
 
     def seat_anew() -> ReplicaPlan | None:
         try:
-            return replicas_of(seat(sizes, replace(_wishes(spec, machine), replicas=1), 0.0, lambda _: None))[0]
+            return replicas_of(seat(sizes, replace(_wishes(spec, machine, movable), replicas=1), 0.0, lambda _: None))[0]
         except PlacementError:
             return None
 
@@ -137,7 +143,7 @@ def _drive(
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
         for warning in machine.warnings:
             display.say(f"note: {warning}")
-        made = seat(sizes, _wishes(spec, machine), spec.wait_for_cores, display.say)
+        made = seat(sizes, _wishes(spec, machine, movable), spec.wait_for_cores, display.say)
         for note in made.notes:
             display.say(f"note: {note}")
         plans = replicas_of(made)
@@ -152,7 +158,7 @@ def _drive(
             finally:
                 # Whatever stops the job, what is done can be read.
                 write_results(journal, directory)
-                describe(directory, {"pinning": list(driver.pinned.values())})
+                describe(directory, {"pinning": list(driver.pinned.values()), "layouts": driver.layouts})
             interrupted = driver.draining and journal.counts().pending > 0
     counts = journal.counts()
     summary: dict[str, float] = {
@@ -216,10 +222,18 @@ def _model(
     return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle)
 
 
-def _wishes(spec: JobSpec, machine: Topology) -> Wishes:
+def _left_open(spec: JobSpec) -> bool:
+    """Whether nothing was said that settles how target and draft share their cores."""
+    return spec.layout == "auto" and spec.draft_cores is None and not spec.devices
+
+
+def _wishes(spec: JobSpec, machine: Topology, movable: bool) -> Wishes:
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     layout = spec.layout
-    if layout == "auto" and spec.draft_cores is None and not devices:
+    if movable:
+        # Both get all cores of their seat, and how they share them is found out on the job's own rows.
+        layout = "shared"
+    elif _left_open(spec):
         # A target loses 1/n of its speed with one of n cores, and a draft that takes turns costs less than a quarter.
         cores_a_replica = len(machine.usable_cores) // (spec.replicas or 1)
         layout = "shared" if cores_a_replica < FEWEST_CORES_TO_SPLIT else "split"

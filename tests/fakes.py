@@ -10,7 +10,8 @@ from zlib import crc32
 
 from outrider.workers.engine import Chosen, Feed
 from outrider.workers.messages import Row, Sampling
-from outrider.workers.verify import LiveRow
+from outrider.workers.speculation import Price, Request
+from outrider.workers.verify import Answer, LiveRow
 
 VOCABULARY = 12
 END = 11
@@ -34,6 +35,8 @@ def decode(tokens: Sequence[int]) -> str:
 
 class FakeEngine:
     """Implements ``Engine``, and fails loudly where a real one would only compute nonsense."""
+
+    exact = True
 
     def __init__(self, context: int = 96, vocabulary: int = VOCABULARY, choose: Choose = hashed) -> None:
         self.context = context
@@ -111,10 +114,10 @@ class Nonsense:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def propose(self, rows: Sequence[LiveRow], limits: Sequence[int]) -> list[Sequence[int]]:
-        assert len(rows) == len(limits)
+    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
         self.asked.extend(live.row.key for live in rows)
-        return [self._one(live, limit) for live, limit in zip(rows, limits, strict=True)]
+        guesses = [self._one(live, count) for live, count in zip(rows, request.counts, strict=True)]
+        return lambda: guesses
 
     def _one(self, live: LiveRow, limit: int) -> Sequence[int]:
         dice = self._random
@@ -147,18 +150,5 @@ class Nonsense:
     def forget(self, key: int) -> None:
         self.forgotten.append(key)
 
-    def step_seconds(self, rows: int) -> float | None:
-        return self.step
-
-
-class NoProposer:
-    """Plain decoding."""
-
-    def propose(self, rows: Sequence[LiveRow], limits: Sequence[int]) -> list[Sequence[int]]:
-        return [()] * len(rows)
-
-    def forget(self, key: int) -> None:
-        pass
-
-    def step_seconds(self, rows: int) -> float | None:
-        return None
+    def price(self, rows: int) -> Price | None:
+        return None if self.step is None else Price(self.step)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from outrider.workers.messages import Advance, Ask
 from outrider.workers.propose import Drafter
-from outrider.workers.verify import LiveRow
+from outrider.workers.speculation import Price, Request
+from outrider.workers.verify import Answer, LiveRow
 
 
 class LocalDraft:
@@ -16,23 +17,23 @@ class LocalDraft:
         self._closed: list[int] = []
         self._round = 0
 
-    def propose(self, rows: Sequence[LiveRow], limits: Sequence[int]) -> list[Sequence[int]]:
+    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
         self._round += 1
         advances = []
-        for live, limit in zip(rows, limits, strict=True):
+        for live, limit in zip(rows, request.counts, strict=True):
             start = self._known.get(live.row.key, 0)
             sampling = live.row.sampling if start == 0 else None
             new = tuple(live.tokens[start:])
             advances.append(Advance(live.row.key, start, new, max(0, limit), sampling, len(live.row.prompt)))
             self._known[live.row.key] = len(live.tokens)
         closed, self._closed = tuple(self._closed), []
-        reply = self._drafter.propose(Ask(self._round, tuple(advances), closed))
+        reply = self._drafter.propose(Ask(self._round, tuple(advances), closed, 0.0, request.keep, request.go_on))
         assert not reply.forgotten
-        return [reply.tokens.get(live.row.key, ()) for live in rows]
+        return lambda: [reply.tokens.get(live.row.key, ()) for live in rows]
 
     def forget(self, key: int) -> None:
         if self._known.pop(key, None) is not None:
             self._closed.append(key)
 
-    def step_seconds(self, rows: int) -> float | None:
-        return 0.0
+    def price(self, rows: int) -> Price | None:
+        return Price(step=0.0)

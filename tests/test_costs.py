@@ -7,7 +7,7 @@ from fakes import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.workers.costs import POINTS, PREFIX, PROBE_ROW, CostCurve, measure
+from outrider.workers.costs import POINTS, PREFIX, PROBE_ROW, CostCurve, RunningMeans, measure
 
 
 def test_it_is_linear_between_points_and_beyond_the_last() -> None:
@@ -24,18 +24,37 @@ def test_a_cost_is_never_nothing(points: dict[int, float], tokens: int) -> None:
     assert CostCurve(points)(tokens) > 0
 
 
-def test_an_observation_moves_its_own_point_only() -> None:
+def test_an_observation_moves_the_points_beside_it() -> None:
     curve = CostCurve({1: 1.0, 4: 4.0, 8: 6.0})
-    curve.observe(4, 14.0)
-    assert curve(4) == pytest.approx(5.0)
+    curve.observe(4, 6.0)
+    assert curve(4) == pytest.approx(4.2)
     assert (curve(1), curve(8)) == (1.0, 6.0)
     curve.observe(5, 100.0)
-    assert curve(4) == pytest.approx(5.0)
+    assert curve(4) == pytest.approx(4.2 * 1.075), "an interruption counts as twice the time, no more"
+    assert curve(8) == pytest.approx(6.0 * 1.025)
+    curve.observe(9, 100.0)
+    assert curve(8) == pytest.approx(6.0 * 1.025), "beyond the last point nothing is known apart"
+
+
+def test_what_passes_take_is_what_the_curve_comes_to_say() -> None:
+    curve = CostCurve({1: 1.0, 4: 4.0, 8: 6.0})
+    for _ in range(200):
+        curve.observe(6, 3.0)
+    assert curve(6) == pytest.approx(3.0, rel=0.01)
+
+
+def test_running_means_take_the_nearest_number_of_rows() -> None:
+    means = RunningMeans(0.5)
+    assert means(3) is None
+    means.observe(1, 1.0)
+    means.observe(8, 4.0)
+    means.observe(8, 6.0)
+    assert [means(rows) for rows in (1, 2, 7, 30)] == [1.0, 1.0, 5.0, 5.0]
 
 
 def test_measuring_leaves_no_row_behind_and_feeds_every_size() -> None:
     engine = FakeEngine(context=400)
-    curve = measure(engine)
+    curve = measure(engine, seconds=60.0)
     assert engine.rows == {}
     sizes = {len(feed.tokens) for each in engine.passes for feed in each if feed.choose}
     assert sizes == set(POINTS)

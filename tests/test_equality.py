@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import NoProposer
 from local_draft import LocalDraft
 
 from outrider.workers.costs import CostCurve
@@ -19,6 +18,7 @@ from outrider.workers.models.cards import find
 from outrider.workers.models.loading import load_hf
 from outrider.workers.models.tokenizer import Tokenizer
 from outrider.workers.propose import Drafter
+from outrider.workers.proposers import NoProposer
 from outrider.workers.sampling import choose
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import Proposer, Verifier

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.workers import propose
 from outrider.workers.messages import Advance, Ask, Candidates, Sampling
-from outrider.workers.propose import Drafter, lookup
+from outrider.workers.propose import Drafter
 
 GREEDY = Sampling()
 
@@ -171,26 +171,3 @@ def test_whatever_the_target_decides_the_draft_keeps_in_step(data: st.DataObject
             assert guess == written(rows[key], limits[key])
             held = data.draw(st.integers(0, len(guess)))
             rows[key].extend([*guess[:held], data.draw(st.integers(0, END - 1))])
-
-
-def naive_lookup(tokens: Sequence[int], limit: int) -> tuple[int, ...]:
-    for size in (4, 3, 2, 1):
-        places = [
-            start for start in range(len(tokens) - size) if list(tokens[start : start + size]) == list(tokens[-size:])
-        ]
-        if places and size < len(tokens):
-            return tuple(tokens[places[-1] + size :][:limit])
-    return ()
-
-
-@given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 6))
-def test_lookup_continues_the_longest_last_match(tokens: list[int], limit: int) -> None:
-    assert lookup(tokens, limit) == naive_lookup(tokens, limit)
-
-
-def test_lookup_by_example() -> None:
-    assert lookup([1, 2, 3, 4, 1, 2, 3], 2) == (4, 1)
-    assert lookup([1, 2, 3], 4) == ()
-    assert lookup([5, 5], 3) == (5,)
-    assert lookup([1, 2, 1], 0) == ()
-    assert lookup([], 3) == ()

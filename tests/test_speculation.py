@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.workers.speculation import MOST_CANDIDATES, Acceptance, Probing, accepted, best_counts, expected_tokens
+from outrider.workers.speculation import (
+    MOST_CANDIDATES,
+    Acceptance,
+    Overlap,
+    Price,
+    Probing,
+    accepted,
+    best_request,
+    expected_tokens,
+    round_seconds,
+)
 
 ids = st.lists(st.integers(0, 3), max_size=6)
 
@@ -52,19 +63,23 @@ def test_expected_tokens_is_the_sum_over_prefixes(chance: float, candidates: int
 
 
 def test_nothing_is_asked_where_nothing_is_accepted() -> None:
-    assert best_counts([0.0] * 4, lambda tokens: 1.0, 0.01) == [0] * 4
+    assert counts_of([0.0] * 4, lambda tokens: 1.0, 0.01) == [0] * 4
 
 
 def test_nothing_is_asked_where_verification_costs_by_the_token() -> None:
-    assert best_counts([0.9], lambda tokens: float(tokens), 0.2) == [0]
+    assert counts_of([0.9], lambda tokens: float(tokens), 0.2) == [0]
+
+
+def counts_of(chances: Sequence[float], verify: Callable[[int], float], step: float) -> list[int]:
+    return best_request(chances, verify, Price(step)).counts
 
 
 def test_all_is_asked_where_it_is_free_and_right() -> None:
-    assert best_counts([1.0], lambda tokens: 1.0, 0.0) == [MOST_CANDIDATES]
+    assert counts_of([1.0], lambda tokens: 1.0, 0.0) == [MOST_CANDIDATES]
 
 
 def test_a_row_that_never_hits_asks_for_nothing_beside_one_that_does() -> None:
-    counts = best_counts([0.95, 0.0], lambda tokens: 1.0 + 0.05 * tokens, 0.01)
+    counts = counts_of([0.95, 0.0], lambda tokens: 1.0 + 0.05 * tokens, 0.01)
     assert counts[0] > 2
     assert counts[1] == 0
 
@@ -80,7 +95,7 @@ def test_the_choice_is_never_worse_than_plain_nor_than_any_other_for_all_alike(
         tokens = sum(expected_tokens(chance, count) for chance, count in zip(chances, counts, strict=True))
         return tokens / (verify(len(chances) + sum(counts)) + max(counts) * step)
 
-    best = best_counts(chances, verify, step)
+    best = counts_of(chances, verify, step)
     alike = max(rate([count] * len(chances)) for count in range(MOST_CANDIDATES + 1))
     assert rate(best) >= alike * (1 - 1e-9)
 
@@ -91,3 +106,21 @@ def test_probing_pauses_longer_and_longer_while_asking_does_not_pay() -> None:
     assert [right - left for left, right in pairwise(asked)][:4] == [4, 8, 8, 8]
     assert not probing.due(asking=True)
     assert [probing.due(asking=False) for _ in range(2)] == [False, True]
+
+
+def test_what_runs_beside_the_target_is_hidden() -> None:
+    price = Price(step=0.25, hop=0.125)
+    assert round_seconds(Overlap.TURNS, 1.0, price, 3, 0.5) == 1.875
+    assert round_seconds(Overlap.GROUPS, 1.0, price, 3, 0.5) == 1.0
+    assert round_seconds(Overlap.GROUPS, 0.5, price, 3, 0.5) == 0.875
+    assert round_seconds(Overlap.AHEAD, 1.0, price, 3, 1.0) == 1.125, "a draft that was right only costs the hop"
+    assert round_seconds(Overlap.AHEAD, 1.0, price, 3, 0.0) == 1.875 + 0.125, "one that was wrong starts over"
+    for overlap in Overlap:
+        assert round_seconds(overlap, 1.0, price, 0, 1.0) == 1.0
+
+
+def test_a_candidate_is_worth_less_the_more_verifying_costs() -> None:
+    cheap = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, Price(0.05))
+    dear = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.05 * tokens, Price(0.05))
+    assert 0.0 < cheap.keep < dear.keep < 1.0
+    assert cheap.keep <= cheap.go_on

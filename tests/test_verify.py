@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from fakes import END, VOCABULARY, FakeEngine, Nonsense, NoProposer, decode, hashed, plain
+from fakes import END, VOCABULARY, FakeEngine, Nonsense, decode, hashed, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.workers import verify
 from outrider.workers.costs import CostCurve
 from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
-from outrider.workers.proposers import LookupProposer
+from outrider.workers.proposers import LookupProposer, NoProposer
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import LiveRow, Proposer, Verifier
 
@@ -202,10 +202,11 @@ def test_a_finished_rows_place_is_taken_in_the_very_next_pass() -> None:
     ]
 
 
-def test_a_row_in_the_prefill_is_not_put_to_the_draft() -> None:
+def test_a_row_in_the_prefill_is_not_put_to_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "PREFILL_TOKENS", 2)
     proposer = Oracle(0)
     target = verifier(FakeEngine(CONTEXT), proposer, 2, 3)
-    target.add([Row(1, (1, 2, 3), 5)])
+    target.add([Row(1, (1, 2, 3, 4), 5)])
     target.round()
     assert proposer.asked == []
     target.round()
@@ -232,6 +233,8 @@ def test_a_draft_that_seems_too_slow_is_tried_again_now_and_then() -> None:
 
 def test_near_ties_are_counted_for_committed_tokens_only() -> None:
     class Close(FakeEngine):
+        exact = False
+
         def _feed(self, feed):  # type: ignore[no-untyped-def]
             chosen = super()._feed(feed)
             chosen.margins[:] = [1e-6] * len(chosen.tokens)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
+from collections.abc import Mapping
 
 from outrider.workers.engine import Engine, Feed
 from outrider.workers.messages import Sampling
 
-POINTS = (1, 2, 4, 8, 16, 32, 64, 128)
+# The first few decide between plain rounds and small numbers of candidates; the others are taken if time allows.
+FIRST_POINTS = (1, 4, 8, 16)
+POINTS = (*FIRST_POINTS, 2, 6, 12, 32, 64, 128)
 REPEATS = 3
+BUDGET_SECONDS = 0.4
 PREFIX = 32
 # A row number that no job uses.
 PROBE_ROW = -1
@@ -20,42 +25,72 @@ FRESH = 0.1
 class CostCurve:
     """Seconds of a pass over a number of tokens, linear between measured points and beyond the last."""
 
-    def __init__(self, points: dict[int, float]) -> None:
+    def __init__(self, points: Mapping[int, float]) -> None:
         self._counts = sorted(points)
         self._seconds = [points[count] for count in self._counts]
+
+    @property
+    def points(self) -> dict[int, float]:
+        return dict(zip(self._counts, self._seconds, strict=True))
 
     def __call__(self, tokens: int) -> float:
         counts, seconds = self._counts, self._seconds
         if len(counts) == 1:
             return seconds[0]
-        right = min(max(bisect_left(counts, tokens), 1), len(counts) - 1)
+        right = self._right_of(tokens)
         share = (tokens - counts[right - 1]) / (counts[right] - counts[right - 1])
         return max(seconds[0] / 2, seconds[right - 1] + share * (seconds[right] - seconds[right - 1]))
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Refresh the nearest point with what a real pass took."""
-        nearest = min(range(len(self._counts)), key=lambda index: abs(self._counts[index] - tokens))
-        if self._counts[nearest] == tokens:
-            self._seconds[nearest] += FRESH * (seconds - self._seconds[nearest])
+        """Refresh the points on both sides with what a real pass took, the nearer one more."""
+        counts = self._counts
+        if tokens > counts[-1]:
+            return
+        # An interruption counts as no more than a pass that took twice as long.
+        excess = min(1.0, seconds / self(tokens) - 1.0)
+        right = self._right_of(tokens)
+        share = (tokens - counts[right - 1]) / (counts[right] - counts[right - 1]) if len(counts) > 1 else 0.0
+        self._seconds[right - 1] *= 1.0 + FRESH * (1.0 - share) * excess
+        if len(counts) > 1:
+            self._seconds[right] *= 1.0 + FRESH * share * excess
+
+    def _right_of(self, tokens: int) -> int:
+        return min(max(bisect_left(self._counts, tokens), 1), max(1, len(self._counts) - 1))
 
 
-def measure(engine: Engine) -> CostCurve:
-    """Feed a probe row passes of several sizes; the fastest of a few tries counts."""
+class RunningMeans:
+    """Means by number of rows, in which new observations count most; a number not seen yet takes its nearest's."""
+
+    def __init__(self, fresh: float) -> None:
+        self._fresh = fresh
+        self._means: dict[int, float] = {}
+
+    def observe(self, rows: int, value: float) -> None:
+        previous = self._means.get(rows, value)
+        self._means[rows] = previous + self._fresh * (value - previous)
+
+    def __call__(self, rows: int) -> float | None:
+        nearest = min(self._means, key=lambda count: abs(count - rows), default=None)
+        return None if nearest is None else self._means[nearest]
+
+
+def measure(engine: Engine, seconds: float = BUDGET_SECONDS) -> CostCurve:
+    """Feed a probe row passes of several sizes: each once, and again as long as the time lasts; the fastest counts."""
+    deadline = time.perf_counter() + seconds
     points: dict[int, float] = {}
     engine.open(PROBE_ROW, Sampling(), PREFIX)
     try:
         prefix = min(PREFIX, engine.context // 2)
         engine.feed([Feed(PROBE_ROW, [1] * prefix, 0)])
-        for count in POINTS:
-            if prefix + count > engine.context:
-                break
-            times = []
-            for _ in range(REPEATS):
+        for repeat in range(REPEATS):
+            for count in POINTS:
+                beyond = prefix + count > engine.context
+                if beyond or ((count not in FIRST_POINTS or repeat) and time.perf_counter() > deadline):
+                    continue
                 engine.truncate(PROBE_ROW, prefix)
                 started = time.perf_counter()
                 engine.feed([Feed(PROBE_ROW, [1] * count, count)])
-                times.append(time.perf_counter() - started)
-            points[count] = min(times)
+                points[count] = min(points.get(count, math.inf), time.perf_counter() - started)
     finally:
         engine.close(PROBE_ROW)
     return CostCurve(points)

@@ -22,8 +22,8 @@ class Feed:
 class Chosen:
     """The tokens chosen for one feed, first position first.
 
-    ``margins`` are the distances between the best and the second-best score. They matter where the kernels are not
-    batch-invariant: a margin close to the kernels' rounding is where two runs may differ. Exact engines leave it empty.
+    ``margins`` are the distances between the best and the second-best score: how clear each choice was. On an engine that
+    is not exact, a margin close to the kernels' rounding is where two runs may differ.
     """
 
     tokens: list[int]
@@ -32,6 +32,10 @@ class Chosen:
 
 class Engine(Protocol):
     """One loaded model. Rows are named by the caller; each has a cache as long as the tokens fed and not truncated."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether a row's choices never depend, not even by rounding, on what else is computed beside it."""
 
     @property
     def context(self) -> int:

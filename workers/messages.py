@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.workers.pinning import Launch
+from outrider.workers.speculation import Overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +91,33 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The target's request of one round. ``closed`` names rows that the draft may forget."""
+    """The target's request of one round. ``closed`` names rows that the draft may forget.
+
+    The draft may stop early: a candidate is not sent where the chance that it holds is under ``confidence``, or the chance
+    that it and all before it hold is under ``keep``; nor is it made where there is little hope for the latter, ``go_on``.
+    """
 
     round: int
     rows: tuple[Advance, ...]
     closed: tuple[int, ...] = ()
+    confidence: float = 0.0
+    keep: float = 0.0
+    go_on: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The draft's reply: proposed tokens by row, and the rows it no longer knows (they are to be sent whole)."""
+    """The draft's reply: proposed tokens by row, and the rows it no longer knows (they are to be sent whole).
+
+    ``seconds`` is how long the draft was at work on it, ``step`` what one more candidate for these rows costs (None where
+    that is not known yet).
+    """
 
     round: int
     tokens: dict[int, tuple[int, ...]]
     forgotten: tuple[int, ...] = ()
+    seconds: float = 0.0
+    step: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +147,36 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrangement:
+    """One way for a target and its draft to share a replica: how their work overlaps, and on which cores each does it.
+
+    Without cores both stay where they are. ``plain`` is the rival: no draft at all.
+    """
+
+    name: str
+    overlap: Overlap
+    target_cores: tuple[int, ...] = ()
+    draft_cores: tuple[int, ...] = ()
+    plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ServeSpec:
-    """How a target serves its rows: how many at once, how many candidates it asks for (None: as many as pay)."""
+    """How a target serves its rows: how many at once, how many candidates it asks for (None: as many as pay).
+
+    Candidates come from a draft ``model``, from the row's own text by ``lookup``, from both, or from nowhere; a draft sends
+    none that it holds less likely than ``draft_confidence``. Where there are several ``arrangements``, they are tried on
+    the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for.
+    """
 
     batch: int
     draft_tokens: int | None
+    model: bool = True
     lookup: bool = False
     draft_deadline: float = 5.0
+    draft_confidence: float = 0.0
+    arrangements: tuple[Arrangement, ...] = (Arrangement("turns", Overlap.TURNS),)
+    memory_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +212,23 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class LayoutRecord:
+    """Which arrangement a target settled on, tokens a second of each that was tried, and the sentence that says why."""
+
+    took: str
+    rates: dict[str, float]
+    sentence: str
+    target_cores: tuple[int, ...] = ()
+    draft_cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Harvest:
-    """Rows that ended since the last harvest, and the totals so far."""
+    """Rows that ended since the last harvest, and the totals so far.
+
+    ``layout`` is the arrangement in use and what is known of the others, once that is settled.
+    """
 
     ended: tuple[RowResult | RowFailure, ...]
     progress: Progress
+    layout: LayoutRecord | None = None

@@ -1,27 +1,39 @@
-"""Those who propose: the draft model's loop, and the n-gram lookup that needs no model."""
+"""The draft model's loop: it answers a target's requests, and may run ahead of them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
+from outrider.workers.confidence import Confidence
+from outrider.workers.costs import RunningMeans
 from outrider.workers.engine import Engine, Feed
 from outrider.workers.messages import Advance, Ask, Candidates
 
 # A long prompt enters the draft's cache in pieces, so that its working memory stays small.
 PREFILL_TOKENS = 512
+# A step that feeds a row more than this reads a text, which says nothing of what a candidate costs.
+MOST_FED = 2
+# The share of a new observation in the running mean of a step's cost.
+FRESH = 0.1
+# Running ahead beyond candidates that are this unlikely to hold is not worth the power.
+LEAST_REACH = 0.05
 
 
 @dataclass(slots=True)
 class DraftRow:
     """``committed`` is what the target has decided, ``guessed`` how the draft goes on from there.
 
-    The engine's cache holds the first ``cached`` tokens of the two in a row. The last guess has not been fed, so it is
-    never among them.
+    ``leads`` say how clear each guess was, ``reach`` is the chance that all of them hold. The engine's cache holds the
+    first ``cached`` tokens of the two in a row. The last guess has not been fed, so it is never among them.
     """
 
     committed: list[int] = field(default_factory=list)
     guessed: list[int] = field(default_factory=list)
+    leads: list[float] = field(default_factory=list)
+    reach: float = 1.0
     cached: int = 0
     limit: int = 0
 
@@ -36,18 +48,22 @@ class Drafter:
     def __init__(self, engine: Engine, end_tokens: Collection[int]) -> None:
         self.engine = engine
         self.end_tokens = frozenset(end_tokens)
+        self.confidence = Confidence()
+        self._steps = RunningMeans(FRESH)
         self._rows: dict[int, DraftRow] = {}
         self._asked: list[int] = []
 
     def propose(self, ask: Ask) -> Candidates:
+        started = time.perf_counter()
         for key in ask.closed:
             self._close(key)
         self._asked = [advance.key for advance in ask.rows if self._advance(advance)]
         forgotten = tuple(advance.key for advance in ask.rows if advance.key not in self._rows)
-        while self._step([key for key in self._asked if self._wants_more(key, self._rows[key].limit)]):
+        while self._step([key for key in self._asked if self._wants_more(key, self._rows[key].limit, ask.go_on)]):
             pass
-        rows = {key: self._rows[key] for key in self._asked}
-        return Candidates(ask.round, {key: tuple(row.guessed[: row.limit]) for key, row in rows.items()}, forgotten)
+        tokens = {key: self._worth_sending(self._rows[key], ask) for key in self._asked}
+        seconds = time.perf_counter() - started
+        return Candidates(ask.round, tokens, forgotten, seconds, self._steps(len(self._asked)))
 
     def run_ahead(self) -> bool:
         """One step further for the rows of the last request, as if the target were going to accept everything.
@@ -55,7 +71,7 @@ class Drafter:
         A second set of candidates and the target's own token between the two sets are as far as it pays to go. False
         where there is nothing to do.
         """
-        return self._step([key for key in self._asked if self._wants_more(key, 2 * self._rows[key].limit + 1)])
+        return self._step([key for key in self._asked if self._wants_more(key, 2 * self._rows[key].limit + 1, LEAST_REACH)])
 
     def _advance(self, advance: Advance) -> bool:
         """Take in what the target has committed. False where this row's history here is not the target's."""
@@ -68,8 +84,12 @@ class Drafter:
             self._close(advance.key)
             return False
         held = _common_prefix(row.guessed, advance.tokens)
+        for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
+            self.confidence.learn(row.leads[index], guess == token)
         # What was guessed beyond the committed tokens stays good as long as all of them were guessed right.
-        row.guessed = row.guessed[held:] if held == len(advance.tokens) else []
+        keep_from = held if held == len(advance.tokens) else len(row.guessed)
+        del row.guessed[:keep_from], row.leads[:keep_from]
+        row.reach = prod(self.confidence.chance(lead) for lead in row.leads)
         row.committed.extend(advance.tokens)
         keep = min(row.cached, advance.start + held, len(row.committed) - 1) if not row.guessed else row.cached
         if keep < row.cached:
@@ -83,11 +103,22 @@ class Drafter:
             return 0  # the target's vocabulary is the larger one, and this row uses it
         return max(0, min(limit, self.engine.context - len(row.committed)))
 
-    def _wants_more(self, key: int, count: int) -> bool:
+    def _wants_more(self, key: int, count: int, least_reach: float) -> bool:
         row = self._rows[key]
         if row.limit == 0 or len(row.guessed) >= min(count, self.engine.context - len(row.committed)):
             return False
+        if row.reach < least_reach:
+            return False
         return not row.guessed or row.guessed[-1] not in self.end_tokens
+
+    def _worth_sending(self, row: DraftRow, ask: Ask) -> tuple[int, ...]:
+        reach = 1.0
+        for count, lead in enumerate(row.leads[: row.limit]):
+            chance = self.confidence.chance(lead)
+            reach *= chance
+            if chance < ask.confidence or reach < ask.keep:
+                return tuple(row.guessed[:count])
+        return tuple(row.guessed[: row.limit])
 
     def _step(self, keys: Sequence[int]) -> bool:
         """One more guess for each of these rows, all together."""
@@ -102,10 +133,16 @@ class Drafter:
             feeds.append(Feed(key, new, 1))
         if not feeds:
             return False
-        for feed, chosen in zip(feeds, self.engine.feed(feeds), strict=True):
+        started = time.perf_counter()
+        answers = self.engine.feed(feeds)
+        if all(len(feed.tokens) <= MOST_FED for feed in feeds):
+            self._steps.observe(len(feeds), time.perf_counter() - started)
+        for feed, chosen in zip(feeds, answers, strict=True):
             row = self._rows[feed.row]
             row.cached += len(feed.tokens)
             row.guessed.append(chosen.tokens[0])
+            row.leads.append(chosen.margins[0])
+            row.reach *= self.confidence.chance(chosen.margins[0])
         return True
 
     def _close(self, key: int) -> None:
@@ -117,15 +154,3 @@ class Drafter:
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     shorter = min(len(left), len(right))
     return next((index for index in range(shorter) if left[index] != right[index]), shorter)
-
-
-def lookup(tokens: Sequence[int], limit: int, longest: int = 4) -> tuple[int, ...]:
-    """What followed the last occurrence of the row's last n tokens, for the largest n up to ``longest`` that occurred."""
-    if limit <= 0:
-        return ()
-    for size in range(min(longest, len(tokens) - 1), 0, -1):
-        tail = tuple(tokens[-size:])
-        for start in range(len(tokens) - size - 1, -1, -1):
-            if tuple(tokens[start : start + size]) == tail:
-                return tuple(tokens[start + size : start + size + limit])
-    return ()

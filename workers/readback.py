@@ -191,6 +191,11 @@ def nodes_of(address: int, length: int, samples: int = 256) -> dict[int, int]:
     return dict(sorted(Counter(node for node in status if node >= 0).items()))
 
 
+def move_threads(cores: Iterable[int]) -> None:
+    """Keep every thread of this process to these cores of its own, from now on."""
+    _set_affinity(cores, Path("/proc/self"))
+
+
 def _set_affinity(cores: Iterable[int], proc: Path) -> None:
     """Every thread, since Ray has started some before us and new ones inherit from their parents."""
     allowed = set(cores)

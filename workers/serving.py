@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from outrider.workers.arranger import Arranger
 from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult
 from outrider.workers.propose import Drafter
@@ -19,8 +20,9 @@ class TargetServer:
     ``submit`` and ``harvest`` may be called from any thread; the verifier is touched by its own thread only.
     """
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: Verifier, arranger: Arranger | None = None) -> None:
         self._verifier = verifier
+        self._arranger = arranger
         self._changed = threading.Condition()
         self._inbox: list[Row] = []
         self._cancelled: set[int] = set()
@@ -52,22 +54,31 @@ class TargetServer:
             if self._failure is not None and not self._ended:
                 raise WorkerError(f"the target failed: {self._failure!r}") from self._failure
             ended, self._ended = tuple(self._ended), []
-            return Harvest(ended, replace(self._verifier.progress))
+            layout = None if self._arranger is None else self._arranger.record
+            return Harvest(ended, replace(self._verifier.progress), layout)
 
     def _runs_short(self) -> bool:
         return len(self._inbox) + self._verifier.in_store <= self._verifier.batch // 2
 
     def _run(self) -> None:
+        before = time.perf_counter()
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._inbox or self._cancelled or not self._verifier.idle)
+                    if not self._inbox and self._verifier.idle:
+                        self._changed.wait_for(lambda: self._inbox or self._cancelled)
+                        before = time.perf_counter()
                     rows, self._inbox = self._inbox, []
                     cancelled, self._cancelled = self._cancelled, set()
                 self._verifier.add(rows)
                 if cancelled:
                     self._verifier.cancel(cancelled)
                 ended = self._verifier.round()
+                now = time.perf_counter()
+                if self._arranger is not None:
+                    self._arranger.after_round(now - before)
+                    now = time.perf_counter()
+                before = now
                 if ended:
                     with self._changed:
                         self._ended.extend(ended)
@@ -79,25 +90,34 @@ class TargetServer:
 
 
 class DraftServer:
-    """Answers requests; on cores of its own it also runs ahead between them, one step at a time.
+    """Answers requests; told to, it also runs ahead between them, one step at a time.
 
     The one who asks never waits for more than the step that is under way.
     """
 
-    def __init__(self, drafter: Drafter, run_ahead: bool) -> None:
+    def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
+        self._runs_ahead = False
         self._turn = threading.Lock()
         self._asked = threading.Event()
         self._answered = threading.Event()
-        if run_ahead:
-            threading.Thread(target=self._run_ahead, name="run ahead", daemon=True).start()
+        threading.Thread(target=self._run_ahead, name="run ahead", daemon=True).start()
+
+    def settle(self, run_ahead: bool, move: Callable[[], None]) -> None:
+        """From now on run ahead or do not; ``move`` is called while nothing else is under way."""
+        self._asked.set()
+        with self._turn:
+            self._asked.clear()
+            self._runs_ahead = run_ahead
+            move()
 
     def propose(self, ask: Ask) -> Candidates:
         self._asked.set()
         with self._turn:
             self._asked.clear()
             candidates = self._drafter.propose(ask)
-        self._answered.set()
+        if self._runs_ahead:
+            self._answered.set()
         return candidates
 
     def _run_ahead(self) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
 
 MOST_CANDIDATES = 16
 # A new row is believed to accept this share of its candidates, with the weight of this many observations.
@@ -23,9 +26,9 @@ def accepted(candidates: Sequence[int], chosen: Sequence[int]) -> int:
 class Acceptance:
     """A row's estimate of the chance that a candidate holds, given that those before it did."""
 
-    def __init__(self) -> None:
-        self._held = PRIOR_ACCEPTANCE * PRIOR_WEIGHT
-        self._tried = PRIOR_WEIGHT
+    def __init__(self, prior: float = PRIOR_ACCEPTANCE, weight: float = PRIOR_WEIGHT) -> None:
+        self._held = prior * weight
+        self._tried = weight
 
     @property
     def chance(self) -> float:
@@ -43,30 +46,81 @@ def expected_tokens(chance: float, candidates: int) -> float:
     return candidates + 1.0 if chance >= 1.0 else (1.0 - chance ** (candidates + 1)) / (1.0 - chance)
 
 
-def best_counts(
+class Overlap(StrEnum):
+    """How drafting and verifying share time: one after the other, the draft running ahead, or two groups crosswise."""
+
+    TURNS = "turns"
+    AHEAD = "ahead"
+    GROUPS = "groups"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What candidates cost: seconds of one draft step for the rows together, and of asking at all (the hop)."""
+
+    step: float
+    hop: float = 0.0
+
+
+def round_seconds(overlap: Overlap, verify: float, price: Price, count: int, hit: float) -> float:
+    """One round with ``count`` candidates a row; ``hit`` is the chance that all of them are accepted."""
+    if count == 0:
+        return verify
+    draft = price.hop + count * price.step
+    match overlap:
+        case Overlap.TURNS:
+            return verify + draft
+        case Overlap.GROUPS:
+            return max(verify, draft)
+        case Overlap.AHEAD:
+            # After a miss the draft starts over, once it is through with the step under way. After a hit it has been at
+            # work on the next candidates, and the token between the two sets, for as long as the pass took.
+            missed = draft + price.step / 2
+            held = price.hop + max(0.0, (count + 1) * price.step - verify)
+            return verify + (1.0 - hit) * missed + hit * held
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """How many candidates each row is to be asked for, and when it is no use to go on.
+
+    A candidate is worth verifying while the chance that it and all before it hold is at least ``keep``, and worth making
+    while that chance is at least ``go_on``.
+    """
+
+    counts: list[int]
+    keep: float = 0.0
+    go_on: float = 0.0
+
+
+def best_request(
     chances: Sequence[float],
     verify_seconds: Callable[[int], float],
-    step_seconds: float,
+    price: Price,
+    overlap: Overlap = Overlap.TURNS,
     most: int = MOST_CANDIDATES,
-) -> list[int]:
-    """How many candidates each row should ask for (0 for none), so that the batch commits the most tokens a second.
+) -> Request:
+    """The request that lets the batch commit the most tokens a second; counts of 0 where none pays.
 
-    ``verify_seconds`` is the cost of a pass over that many tokens, ``step_seconds`` that of one draft step for these rows
-    (each further candidate is a further step). First the best number for all alike; then rows give up those candidates
-    whose chance to be of use is worth less than the time it takes to verify them.
+    ``verify_seconds`` is the cost of a pass over that many tokens. First the best number for all alike; then rows give up
+    those candidates whose chance to be of use is worth less than the time that it takes to verify them.
     """
     rows = len(chances)
     if not rows:
-        return []
-    seconds = [verify_seconds(rows * (count + 1)) + count * step_seconds for count in range(most + 1)]
-    tokens = [sum(expected_tokens(chance, count) for chance in chances) for count in range(most + 1)]
-    rates = [each / cost for each, cost in zip(tokens, seconds, strict=True)]
+        return Request([])
+    rates = []
+    for count in range(most + 1):
+        hit = prod(chance**count for chance in chances)
+        seconds = round_seconds(overlap, verify_seconds(rows * (count + 1)), price, count, hit)
+        rates.append(sum(expected_tokens(chance, count) for chance in chances) / seconds)
     best = max(range(most + 1), key=rates.__getitem__)
-    if best == 0 or rows == 1:
-        return [best] * rows
-    seconds_a_token = (verify_seconds(rows * (best + 1)) - verify_seconds(rows)) / (rows * best)
-    worth = rates[best] * max(0.0, seconds_a_token)
-    return [_worthwhile(chance, worth, best) for chance in chances]
+    if best == 0:
+        return Request([0] * rows)
+    verifying = max(0.0, verify_seconds(rows * (best + 1)) - verify_seconds(rows)) / (rows * best)
+    drafting = price.step / rows if overlap is Overlap.TURNS else 0.0
+    keep = min(0.9, rates[best] * verifying)
+    counts = [best] if rows == 1 else [_worthwhile(chance, keep, best) for chance in chances]
+    return Request(counts, keep, min(0.9, rates[best] * (verifying + drafting)))
 
 
 def _worthwhile(chance: float, worth: float, most: int) -> int:

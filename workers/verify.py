@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from outrider.workers import speculation
 from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Engine, Feed
 from outrider.workers.messages import Progress, Row, RowFailure, RowResult
+from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.text import TextWriter
+from outrider.workers.trial import Round
 
 PREFILL_TOKENS = 512
 # Two scores closer than this may change places when float kernels sum in another order.
@@ -42,15 +44,32 @@ class LiveRow:
         return len(self.row.prompt) + self.row.max_tokens - len(self.tokens)
 
 
+# Waits for the candidates of each row that was asked for.
+Answer = Callable[[], Sequence[Sequence[int]]]
+
+
 class Proposer(Protocol):
-    def propose(self, rows: Sequence[LiveRow], limits: Sequence[int]) -> list[Sequence[int]]:
-        """Candidates for each row, at most as many as its limit; fewer or none is always allowed."""
+    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+        """Begin to propose, at most as many candidates a row as the request has counts; fewer or none is always allowed.
+
+        The rows stay as they are until the answer is taken, which happens once. Others may be asked for before that.
+        """
 
     def forget(self, key: int) -> None:
         """The row has ended."""
 
-    def step_seconds(self, rows: int) -> float | None:
-        """What one more candidate for that many rows costs; None while nothing can be proposed."""
+    def price(self, rows: int) -> Price | None:
+        """What candidates for that many rows cost; None while nothing can be proposed."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows that go through rounds together. Two groups take turns: one is verified while the draft works for the other."""
+
+    rows: list[LiveRow] = field(default_factory=list)
+    asked: list[LiveRow] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    answer: Answer | None = None
 
 
 class Verifier:
@@ -68,17 +87,29 @@ class Verifier:
         self.proposer = proposer
         self.batch = batch
         self.draft_tokens = draft_tokens
+        self.verify_seconds = verify_seconds
         self.progress = Progress()
+        self.last_round: Round | None = None
+        self._overlap = Overlap.TURNS
         self._new_writer = new_writer
-        self._verify_seconds = verify_seconds
         self._end_tokens = frozenset(end_tokens)
         self._probing = speculation.Probing()
         self._waiting: deque[Row] = deque()
-        self._live: list[LiveRow] = []
+        self._groups = deque([Group()])
+
+    def arrange(self, overlap: Overlap, draft_tokens: int | None) -> None:
+        """Work in another way from the next round on. What has been asked for is let go."""
+        for group in self._groups:
+            if group.answer is not None:
+                group.answer()
+        rows = [live for group in self._groups for live in group.rows]
+        self._overlap, self.draft_tokens = overlap, draft_tokens
+        count = 2 if overlap is Overlap.GROUPS else 1
+        self._groups = deque(Group(rows[start::count]) for start in range(count))
 
     @property
     def idle(self) -> bool:
-        return not self._waiting and not self._live
+        return not self._waiting and not any(group.rows for group in self._groups)
 
     @property
     def in_store(self) -> int:
@@ -91,40 +122,71 @@ class Verifier:
     def cancel(self, keys: Collection[int]) -> None:
         """Drop rows that somebody else has written; what is not here any more is no matter."""
         self._waiting = deque(row for row in self._waiting if row.key not in keys)
-        for live in [live for live in self._live if live.row.key in keys]:
-            self._close(live)
+        for group in self._groups:
+            gone = [live for live in group.rows if live.row.key in keys]
+            if gone and group.answer is not None:
+                group.answer()  # rows stay as they are until it is taken
+                group.answer = None
+            for live in gone:
+                group.rows.remove(live)
+                self._close(live)
 
     def round(self) -> list[RowResult | RowFailure]:
-        """One pass of the target over the batch. Rows that end in it leave at once, and waiting ones take their places."""
+        """One pass of the target over a group. Rows that end in it leave at once, and waiting ones take their places."""
         ended: list[RowResult | RowFailure] = list(self._admit())
-        if not self._live:
+        self.last_round = None
+        group = self._next_group()
+        if not group.rows:
             return ended
+        live_rows = sum(len(each.rows) for each in self._groups)
         started = time.perf_counter()
-        candidates = self._propose()
+        candidates = self._candidates(group)
         proposed = time.perf_counter()
-        feeds = [self._feed(live, guess) for live, guess in zip(self._live, candidates, strict=True)]
+        feeds = [self._feed(live, guess) for live, guess in zip(group.rows, candidates, strict=True)]
         answers = self.engine.feed(feeds)
         verified = time.perf_counter()
-        for live, guess, answer in zip(list(self._live), candidates, answers, strict=True):
+        before = self.progress.accepted
+        tried = 0
+        for live, guess, answer in zip(list(group.rows), candidates, answers, strict=True):
+            tried += min(len(guess), speculation.accepted(guess, answer.tokens) + 1)
             reason = self._commit(live, guess, answer)
             if reason is not None:
+                group.rows.remove(live)
                 ended.append(self._finish(live, reason))
-        self._verify_seconds.observe(sum(len(feed.tokens) for feed in feeds), verified - proposed)
+        # Asked for now and taken at the group's next round: until then the draft works beside whatever the target does.
+        self._ask(group)
+        self.verify_seconds.observe(sum(len(feed.tokens) for feed in feeds), verified - proposed)
+        self.last_round = Round(
+            proposed=tuple(len(guess) for guess in candidates),
+            tried=tried,
+            accepted=self.progress.accepted - before,
+            live=live_rows,
+            steady=all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
+        )
         self.progress.rounds += 1
         self.progress.plain_rounds += not any(candidates)
         self.progress.draft_seconds += proposed - started
         self.progress.verify_seconds += verified - proposed
         return ended
 
+    def _next_group(self) -> Group:
+        """The groups in turn; one without rows only where no group has any."""
+        for _ in range(len(self._groups)):
+            self._groups.rotate(-1)
+            if self._groups[-1].rows:
+                break
+        return self._groups[-1]
+
     def _admit(self) -> Iterable[RowFailure]:
-        while self._waiting and len(self._live) < self.batch:
+        while self._waiting and sum(len(group.rows) for group in self._groups) < self.batch:
             row = self._waiting.popleft()
             problem = self._problem(row.prompt)
             if problem is not None:
                 yield RowFailure(row.key, problem)
                 continue
             self.engine.open(row.key, row.sampling, len(row.prompt))
-            self._live.append(LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter()))
+            live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter())
+            min(self._groups, key=lambda group: len(group.rows)).rows.append(live)
 
     def _problem(self, prompt: Sequence[int]) -> str | None:
         if not prompt:
@@ -134,22 +196,29 @@ class Verifier:
         strange = next((token for token in prompt if not 0 <= token < self.engine.vocabulary), None)
         return None if strange is None else f"token {strange} is not one of the model's {self.engine.vocabulary}"
 
-    def _propose(self) -> list[Sequence[int]]:
-        """Candidates for the rows that are past their prompt."""
-        ready = [live for live in self._live if live.pending == 1]
+    def _ask(self, group: Group) -> None:
+        """Have candidates made for the rows that are past their prompt."""
+        group.asked = [live for live in group.rows if live.pending == 1]
+        request = self._request(group.asked)
         # The last token of a row is always the target's own, so a candidate for it would be wasted.
-        limits = [
-            min(count, live.remaining - 1, self.engine.context - len(live.tokens))
-            for live, count in zip(ready, self._counts_to_ask(ready), strict=True)
+        group.counts = [
+            max(0, min(count, live.remaining - 1, self.engine.context - len(live.tokens)))
+            for live, count in zip(group.asked, request.counts, strict=True)
         ]
-        if not any(limit > 0 for limit in limits):
-            return [()] * len(self._live)
-        guesses = self.proposer.propose(ready, limits)
+        group.answer = None
+        if any(group.counts):
+            group.answer = self.proposer.ask(group.asked, replace(request, counts=group.counts))
+
+    def _candidates(self, group: Group) -> list[Sequence[int]]:
+        """What was proposed for each row of the group; nothing for those that were not asked for."""
+        if group.answer is None:
+            return [()] * len(group.rows)
+        guesses, group.answer = group.answer(), None
         by_key = {
-            live.row.key: self._sane(guess[: max(0, limit)])
-            for live, guess, limit in zip(ready, guesses, limits, strict=True)
+            live.row.key: self._sane(guess[:count])
+            for live, guess, count in zip(group.asked, guesses, group.counts, strict=True)
         }
-        return [by_key.get(live.row.key, ()) for live in self._live]
+        return [by_key.get(live.row.key, ()) for live in group.rows]
 
     def _sane(self, guess: Sequence[int]) -> Sequence[int]:
         """A proposal up to its first id that the model does not have: whatever a draft sends, it is only a hint."""
@@ -158,14 +227,15 @@ class Verifier:
                 return guess[:index]
         return guess
 
-    def _counts_to_ask(self, ready: Sequence[LiveRow]) -> list[int]:
+    def _request(self, rows: Sequence[LiveRow]) -> Request:
         if self.draft_tokens is not None:
-            return [self.draft_tokens] * len(ready)
-        step = self.proposer.step_seconds(len(ready)) if ready else None
-        if step is None:
-            return [0] * len(ready)
-        counts = speculation.best_counts([live.acceptance.chance for live in ready], self._verify_seconds, step)
-        return [1] * len(ready) if self._probing.due(asking=any(counts)) else counts
+            return Request([self.draft_tokens] * len(rows))
+        price = self.proposer.price(len(rows)) if rows else None
+        if price is None:
+            return Request([0] * len(rows))
+        chances = [live.acceptance.chance for live in rows]
+        request = speculation.best_request(chances, self.verify_seconds, price, self._overlap)
+        return Request([1] * len(rows)) if self._probing.due(asking=any(request.counts)) else request
 
     def _feed(self, live: LiveRow, guess: Sequence[int]) -> Feed:
         new = live.tokens[live.cached :]
@@ -197,7 +267,8 @@ class Verifier:
         self.progress.tokens += committed
         self.progress.proposed += len(guess)
         self.progress.accepted += used
-        self.progress.near_ties += sum(margin < NEAR_TIE for margin in answer.margins[:committed])
+        if not self.engine.exact:
+            self.progress.near_ties += sum(margin < NEAR_TIE for margin in answer.margins[:committed])
         return reason
 
     def _ends(self, live: LiveRow, token: int) -> str | None:
@@ -221,6 +292,5 @@ class Verifier:
         )
 
     def _close(self, live: LiveRow) -> None:
-        self._live.remove(live)
         self.engine.close(live.row.key)
         self.proposer.forget(live.row.key)

@@ -191,6 +191,8 @@ OUTRIDER_API int32_t outrider_pack_rows(const outrider_weight *weight, int32_t f
 OUTRIDER_API int32_t outrider_engine_create(const outrider_program *program, const outrider_options *options,
                                             outrider_engine **engine);
 OUTRIDER_API void outrider_engine_destroy(outrider_engine *engine);
+/* Go on with another number of threads, on other cores (NULL: unpinned). Not while a pass is under way; no bit changes. */
+OUTRIDER_API int32_t outrider_engine_threads(outrider_engine *engine, int32_t threads, const int32_t *cores);
 
 /* Begins an empty row and writes its id. The first `prompt` tokens fed are its prompt, the rest counts as written (only penalties
  * care). The bias arrays are copied. */

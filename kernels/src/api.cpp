@@ -69,6 +69,10 @@ int32_t outrider_engine_create(const outrider_program *program, const outrider_o
 
 void outrider_engine_destroy(outrider_engine *engine) { delete engine; }
 
+int32_t outrider_engine_threads(outrider_engine *engine, int32_t threads, const int32_t *cores) {
+  return guarded([&] { return engine->engine->use_threads(threads, cores); });
+}
+
 int32_t outrider_row_open(outrider_engine *engine, const outrider_sampling *sampling, int32_t prompt, int32_t *row) {
   return guarded([&] { return engine->engine->open(*sampling, prompt, row); });
 }

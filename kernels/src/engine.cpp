@@ -144,7 +144,6 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   const char *message = nullptr;
   engine->kernels = choose_kernels(&message);
   if (!engine->kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
-  if (options.threads < 1 || options.threads > 1024) return fail(OUTRIDER_INVALID, "%d threads", options.threads);
   engine->ops.assign(program.ops, program.ops + program.op_count);
   engine->weights.assign(program.weights, program.weights + program.weight_count);
   engine->widths.assign(program.buffers, program.buffers + program.buffer_count);
@@ -176,9 +175,17 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
     op.integer = static_cast<int32_t>(index);
   }
   engine->claims = std::vector<std::atomic<int64_t>>(engine->ops.size());
-  engine->samplers.resize(static_cast<size_t>(options.threads));
-  engine->pool = std::make_unique<Pool>(options.threads, options.cores, options.spin_microseconds);
+  engine->spin_microseconds = options.spin_microseconds;
+  const int32_t threads = engine->use_threads(options.threads, options.cores);
+  if (threads != OUTRIDER_OK) return threads;
   *result = std::move(engine);
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::use_threads(int threads, const int32_t *cores) {
+  if (threads < 1 || threads > 1024) return fail(OUTRIDER_INVALID, "%d threads", threads);
+  samplers.resize(static_cast<size_t>(threads));
+  pool = std::make_unique<Pool>(threads, cores, spin_microseconds);
   return OUTRIDER_OK;
 }
 

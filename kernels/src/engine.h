@@ -45,6 +45,7 @@ struct Engine {
   int32_t truncate(int row, int length);
   int32_t close(int row);
   int32_t length(int row) const;
+  int32_t use_threads(int threads, const int32_t *cores);
   int32_t forward(const outrider_batch &batch);
 
   const Kernels *kernels = nullptr;
@@ -53,6 +54,7 @@ struct Engine {
   std::vector<int32_t> widths;
   int32_t vocabulary = 0, context = 0;
   bool cache_fp32 = false;
+  int32_t spin_microseconds = -1;
   std::unique_ptr<Pool> pool;
   std::unique_ptr<Cache> cache;
   std::vector<RowState> rows;

@@ -13,6 +13,9 @@ from outrider.workers.messages import Sampling
 
 
 class HfRowEngine:
+    # A row alone is still fed in other portions when it is assisted.
+    exact = False
+
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         self.model = model
         self.context = context

@@ -13,6 +13,8 @@ from outrider.workers.messages import Sampling
 class NativeEngine:
     """Rows are named by the caller's numbers here and by the kernels' own below."""
 
+    exact = True
+
     def __init__(self, model: NativeModel, context: int) -> None:
         self.model = model
         self.context = context
@@ -39,4 +41,4 @@ class NativeEngine:
             answers = self.model.forward([Feeding(self._rows[feed.row], feed.tokens, feed.choose) for feed in feeds])
         except KernelError as error:
             raise WorkerError(f"the native engine could not run a pass over {len(feeds)} rows: {error}") from error
-        return [Chosen(answer.tokens, []) for answer in answers]
+        return [Chosen(answer.tokens, answer.margins) for answer in answers]

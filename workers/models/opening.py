@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,8 @@ class OpenModel:
     numeric_path: dict[str, str]
     weights: tuple[tuple[int, int], ...] = ()
     threads: int | None = None
+    # Move the engine's threads to other cores of this process; None where the engine cannot.
+    use_cores: Callable[[Sequence[int]], None] | None = None
 
 
 def native_supports(card_path: str) -> str | None:
@@ -93,7 +95,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
         path["instruction_set"] = isa
     engine = NativeEngine(model, min(card.context, program.context))
     weights = ((packed.memory.address, packed.size),)
-    return OpenModel(engine, "native", card.end_tokens, notes, path, weights, threads)
+    return OpenModel(engine, "native", card.end_tokens, notes, path, weights, threads, model.use_cores)
 
 
 def _open_hf(spec: ModelSpec) -> OpenModel:

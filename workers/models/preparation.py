@@ -14,6 +14,8 @@ from outrider.workers.models.cards import POCKET, POCKET_DRAFT, ModelCard, read_
 from outrider.workers.models.tokenizer import Tokenizer, check_pair
 
 LOOKUP, NONE, AUTO = "lookup", "none", "auto"
+# Behind a draft's name: each row takes candidates from the model or from its own text, whichever does better.
+WITH_LOOKUP = "+lookup"
 
 
 @lru_cache(maxsize=2)
@@ -38,9 +40,13 @@ def choose_draft(target: ModelCard) -> str:
 def prepare_pair(target_name: str, draft_name: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
     """The target's card, the draft's (None for lookup and none), the draft's name, and what to tell the user."""
     target = read_card(target_name)
+    both = draft_name.endswith(WITH_LOOKUP)
+    draft_name = draft_name.removesuffix(WITH_LOOKUP)
+    if draft_name == "model":
+        draft_name = AUTO
     wanted = choose_draft(target) if draft_name == AUTO else draft_name
     if wanted in (LOOKUP, NONE):
-        return target, None, wanted, []
+        return target, None, LOOKUP if both else wanted, []
     try:
         draft = read_card(wanted)
         check_pair(target, draft)
@@ -48,7 +54,7 @@ def prepare_pair(target_name: str, draft_name: str) -> tuple[ModelCard, ModelCar
         if draft_name != AUTO:
             raise
         return target, None, LOOKUP, [f"the usual draft cannot be used, proposing by lookup instead: {error}"]
-    return target, draft, wanted, []
+    return target, draft, wanted + WITH_LOOKUP if both else wanted, []
 
 
 def encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:

@@ -1,0 +1,153 @@
+"""How a target tries arrangements while it works: nothing but speed may change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from fakes import END, FakeEngine, Nonsense, decode, plain
+
+from outrider.workers import arranger, layout_memory
+from outrider.workers.arranger import Arranger
+from outrider.workers.costs import CostCurve
+from outrider.workers.layout_memory import Remembered, recall, remember
+from outrider.workers.messages import Arrangement, Row, RowResult, Sampling
+from outrider.workers.speculation import Overlap
+from outrider.workers.text import TextWriter
+from outrider.workers.verify import Verifier
+
+ARRANGEMENTS = (
+    Arrangement("turns", Overlap.TURNS, (0, 1), (0, 1)),
+    Arrangement("ahead", Overlap.AHEAD, (1,), (0,)),
+    Arrangement("groups", Overlap.GROUPS, (1,), (0,)),
+    Arrangement("plain", Overlap.TURNS, (0, 1), (0, 1), plain=True),
+)
+# Seconds of a round, as a clock would show them.
+SECONDS = {"turns": 0.05, "ahead": 0.02, "groups": 0.06, "plain": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    return tmp_path
+
+
+class Draft:
+    def __init__(self) -> None:
+        self.ready = True
+        self.settled: list[str] = []
+
+    def settle(self, arrangement: Arrangement) -> None:
+        self.settled.append(arrangement.name)
+
+
+class Bench:
+    """A verifier with its arranger, and what the arranger did to the target."""
+
+    def __init__(self, memory_key: str = "", arrangements: Sequence[Arrangement] = ARRANGEMENTS) -> None:
+        self.verifier = Verifier(
+            engine=FakeEngine(),
+            new_writer=lambda row: TextWriter(decode, row.stop, (END,)),
+            proposer=Nonsense(3),
+            batch=4,
+            draft_tokens=None,
+            verify_seconds=CostCurve({1: 1.0, 64: 1.1}),
+            end_tokens=(END,),
+        )
+        self.draft = Draft()
+        self.moves: list[tuple[int, ...]] = []
+        self.measured = 0
+        self.arranger = Arranger(
+            self.verifier,
+            self.draft,
+            arrangements,
+            lambda cores: self.moves.append(tuple(cores)),
+            self._measure,
+            memory_key,
+        )
+
+    def _measure(self) -> CostCurve:
+        self.measured += 1
+        return CostCurve({1: 2.0, 64: 2.2})
+
+    def work(self, rows: Sequence[Row]) -> dict[int, RowResult]:
+        self.verifier.add(rows)
+        ended: dict[int, RowResult] = {}
+        while not self.verifier.idle:
+            for one in self.verifier.round():
+                assert isinstance(one, RowResult)
+                ended[one.key] = one
+            self.arranger.after_round(SECONDS[self.draft.settled[-1]])
+        return ended
+
+
+def rows(count: int) -> list[Row]:
+    return [Row(key, (key % END, 3, 1), 60, Sampling(temperature=key % 2, seed=key)) for key in range(count)]
+
+
+def test_texts_stay_the_same_while_arrangements_change_and_the_fastest_is_kept() -> None:
+    bench, job = Bench(), rows(120)
+    ended = bench.work(job)
+    assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in job}
+    assert set(bench.draft.settled) == {each.name for each in ARRANGEMENTS}
+    record = bench.arranger.record
+    assert record is not None
+    assert record.took == bench.draft.settled[-1] == "ahead"
+    assert record.rates["ahead"] > record.rates["turns"] > record.rates["plain"]
+    assert 'layout "ahead" with 1 core(s) for the draft: ' in record.sentence
+    assert "--batch 8 it would be about" in record.sentence
+    assert bench.moves[:2] == [(1,), (0, 1)]
+    assert bench.measured == 1, "each set of cores is measured once"
+
+
+def test_without_a_draft_nothing_is_tried_yet() -> None:
+    bench = Bench()
+    bench.draft.ready = False
+    bench.work(rows(20))
+    assert bench.arranger.record is None
+    assert bench.draft.settled == ["turns"]
+
+
+def test_one_arrangement_is_taken_as_it_is() -> None:
+    bench = Bench(arrangements=ARRANGEMENTS[:1])
+    bench.work(rows(20))
+    assert (bench.moves, bench.arranger.record) == ([], None)
+
+
+def test_what_was_found_is_remembered_and_looked_at_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arranger, "ROUNDS_BETWEEN_TRIALS", 50)
+    Bench("pair").work(rows(120))
+    again = Bench("pair")
+    assert again.draft.settled[-1] == "ahead"
+    assert again.arranger.record is not None
+    assert "measured earlier" in again.arranger.record.sentence
+    assert Bench("another pair").draft.settled == ["turns"]
+    again.work(rows(120))
+    assert set(again.draft.settled) == {each.name for each in ARRANGEMENTS}
+
+
+def test_a_memory_that_is_damaged_old_or_of_other_arrangements_is_none(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["turns", "ahead"]
+    remember("key", names, Remembered("ahead", {"ahead": 2.0, "turns": 1.0}))
+    assert recall("key", names) == Remembered("ahead", {"ahead": 2.0, "turns": 1.0})
+    assert recall("key", [*names, "groups"]) is None
+    assert recall("other", names) is None
+    (file,) = (own_cache / "layouts").glob("*.json")
+    now = layout_memory.time.time()
+    monkeypatch.setattr(layout_memory.time, "time", lambda: now + layout_memory.LONGEST_SECONDS + 60)
+    assert recall("key", names) is None
+    monkeypatch.undo()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(own_cache))
+    for content in (
+        "",
+        "[]",
+        "{}",
+        json.dumps({"took": "left", "rates": {}, "names": names}),
+        '{"took": "ahead", "rates": 3}',
+    ):
+        file.write_text(content)
+        assert recall("key", names) is None

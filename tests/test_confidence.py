@@ -1,0 +1,75 @@
+"""What a draft believes of its own guesses, and what it does with that."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from fakes import FakeEngine
+
+from outrider.workers.confidence import BOUNDS, MOST_OBSERVATIONS, PRIOR, Confidence
+from outrider.workers.engine import Chosen, Feed
+from outrider.workers.messages import Advance, Ask, Sampling
+from outrider.workers.propose import Drafter
+
+GREEDY = Sampling()
+
+
+def test_it_learns_what_became_of_guesses_with_that_lead() -> None:
+    dice, confidence = random.Random(5), Confidence()
+    for _ in range(4000):
+        confidence.learn(0.3, dice.random() < 0.2)
+        confidence.learn(5.0, dice.random() < 0.9)
+    assert confidence.chance(0.4) == pytest.approx(0.2, abs=0.05)
+    assert confidence.chance(4.5) == pytest.approx(0.9, abs=0.05)
+    assert confidence.chance(100.0) == PRIOR[-1]
+    for _ in range(4000):
+        confidence.learn(0.3, True)
+    assert confidence.chance(0.3) > 0.8, "a job whose text changes must be followed"
+
+
+def test_every_lead_has_a_span() -> None:
+    assert len(PRIOR) == len(BOUNDS) + 1
+    assert sorted(PRIOR) == list(PRIOR)
+    assert Confidence().chance(-1.0) == PRIOR[0]
+    assert MOST_OBSERVATIONS > 100
+
+
+class Sure(FakeEngine):
+    """Its leads are told: one for each token that it has written in the row."""
+
+    def __init__(self, leads: Sequence[float]) -> None:
+        super().__init__()
+        self.leads = leads
+
+    def _feed(self, feed: Feed) -> Chosen:
+        chosen = super()._feed(feed)
+        written = len(self.rows[feed.row]) - self.prompt_lengths[feed.row]
+        return Chosen([token % 11 for token in chosen.tokens], [self.leads[written]])
+
+
+def ask(drafter: Drafter, confidence: float = 0.0, keep: float = 0.0, go_on: float = 0.0) -> tuple[int, ...]:
+    return drafter.propose(Ask(1, (Advance(1, 0, (1, 2), 6, GREEDY, 2),), (), confidence, keep, go_on)).tokens[1]
+
+
+def test_a_guess_that_is_not_sure_enough_is_not_sent_nor_what_follows_it() -> None:
+    leads = (9.0, 9.0, 0.0, 9.0, 9.0, 9.0)
+    assert len(ask(Drafter(Sure(leads), ()))) == 6
+    assert len(ask(Drafter(Sure(leads), ()), confidence=0.45)) == 2
+    assert len(ask(Drafter(Sure(leads), ()), keep=0.5)) == 2
+
+
+def test_nothing_more_is_made_where_there_is_no_hope() -> None:
+    engine = Sure((9.0, 0.0, 9.0, 9.0, 9.0, 9.0))
+    assert len(ask(Drafter(engine, ()), go_on=0.5)) == 2
+    assert len(engine.passes) == 2
+
+
+def test_what_the_target_committed_is_learned_up_to_the_first_miss() -> None:
+    drafter = Drafter(Sure((5.0, 5.0, 5.0, 5.0, 5.0, 5.0)), ())
+    guess = ask(drafter)
+    before = drafter.confidence.chance(5.0)
+    drafter.propose(Ask(2, (Advance(1, 2, (guess[0], (guess[1] + 1) % 11), 1),)))
+    held, tried = before * 8.0, 8.0
+    assert drafter.confidence.chance(5.0) == pytest.approx((held + 1) / (tried + 2))

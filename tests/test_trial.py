@@ -1,0 +1,86 @@
+"""The choice between arrangements, on a machine that is a table of speeds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from outrider.workers.trial import CYCLES, PHASE_ROUNDS, WARM_UP_ROUNDS, Round, Trial
+
+
+def play(
+    trial: Trial, seconds: Mapping[str, float], counts: Mapping[str, int], chance: float = 0.8, seed: int = 1
+) -> list[str]:
+    """Rounds of four rows until the trial is over; the names in the order in which they were used."""
+    dice, used = random.Random(seed), []
+    while not trial.over:
+        name = trial.current
+        used.append(name)
+        assert len(used) < 10_000, "the trial does not end"
+        tried = held = 0
+        for _ in range(4):
+            for _ in range(counts[name]):
+                tried += 1
+                if dice.random() >= chance:
+                    break
+                held += 1
+        trial.observe(Round((counts[name],) * 4, tried, held, 4, True), seconds[name] * dice.uniform(0.9, 1.1))
+    return used
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fastest_wins_whatever_the_luck(seed: int) -> None:
+    # Tokens a round at 0.8: 3.36 for 4 candidates, 1 without any.
+    seconds = {"turns": 0.040, "ahead": 0.033, "groups": 0.045, "plain": 0.020}
+    trial = Trial(list(seconds))
+    play(trial, seconds, {"turns": 4, "ahead": 4, "groups": 4, "plain": 0}, seed=seed)
+    assert trial.best == trial.current == "ahead"
+    assert trial.rates["plain"] == pytest.approx(4 / 0.020, rel=0.1)
+    assert trial.rates["ahead"] == pytest.approx(4 * 3.36 / 0.033, rel=0.15)
+
+
+def test_a_draft_that_never_hits_loses_to_none() -> None:
+    seconds = {"turns": 0.040, "plain": 0.020}
+    trial = Trial(list(seconds))
+    play(trial, seconds, {"turns": 4, "plain": 0}, chance=0.05)
+    assert trial.best == "plain"
+
+
+def test_what_is_hopeless_is_tried_once() -> None:
+    seconds = {"turns": 0.030, "ahead": 0.031, "plain": 0.5}
+    trial = Trial(list(seconds))
+    used = play(trial, seconds, {"turns": 4, "ahead": 4, "plain": 0})
+    least = WARM_UP_ROUNDS + PHASE_ROUNDS
+    assert used.count("plain") == least
+    assert used.count("turns") >= CYCLES * least
+
+
+def test_prompts_and_warming_up_do_not_count() -> None:
+    trial = Trial(["turns", "plain"])
+    for _ in range(50):
+        trial.observe(Round((), 0, 0, 4, False), 100.0)
+    for _ in range(WARM_UP_ROUNDS):
+        trial.observe(Round((4,) * 4, 4, 4, 4, True), 100.0)
+    assert trial.rates == {}
+    trial.observe(Round((4,) * 4, 4, 4, 4, True), 0.1)
+    assert trial.rates.keys() == {"turns"}
+    assert trial.rates["turns"] > 100
+
+
+def test_another_number_of_rows_is_another_trial() -> None:
+    trial = Trial(["turns", "plain"])
+    for _ in range(40):
+        trial.observe(Round((4,) * 8, 8, 8, 8, True), 0.1)
+    assert "turns" in trial.rates
+    trial.observe(Round((4,) * 8, 8, 8, 9, True), 0.1)
+    assert "turns" in trial.rates, "one row more or less is the same"
+    trial.observe(Round((4,) * 4, 4, 4, 4, True), 0.1)
+    assert trial.rates == {}
+    assert trial.current == "turns"
+
+
+def test_alone_there_is_nothing_to_choose() -> None:
+    trial = Trial(["turns"])
+    assert trial.best == trial.current == "turns"

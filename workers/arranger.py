@@ -1,0 +1,123 @@
+"""How a target and its draft share their cores: tried on the first rows of a job, then kept, and looked at again later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from outrider.workers.costs import CostCurve
+from outrider.workers.layout_memory import Remembered, recall, remember
+from outrider.workers.messages import Arrangement, LayoutRecord
+from outrider.workers.trial import Trial
+from outrider.workers.verify import Verifier
+
+# After so many rounds the arrangements are tried again: rows and neighbours change.
+ROUNDS_BETWEEN_TRIALS = 4096
+
+
+class Draft(Protocol):
+    """The draft's side of an arrangement."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a draft to try anything with."""
+
+    def settle(self, arrangement: Arrangement) -> None:
+        """Move the draft there, now or as soon as it comes up."""
+
+
+class Arranger:
+    """Belongs to the verifying thread. ``move_target`` takes the target to other cores, ``measure`` its costs there."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        draft: Draft,
+        arrangements: Sequence[Arrangement],
+        move_target: Callable[[Sequence[int]], None],
+        measure: Callable[[], CostCurve],
+        memory_key: str = "",
+    ) -> None:
+        self.record: LayoutRecord | None = None
+        self._verifier = verifier
+        self._draft = draft
+        self._arrangements = {each.name: each for each in arrangements}
+        self._move_target = move_target
+        self._measure = measure
+        self._memory_key = memory_key
+        self._draft_tokens = verifier.draft_tokens
+        first = arrangements[0]
+        # The curve that the verifier came with was measured where the target was started.
+        self._curves = {first.target_cores: verifier.verify_seconds}
+        self._rounds = 0
+        self._trial: Trial | None = None
+        self._current = first
+        known = recall(memory_key, list(self._arrangements)) if memory_key and len(arrangements) > 1 else None
+        self._take(self._arrangements[known.took] if known else first)
+        if known is not None:
+            self._settle(known, "measured earlier")
+        elif len(arrangements) > 1:
+            self._trial = Trial(list(self._arrangements))
+
+    def after_round(self, seconds: float) -> None:
+        """To be called after each round, with the time since the end of the one before."""
+        done = self._verifier.last_round
+        if done is None or len(self._arrangements) == 1:
+            return
+        self._rounds += 1
+        if self._trial is None:
+            if self._rounds >= ROUNDS_BETWEEN_TRIALS:
+                self._rounds = 0
+                self._trial = Trial(list(self._arrangements))
+                self._take(self._arrangements[self._trial.current])
+            return
+        if not self._draft.ready:
+            return
+        self._trial.observe(done, seconds)
+        chosen = self._arrangements[self._trial.current]
+        if chosen is not self._current:
+            self._take(chosen)
+        if self._trial.over:
+            found = Remembered(chosen.name, {name: round(rate, 3) for name, rate in self._trial.rates.items()})
+            self._trial, self._rounds = None, 0
+            self._settle(found, "measured on this job's rows")
+            if self._memory_key:
+                remember(self._memory_key, list(self._arrangements), found)
+
+    def _take(self, arrangement: Arrangement) -> None:
+        if arrangement.target_cores and arrangement.target_cores != self._current.target_cores:
+            self._move_target(arrangement.target_cores)
+        self._current = arrangement
+        self._verifier.arrange(arrangement.overlap, 0 if arrangement.plain else self._draft_tokens)
+        self._draft.settle(arrangement)
+        curve = self._curves.get(arrangement.target_cores)
+        if curve is None:
+            curve = self._curves[arrangement.target_cores] = self._measure()
+        self._verifier.verify_seconds = curve
+
+    def _settle(self, found: Remembered, how: str) -> None:
+        took = self._arrangements[found.took]
+        others = sorted((name for name in found.rates if name != found.took), key=found.rates.__getitem__, reverse=True)
+        against = ", ".join(f"{name} {found.rates[name]:,.0f}" for name in others)
+        rate = found.rates.get(found.took)
+        sentence = f"layout {describe(took)}" + (f": {rate:,.0f} tokens/s" if rate is not None else "")
+        sentence += f" against {against}" if against else ""
+        self.record = LayoutRecord(
+            found.took, found.rates, f"{sentence} ({how}{self._more_rows()})", took.target_cores, took.draft_cores
+        )
+
+    def _more_rows(self) -> str:
+        """What the honest rival would do: no draft, and twice as many rows at once."""
+        rows = self._verifier.batch
+        curve = next((self._curves[each.target_cores] for each in self._arrangements.values() if each.plain), None)
+        if curve is None:
+            return ""
+        return f"; without a draft and with --batch {2 * rows} it would be about {2 * rows / curve(2 * rows):,.0f}"
+
+
+def describe(arrangement: Arrangement) -> str:
+    where = ""
+    if arrangement.target_cores and arrangement.draft_cores and not arrangement.plain:
+        same = arrangement.target_cores == arrangement.draft_cores
+        where = " on shared cores" if same else f" with {len(arrangement.draft_cores)} core(s) for the draft"
+    return f'"{arrangement.name}"{where}'

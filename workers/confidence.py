@@ -1,0 +1,36 @@
+"""How sure a draft may be of its own guess: learned from what became of earlier ones with a similar lead.
+
+A draft's lead (its best score over the second best, noise included) says how clear its choice was. How often the target
+makes the same choice at that lead is a fact of the pair and the text, so it is counted, not assumed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+# A guess falls between two of these leads, in units of the scores' own (nats).
+BOUNDS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+# What is believed of each span before anything is known, with the weight of this many observations.
+PRIOR = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97)
+PRIOR_WEIGHT = 8.0
+# The counts are halved when they reach this, so that a table follows a job whose text changes.
+MOST_OBSERVATIONS = 2048.0
+
+
+class Confidence:
+    def __init__(self) -> None:
+        self._held = [chance * PRIOR_WEIGHT for chance in PRIOR]
+        self._tried = [PRIOR_WEIGHT] * len(PRIOR)
+
+    def chance(self, lead: float) -> float:
+        """The chance that the target takes a guess with this lead, given that it took those before it."""
+        span = bisect_right(BOUNDS, lead)
+        return self._held[span] / self._tried[span]
+
+    def learn(self, lead: float, held: bool) -> None:
+        span = bisect_right(BOUNDS, lead)
+        self._held[span] += held
+        self._tried[span] += 1.0
+        if self._tried[span] >= MOST_OBSERVATIONS:
+            self._held[span] /= 2.0
+            self._tried[span] /= 2.0

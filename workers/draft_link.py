@@ -1,0 +1,201 @@
+"""A target's line to its draft actor: deltas out, candidates back, and never a wait beyond the deadline."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from outrider.workers.costs import RunningMeans
+from outrider.workers.errors import first_line
+from outrider.workers.messages import Advance, Arrangement, Ask, Candidates
+from outrider.workers.speculation import Overlap, Price, Request
+from outrider.workers.verify import Answer, LiveRow
+
+logger = logging.getLogger(__name__)
+# The share of a new observation in the running mean of the hop.
+FRESH = 0.1
+# A draft that answers with an error this often in a row is not asked again.
+MOST_ERRORS = 3
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A draft actor and what it has been told: how many tokens of each row, and which rows it may forget."""
+
+    actor: Any
+    known: dict[int, int] = field(default_factory=dict)
+    closed: list[int] = field(default_factory=list)
+    late: list[ray.ObjectRef[Candidates]] = field(default_factory=list)
+    errors: int = 0
+    lost: bool = False
+    settled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """Seconds of a step, as the draft says, and of the way there and back, by number of rows."""
+
+    steps: RunningMeans = field(default_factory=lambda: RunningMeans(1.0))
+    hops: RunningMeans = field(default_factory=lambda: RunningMeans(FRESH))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request under way, and when it was made."""
+
+    draft: _Draft
+    round: int
+    reply: ray.ObjectRef[Candidates]
+    rows: tuple[int, ...]
+    at: float
+
+
+class DraftLink:
+    """Asks a draft actor, tells it only what is new, and never waits for it longer than the deadline.
+
+    A draft that is late, dead or confused costs the round its candidates and nothing else. ``attach`` may be called from
+    another thread at any time: it replaces the draft whole, and everything else belongs to the verifying thread.
+    """
+
+    def __init__(self, deadline: float, confidence: float = 0.0) -> None:
+        self._deadline = deadline
+        self._confidence = confidence
+        self._draft: _Draft | None = None
+        self._round = 0
+        self._arrangement: Arrangement | None = None
+        self._prices: dict[str, _Prices] = {}
+
+    @property
+    def _current(self) -> _Prices:
+        """What the draft costs in this arrangement."""
+        name = "" if self._arrangement is None else self._arrangement.name
+        return self._prices.setdefault(name, _Prices())
+
+    def attach(self, actor: Any) -> None:
+        """Take this draft from now on; None for the time without one."""
+        self._draft = None if actor is None else _Draft(actor)
+
+    @property
+    def ready(self) -> bool:
+        draft = self._draft
+        return draft is not None and not draft.lost
+
+    def settle(self, arrangement: Arrangement) -> None:
+        """Have the draft work in this way; what it costs is counted apart there."""
+        self._arrangement = arrangement
+        if self._draft is not None:
+            self._draft.settled = False
+
+    def forget(self, key: int) -> None:
+        draft = self._draft
+        if draft is not None:
+            # Told even where it should not know the row: what it kept of a failed round is not certain.
+            draft.known.pop(key, None)
+            draft.closed.append(key)
+
+    def price(self, rows: int) -> Price | None:
+        draft = self._draft
+        if draft is None or draft.lost:
+            return None
+        # Until a round has been measured candidates count as free, so that the first round asks.
+        return Price(self._current.steps(rows) or 0.0, self._current.hops(rows) or 0.0)
+
+    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+        draft = self._draft
+        asked = None
+        if draft is not None and not draft.lost and _caught_up(draft):
+            asked = self._ask(draft, rows, request)
+        if asked is None:
+            return lambda: [()] * len(rows)
+        return lambda: self._collect(asked)
+
+    def _ask(self, draft: _Draft, rows: Sequence[LiveRow], request: Request) -> _Asked | None:
+        if not draft.settled and not self._settle(draft):
+            return None
+        self._round += 1
+        closed, draft.closed = tuple(draft.closed), []
+        advances = tuple(_advance(draft, live, count) for live, count in zip(rows, request.counts, strict=True))
+        ask = Ask(self._round, advances, closed, self._confidence, request.keep, request.go_on)
+        at = time.perf_counter()
+        try:
+            reply = draft.actor.propose.remote(ask)
+        except RayError as error:
+            self._lose(draft, error)
+            return None
+        draft.known.update((live.row.key, len(live.tokens)) for live in rows)
+        return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), at)
+
+    def _settle(self, draft: _Draft) -> bool:
+        draft.settled = True
+        if self._arrangement is None:
+            return True
+        run_ahead = self._arrangement.overlap is not Overlap.TURNS
+        try:
+            ray.get(draft.actor.settle.remote(self._arrangement.draft_cores, run_ahead), timeout=self._deadline)
+        except GetTimeoutError:
+            # It will come to it; until then it works as it did.
+            return True
+        except RayError as error:
+            self._lose(draft, error)
+            return False
+        return True
+
+    def _collect(self, asked: _Asked) -> list[Sequence[int]]:
+        draft, nothing = asked.draft, [()] * len(asked.rows)
+        waiting = time.perf_counter()
+        try:
+            ready, _ = ray.wait([asked.reply], timeout=max(0.0, asked.at + self._deadline - waiting))
+            if not ready:
+                draft.late.append(asked.reply)
+                self._current.hops.observe(len(asked.rows), self._deadline)
+                return list(nothing)
+            candidates: Candidates = ray.get(asked.reply)
+        except RayTaskError as error:
+            # It lives, but its rows may be half done: send them whole next time.
+            draft.errors += 1
+            draft.known.clear()
+            draft.lost = draft.errors >= MOST_ERRORS
+            logger.warning("the draft failed, this round goes on without it: %s", first_line(error))
+            return list(nothing)
+        except RayError as error:
+            self._lose(draft, error)
+            return list(nothing)
+        draft.errors = 0
+        waited = time.perf_counter() - waiting
+        if candidates.step is not None:
+            self._current.steps.observe(len(asked.rows), candidates.step)
+        # While the target waited the draft was at work, but for the hop.
+        self._current.hops.observe(len(asked.rows), max(0.0, waited - candidates.seconds))
+        for key in candidates.forgotten:
+            draft.known.pop(key, None)
+        if candidates.round != asked.round:
+            return list(nothing)
+        return [candidates.tokens.get(key, ()) for key in asked.rows]
+
+    def _lose(self, draft: _Draft, error: RayError) -> None:
+        """Gone: decode plainly until the driver attaches another."""
+        draft.lost = True
+        logger.warning("the draft is lost, going on without it: %s", first_line(error))
+
+
+def _caught_up(draft: _Draft) -> bool:
+    """Whether the draft has answered everything it was late with. A late answer is read only to be dropped."""
+    if not draft.late:
+        return True
+    _, draft.late = ray.wait(draft.late, num_returns=len(draft.late), timeout=0)
+    if not draft.late:
+        # What those answers would have said of forgotten rows is unknown, so every row is sent whole.
+        draft.known.clear()
+    return not draft.late
+
+
+def _advance(draft: _Draft, live: LiveRow, limit: int) -> Advance:
+    key, start = live.row.key, draft.known.get(live.row.key, 0)
+    sampling = live.row.sampling if start == 0 else None
+    return Advance(key, start, tuple(live.tokens[start:]), max(0, limit), sampling, len(live.row.prompt))

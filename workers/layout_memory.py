@@ -1,0 +1,66 @@
+"""What was measured on this machine for a pair of models, kept from one job to the next."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.workers.models.packed_cache import cache_directory
+
+logger = logging.getLogger(__name__)
+# Machines get other neighbours, and other kernels.
+LONGEST_SECONDS = 7 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    took: str
+    rates: dict[str, float]
+
+
+def processor() -> str:
+    """The model name of the processor, as the kernel gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _file(key: str) -> Path:
+    return cache_directory() / "layouts" / f"{hashlib.sha256(f'{processor()}|{key}'.encode()).hexdigest()[:32]}.json"
+
+
+def recall(key: str, names: list[str]) -> Remembered | None:
+    """None where nothing is known that is recent, whole, and about these arrangements."""
+    file = _file(key)
+    try:
+        if time.time() - file.stat().st_mtime > LONGEST_SECONDS:
+            return None
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        known = Remembered(str(content["took"]), {str(name): float(rate) for name, rate in content["rates"].items()})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        logger.warning("%s cannot be used, measuring again: %s", file, error)
+        return None
+    return known if sorted(content.get("names", [])) == sorted(names) and known.took in names else None
+
+
+def remember(key: str, names: list[str], found: Remembered) -> None:
+    """Best effort: a cache that cannot be written costs the next job a few seconds."""
+    file = _file(key)
+    content = {"key": key, "names": names, "took": found.took, "rates": found.rates}
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(file)
+    except OSError as error:
+        logger.warning("%s cannot be written: %s", file, error)

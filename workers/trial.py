@@ -1,0 +1,112 @@
+"""Which arrangement is the fastest: tried on the job's own rows, whose texts do not depend on it. Pure.
+
+Each arrangement is given a few rounds in turn, twice over, since a machine's speed drifts. What is compared is not how many
+tokens were committed, which is luck over so few rounds, but how many are to be expected at the acceptance seen in all of
+them together, against the seconds that the rounds took.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.workers.speculation import PRIOR_ACCEPTANCE, PRIOR_WEIGHT, expected_tokens
+
+CYCLES = 2
+# A phase is this long at least, after rounds that do not count: caches are warmed, a draft is brought up to date.
+PHASE_SECONDS = 0.25
+PHASE_ROUNDS = 8
+WARM_UP_ROUNDS = 3
+# What is this much slower than the best after the first time round is not tried again.
+HOPELESS = 0.75
+# A trial starts over when the number of rows changes by more than this share.
+ROWS_TOLERANCE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass: candidates of each row, of which ``tried`` were put to the test and ``accepted`` held.
+
+    ``live`` counts all rows under way, ``steady`` says whether those of this pass were past their prompts.
+    """
+
+    proposed: tuple[int, ...]
+    tried: int
+    accepted: int
+    live: int
+    steady: bool
+
+
+@dataclass(slots=True)
+class _Score:
+    seconds: float = 0.0
+    proposed: Counter[int] = field(default_factory=Counter)
+
+
+class Trial:
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._rows: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._scores = {name: _Score() for name in self._names}
+        self._tried, self._held = PRIOR_WEIGHT, PRIOR_ACCEPTANCE * PRIOR_WEIGHT
+        self._phases = [name for _ in range(CYCLES) for name in self._names]
+        self._phase = 0
+        self._begin_phase()
+
+    def _begin_phase(self) -> None:
+        self._rounds = 0
+        self._seconds = 0.0
+
+    @property
+    def over(self) -> bool:
+        return self._phase == len(self._phases)
+
+    @property
+    def current(self) -> str:
+        """What is to be used now: the one being tried, and the best once that is known."""
+        return self.best if self.over else self._phases[self._phase]
+
+    @property
+    def best(self) -> str:
+        rates = self.rates
+        return max(rates, key=rates.__getitem__) if rates else self._names[0]
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Expected tokens a second, of those that have been tried."""
+        chance = self._held / self._tried
+        return {
+            name: sum(count * expected_tokens(chance, each) for each, count in score.proposed.items()) / score.seconds
+            for name, score in self._scores.items()
+            if score.seconds > 0.0
+        }
+
+    def observe(self, round: Round, seconds: float) -> None:
+        """A round of the current arrangement, and the time since the end of the one before."""
+        if self.over:
+            return
+        if self._rows is None or abs(round.live - self._rows) > ROWS_TOLERANCE * self._rows:
+            self._rows = round.live
+            self._begin()
+        if not round.steady:
+            return
+        self._rounds += 1
+        if self._rounds <= WARM_UP_ROUNDS:
+            return
+        self._seconds += seconds
+        score = self._scores[self.current]
+        score.seconds += seconds
+        score.proposed.update(round.proposed)
+        self._tried += round.tried
+        self._held += round.accepted
+        if self._rounds >= WARM_UP_ROUNDS + PHASE_ROUNDS and self._seconds >= PHASE_SECONDS:
+            self._phase += 1
+            self._begin_phase()
+            if self._phase == len(self._names):
+                rates = self.rates
+                hopeless = {name for name, rate in rates.items() if rate < HOPELESS * max(rates.values())}
+                self._phases[self._phase :] = [name for name in self._names if name not in hopeless]
