@@ -41,6 +41,12 @@ def error_record(row: StoredRow, code: str, message: str) -> str:
     return _line({"id": f"batch_req_{_id(row)}", "custom_id": row.custom_id, "response": None, "error": error})
 
 
+def message_of(record: str) -> str:
+    """What an error record says."""
+    message: str = json.loads(record)["error"]["message"]
+    return message
+
+
 def _choice(kind: str, index: int, sample: RowResult) -> dict[str, Any]:
     answer: dict[str, Any] = (
         {"message": {"role": "assistant", "content": sample.text}} if kind == "chat" else {"text": sample.text}
