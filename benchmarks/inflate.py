@@ -114,8 +114,13 @@ def plan(small: Shape, large: Shape) -> Plan:
 class Inflater:
     """Makes the rows of each large tensor from the small model, noise included."""
 
-    def __init__(self, source: Path, large: Shape, noise: float, seed: int) -> None:
+    def __init__(
+        self, source: Path, large: Shape, noise: float, seed: int, tied: bool = False, biased: bool = False
+    ) -> None:
+        """``tied``: the embedding is the head too. ``biased``: queries, keys and values have biases, of zero."""
         self.source = source
+        self.tied = tied
+        self.biased = biased
         self.config: dict[str, Any] = json.loads((source / "config.json").read_text())
         if self.config["model_type"] != "llama":
             raise SystemExit(f"inflate: {source} is of the family {self.config['model_type']}, only llama can be inflated")
@@ -135,10 +140,18 @@ class Inflater:
         """Every tensor of the large model: its name, its shape, and its rows on demand."""
         small, large = self.plan.small, self.plan.large
         embedding = "model.embed_tokens.weight"
-        yield self._table(embedding, embedding, fill=None)
         head = embedding if self.config.get("tie_word_embeddings", False) else "lm_head.weight"
-        yield self._table("lm_head.weight", head, fill=padding_direction(self.source) * -PADDING_SCORE)
-        yield self._vector("model.norm.weight", "model.norm.weight")
+        padding = padding_direction(self.source) * -PADDING_SCORE
+        if self.tied and head != embedding:
+            raise SystemExit(f"inflate: {self.source} has a head of its own, so the large model cannot share one")
+        if self.tied:
+            # The head's part of dividing by the repetition moves into the norm before it.
+            yield self._table(embedding, embedding, fill=padding, divided=False)
+            yield self._vector("model.norm.weight", "model.norm.weight", 1.0 / self.plan.repeat)
+        else:
+            yield self._table(embedding, embedding, fill=None, divided=False)
+            yield self._table("lm_head.weight", head, fill=padding, divided=True)
+            yield self._vector("model.norm.weight", "model.norm.weight")
         for layer, origin in enumerate(self.plan.layers):
             to, of = f"model.layers.{layer}.", f"model.layers.{origin}."
             for name in ("input_layernorm", "post_attention_layernorm"):
@@ -150,6 +163,8 @@ class Inflater:
                 suffix = f"self_attn.{name}.weight"
                 shape = (count * small.head_size, small.hidden)
                 yield self._reading(to + suffix, of + suffix, shape, self._head_rows(heads), scale)
+                if self.biased:
+                    yield _zeros(f"{to}self_attn.{name}.bias", len(heads) * large.head_size)
             faint = not self.plan.real[layer]
             suffix, width = "self_attn.o_proj.weight", small.heads * small.head_size
             share = np.bincount(self.plan.heads).astype(np.float32)
@@ -168,9 +183,9 @@ class Inflater:
         size = self.plan.small.head_size
         return np.array([head * size + column if column >= 0 else -1 for head in heads for column in self.plan.columns])
 
-    def _vector(self, name: str, origin: str) -> Recipe:
+    def _vector(self, name: str, origin: str, scale: float = 1.0) -> Recipe:
         def rows() -> Iterator[Matrix]:
-            yield np.repeat(self.read(origin, self.plan.small.hidden), self.plan.repeat)
+            yield np.repeat(self.read(origin, self.plan.small.hidden), self.plan.repeat) * np.float32(scale)
 
         return Recipe(name, (self.plan.large.hidden,), rows)
 
@@ -199,14 +214,14 @@ class Inflater:
 
         return Recipe(name, (self.plan.large.hidden, len(taken)), rows)
 
-    def _table(self, name: str, origin: str, fill: Matrix | None) -> Recipe:
-        """Embedding (``fill`` None) or head (``fill`` the row of ids beyond the small vocabulary)."""
+    def _table(self, name: str, origin: str, fill: Matrix | None, divided: bool) -> Recipe:
+        """Embedding, or head (``divided`` by the repetition); ``fill`` is the row of ids beyond the small vocabulary."""
         small, large = self.plan.small, self.plan.large
 
         def rows() -> Iterator[Matrix]:
             table = self.read(origin, small.vocabulary, small.hidden)
             last = table[:1] if fill is None else fill[None]
-            scale = np.float32(1.0 if fill is None else 1.0 / self.plan.repeat)
+            scale = np.float32(1.0 / self.plan.repeat if divided else 1.0)
             taken = np.minimum(np.arange(large.vocabulary), small.vocabulary)
             return self._noisy(np.vstack([table, last]) * scale, taken, self.plan.repeat, _rms(table) * scale)
 
@@ -223,6 +238,13 @@ class Inflater:
                 for row, offset in zip(block, offsets, strict=True):
                     row += self.table[offset : offset + width] * (self.noise * size)
             yield block
+
+
+def _zeros(name: str, size: int) -> Recipe:
+    def rows() -> Iterator[Matrix]:
+        yield np.zeros(size, dtype=np.float32)
+
+    return Recipe(name, (size,), rows)
 
 
 def _rms(matrix: Matrix) -> np.float32:

@@ -1,4 +1,4 @@
-"""Write a bf16 checkpoint as sharded safetensors, one block of rows at a time."""
+"""Write a bf16 or fp16 checkpoint as sharded safetensors, one block of rows at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,12 @@ Matrix = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A tensor to write; ``rows`` yields blocks of its rows from the first to the last."""
+    """A tensor to write; ``rows`` yields blocks of its rows from first to last, as float32 or as the bits."""
 
     name: str
     shape: tuple[int, ...]
-    rows: Callable[[], Iterator[Matrix]]
+    rows: Callable[[], Iterator[NDArray[Any]]]
+    dtype: str = "BF16"
 
     @property
     def size(self) -> int:
@@ -59,7 +61,7 @@ def _write(file: Path, recipes: Sequence[Recipe]) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for recipe in recipes:
-        header[recipe.name] = {"dtype": "BF16", "shape": recipe.shape, "data_offsets": [end, end + recipe.size]}
+        header[recipe.name] = {"dtype": recipe.dtype, "shape": recipe.shape, "data_offsets": [end, end + recipe.size]}
         end += recipe.size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -68,7 +70,7 @@ def _write(file: Path, recipes: Sequence[Recipe]) -> None:
         for recipe in recipes:
             start = stream.tell()
             for block in recipe.rows():
-                stream.write(to_bf16(block).data)
+                stream.write((block if block.dtype == np.uint16 else to_bits(block, recipe.dtype)).data)
             if stream.tell() - start != recipe.size:
                 raise AssertionError(f"{recipe.name}: {stream.tell() - start} bytes for shape {recipe.shape}")
 
@@ -77,3 +79,7 @@ def to_bf16(values: Matrix) -> NDArray[np.uint16]:
     """Rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def to_bits(values: Matrix, dtype: str) -> NDArray[np.uint16]:
+    return values.astype(np.float16).view(np.uint16) if dtype == "F16" else to_bf16(values)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from outrider.kernels.program import Op, Program, Slice, Weight
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 LIBRARY_NAME = "liboutrider_kernels.so"
 STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "unsupported", "not finite")
 
@@ -121,6 +121,9 @@ class _Sampling(Structure):
         ("bias_count", c_int32),
         ("top_k", c_int32),
         ("sample", c_uint32),
+        ("min_tokens", c_int32),
+        ("end_tokens", POINTER(c_int32)),
+        ("end_count", c_int32),
     )
 
 
@@ -135,6 +138,9 @@ class _Batch(Structure):
         ("chosen", c_void_p),
         ("margins", c_void_p),
         ("logits_out", c_void_p),
+        ("logprobs", c_void_p),
+        ("logprob_tokens", c_void_p),
+        ("logprob_values", c_void_p),
     )
 
 
@@ -161,6 +167,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int32,
         (c_void_p, c_int32, POINTER(_Sampling), c_void_p, c_int32, c_int32, POINTER(c_int32), c_void_p, c_void_p),
     ),
+    "outrider_log_probabilities": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p)),
 }
 
 
@@ -239,6 +246,8 @@ class SamplingValues:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    end_tokens: tuple[int, ...] | None = None
 
 
 def _sampling(values: Any) -> _Sampling:
@@ -246,6 +255,7 @@ def _sampling(values: Any) -> _Sampling:
     count = len(values.logit_bias)
     tokens = (c_int32 * count)(*(token for token, _ in values.logit_bias))
     biases = (c_double * count)(*(bias for _, bias in values.logit_bias))
+    ends = values.end_tokens or ()
     return _Sampling(
         values.temperature,
         values.top_p,
@@ -259,6 +269,9 @@ def _sampling(values: Any) -> _Sampling:
         count,
         values.top_k,
         values.sample & 0xFFFFFFFF,
+        values.min_tokens,
+        (c_int32 * len(ends))(*ends),
+        len(ends),
     )
 
 
@@ -330,21 +343,29 @@ def _op(op: Op) -> _Op:
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """One row's part of a batch: ``tokens`` to append, a choice after each of the last ``choose``, logits likewise."""
+    """One row's part of a batch: ``tokens`` to append, a choice after each of the last ``choose``, logits likewise.
+
+    ``logprobs`` of 0 or more asks for each choice's log-probability and for those of as many of the likeliest tokens.
+    """
 
     row: int
     tokens: Sequence[int]
     choose: int = 1
     logits: int = 0
+    logprobs: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one feed brought: tokens, their leads over the second best, and the logits asked for."""
+    """What one feed brought: tokens, their leads over the second best, and the logits asked for.
+
+    ``logprobs`` holds, where asked for, (token, log-probability) pairs for each choice: its own, then the likeliest.
+    """
 
     tokens: list[int]
     margins: list[float]
     logits: NDArray[np.float32]
+    logprobs: list[list[tuple[int, float]]]
 
 
 class NativeModel:
@@ -423,17 +444,24 @@ class NativeModel:
         chosen = np.full(int(choose.sum()), -1, np.int32)
         margins = np.full(chosen.size, np.nan)
         logits_out = np.full((int(logits.sum()), self.program.vocabulary), np.nan, np.float32)
-        arrays = (rows, counts, tokens, choose, logits, chosen, margins, logits_out)
+        logprobs = np.array([feed.logprobs for feed in feeds], np.int32)
+        # A choice takes one place for itself, and one for each of the likeliest.
+        places = choose * np.where(logprobs < 0, 0, 1 + logprobs)
+        logprob_tokens = np.full(int(places.sum()), -1, np.int32)
+        logprob_values = np.full(logprob_tokens.size, np.nan)
+        arrays = [rows, counts, tokens, choose, logits, chosen, margins, logits_out]
+        arrays += [logprobs, logprob_tokens, logprob_values]
         batch = _Batch(len(feeds), *(array.ctypes.data for array in arrays))
         _check(load().outrider_forward(self._engine, byref(batch)))
-        choice_ends, logit_ends = np.cumsum(choose), np.cumsum(logits)
+        ends = zip(np.cumsum(choose), np.cumsum(logits), np.cumsum(places), strict=True)
         return [
             Answer(
                 chosen[choice_end - feed.choose : choice_end].tolist(),
                 margins[choice_end - feed.choose : choice_end].tolist(),
                 logits_out[logit_end - feed.logits : logit_end],
+                _by_choice(feed, logprob_tokens[end - held : end], logprob_values[end - held : end]) if held else [],
             )
-            for feed, choice_end, logit_end in zip(feeds, choice_ends, logit_ends, strict=True)
+            for feed, held, (choice_end, logit_end, end) in zip(feeds, places, ends, strict=True)
         ]
 
     def close(self) -> None:
@@ -450,6 +478,21 @@ class NativeModel:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _by_choice(feed: Feeding, tokens: NDArray[np.int32], values: NDArray[np.float64]) -> list[list[tuple[int, float]]]:
+    pairs = list(zip(tokens.tolist(), values.tolist(), strict=True))
+    size = 1 + feed.logprobs
+    return [pairs[start : start + size] for start in range(0, len(pairs), size)]
+
+
+def log_probabilities(logits: NDArray[np.float32], chosen: int, count: int) -> list[tuple[int, float]]:
+    """The log-probability of one token, then those of the ``count`` likeliest, each with its token. For tests."""
+    values = np.ascontiguousarray(logits, np.float32)
+    tokens, found = np.full(1 + count, -1, np.int32), np.full(1 + count, np.nan)
+    arguments = (values.ctypes.data, values.size, chosen, count, tokens.ctypes.data, found.ctypes.data)
+    _check(load().outrider_log_probabilities(*arguments))
+    return list(zip(tokens.tolist(), found.tolist(), strict=True))
 
 
 def choose(

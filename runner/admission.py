@@ -103,7 +103,7 @@ def _encoded(
             some = list(islice(rows, ROWS_AT_ONCE))
             more = len(some) == ROWS_AT_ONCE
             texts = [_text_of(row) for row in some if isinstance(row, Request) and row.prompt_tokens is None]
-            ahead.append((some, office.encode(path, texts) if texts else list))
+            ahead.append((some, office.begin_to_encode(path, texts) if texts else list))
         if not more or len(ahead) > PORTIONS_AHEAD:
             some, answer = ahead.popleft()
             yield some, iter(answer())
@@ -126,6 +126,10 @@ def _check(row: Request, tokens: tuple[int, ...] | str, number: int, spec: JobSp
         return BadRow(row.custom_id, row.line, problem)
     kind = "completion" if row.messages is None else "chat"
     request = _resolve(row, len(tokens), spec, card)
+    if request["min_tokens"] > request["max_tokens"]:
+        least, most = request["min_tokens"], request["max_tokens"]
+        problem = f'"min_tokens" is {least} and at most {most} may be written ("max_tokens"); ask for fewer or allow more'
+        return BadRow(row.custom_id, row.line, problem)
     return StoredRow(number, row.custom_id, row.line, kind, request, tuple(map(int, tokens)))
 
 
@@ -143,6 +147,9 @@ def _limits_problem(row: Request, tokens: tuple[int, ...], card: ModelCard) -> s
     for token in row.parameters.logit_bias or ():
         if not token.isdecimal() or int(token) >= card.vocabulary:
             return f'"logit_bias": "{token}" is not a token id of {card.name}, which has {card.vocabulary}'
+    for end in row.parameters.stop_token_ids or ():
+        if end >= card.vocabulary:
+            return f'"stop_token_ids": {end} is not a token id of {card.name}, which has {card.vocabulary}'
     return None
 
 
@@ -156,8 +163,11 @@ def _resolve(row: Request, prompt_length: int, spec: JobSpec, card: ModelCard) -
 
     return {
         "max_tokens": min(value("max_tokens"), card.context - prompt_length),
+        "min_tokens": value("min_tokens"),
         "n": own.n or 1,
         "stop": list(own.stop or ()),
+        "end_tokens": sorted({*(own.stop_token_ids or ()), *(() if value("ignore_eos") else card.end_tokens)}),
+        "logprobs": own.logprobs,
         "temperature": _temperature(float(value("temperature"))),
         "top_p": float(value("top_p")),
         "top_k": max(0, value("top_k")),
@@ -184,12 +194,14 @@ def derived_seed(job_seed: int, custom_id: str) -> int:
 def samples_of(stored: StoredRow) -> list[Row]:
     """The rows for the workers: one a sample. Their keys tell which row and which sample."""
     request = stored.request
+    ends = request.get("end_tokens")
     return [
         Row(
             key=stored.row * MOST_SAMPLES + sample,
             prompt=stored.prompt,
             max_tokens=request["max_tokens"],
             stop=tuple(request["stop"]),
+            logprobs=request.get("logprobs"),
             sampling=Sampling(
                 temperature=request["temperature"],
                 top_p=request["top_p"],
@@ -201,6 +213,8 @@ def samples_of(stored: StoredRow) -> list[Row]:
                 presence_penalty=request["presence_penalty"],
                 frequency_penalty=request["frequency_penalty"],
                 logit_bias=tuple((token, bias) for token, bias in request["logit_bias"]),
+                min_tokens=request.get("min_tokens", 0),
+                end_tokens=None if ends is None else tuple(ends),
             ),
         )
         for sample in range(request["n"])

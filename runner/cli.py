@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import outrider
+from outrider.runner.cli_given import given
 from outrider.workers.errors import InputError, OutriderError
 
 app = typer.Typer(
@@ -42,15 +42,29 @@ def run_command(
         str, typer.Option("-m", "--model", "--model_name", help="Target: directory, hub id or 'pocket'.")
     ] = "pocket",
     draft: Annotated[
-        str, typer.Option("--draft", "--assistant-model", help="Draft model (also MODEL+lookup), or auto, lookup, none.")
+        str,
+        typer.Option(
+            "--draft",
+            "--assistant-model",
+            "--assistant_model",
+            help="Draft model (also MODEL+lookup), or auto, lookup, none.",
+        ),
     ] = "auto",
+    assisted: Annotated[
+        bool, typer.Option("--assisted/--no-assisted", "--assisted_generation", help="--no-assisted is --draft none.")
+    ] = True,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Job directory [default: INPUT's name and -job].")] = None,
     format: Annotated[str, typer.Option(help="auto, jsonl or text.")] = "auto",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Turn bad lines into error records.")] = False,
     max_tokens: Annotated[int, typer.Option(help="New tokens a row, where the row does not say.")] = 128,
+    min_tokens: Annotated[int, typer.Option(help="No end before so many; where the row does not say.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Write on past the model's end tokens.")] = False,
+    do_sample: Annotated[
+        bool, typer.Option("--do-sample", "--do_sample", help="Temperature 1, where --temperature is not given.")
+    ] = False,
     temperature: Annotated[float, typer.Option(help="0 is greedy; where the row does not say.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Where the row does not say.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="0 is off; where the row does not say.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", "--top_p", help="Where the row does not say.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", "--top_k", help="0 is off; where the row does not say.")] = 0,
     min_p: Annotated[float, typer.Option(help="0 is off; where the row does not say.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seeds of rows that give none derive from it.")] = 0,
     engine: Annotated[str, typer.Option(help="auto, native or hf.")] = "auto",
@@ -62,8 +76,15 @@ def run_command(
     draft_confidence: Annotated[
         float, typer.Option(help="The draft stops before a candidate that it holds less likely to be accepted.")
     ] = 0.0,
+    fast_attention: Annotated[
+        bool,
+        typer.Option("--fast-attention/--no-fast-attention", "--fast_attention", help="Fused attention, or (hf) eager."),
+    ] = True,
     draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
     batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
+    prefix_tokens: Annotated[
+        int, typer.Option(help="Tokens of ended prompts kept for rows that begin alike; 0 shares nothing.")
+    ] = 4096,
     replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: one a unit of --per].")] = None,
     per: Annotated[str, typer.Option(help="What a replica gets: auto, node, socket or machine.")] = "auto",
     layout: Annotated[str, typer.Option(help="Draft and target on split or shared cores, or auto.")] = "auto",
@@ -72,6 +93,8 @@ def run_command(
     wait_for_cores: Annotated[float, typer.Option(help="Seconds to wait for cores that other runs hold.")] = 3600.0,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Run whatever a .bin file contains.")] = False,
     start_deadline: Annotated[float, typer.Option(help="Seconds a model may take to load.")] = 300.0,
+    trace: Annotated[Path | None, typer.Option(help="Write who was busy when, for ui.perfetto.dev, to this file.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there while the job runs.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file with these options as keys.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -80,7 +103,7 @@ def run_command(
     from outrider.runner.running import run
 
     try:
-        code = run(build_spec(_given(context, leave_out={"config", "json_"}), config), as_json=json_)
+        code = run(build_spec(given(context, leave_out={"config", "json_"}), config), as_json=json_)
     except KeyboardInterrupt:  # typer would end here too, without a word
         print("stopped; the same command resumes the job", file=sys.stderr)
         code = INTERRUPTED
@@ -114,31 +137,16 @@ def results_command(job: Annotated[Path, typer.Argument(help="A job directory.")
         typer.echo(str(path))
 
 
-def _register_machine_commands() -> None:
+def _register_other_commands() -> None:
+    from outrider.runner.cli_bench import bench_command
     from outrider.runner.cli_machine import doctor_command, topology_command
 
+    app.command("bench")(bench_command)
     app.command("topology")(topology_command)
     app.command("doctor")(doctor_command)
 
 
-_register_machine_commands()
-
-
-def _given(context: typer.Context, leave_out: set[str]) -> dict[str, Any]:
-    """The options that stand on the command line; defaults are the specification's own."""
-    given = {
-        name: value
-        for name, value in context.params.items()
-        if name not in leave_out and _stands_on_command_line(context, name)
-    }
-    with suppress(KeyError, ValueError):  # not given, or no number: the specification says what it may be
-        given["draft_tokens"] = int(given["draft_tokens"])
-    return given
-
-
-def _stands_on_command_line(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+_register_other_commands()
 
 
 def main() -> None:

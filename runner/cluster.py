@@ -6,15 +6,20 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
-from outrider.workers.errors import JobError, first_line
+from outrider.workers.errors import JobError, UsageError, first_line
 
 OBJECT_STORE_BYTES = 256 << 20
+# What Ray's metrics agent is made of; the plain package comes without.
+METRICS_AGENT = ("aiohttp", "opentelemetry", "prometheus_client")
 
 
 @contextmanager
-def local_ray(cores: int, resources: dict[str, float]) -> Iterator[None]:
+def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None = None) -> Iterator[None]:
     """An embedded Ray on the loopback address, open only to who has this process's token."""
+    if metrics_port is not None and not all(find_spec(module) for module in METRICS_AGENT):
+        raise UsageError("--metrics-port: Ray's metrics agent is not installed; pip install 'ray[default]' brings it")
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     # Ray otherwise hides accelerators from actors that claim none, with a warning at every start.
@@ -36,6 +41,7 @@ def local_ray(cores: int, resources: dict[str, float]) -> Iterator[None]:
             logging_level="ERROR",
             object_store_memory=OBJECT_STORE_BYTES,
             _node_ip_address="127.0.0.1",
+            _metrics_export_port=metrics_port,
         )
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise JobError(f"Ray could not be started on this machine: {first_line(error)}") from error

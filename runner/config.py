@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -13,21 +13,17 @@ from outrider.workers.errors import UsageError, first_line
 Engine = Literal["auto", "native", "hf"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "w8a8", "w4a8"]
 Format = Literal["auto", "jsonl", "text"]
+AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 
-class JobSpec(BaseModel):
-    """A batch job. The names are those of the command line's options, with underscores."""
+class Options(BaseModel):
+    """Which models, how they are run and how they choose. The names are those of the command line, with underscores."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    input: Path
     model: str = "pocket"
     draft: str = "auto"
-    out: Path | None = None
-    format: Format = "auto"
-    skip_bad: bool = False
 
-    max_tokens: int = Field(128, ge=1)
     temperature: float = Field(0.0, ge=0.0, le=100.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_k: int = Field(0, ge=0)
@@ -39,8 +35,10 @@ class JobSpec(BaseModel):
     draft_precision: Precision = "auto"
     draft_tokens: int | Literal["auto"] = "auto"
     draft_confidence: float = Field(0.0, ge=0.0, lt=1.0)
+    fast_attention: bool = True
     draft_deadline: float = Field(5.0, gt=0.0)
     batch: int = Field(8, ge=1, le=4096)
+    prefix_tokens: int = Field(4096, ge=0)
     replicas: int | None = Field(None, ge=1, le=4096)
     per: Literal["auto", "node", "socket", "machine"] = "auto"
     layout: Literal["auto", "split", "shared"] = "auto"
@@ -57,14 +55,32 @@ class JobSpec(BaseModel):
         return self
 
 
+class JobSpec(Options):
+    """A batch job."""
+
+    input: Path
+    out: Path | None = None
+    format: Format = "auto"
+    skip_bad: bool = False
+    max_tokens: int = Field(128, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    ignore_eos: bool = False
+    trace: Path | None = None
+    metrics_port: int | None = Field(None, ge=1, le=65535)
+
+
 def build_spec(options: dict[str, Any], config_file: Path | None = None) -> JobSpec:
+    return build_options(JobSpec, options, config_file)
+
+
+def build_options(kind: type[AnyOptions], options: dict[str, Any], config_file: Path | None = None) -> AnyOptions:
     """A spec from the options given on the command line, over those of a file, over the defaults."""
     from_file = _read_config(config_file) if config_file is not None else {}
-    unknown = sorted(from_file.keys() - JobSpec.model_fields.keys())
+    unknown = sorted(from_file.keys() - kind.model_fields.keys())
     if unknown:
-        raise UsageError(f'{config_file}: unknown key "{unknown[0]}"; known are {", ".join(sorted(JobSpec.model_fields))}')
+        raise UsageError(f'{config_file}: unknown key "{unknown[0]}"; known are {", ".join(sorted(kind.model_fields))}')
     try:
-        return JobSpec(**{**from_file, **options})
+        return kind(**{**from_file, **options})
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0]) if first["loc"] else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from outrider.runner.summary import speculation_lines
 from outrider.runner.totals import Totals
 
 PLAIN_LINE_SECONDS = 10.0
@@ -71,7 +73,7 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f}%" if whole else "none"
 
 
-def summary_table(summary: dict[str, Any], directory: str) -> Table:
+def summary_table(summary: dict[str, Any], over_time: Sequence[dict[str, Any]], directory: str) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     speed = summary["tokens"] / summary["seconds"] if summary["seconds"] else 0.0
     table.add_row("rows", f"{summary['rows']:,} ({summary['failed']:,} failed)")
@@ -79,6 +81,11 @@ def summary_table(summary: dict[str, Any], directory: str) -> Table:
     table.add_row("speed", f"{speed:,.1f} tokens/s")
     accepted = f"{summary['accepted']:,} of {summary['proposed']:,} candidates"
     table.add_row("acceptance", f"{share(summary['accepted'], summary['proposed'])} ({accepted})")
+    for name, value in speculation_lines(summary, over_time):
+        table.add_row(name, value)
+    if summary.get("prompt_tokens_reused"):
+        reused = f"{summary['prompt_tokens_reused']:,} of {summary['prompt_tokens']:,} tokens"
+        table.add_row("prompts shared", f"{share(summary['prompt_tokens_reused'], summary['prompt_tokens'])} ({reused})")
     if summary["near_ties"]:
         table.add_row("near ties", f"{summary['near_ties']:,} choices lay within rounding of another")
     table.add_row("job", directory)

@@ -11,7 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-from outrider.runner import schedule
+from outrider.runner import account, schedule
+from outrider.runner.account import Account
 from outrider.runner.admission import samples_of
 from outrider.runner.journal import Journal, StoredRow
 from outrider.runner.plan import ReplicaPlan
@@ -19,6 +20,7 @@ from outrider.runner.replica import Replica, explain
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.results import error_record, result_record
 from outrider.runner.totals import Totals
+from outrider.runner.trace import TraceFile
 from outrider.workers.errors import JobError, LeaseError, UsageError
 from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult, WorkerReport
 
@@ -27,6 +29,8 @@ TICK_SECONDS = 0.2
 QUEUE_DEPTH = 2
 # So many answers without a row in them are asked for at most, however many replicas there are.
 HARVESTS_A_SECOND = 200
+# What the totals take from the replicas' own counts, work that was lost and done again included.
+OF_PROGRESS = ("rounds", "near_ties", "prompt_tokens", "prompt_tokens_reused")
 
 
 @dataclass(slots=True)
@@ -47,10 +51,13 @@ class Driver:
         agree_on_path: Callable[[dict[str, str]], None],
         seat_anew: Callable[[], ReplicaPlan | None],
         show: Callable[[Totals], None],
+        trace: TraceFile | None = None,
     ) -> None:
         counts = journal.counts()
         self.totals = Totals(rows=counts.rows, done=counts.done, failed=counts.failed)
         self._earlier: dict[str, float] = journal.meta("totals") or {}
+        self._account = Account(journal.meta(account.KEY), len(plans))
+        self._trace = trace or TraceFile(None)
         self._journal = journal
         self._model = model
         self._agree_on_path = agree_on_path
@@ -99,17 +106,33 @@ class Driver:
                     self._perform(self._schedule.handle(schedule.Drain()))
                 if self._first_up is not None:
                     self.totals.seconds = time.monotonic() - self._first_up
+                if self._account.due(self._now()):
+                    self._journal.set_meta(account.KEY, self._account.record())
                 self._show(self.totals)
+            self._collect_traces()
         finally:
             for replica in self._replicas.values():
                 replica.stop()
             self._journal.record([], [], self.totals.summed(self._earlier))
+            self._journal.set_meta(account.KEY, self._account.record())
         if self._finish.reason is not None:
             raise JobError(f"{self._finish.reason}; the rows already done are kept, and the job can be resumed")
 
     def _start(self, replica: Replica) -> None:
         self._started[replica.number] = time.monotonic()
+        self._trace.event("start", replica.number)
         replica.start()
+
+    def _now(self) -> float:
+        """Seconds of the job: its earlier runs and this one."""
+        return self.totals.seconds + self._earlier.get("seconds", 0.0)
+
+    def _collect_traces(self) -> None:
+        """What the timelines hold at the end."""
+        if self._trace.enabled:
+            for replica in self._replicas.values():
+                for role, last in replica.last_traces():
+                    self._trace.actor(replica.number, role, last)
 
     # What Ray reports, as events
 
@@ -148,6 +171,9 @@ class Driver:
         if what == "target ready":
             self._agree_on_path(answer.path)
             self._note(replica, "target", answer)
+            self._account.started(replica.number, self._now())
+            if self._trace.enabled:
+                replica.align("target", self._trace)
             replica.target_is_ready(answer)
             self.totals.replicas_up += 1
             self._first_up = self._first_up or time.monotonic()
@@ -156,6 +182,12 @@ class Driver:
         elif what == "draft ready":
             self._note(replica, "draft", answer)
             replica.draft_is_ready(answer)
+            if self._trace.enabled:
+                replica.align("draft", self._trace)
+                replica.draft_trace()
+        elif what == "trace of the draft":
+            self._trace.actor(replica.number, "draft", answer)
+            replica.draft_trace()
 
     def _note(self, replica: Replica, role: str, report: WorkerReport) -> None:
         """Keep what an actor says of its place, and tell the user what is not as it was asked to be."""
@@ -175,16 +207,20 @@ class Driver:
             self._seatless.add(replica.number)
             self.totals.note(f"replica {replica.number} waits for cores: {cause}")
             return
+        if what == "trace of the draft":
+            return  # its end is reported by "draft gone"
         if what.startswith("draft"):
+            self._trace.event("draft died", replica.number, "draft", reason=explain(error))
             self._lose_draft(replica, error)
             return
         if replica.report is not None:
             self.totals.replicas_up -= 1
         self.totals.target_deaths += 1
+        self._trace.event("target died", replica.number, "target", reason=explain(error))
         replica.stop()
         lost = self._rounds.pop(replica.number, Progress())
-        self._past.rounds += lost.rounds
-        self._past.near_ties += lost.near_ties
+        for name in OF_PROGRESS:
+            setattr(self._past, name, getattr(self._past, name) + getattr(lost, name))
         yield schedule.ReplicaDown(replica.number, explain(error))
 
     def _lose_draft(self, replica: Replica, error: Exception) -> None:
@@ -225,6 +261,10 @@ class Driver:
         for replica, harvest in harvests:
             before = len(done), len(failed)
             self._sort(harvest, done, failed)
+            self._account.observe(replica.number, harvest.progress, self._now())
+            self._trace.actor(replica.number, "target", harvest.trace)
+            if harvest.ended:
+                self._trace.event("rows received", replica.number, rows=len(harvest.ended))
             self._rounds[replica.number] = harvest.progress
             if harvest.layout is not None:
                 self.layouts[replica.number] = asdict(harvest.layout)
@@ -233,8 +273,10 @@ class Driver:
             rows = [number for number, _ in (*done[before[0] :], *failed[before[1] :])]
             if rows:
                 ended.append(schedule.RowsEnded(replica.number, tuple(rows)))
-        self.totals.rounds = self._past.rounds + sum(progress.rounds for progress in self._rounds.values())
-        self.totals.near_ties = self._past.near_ties + sum(progress.near_ties for progress in self._rounds.values())
+        if harvests:
+            for name in OF_PROGRESS:
+                kept = (self._past, *self._rounds.values())
+                setattr(self.totals, name, sum(getattr(progress, name) for progress in kept))
         if ended:
             self._journal.record(done, failed, self.totals.summed(self._earlier))
             self.totals.done += len(done)
@@ -256,6 +298,7 @@ class Driver:
             if len(row.samples) == row.stored.request["n"]:
                 samples = [row.samples[index] for index in sorted(row.samples)]
                 self._count(samples)
+                self._account.latencies.add(max(sample.seconds for sample in samples))
                 done.append((number, result_record(row.stored, samples, self._model)))
                 del self._unfinished[number]
 
@@ -298,6 +341,7 @@ class Driver:
                 self._copied[row.row] = row.request["n"]
             else:
                 self._unfinished[row.row] = _Unfinished(row)
+        self._trace.event("rows sent", replica.number, rows=len(rows))
         replica.submit([sample for row in rows for sample in samples_of(row)])
 
 

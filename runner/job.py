@@ -67,6 +67,8 @@ def identity(spec: JobSpec, card: ModelCard, input_digest: str, engine: str, pre
         "engine": engine,
         "precision": precision,
         "max_tokens": spec.max_tokens,
+        "min_tokens": spec.min_tokens,
+        "ignore_eos": spec.ignore_eos,
         "temperature": spec.temperature,
         "top_p": spec.top_p,
         "top_k": spec.top_k,

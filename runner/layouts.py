@@ -7,14 +7,11 @@ from outrider.workers.messages import Arrangement
 from outrider.workers.speculation import Overlap
 
 
-def arrangements_of(
-    target: PlannedActor, draft: PlannedActor | None, movable: bool, batch: int, fixed_count: bool
-) -> tuple[Arrangement, ...]:
+def arrangements_of(target: PlannedActor, draft: PlannedActor | None, movable: bool, batch: int) -> tuple[Arrangement, ...]:
     """The first is where a job begins. ``movable`` says whether both may be taken to other cores of their seat.
 
     On cores of their own both work at the same time: the draft runs ahead, or two groups of rows cross. On shared cores
-    they take turns; where they are movable the cores can be divided as well, or the draft left out altogether, which is not
-    tried where the number of candidates was fixed by the user.
+    they take turns; where they are movable the cores can be divided as well, or the draft left out altogether.
     """
     turns = Arrangement("turns", Overlap.TURNS)
     if draft is None:
@@ -25,11 +22,11 @@ def arrangements_of(
     if not movable or len(cores) < 2:
         return (turns,)
     given = max(1, len(cores) // TARGET_CORES_A_DRAFT_CORE)
-    arrangements = (
+    return (
         Arrangement("turns", Overlap.TURNS, cores, cores),
         *_crosswise(cores[given:], cores[:given], batch),
+        Arrangement("plain", Overlap.TURNS, cores, cores, plain=True),
     )
-    return arrangements if fixed_count else (*arrangements, Arrangement("plain", Overlap.TURNS, cores, cores, plain=True))
 
 
 def _crosswise(target: tuple[int, ...], draft: tuple[int, ...], batch: int) -> tuple[Arrangement, ...]:

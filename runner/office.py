@@ -43,8 +43,11 @@ class Office:
         """Why the native engine cannot run the model; None where it can."""
         return self._ask(_native_refuses, path)
 
-    def encode(self, path: str, prompts: list[Any]) -> Callable[[], list[tuple[int, ...] | str]]:
-        """Begins to turn prompts into tokens; what comes back waits for them."""
+    def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
+        return self.begin_to_encode(path, prompts)()
+
+    def begin_to_encode(self, path: str, prompts: list[Any]) -> Callable[[], list[tuple[int, ...] | str]]:
+        """What comes back waits for the tokens."""
         return self._begin(_encode, path, prompts)
 
     def _ask(

@@ -64,7 +64,6 @@ def plan_replicas(
             None if of_draft is None else of_draft.actor,
             movable,
             serve.batch,
-            serve.draft_tokens is not None,
         )
         key = f"{outrider.__version__}|{target}|{draft}|{serve}|{len(of_target.actor.cores)} cores of {made.replicas}"
         return ReplicaPlan(of_target, of_draft, replace(serve, arrangements=arrangements, memory_key=key))

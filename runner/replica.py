@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from outrider.runner.plan import ActorPlan, ReplicaPlan
+from outrider.runner.trace import TraceFile
 from outrider.workers.actors import DraftActor, TargetActor
 from outrider.workers.errors import OutriderError
-from outrider.workers.messages import Row, WorkerReport
+from outrider.workers.messages import Row, Trace, WorkerReport
 
+# How long a target holds a harvest back when nothing has ended.
+HARVEST_SECONDS = 1.0
+# Only a traced run asks these, at a start and at the end.
+CLOCK_SECONDS = 10.0
+LAST_TRACE_SECONDS = 5.0
 # A draft that dies this often is left dead: the job goes on without.
 MOST_DRAFT_DEATHS = 5
 
@@ -38,7 +46,8 @@ class Replica:
         self._forget_calls()
         self._target = _start_actor(TargetActor, self.plan.target)
         plan = self.plan.target
-        self.pending[self._target.load.remote(plan.model, plan.seat, self.plan.serve)] = "target ready"
+        serve = replace(self.plan.serve, replica=self.number)
+        self.pending[self._target.load.remote(plan.model, plan.seat, serve)] = "target ready"
         self.start_draft()
 
     def start_draft(self) -> None:
@@ -46,7 +55,8 @@ class Replica:
             return
         self._draft = _start_actor(DraftActor, self.plan.draft)
         plan = self.plan.draft
-        self.pending[self._draft.load.remote(plan.model, plan.seat)] = "draft ready"
+        loaded = self._draft.load.remote(plan.model, plan.seat, self.plan.serve.trace)
+        self.pending[loaded] = "draft ready"
 
     def target_is_ready(self, report: WorkerReport) -> None:
         self.report = report
@@ -70,12 +80,16 @@ class Replica:
         """The harvest has arrived. Rows submitted from now on travel with the next one."""
         self._harvesting = False
 
-    def harvest(self, seconds: float) -> None:
+    def harvest(self, seconds: float = HARVEST_SECONDS) -> None:
         """Ask for the next harvest, unless one is on its way."""
         if self._target is not None and self.report is not None and not self._harvesting:
             rows, self._outbox = self._outbox, []
             self.pending[self._target.harvest.remote(seconds, rows)] = "harvest"
             self._harvesting = True
+
+    def arrange(self, name: str | None) -> None:
+        """Hold the target to one of its arrangements, if it has it; None gives it back its choice."""
+        ray.get(self._target.arrange.remote(name))
 
     def submit(self, rows: Sequence[Row]) -> None:
         if self._harvesting:
@@ -87,6 +101,29 @@ class Replica:
     def cancel(self, keys: Sequence[int]) -> None:
         if self._target is not None:
             self._target.cancel.remote(list(keys))
+
+    def align(self, role: str, trace: TraceFile) -> None:
+        actor = self._target if role == "target" else self._draft
+        # Where it does not answer, what is pending reports why.
+        with suppress(RayError):
+            trace.align(self.number, role, lambda: float(ray.get(actor.clock.remote(), timeout=CLOCK_SECONDS)))
+
+    def draft_trace(self) -> None:
+        self.pending[self._draft.trace.remote(HARVEST_SECONDS)] = "trace of the draft"
+
+    def last_traces(self) -> Iterator[tuple[str, Trace]]:
+        """What the timelines still hold, and what was on its way; nothing of a process that does not answer any more."""
+        asked = {future: what for future, what in self.pending.items() if what in ("harvest", "trace of the draft")}
+        if self.report is not None:
+            asked[self._target.harvest.remote(0.0)] = "harvest"
+        if self.draft_report is not None:
+            asked[self._draft.trace.remote(0.0)] = "trace of the draft"
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LAST_TRACE_SECONDS) if asked else ([], [])
+        for future in asked:
+            with suppress(RayError):
+                if future in ready:
+                    answer = ray.get(future)
+                    yield ("target", answer.trace) if asked[future] == "harvest" else ("draft", answer)
 
     def stop(self) -> None:
         """Let go of the target, and of the draft with it: whatever it knows belongs to that target's rows."""

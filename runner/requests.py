@@ -9,6 +9,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
@@ -19,8 +20,6 @@ from pydantic import (
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "stream_options": (),
-    "logprobs": (False,),
-    "top_logprobs": (),
     "echo": (False,),
     "best_of": (1,),
     "suffix": (),
@@ -33,6 +32,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 MOST_STOPS = 16
 MOST_SAMPLES = 128
+MOST_LOGPROBS = 20
 
 Number = StrictFloat | StrictInt
 
@@ -41,6 +41,12 @@ def _as_tuple(value: object) -> object:
     if not isinstance(value, str | list):
         raise ValueError("be a text or a list of texts")
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _ids_as_tuple(value: object) -> object:
+    if not isinstance(value, list):
+        raise ValueError("be a list of token ids")
+    return tuple(value)
 
 
 def _text_of_parts(value: object) -> object:
@@ -61,9 +67,13 @@ class Message(_Strict):
 
 
 class Parameters(_Strict):
-    """How a row is continued; None leaves it to the job's own default."""
+    """How a row is continued; None leaves it to the job's own default.
+
+    ``logprobs`` is how many of the likeliest tokens to tell of beside each token written, in chats as in completions.
+    """
 
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
+    min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_k: Annotated[StrictInt, Field(ge=-1)] | None = None
@@ -75,6 +85,13 @@ class Parameters(_Strict):
         BeforeValidator(_as_tuple),
         Field(max_length=MOST_STOPS),
     ] = None
+    stop_token_ids: Annotated[
+        tuple[Annotated[StrictInt, Field(ge=0)], ...] | None,
+        BeforeValidator(_ids_as_tuple),
+        Field(max_length=MOST_STOPS),
+    ] = None
+    ignore_eos: StrictBool | None = None
+    logprobs: int | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
@@ -114,10 +131,12 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
     if url == "/v1/completions":
         if "messages" in fields:
             raise RowError('"messages" belongs to /v1/chat/completions; /v1/completions takes "prompt"')
+        _completion_logprobs(fields)
         return Request(custom_id=custom_id, line=line, **_prompt(fields), parameters=_parameters(fields), model=model)
     if url == "/v1/chat/completions":
         if "prompt" in fields:
             raise RowError('"prompt" belongs to /v1/completions; /v1/chat/completions takes "messages"')
+        _chat_logprobs(fields)
         return Request(
             custom_id=custom_id, line=line, messages=_messages(fields), parameters=_parameters(fields), model=model
         )
@@ -135,9 +154,11 @@ def parse_simple(entry: dict[str, Any], line: int) -> Request:
     if "prompt" in fields and "messages" in fields:
         raise RowError('a row has either "prompt" or "messages", not both')
     if "messages" in fields:
+        _chat_logprobs(fields)
         return Request(
             custom_id=str(custom_id), line=line, messages=_messages(fields), parameters=_parameters(fields), model=model
         )
+    _completion_logprobs(fields)
     return Request(custom_id=str(custom_id), line=line, **_prompt(fields), parameters=_parameters(fields), model=model)
 
 
@@ -189,6 +210,33 @@ def _messages(fields: dict[str, Any]) -> tuple[Message, ...]:
         except ValidationError as error:
             raise RowError(f'"messages"[{index}]: {_first_problem(error)}') from None
     return tuple(parsed)
+
+
+def _completion_logprobs(fields: dict[str, Any]) -> None:
+    """ "logprobs" of a completion is a number."""
+    if fields.get("top_logprobs"):
+        raise RowError('"top_logprobs" belongs to chats; a completion takes "logprobs" with a number')
+    fields.pop("top_logprobs", None)
+    wanted = fields.pop("logprobs", False)
+    if wanted is not False:
+        fields["logprobs"] = _count_of_logprobs("logprobs", wanted)
+
+
+def _chat_logprobs(fields: dict[str, Any]) -> None:
+    """ "logprobs" of a chat is true or false, with the number in "top_logprobs"."""
+    wanted, top = fields.pop("logprobs", False), fields.pop("top_logprobs", 0)
+    if not isinstance(wanted, bool):
+        raise RowError(f'"logprobs" of a chat must be true or false (the number is "top_logprobs"), got {_shown(wanted)}')
+    if top and not wanted:
+        raise RowError('"top_logprobs" needs "logprobs": true')
+    if wanted:
+        fields["logprobs"] = _count_of_logprobs("top_logprobs", top)
+
+
+def _count_of_logprobs(key: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_LOGPROBS:
+        raise RowError(f'"{key}" must be a whole number from 0 to {MOST_LOGPROBS}, got {_shown(value)}')
+    return value
 
 
 def _parameters(fields: dict[str, Any]) -> Parameters:

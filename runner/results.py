@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider.runner.journal import DONE, FAILED, Journal, StoredRow
 from outrider.workers.errors import JobError
-from outrider.workers.messages import RowResult
+from outrider.workers.messages import Logprobs, RowResult
 
 
 def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> str:
@@ -52,7 +52,50 @@ def _choice(kind: str, index: int, sample: RowResult) -> dict[str, Any]:
     answer: dict[str, Any] = (
         {"message": {"role": "assistant", "content": sample.text}} if kind == "chat" else {"text": sample.text}
     )
-    return {"index": index, **answer, "logprobs": None, "finish_reason": sample.finish_reason}
+    return {"index": index, **answer, "logprobs": _logprobs(kind, sample), "finish_reason": sample.finish_reason}
+
+
+def _logprobs(kind: str, sample: RowResult) -> dict[str, Any] | None:
+    if sample.logprobs is None:
+        return None
+    told = sample.logprobs
+    rows = zip(sample.tokens, told.chosen, told.likeliest, strict=True)
+    if kind == "chat":
+        content = [
+            {
+                **_chat_token(told, token, chosen),
+                "top_logprobs": [_chat_token(told, other, value) for other, value in likeliest],
+            }
+            for token, chosen, likeliest in rows
+        ]
+        return {"content": content, "refusal": None}
+    return {
+        "text_offset": list(told.offsets),
+        "tokens": [_completion_token(told, token) for token in sample.tokens],
+        "token_logprobs": list(told.chosen),
+        # The token written is always among them, so there may be one more than was asked for.
+        "top_logprobs": [
+            {_completion_token(told, other): value for other, value in (*likeliest, (token, chosen))}
+            for token, chosen, likeliest in rows
+        ],
+    }
+
+
+def _chat_token(told: Logprobs, token: int, value: float) -> dict[str, Any]:
+    piece = told.pieces[token]
+    return {"token": _readable(piece, ""), "logprob": value, "bytes": list(piece)}
+
+
+def _completion_token(told: Logprobs, token: int) -> str:
+    return _readable(told.pieces[token], "bytes:")
+
+
+def _readable(piece: bytes, prefix: str) -> str:
+    """A token's text, or, where it is only a part of a character, its bytes in hexadecimal as OpenAI spells them."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
 def _id(row: StoredRow) -> str:

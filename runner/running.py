@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import outrider
+from outrider.runner import account
 from outrider.runner.admission import admit
 from outrider.runner.cluster import local_ray
-from outrider.runner.config import JobSpec
+from outrider.runner.config import JobSpec, Options
 from outrider.runner.display import Display, console, summary_table
 from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity
 from outrider.runner.journal import Journal
@@ -28,6 +29,7 @@ from outrider.runner.results import write_results
 from outrider.runner.seating import seat
 from outrider.runner.topology import Topology, ray_resources, read_topology
 from outrider.runner.totals import Totals
+from outrider.runner.trace import TraceFile
 from outrider.runner.wishes import Sizes, Wishes
 from outrider.workers.errors import InputError, PlacementError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
@@ -49,7 +51,7 @@ def run(spec: JobSpec, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps({"job": str(directory), **summary}))
     else:
-        console().print(summary_table(summary, str(directory)))
+        console().print(summary_table(summary, outcome["over_time"], str(directory)))
     if outcome["interrupted"]:
         console().print(f"stopped with {summary['pending']:,} rows to go; the same command goes on with them", markup=False)
         return INTERRUPTED
@@ -61,7 +63,7 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         target, draft, draft_name, notes = office.prepare_pair(spec.model, spec.draft)
         for note in notes:
             display.say(f"note: {note}")
-        target_model, draft_model = _models(spec, target, draft, office, display.say)
+        target_model, draft_model = choose_models(spec, target, draft, office, display.say)
         asked = identity(spec, target, file_digest(spec.input), target_model.engine, target_model.precision)
         journal = Journal(directory / JOURNAL)
         if journal.filled:
@@ -72,16 +74,8 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     sizes = Sizes(loaded_bytes(target, target_model.precision))
     if draft is not None and draft_model is not None:
         sizes = replace(sizes, draft=loaded_bytes(draft, draft_model.precision))
-    serve = ServeSpec(
-        batch=spec.batch,
-        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
-        model=draft_model is not None,
-        lookup=draft_name.endswith(LOOKUP),
-        draft_confidence=spec.draft_confidence,
-        draft_deadline=spec.draft_deadline,
-    )
-    # Only the native engine can be taken to other cores while it works.
-    movable = _left_open(spec) and draft_model is not None and {target_model.engine, draft_model.engine} == {"native"}
+    serve = replace(serve_spec(spec, draft_model, draft_name), trace=spec.trace is not None)
+    movable = is_movable(spec, target_model, draft_model)
     outcome = _drive(
         spec,
         movable,
@@ -132,7 +126,8 @@ def _drive(
 
     def seat_anew() -> ReplicaPlan | None:
         try:
-            return replicas_of(seat(sizes, replace(_wishes(spec, machine, movable), replicas=1), 0.0, lambda _: None))[0]
+            wishes = replace(wishes_of(spec, machine, movable), replicas=1)
+            return replicas_of(seat(sizes, wishes, 0.0, lambda _: None))[0]
         except PlacementError:
             return None
 
@@ -143,32 +138,44 @@ def _drive(
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
         for warning in machine.warnings:
             display.say(f"note: {warning}")
-        made = seat(sizes, _wishes(spec, machine, movable), spec.wait_for_cores, display.say)
+        trace = TraceFile(spec.trace)
+        made = seat(sizes, wishes_of(spec, machine, movable), spec.wait_for_cores, display.say)
         for note in made.notes:
             display.say(f"note: {note}")
         plans = replicas_of(made)
-        with local_ray(len(machine.usable_cores), ray_resources(machine)):
+        with local_ray(len(machine.usable_cores), ray_resources(machine), spec.metrics_port):
             # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
             from outrider.runner.driver import Driver
 
-            driver = Driver(journal, plans, spec.model, spec.start_deadline, agree_on_path, seat_anew, display.show)
+            driver = Driver(journal, plans, spec.model, spec.start_deadline, agree_on_path, seat_anew, display.show, trace)
             try:
                 with _draining_on_signals(driver, display):
                     driver.run()
             finally:
+                if said := trace.close():
+                    display.say(f"trace: {said}")
                 # Whatever stops the job, what is done can be read.
                 write_results(journal, directory)
                 describe(directory, {"pinning": list(driver.pinned.values()), "layouts": driver.layouts})
             interrupted = driver.draining and journal.counts().pending > 0
+    elif spec.trace is not None:
+        display.say("note: --trace: nothing was left to do, so there is nothing to trace")
     counts = journal.counts()
-    summary: dict[str, float] = {
+    summary: dict[str, Any] = {
         "rows": counts.rows,
         "done": counts.done,
         "failed": counts.failed,
         "pending": counts.pending,
     }
     summary |= journal.meta("totals") or Totals().summed({})
-    return {"summary": summary, "interrupted": interrupted, "numeric_path": journal.meta("numeric_path")}
+    kept = journal.meta(account.KEY)
+    summary |= account.summary_of(kept)
+    return {
+        "summary": summary,
+        "over_time": account.over_time(kept),
+        "interrupted": interrupted,
+        "numeric_path": journal.meta("numeric_path"),
+    }
 
 
 @contextmanager
@@ -189,8 +196,8 @@ def _draining_on_signals(driver: Any, display: Display) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _models(
-    spec: JobSpec, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
+def choose_models(
+    spec: Options, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
 ) -> tuple[ModelSpec, ModelSpec | None]:
     """What each actor loads, and on which engine."""
     on_accelerator = [device for device in spec.devices.split(",") if device.strip() not in ("", "cpu")]
@@ -202,11 +209,13 @@ def _models(
 
 
 def _model(
-    spec: JobSpec, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
+    spec: Options, card: ModelCard, precision: str, on_accelerator: bool, office: Office, say: Callable[[str], None]
 ) -> ModelSpec:
     chosen = OWN_PRECISION.get(card.dtype, "fp32") if precision == "auto" else precision
     engine = spec.engine
-    if engine == "auto" and (on_accelerator or chosen == "fp16"):
+    if engine == "native" and not spec.fast_attention:
+        raise UsageError("--no-fast-attention: the native engine has fused attention only; --engine hf has both")
+    if engine == "auto" and (on_accelerator or chosen == "fp16" or not spec.fast_attention):
         engine = "hf"
     if engine != "hf":
         refusal = office.native_refuses(card.path)
@@ -215,19 +224,44 @@ def _model(
         if refusal is not None:
             say(f"note: {card.name} runs on the hf engine, more slowly and not bit for bit: {refusal}")
         engine = "hf" if refusal is not None else "native"
-    if engine == "hf" and chosen in ("w8a8", "w4a8"):
-        raise UsageError(f'--precision: the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}')
+    if engine == "hf" and chosen not in ("fp32", "bf16", "fp16"):
+        why = "" if spec.fast_attention else "--no-fast-attention needs the hf engine, and "
+        raise UsageError(
+            f'--precision: {why}the hf engine does not know "{chosen}"; choose fp32, bf16 or fp16 for {card.name}'
+        )
     if engine == "native" and chosen == "fp16":
         raise UsageError(f"--precision: the native engine does not know fp16; choose another for {card.name}")
-    return ModelSpec(card.path, engine, chosen, allow_pickle=spec.allow_pickle)
+    return ModelSpec(
+        card.path,
+        engine,
+        chosen,
+        allow_pickle=spec.allow_pickle,
+        prefix_tokens=spec.prefix_tokens,
+        fast_attention=spec.fast_attention,
+    )
 
 
-def _left_open(spec: JobSpec) -> bool:
-    """Whether nothing was said that settles how target and draft share their cores."""
+def serve_spec(spec: Options, draft: ModelSpec | None, draft_name: str) -> ServeSpec:
+    return ServeSpec(
+        batch=spec.batch,
+        draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
+        model=draft is not None,
+        lookup=draft_name.endswith(LOOKUP),
+        draft_confidence=spec.draft_confidence,
+        draft_deadline=spec.draft_deadline,
+    )
+
+
+def is_movable(spec: Options, target: ModelSpec, draft: ModelSpec | None) -> bool:
+    """Whether how the two share their cores is left open; only the native engine can be moved while it works."""
+    return _left_open(spec) and draft is not None and {target.engine, draft.engine} == {"native"}
+
+
+def _left_open(spec: Options) -> bool:
     return spec.layout == "auto" and spec.draft_cores is None and not spec.devices
 
 
-def _wishes(spec: JobSpec, machine: Topology, movable: bool) -> Wishes:
+def wishes_of(spec: Options, machine: Topology, movable: bool) -> Wishes:
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     layout = spec.layout
     if movable:

@@ -19,8 +19,10 @@ MOST_ATTEMPTS = 3
 # blamed for do not count, but so many rows blamed in succession mean that the rows are not the cause.
 MOST_BARREN_DEATHS = 3
 MOST_BLAMED_IN_A_ROW = 3
-# When nothing waits any more, a row under way for so many times the usual is given to an idle replica as well.
+# When nothing waits any more, a row under way for so many times the usual is given to an idle replica as well,
+# but not before so many seconds: the last rows of a quick job are not worth it.
 LATE = 2.0
+LEAST_LATE = 5.0
 # The usual is an average over about so many rows.
 USUAL_OVER = 1000
 # While rows still wait, one replica for so many suspects is emptied to try them.
@@ -319,7 +321,7 @@ class Schedule:
         return self._exhausted and not self._waiting and not self._draining and self._timed > 0
 
     def _is_late(self, sent: float) -> bool:
-        return self._now - sent > LATE * self._usual
+        return self._now - sent > max(LATE * self._usual, LEAST_LATE)
 
     def _late_rows_count(self) -> int:
         if not self._late_rows_are_given:

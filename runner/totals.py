@@ -18,6 +18,8 @@ class Totals:
     accepted: int = 0
     rounds: int = 0
     near_ties: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_reused: int = 0
     seconds: float = 0.0
     target_deaths: int = 0
     draft_deaths: int = 0
@@ -34,4 +36,7 @@ class Totals:
 
 
 # What adds up over the runs of a job.
-SUMMED = ("tokens", "seconds", "rounds", "proposed", "accepted", "near_ties", "target_deaths", "draft_deaths")
+SUMMED = (
+    *("tokens", "seconds", "rounds", "proposed", "accepted", "near_ties", "target_deaths", "draft_deaths"),
+    *("prompt_tokens", "prompt_tokens_reused"),
+)

@@ -29,14 +29,36 @@ def hashed(tokens: Sequence[int], sampling: Sampling, salt: int = 0) -> int:
     return key % VOCABULARY
 
 
+def permitted(token: int, sampling: Sampling, written: int) -> int:
+    """The choice, or the next token that may be chosen where an end would come before min_tokens."""
+    while written < sampling.min_tokens and token in (sampling.end_tokens or ()):
+        token = (token + 1) % VOCABULARY
+    return token
+
+
+def likely(tokens: Sequence[int], chosen: int, count: int) -> list[tuple[int, float]]:
+    """Log-probabilities of no meaning that depend on every token before them."""
+    key = crc32(array("q", tokens).tobytes(), 7)
+    return [(token, -(key % 1000) / 100 - index) for index, token in enumerate([chosen, *range(count)])]
+
+
 def decode(tokens: Sequence[int]) -> str:
     return "".join(PIECES[token] for token in tokens)
+
+
+class FakePieces:
+    def bytes_of(self, token: int) -> bytes:
+        return PIECES[token].encode()
+
+    def silent(self, token: int) -> bool:
+        return token == END
 
 
 class FakeEngine:
     """Implements ``Engine``, and fails loudly where a real one would only compute nonsense."""
 
     exact = True
+    forks = True
 
     def __init__(self, context: int = 96, vocabulary: int = VOCABULARY, choose: Choose = hashed) -> None:
         self.context = context
@@ -51,6 +73,11 @@ class FakeEngine:
         assert row not in self.rows, f"row {row} is open already"
         self.rows[row], self.sampling[row], self.prompt_lengths[row] = [], sampling, prompt_length
 
+    def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
+        assert 0 < length <= len(self.rows[source]), f"{length} tokens of a row that has {len(self.rows[source])}"
+        self.open(row, sampling, prompt_length)
+        self.rows[row] = self.rows[source][:length]
+
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
         assert feeds, "a pass over nothing"
         assert len({feed.row for feed in feeds}) == len(feeds), "a row stands twice in one pass"
@@ -64,10 +91,14 @@ class FakeEngine:
         assert all(0 <= token < self.vocabulary for token in feed.tokens), f"ids out of range: {feed.tokens}"
         cache.extend(feed.tokens)
         assert len(cache) <= self.context, f"row {feed.row} outgrew the context: {len(cache)} > {self.context}"
-        chosen = []
+        chosen, logprobs = [], []
+        sampling, prompt_length = self.sampling[feed.row], self.prompt_lengths[feed.row]
         for length in range(len(cache) - feed.choose + 1, len(cache) + 1):
-            chosen.append(self.choose(cache[:length], self.sampling[feed.row]))
-        return Chosen(chosen, [1.0] * len(chosen))
+            token = permitted(self.choose(cache[:length], sampling), sampling, length - prompt_length)
+            chosen.append(token)
+            if feed.logprobs is not None:
+                logprobs.append(likely(cache[:length], token, feed.logprobs))
+        return Chosen(chosen, [1.0] * len(chosen), logprobs)
 
     def length(self, row: int) -> int:
         return len(self.rows[row])
@@ -85,20 +116,29 @@ class Plain:
     tokens: tuple[int, ...]
     text: str
     finish_reason: str
+    logprobs: tuple[list[tuple[int, float]], ...] = ()
 
 
 def plain(row: Row, context: int, end_tokens: Collection[int] = (END,), choose: Choose = hashed) -> Plain:
     """What a row's result has to be, written down as simply as can be: one token at a time, all text decoded anew."""
     written: list[int] = []
+    told: list[list[tuple[int, float]]] = []
+    ends = end_tokens if row.sampling.end_tokens is None else row.sampling.end_tokens
+    hidden, least = {*end_tokens, *ends}, row.sampling.min_tokens
     while True:
-        token = choose([*row.prompt, *written], row.sampling)
+        before = [*row.prompt, *written]
+        token = permitted(choose(before, row.sampling), row.sampling, len(written))
+        if row.logprobs is not None:
+            told.append(likely(before, token, row.logprobs))
         written.append(token)
-        text = decode([other for other in written if other not in end_tokens])
-        found = [text.find(word) for word in row.stop if word in text]
-        if token in end_tokens or found:
-            return Plain(tuple(written), text[: min(found)] if found else text, "stop")
+        text = decode([other for other in written if other not in hidden])
+        exempt = len(decode([other for other in written[:least] if other not in hidden]))
+        places = [text.find(word, max(0, exempt + 1 - len(word))) for word in row.stop if len(written) > least]
+        found = [place for place in places if place >= 0]
+        if token in ends or found:
+            return Plain(tuple(written), text[: min(found)] if found else text, "stop", tuple(told))
         if len(written) == row.max_tokens or len(row.prompt) + len(written) >= context:
-            return Plain(tuple(written), text, "length")
+            return Plain(tuple(written), text, "length", tuple(told))
 
 
 @dataclass

@@ -26,7 +26,7 @@ class FakeOffice:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def encode(self, path: str, prompts: list[Any]) -> Callable[[], list[tuple[int, ...] | str]]:
+    def begin_to_encode(self, path: str, prompts: list[Any]) -> Callable[[], list[tuple[int, ...] | str]]:
         assert path == CARD.path
         self.asked.append(len(prompts))
         return lambda: [
@@ -102,6 +102,18 @@ def test_every_problem_is_named_and_nothing_is_written(journal: Journal) -> None
             'in.jsonl:1: "logit_bias": "-1" is not a token id of tiny, which has 100',
         ),
         ({"messages": [{"role": "user", "content": "x"}]}, "in.jsonl:1: no chats here"),
+        (
+            {"prompt": "a", "stop_token_ids": [3, 100]},
+            'in.jsonl:1: "stop_token_ids": 100 is not a token id of tiny, which has 100',
+        ),
+        (
+            {"prompt": "a", "min_tokens": 5, "max_tokens": 4},
+            'in.jsonl:1: "min_tokens" is 5 and at most 4 may be written ("max_tokens"); ask for fewer or allow more',
+        ),
+        (
+            {"prompt": "a" * 15, "min_tokens": 6},
+            'in.jsonl:1: "min_tokens" is 6 and at most 5 may be written ("max_tokens"); ask for fewer or allow more',
+        ),
     ],
 )
 def test_problems_that_only_the_model_knows(journal: Journal, entry: dict[str, Any], message: str) -> None:
@@ -204,5 +216,30 @@ def test_samples_of_a_row_have_keys_of_their_own(journal: Journal) -> None:
     admitted(journal, lines({"prompt": "x"}, entry))
     samples = samples_of(stored(journal, 1)[0])
     assert [divmod(sample.key, MOST_SAMPLES) for sample in samples] == [(1, 0), (1, 1), (1, 2)]
-    assert samples[2].sampling == Sampling(temperature=1.0, seed=9, sample=2, logit_bias=((3, -1.0), (7, 2.0)))
+    assert samples[2].sampling == Sampling(
+        temperature=1.0, seed=9, sample=2, logit_bias=((3, -1.0), (7, 2.0)), end_tokens=CARD.end_tokens
+    )
     assert samples[2].stop == ("s",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "ends"),
+    [
+        ({}, (0,)),
+        ({"stop_token_ids": [9, 4]}, (0, 4, 9)),
+        ({"ignore_eos": True}, ()),
+        ({"ignore_eos": True, "stop_token_ids": [0]}, (0,)),
+    ],
+)
+def test_what_ends_a_row_is_resolved(journal: Journal, entry: dict[str, Any], ends: tuple[int, ...]) -> None:
+    admitted(journal, lines({"prompt": "x", "min_tokens": 2, "logprobs": 3, **entry}))
+    row = samples_of(stored(journal, 0)[0])[0]
+    assert (row.sampling.end_tokens, row.sampling.min_tokens, row.logprobs) == (ends, 2, 3)
+
+
+def test_the_jobs_own_ways_to_end(journal: Journal) -> None:
+    content = lines({"prompt": "x"}, {"prompt": "x", "min_tokens": 0, "ignore_eos": False})
+    admitted(journal, content, min_tokens=4, ignore_eos=True)
+    first, second = (samples_of(row)[0].sampling for row in stored(journal, 0, 1))
+    assert (first.min_tokens, first.end_tokens) == (4, ())
+    assert (second.min_tokens, second.end_tokens) == (0, (0,))

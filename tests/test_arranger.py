@@ -46,13 +46,18 @@ class Draft:
 class Bench:
     """A verifier with its arranger, and what the arranger did to the target."""
 
-    def __init__(self, memory_key: str = "", arrangements: Sequence[Arrangement] = ARRANGEMENTS) -> None:
+    def __init__(
+        self,
+        memory_key: str = "",
+        arrangements: Sequence[Arrangement] = ARRANGEMENTS,
+        draft_tokens: int | None = None,
+    ) -> None:
         self.verifier = Verifier(
             engine=FakeEngine(),
             new_writer=lambda row: TextWriter(decode, row.stop, (END,)),
             proposer=Nonsense(3),
             batch=4,
-            draft_tokens=None,
+            draft_tokens=draft_tokens,
             verify_seconds=CostCurve({1: 1.0, 64: 1.1}),
             end_tokens=(END,),
         )
@@ -108,6 +113,26 @@ def test_without_a_draft_nothing_is_tried_yet() -> None:
     bench.work(rows(20))
     assert bench.arranger.record is None
     assert bench.draft.settled == ["turns"]
+
+
+def test_a_number_of_candidates_that_was_fixed_is_not_put_to_the_vote() -> None:
+    bench = Bench(draft_tokens=3)
+    bench.work(rows(120))
+    assert set(bench.draft.settled) == {"turns", "ahead", "groups"}
+    assert bench.verifier.progress.proposed > 0
+
+
+def test_an_arrangement_can_be_held() -> None:
+    bench = Bench()
+    bench.arranger.hold("plain")
+    bench.work(rows(20))
+    assert bench.verifier.progress.proposed == 0
+    bench.arranger.hold(None)
+    assert bench.draft.settled == ["turns", "plain", "turns"]
+    bench.work(rows(120))
+    bench.arranger.hold("nothing of the kind")
+    bench.arranger.hold(None)
+    assert bench.draft.settled[-1] == "ahead"
 
 
 def test_one_arrangement_is_taken_as_it_is() -> None:

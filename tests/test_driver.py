@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
+from outrider.runner import account
 from outrider.runner import driver as module
+from outrider.runner.account import summary_of
 from outrider.runner.driver import Driver
 from outrider.runner.journal import DONE, FAILED, Counts, Journal, StoredRow
 from outrider.runner.placement import PlannedActor
 from outrider.runner.plan import ActorPlan, ReplicaPlan
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.schedule import MOST_ATTEMPTS, MOST_BARREN_DEATHS
+from outrider.runner.trace import TraceFile
 from outrider.workers.errors import JobChangedError, JobError, LeaseError, ModelError, WorkerError
 from outrider.workers.messages import (
     Harvest,
@@ -31,6 +35,8 @@ from outrider.workers.messages import (
     RowResult,
     Seat,
     ServeSpec,
+    Slice,
+    Trace,
     WorkerReport,
 )
 from outrider.workers.pinning import Launch
@@ -132,7 +138,17 @@ class FakeReplica:
             else RowResult(row.key, (1, 2), f"text {row.sampling.sample}", "stop", 1, 3, 2, 0.1)
             for row in some
         )
-        return Harvest(ended, Progress(rounds=self.rounds))
+        return Harvest(ended, Progress(rounds=self.rounds, row_rounds=self.rounds, tokens=2 * self.rounds), self._slices())
+
+    def _slices(self) -> Trace:
+        now = time.perf_counter_ns()
+        return Trace((Slice("verify", now, now + 1, 1, 1),)) if self.plan.serve.trace else Trace()
+
+    def align(self, role: str, trace: TraceFile) -> None:
+        trace.align(self.number, role, time.perf_counter)
+
+    def last_traces(self) -> Iterator[tuple[str, Trace]]:
+        yield "target", self._slices()
 
     def submit(self, rows: Sequence[Row]) -> None:
         self.rows.extend(rows)
@@ -185,8 +201,8 @@ def fill(journal: Journal, count: int, samples: int = 1) -> None:
     journal.fill((StoredRow(n, f"id-{n}", n + 1, "completion", request, (1, 2)) for n in range(count)), [], {})
 
 
-def driver(journal: Journal, replicas: int = 1, batch: int = 4, **options: Any) -> Driver:
-    plan = replace(PLAN, serve=ServeSpec(batch=batch, draft_tokens=3))
+def driver(journal: Journal, replicas: int = 1, batch: int = 4, traced: bool = False, **options: Any) -> Driver:
+    plan = replace(PLAN, serve=ServeSpec(batch=batch, draft_tokens=3, trace=traced))
     given = {
         "agree_on_path": lambda path: None,
         "seat_anew": lambda: None,
@@ -278,6 +294,40 @@ def test_samples_lost_with_a_replica_are_not_counted_twice(world: World, journal
     assert made.totals.target_deaths == 1
     assert journal.counts() == Counts(1, 1, 0)
     assert (made.totals.tokens, made.totals.proposed, made.totals.accepted) == (8, 12, 8)
+
+
+def test_the_account_goes_on_over_deaths_and_resumed_runs(world: World, journal: Journal) -> None:
+    fill(journal, 40)
+    made = driver(journal, replicas=2, batch=3)
+    world.after_harvest = lambda: made.drain() if made.totals.done >= 10 else None
+    world.poison = {7}
+    made.run()
+    first = summary_of(journal.meta(account.KEY))
+    assert first["tokens_per_round"] == 2.0
+    world.after_harvest, world.poison = lambda: None, set()
+    driver(journal, replicas=2, batch=3).run()
+    kept = journal.meta(account.KEY)
+    # What a target did before it died is in the account up to its last harvest; rows are counted by their ends alone.
+    assert sum(replica["tokens"] for replica in summary_of(kept)["replicas"]) == 2 * journal.counts().done
+    assert sum(kept["latencies"].values()) == journal.counts().done
+
+
+def test_a_traced_job_shows_rows_deaths_and_starts(world: World, journal: Journal, tmp_path: Path) -> None:
+    fill(journal, 12)
+    world.poison = {7}
+    world.draft_deaths = 1
+    trace = TraceFile(tmp_path / "t.json")
+    made = driver(journal, trace=trace, traced=True)
+    made.run()
+    trace.close()
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events]
+    assert names.count("target died") == MOST_ATTEMPTS
+    assert names.count("start") == 1 + MOST_ATTEMPTS
+    assert names.count("draft died") == 1
+    assert names.count("verify") == names.count("rows received") + 1, "one slice a harvest, and what was left at the end"
+    assert sum(event["args"]["rows"] for event in events if event["name"] == "rows received") == 11
+    assert sum(event["args"]["rows"] for event in events if event["name"] == "rows sent") >= 12
 
 
 def test_a_target_that_cannot_start_ends_the_job_with_its_reason(world: World, journal: Journal) -> None:

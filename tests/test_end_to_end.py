@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +68,7 @@ def undisturbed(tmp_path_factory) -> Path:
 
 
 def test_the_demo_speculates_and_writes_what_plain_decoding_writes(undisturbed, tmp_path):
-    done = outrider("run", EXAMPLES, "-o", "job", "--draft-tokens", "4", "--json", cwd=tmp_path)
+    done = outrider("run", EXAMPLES, "-o", "job", "--draft-tokens", "4", "--json", "--trace", "t.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["rows"] == summary["done"] == len(EXAMPLES.read_text().splitlines())
@@ -76,6 +78,42 @@ def test_the_demo_speculates_and_writes_what_plain_decoding_writes(undisturbed, 
     ids = [json.loads(line)["custom_id"] for line in (tmp_path / "job" / "results.jsonl").read_text().splitlines()]
     given = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
     assert ids == [entry.get("id") or entry["custom_id"] for entry in given]
+
+    check_what_is_shown(described["summary"])
+    check_trace(json.loads((tmp_path / "t.json").read_text())["traceEvents"], described["summary"])
+
+
+def check_what_is_shown(summary: dict[str, Any]) -> None:
+    assert 1.0 < summary["tokens_per_round"] <= 5.0
+    assert 0 < summary["mean_k"] <= 4.0
+    assert sum(length * count for length, count in enumerate(summary["accepted_lengths"])) == summary["accepted"]
+    assert sum(summary["time"].values()) == pytest.approx(1.0, abs=0.01)
+    assert summary["time"]["verify"] > 0 and summary["time"]["draft"] > 0 and summary["time"]["hop"] > 0
+    assert sum(replica["tokens"] for replica in summary["replicas"]) == summary["tokens"]
+
+
+def check_trace(events: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Slices of one track do not overlap, and the target's fill its time."""
+    tracks: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            tracks.setdefault((event["pid"], event["tid"]), []).append(event)
+    target, draft = (tracks[track] for track in sorted(tracks))
+    assert {event["name"] for event in target} == {"idle", "ask", "waiting for draft", "verify", "commit"}
+    assert {event["name"] for event in draft} <= {"propose", "run ahead"}
+    for slices in (target, draft):
+        slices.sort(key=lambda event: event["ts"])
+        for one, other in pairwise(slices):
+            assert one["ts"] + one["dur"] <= other["ts"] + 0.01, "overlap"
+    wall = target[-1]["ts"] + target[-1]["dur"] - target[0]["ts"]
+    assert 0.9 * wall < sum(event["dur"] for event in target) <= wall + 0.01 * len(target)
+    assert sum(event["args"]["tokens committed"] for event in target if event["name"] == "commit") == summary["tokens"]
+    # One clock for both: candidates are there before the target has them.
+    waiting = [event for event in target if event["name"] == "waiting for draft"]
+    proposing = [event for event in draft if event["name"] == "propose"]
+    assert len(waiting) == len(proposing)
+    for wait, work in zip(waiting, proposing, strict=True):
+        assert work["ts"] + work["dur"] <= wait["ts"] + wait["dur"]
 
 
 def test_two_replicas_and_lookup_write_the_same(undisturbed, tmp_path):

@@ -12,11 +12,9 @@ def actor(role: str, cores: tuple[int, ...]) -> PlannedActor:
     return PlannedActor(role, 0, "here", cores, (0,), len(cores), "cpu", "", {}, (), {})
 
 
-def names(
-    target: tuple[int, ...], draft: tuple[int, ...] | None, movable: bool, batch: int = 8, fixed: bool = False
-) -> list[str]:
+def names(target: tuple[int, ...], draft: tuple[int, ...] | None, movable: bool, batch: int = 8) -> list[str]:
     of_draft = None if draft is None else actor("draft", draft)
-    return [each.name for each in arrangements_of(actor("target", target), of_draft, movable, batch, fixed)]
+    return [each.name for each in arrangements_of(actor("target", target), of_draft, movable, batch)]
 
 
 @pytest.mark.parametrize("movable", [True, False])
@@ -30,7 +28,7 @@ def test_shared_seats_take_turns_unless_they_can_be_divided() -> None:
     assert names(both, both, movable=False) == ["turns"]
     assert names((0,), (0,), movable=True) == ["turns"]
     assert names(both, both, movable=True) == ["turns", "ahead", "groups", "plain"]
-    assert names(both, both, movable=True, fixed=True, batch=1) == ["turns", "ahead"]
+    assert names(both, both, movable=True, batch=1) == ["turns", "ahead", "plain"]
 
 
 def test_without_a_draft_there_is_nothing_to_arrange() -> None:
@@ -39,7 +37,7 @@ def test_without_a_draft_there_is_nothing_to_arrange() -> None:
 
 def test_no_core_is_given_twice_nor_lost_when_they_are_divided() -> None:
     cores = tuple(range(2, 30))
-    for each in arrangements_of(actor("target", cores), actor("draft", cores), True, 8, False):
+    for each in arrangements_of(actor("target", cores), actor("draft", cores), True, 8):
         if each.overlap == "turns":
             assert each.target_cores == each.draft_cores == cores
         else:

@@ -140,6 +140,21 @@ def test_a_draft_that_expects_the_end_proposes_nothing_behind_it() -> None:
     assert ask(Drafter(engine, {END}), opening(1, (1, 2), 9)).tokens[1] == (1, 1, END)
 
 
+@pytest.mark.parametrize(
+    ("ends", "proposed"), [((), (1, 1, END, 1, 1)), ((1,), (1,)), ((END,), (1, 1, END)), (None, (1, 1, END))]
+)
+def test_a_rows_own_end_tokens_are_the_ones_that_matter(ends: tuple[int, ...] | None, proposed: tuple[int, ...]) -> None:
+    engine = FakeEngine(choose=lambda tokens, sampling: END if len(tokens) == 4 else 1)
+    sampling = Sampling(end_tokens=ends)
+    assert ask(Drafter(engine, {END}), opening(1, (1, 2), 5, sampling)).tokens[1] == proposed
+
+
+def test_a_draft_bans_end_tokens_as_long_as_the_target_does() -> None:
+    engine = FakeEngine(choose=lambda tokens, sampling: END)
+    sampling = Sampling(min_tokens=3, end_tokens=(END,))
+    assert ask(Drafter(engine, ()), opening(1, (1, 2), 9, sampling)).tokens[1] == (0, 0, 0, END)
+
+
 def test_a_long_prompt_enters_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(propose, "PREFILL_TOKENS", 8)
     engine = FakeEngine(choose=never_ends)

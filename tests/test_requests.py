@@ -90,8 +90,6 @@ def test_roles(role: str) -> None:
     "body",
     [
         {"stream": True},
-        {"logprobs": True},
-        {"logprobs": 5},
         {"echo": True},
         {"best_of": 3},
         {"tools": [{"type": "function"}]},
@@ -103,6 +101,60 @@ def test_what_would_change_the_answer_is_refused(body: dict[str, Any]) -> None:
     key = next(iter(body))
     with pytest.raises(RowError, match=f'^"{key}" = .* is not supported; remove it$'):
         parse_openai(completion(**body), 1)
+
+
+@pytest.mark.parametrize(
+    ("entry", "count"),
+    [
+        (completion(logprobs=5), 5),
+        (completion(logprobs=0), 0),
+        (completion(logprobs=None), None),
+        (completion(logprobs=False, top_logprobs=None), None),
+        (chat(logprobs=True), 0),
+        (chat(logprobs=True, top_logprobs=20), 20),
+        (chat(logprobs=False, top_logprobs=0), None),
+        (chat(), None),
+    ],
+)
+def test_the_forms_of_logprobs(entry: dict[str, Any], count: int | None) -> None:
+    assert parse_openai(entry, 1).parameters.logprobs == count
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (completion(logprobs=True), '"logprobs" must be a whole number from 0 to 20, got True'),
+        (completion(logprobs=21), '"logprobs" must be a whole number from 0 to 20, got 21'),
+        (
+            completion(logprobs=1, top_logprobs=1),
+            '"top_logprobs" belongs to chats; a completion takes "logprobs" with a number',
+        ),
+        (chat(logprobs=3), r'"logprobs" of a chat must be true or false \(the number is "top_logprobs"\), got 3'),
+        (chat(top_logprobs=3), '"top_logprobs" needs "logprobs": true'),
+        (chat(logprobs=True, top_logprobs=-1), '"top_logprobs" must be a whole number from 0 to 20, got -1'),
+        (chat(logprobs=True, top_logprobs="2"), "\"top_logprobs\" must be a whole number from 0 to 20, got '2'"),
+        (completion(min_tokens=-1), '"min_tokens" must be at least 0, got -1'),
+        (completion(min_tokens=1.5), '"min_tokens" must be a valid integer, got 1.5'),
+        (completion(ignore_eos=1), '"ignore_eos" must be a valid boolean, got 1'),
+        (completion(stop_token_ids=7), '"stop_token_ids" must be a list of token ids, got 7'),
+        (completion(stop_token_ids=[-7]), '"stop_token_ids" must be at least 0, got -7'),
+        (completion(stop_token_ids=["x"]), "\"stop_token_ids\" must be a valid integer, got 'x'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(RowError, match=f"^{message}$"):
+        parse_openai(entry, 1)
+
+
+def test_how_a_row_ends() -> None:
+    parameters = parse_openai(completion(min_tokens=3, stop_token_ids=[5, 6], ignore_eos=True), 1).parameters
+    assert (parameters.min_tokens, parameters.stop_token_ids, parameters.ignore_eos) == (3, (5, 6), True)
+
+
+def test_simple_rows_take_logprobs_as_their_kind_does() -> None:
+    assert parse_simple({"prompt": "x", "logprobs": 2}, 1).parameters.logprobs == 2
+    messages = [{"role": "user", "content": "x"}]
+    assert parse_simple({"messages": messages, "logprobs": True, "top_logprobs": 2}, 1).parameters.logprobs == 2
 
 
 def test_simple_rows() -> None:

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from outrider.kernels import arithmetic
 from outrider.workers.messages import Sampling
-from outrider.workers.sampling import choose, process
+from outrider.workers.sampling import choose, log_probabilities, process
 
 logits_of_any_kind = hnp.arrays(np.float32, st.integers(2, 40), elements=st.floats(-30, 30, width=32))
 
@@ -99,6 +99,26 @@ def test_bias_is_added_after_penalties_and_before_temperature() -> None:
     logits = np.array([1.0, 1.0, 1.0], dtype=np.float32)
     sampling = Sampling(temperature=2.0, repetition_penalty=2.0, logit_bias=((0, 3.0), (2, -100.0)))
     assert process(logits, sampling, {0: 1}).tolist() == [(0.5 + 3.0) / 2, 0.5, -49.5]
+
+
+def test_end_tokens_wait_for_min_tokens_whatever_their_bias() -> None:
+    logits = np.zeros(4, dtype=np.float32)
+    sampling = Sampling(min_tokens=3, end_tokens=(1, 3, 9), logit_bias=((1, 100.0),))
+    early = process(logits, sampling, {1: 50}, {0: 1, 2: 1})
+    assert early.tolist() == [0.0, -np.inf, 0.0, -np.inf]
+    assert process(logits, sampling, {}, {0: 2, 2: 1}).tolist() == [0.0, 100.0, 0.0, 0.0]
+
+
+@given(logits_of_any_kind, st.integers(0, 45))
+def test_log_probabilities_are_those_of_the_softmax(logits: np.ndarray, count: int) -> None:
+    chosen = logits.size // 2
+    found = log_probabilities(logits, chosen, count)
+    weights = [math.exp(float(value) - float(logits.max())) for value in logits]
+    ranked = sorted(range(logits.size), key=lambda token: (-logits[token], token))
+    assert [token for token, _ in found] == [chosen, *ranked[:count]]
+    for token, value in found:
+        wanted = float(logits[token]) - float(logits.max()) - math.log(math.fsum(weights))
+        assert value == pytest.approx(wanted, rel=1e-14, abs=1e-14)
 
 
 def test_a_bias_for_a_token_that_a_smaller_draft_lacks_is_passed_over() -> None:

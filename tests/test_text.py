@@ -37,6 +37,27 @@ def test_end_tokens_are_no_text() -> None:
     assert writer.text() == "12"
 
 
+@given(tokens, st.lists(st.text("abcx \n", min_size=1, max_size=6), max_size=3), st.integers(0, 20))
+def test_a_stop_string_within_min_tokens_is_text(row: list[int], stop: list[str], least: int) -> None:
+    writer = TextWriter(decode, stop, {END}, least)
+    exempt = len(decode(row[:least]))
+
+    def found(count: int) -> list[int]:
+        text = decode(row[:count])
+        ends = [(start, start + len(word)) for word in stop for start in range(len(text)) if text.startswith(word, start)]
+        return [start for start, end in ends if end > exempt and count > least]
+
+    expected = next((count for count in range(1, len(row) + 1) if found(count)), None)
+    assert feed(writer, row) == expected
+    assert writer.text() == decode(row[:expected])[: min(found(expected)) if expected else None]
+
+
+def test_a_stop_string_may_lie_around_end_tokens() -> None:
+    writer = TextWriter(decode, ("ab",), {END})
+    assert feed(writer, [0, *[END] * 50, 1, 2]) == 52
+    assert writer.text() == ""
+
+
 def test_rows_without_stop_strings_are_decoded_once() -> None:
     calls: list[int] = []
 

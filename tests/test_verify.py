@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from fakes import END, VOCABULARY, FakeEngine, Nonsense, decode, hashed, plain
+from fakes import END, VOCABULARY, FakeEngine, FakePieces, Nonsense, decode, hashed, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,16 +21,24 @@ CURVE = CostCurve({1: 1.0, 8: 1.2, 64: 3.0})
 
 
 def verifier(
-    engine: FakeEngine, proposer: Proposer, batch: int = 4, draft_tokens: int | None = 3, end: Sequence[int] = (END,)
+    engine: FakeEngine,
+    proposer: Proposer,
+    batch: int = 4,
+    draft_tokens: int | None = 3,
+    end: Sequence[int] = (END,),
+    prefix_tokens: int = 0,
 ) -> Verifier:
     return Verifier(
         engine=engine,
-        new_writer=lambda row: TextWriter(decode, row.stop, end),
+        new_writer=lambda row: TextWriter(
+            decode, row.stop, {*end, *(row.sampling.end_tokens or ())}, row.sampling.min_tokens, FakePieces()
+        ),
         proposer=proposer,
         batch=batch,
         draft_tokens=draft_tokens,
         verify_seconds=CURVE,
         end_tokens=end,
+        prefix_tokens=prefix_tokens,
     )
 
 
@@ -55,6 +63,11 @@ def assert_plain(
         assert isinstance(result, RowResult)
         found = (result.tokens, result.text, result.finish_reason)
         assert found == (expected.tokens, expected.text, expected.finish_reason), f"row {row.key} differs from plain"
+        assert (result.logprobs is None) == (row.logprobs is None)
+        if result.logprobs is not None:
+            assert result.logprobs.chosen == tuple(entry[0][1] for entry in expected.logprobs)
+            assert result.logprobs.likeliest == tuple(tuple(entry[1:]) for entry in expected.logprobs)
+            assert len(result.logprobs.offsets) == len(result.tokens)
 
 
 samplings = st.builds(
@@ -62,7 +75,10 @@ samplings = st.builds(
     temperature=st.sampled_from([0.0, 0.0, 0.7, 1.0]),
     seed=st.integers(0, 5),
     sample=st.integers(0, 2),
+    min_tokens=st.sampled_from([0, 0, 5, 20]),
+    end_tokens=st.sampled_from([None, (), (2,), (1, 4, END)]),
 )
+told = st.sampled_from([None, None, 0, 3])
 stops = st.lists(st.sampled_from(["a", "ab", "bca", "x", "y x", "xa", "\n", "cab", "abcabc", "zz"]), max_size=3)
 
 
@@ -70,7 +86,7 @@ stops = st.lists(st.sampled_from(["a", "ab", "bca", "x", "y x", "xa", "\n", "cab
 def jobs(draw: st.DrawFn) -> list[Row]:
     prompts = draw(st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40), min_size=1, max_size=7))
     return [
-        Row(key, tuple(prompt), draw(st.integers(1, 70)), draw(samplings), tuple(draw(stops)))
+        Row(key, tuple(prompt), draw(st.integers(1, 70)), draw(samplings), tuple(draw(stops)), draw(told))
         for key, prompt in enumerate(prompts)
     ]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, Seat, ServeSpec, WorkerReport
+from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, Seat, ServeSpec, Trace, WorkerReport
 from outrider.workers.readback import move_threads, read_back, take_place
 
 
@@ -51,16 +51,21 @@ class TargetActor:
         from outrider.workers.arranger import Arranger
         from outrider.workers.costs import measure
         from outrider.workers.draft_link import DraftLink
+        from outrider.workers.metrics import Metrics
         from outrider.workers.models.tokenizer import Tokenizer
         from outrider.workers.proposers import EitherProposer, LookupProposer, NoProposer
         from outrider.workers.serving import TargetServer
+        from outrider.workers.tally import Tally
         from outrider.workers.text import TextWriter
+        from outrider.workers.timeline import Timeline
         from outrider.workers.verify import Proposer, Verifier
 
         loaded = self._loaded = _Loaded(spec, seat)
         model = loaded.model
         tokenizer = Tokenizer(spec.path)
-        self._link = DraftLink(serve.draft_deadline, serve.draft_confidence)
+        tally = Tally(Timeline() if serve.trace else None)
+        self._metrics = Metrics(serve.replica)
+        self._link = DraftLink(serve.draft_deadline, serve.draft_confidence, tally)
         verify_seconds = measure(model.engine)
         proposer: Proposer = self._link
         if serve.lookup:
@@ -73,12 +78,20 @@ class TargetActor:
             proposer = NoProposer()
         verifier = Verifier(
             engine=model.engine,
-            new_writer=lambda row: TextWriter(tokenizer.decode, row.stop, model.end_tokens),
+            new_writer=lambda row: TextWriter(
+                tokenizer.decode,
+                row.stop,
+                {*model.end_tokens, *(row.sampling.end_tokens or ())},
+                row.sampling.min_tokens,
+                tokenizer.pieces,
+            ),
             proposer=proposer,
             batch=serve.batch,
             draft_tokens=serve.draft_tokens,
             verify_seconds=verify_seconds,
             end_tokens=model.end_tokens,
+            prefix_tokens=spec.prefix_tokens,
+            tally=tally,
         )
         arranger = Arranger(
             verifier, self._link, serve.arrangements, loaded.move, lambda: measure(model.engine), serve.memory_key
@@ -89,28 +102,40 @@ class TargetActor:
     def attach(self, draft: Any) -> None:
         self._link.attach(draft)
 
+    def arrange(self, name: str | None) -> None:
+        self._server.arrange(name)
+
     def submit(self, rows: list[Row]) -> None:
         self._server.submit(rows)
 
     def cancel(self, keys: list[int]) -> None:
         self._server.cancel(keys)
 
-    def harvest(self, timeout: float, rows: list[Row]) -> Harvest:
+    def harvest(self, timeout: float, rows: Sequence[Row] = ()) -> Harvest:
         """Takes new rows along, which spares a call for each."""
         self._server.submit(rows)
-        return self._server.harvest(timeout)
+        harvest = self._server.harvest(timeout)
+        self._metrics.ended(harvest.ended)
+        self._metrics.publish(harvest.progress)
+        return harvest
+
+    def clock(self) -> float:
+        """What the times of this process's timeline are measured by."""
+        return time.perf_counter()
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)
+@ray.remote(num_cpus=0, max_restarts=0, max_concurrency=3)
 class DraftActor:
-    """Holds the draft model, and answers a target's requests. The second thread is there for ``watch``."""
+    """Holds the draft model, and answers a target's requests. The other threads are there for ``watch`` and ``trace``."""
 
-    def load(self, spec: ModelSpec, seat: Seat) -> WorkerReport:
+    def load(self, spec: ModelSpec, seat: Seat, trace: bool) -> WorkerReport:
         from outrider.workers.propose import Drafter
         from outrider.workers.serving import DraftServer
+        from outrider.workers.timeline import Timeline
 
         loaded = self._loaded = _Loaded(spec, seat)
-        self._server = DraftServer(Drafter(loaded.model.engine, loaded.model.end_tokens))
+        drafter = Drafter(loaded.model.engine, loaded.model.end_tokens, spec.prefix_tokens)
+        self._server = DraftServer(drafter, Timeline() if trace else None)
         return loaded.report
 
     def settle(self, cores: Sequence[int], run_ahead: bool) -> None:
@@ -119,6 +144,12 @@ class DraftActor:
 
     def propose(self, ask: Ask) -> Candidates:
         return self._server.propose(ask)
+
+    def trace(self, seconds: float) -> Trace:
+        return self._server.trace(seconds)
+
+    def clock(self) -> float:
+        return time.perf_counter()
 
     def watch(self) -> None:
         """Never returns: whoever waits for it learns at once when this process dies."""

@@ -51,24 +51,37 @@ class Arranger:
         self._curves = {first.target_cores: verifier.verify_seconds}
         self._rounds = 0
         self._trial: Trial | None = None
-        self._current = first
-        known = recall(memory_key, list(self._arrangements)) if memory_key and len(arrangements) > 1 else None
+        self._holding = False
+        # A number of candidates that the user fixed is not put to the vote.
+        self._tried = [each.name for each in arrangements if not each.plain or self._draft_tokens is None]
+        self._current = self._chosen = first
+        known = recall(memory_key, self._tried) if memory_key and len(self._tried) > 1 else None
         self._take(self._arrangements[known.took] if known else first)
         if known is not None:
             self._settle(known, "measured earlier")
-        elif len(arrangements) > 1:
-            self._trial = Trial(list(self._arrangements))
+        elif len(self._tried) > 1:
+            self._trial = Trial(self._tried)
+
+    def hold(self, name: str | None) -> None:
+        """Use this arrangement, whatever is known of others; None goes back to the one chosen or being tried."""
+        if name is None:
+            wanted = self._chosen if self._trial is None else self._arrangements[self._trial.current]
+        else:
+            wanted = self._arrangements.get(name, self._current)
+        self._holding = name is not None
+        if wanted is not self._current:
+            self._take(wanted)
 
     def after_round(self, seconds: float) -> None:
         """To be called after each round, with the time since the end of the one before."""
         done = self._verifier.last_round
-        if done is None or len(self._arrangements) == 1:
+        if done is None or self._holding or len(self._tried) == 1:
             return
         self._rounds += 1
         if self._trial is None:
             if self._rounds >= ROUNDS_BETWEEN_TRIALS:
                 self._rounds = 0
-                self._trial = Trial(list(self._arrangements))
+                self._trial = Trial(self._tried)
                 self._take(self._arrangements[self._trial.current])
             return
         if not self._draft.ready:
@@ -82,7 +95,7 @@ class Arranger:
             self._trial, self._rounds = None, 0
             self._settle(found, "measured on this job's rows")
             if self._memory_key:
-                remember(self._memory_key, list(self._arrangements), found)
+                remember(self._memory_key, self._tried, found)
 
     def _take(self, arrangement: Arrangement) -> None:
         if arrangement.target_cores and arrangement.target_cores != self._current.target_cores:
@@ -96,7 +109,7 @@ class Arranger:
         self._verifier.verify_seconds = curve
 
     def _settle(self, found: Remembered, how: str) -> None:
-        took = self._arrangements[found.took]
+        took = self._chosen = self._arrangements[found.took]
         others = sorted((name for name in found.rates if name != found.took), key=found.rates.__getitem__, reverse=True)
         against = ", ".join(f"{name} {found.rates[name]:,.0f}" for name in others)
         rate = found.rates.get(found.took)

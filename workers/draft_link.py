@@ -15,6 +15,7 @@ from outrider.workers.costs import RunningMeans
 from outrider.workers.errors import first_line
 from outrider.workers.messages import Advance, Arrangement, Ask, Candidates
 from outrider.workers.speculation import Overlap, Price, Request
+from outrider.workers.tally import Tally
 from outrider.workers.verify import Answer, LiveRow
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,9 @@ class DraftLink:
     another thread at any time: it replaces the draft whole, and everything else belongs to the verifying thread.
     """
 
-    def __init__(self, deadline: float, confidence: float = 0.0) -> None:
+    def __init__(self, deadline: float, confidence: float = 0.0, tally: Tally | None = None) -> None:
         self._deadline = deadline
+        self._tally = tally
         self._confidence = confidence
         self._draft: _Draft | None = None
         self._round = 0
@@ -128,6 +130,8 @@ class DraftLink:
         except RayError as error:
             self._lose(draft, error)
             return None
+        if self._tally is not None:
+            self._tally.hop(time.perf_counter() - at)
         draft.known.update((live.row.key, len(live.tokens)) for live in rows)
         return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), at)
 
@@ -168,6 +172,8 @@ class DraftLink:
             return list(nothing)
         draft.errors = 0
         waited = time.perf_counter() - waiting
+        if self._tally is not None:
+            self._tally.hop(waited - candidates.seconds)
         if candidates.step is not None:
             self._current.steps.observe(len(asked.rows), candidates.step)
         # While the target waited the draft was at work, but for the hop.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.workers.messages import Sampling
@@ -11,11 +11,15 @@ from outrider.workers.messages import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Tokens to append to a row's cache, and after how many of them (counted from the last) a choice is wanted."""
+    """Tokens to append to a row's cache, and after how many of them (counted from the last) a choice is wanted.
+
+    ``logprobs`` asks for each choice's log-probability, and for those of as many of the likeliest tokens.
+    """
 
     row: int
     tokens: Sequence[int]
     choose: int
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,12 @@ class Chosen:
 
     ``margins`` are the distances between the best and the second-best score: how clear each choice was. On an engine that
     is not exact, a margin close to the kernels' rounding is where two runs may differ.
+    ``logprobs`` holds, where the feed asked, for each choice (token, log-probability): its own, then the likeliest.
     """
 
     tokens: list[int]
     margins: list[float]
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 class Engine(Protocol):
@@ -36,6 +42,10 @@ class Engine(Protocol):
     @property
     def exact(self) -> bool:
         """Whether a row's choices never depend, not even by rounding, on what else is computed beside it."""
+
+    @property
+    def forks(self) -> bool:
+        """Whether a fork is cheaper than feeding its tokens again."""
 
     @property
     def context(self) -> int:
@@ -47,6 +57,9 @@ class Engine(Protocol):
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         """Begin an empty row; its first ``prompt_length`` tokens count as given, the rest as written."""
+
+    def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
+        """Begin a row with the first ``length`` tokens of another one's cache."""
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
         """One forward pass over all feeds together; the answers stand in the same order."""

@@ -11,12 +11,16 @@ from typing import Any
 from outrider.workers.pinning import Launch
 from outrider.workers.speculation import Overlap
 
+# Accepted lengths are counted up to this one, which stands for all longer ones too.
+LONGEST_COUNTED = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a row's tokens are chosen. Greedy when ``temperature`` is 0.
 
     ``seed`` and ``sample`` (which of the row's n answers this is) key the noise; the defaults of all others are neutral.
+    ``end_tokens`` end the row (None: those of the model do), and cannot be chosen before ``min_tokens`` others are written.
     """
 
     temperature: float = 0.0
@@ -29,31 +33,57 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    end_tokens: tuple[int, ...] | None = None
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
     @property
-    def penalised(self) -> bool:
+    def looks_back(self) -> bool:
         """Whether a choice depends on which tokens came before, beyond the logits themselves."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        penalised = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return penalised or self.min_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One answer to write: a prompt and how to continue it. ``key`` is unique within the job."""
+    """One answer to write: a prompt and how to continue it. ``key`` is unique within the job.
+
+    With ``logprobs`` the answer tells the log-probability of each of its tokens, and of that many of the likeliest. A row
+    that is not ``assisted`` has nothing proposed.
+    """
 
     key: int
     prompt: tuple[int, ...]
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    assisted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What the model itself thought of a row's tokens: natural logarithms, before temperature and the like.
+
+    One entry a written token: its own, and (token, log-probability) of the likeliest, best first. ``pieces`` are the bytes
+    that each token named here stands for, ``offsets`` the characters of the row's text before each written token.
+    """
+
+    chosen: tuple[float, ...]
+    likeliest: tuple[tuple[tuple[int, float], ...], ...]
+    pieces: dict[int, bytes]
+    offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """A finished row: its tokens and text, why it ended, and what it took."""
+    """A finished row: its tokens and text, why it ended, and what it took.
+
+    The first token comes out of the prompt's own rounds, ``prefill_rounds`` of ``rounds``, after ``prefill_seconds``.
+    """
 
     key: int
     tokens: tuple[int, ...]
@@ -63,6 +93,9 @@ class RowResult:
     proposed: int
     accepted: int
     seconds: float
+    logprobs: Logprobs | None = None
+    prefill_seconds: float = 0.0
+    prefill_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +158,9 @@ class ModelSpec:
     """What an actor loads: a local directory, and how to run it.
 
     ``threads`` of 0 leaves the count to the engine. ``cores`` are the CPUs that the native engine pins its threads to, one
-    each; without them, or with another number of threads, it pins none.
+    each; without them, or with another number of threads, it pins none. ``prefix_tokens`` bounds how much of ended rows'
+    prompts is kept for rows that begin alike; with 0, rows share nothing. ``fast_attention`` of False spells attention out
+    step by step, which only the hf engine can.
     """
 
     path: str
@@ -135,6 +170,8 @@ class ModelSpec:
     threads: int = 0
     allow_pickle: bool = False
     cores: tuple[int, ...] = ()
+    prefix_tokens: int = 0
+    fast_attention: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +203,8 @@ class ServeSpec:
 
     Candidates come from a draft ``model``, from the row's own text by ``lookup``, from both, or from nowhere; a draft sends
     none that it holds less likely than ``draft_confidence``. Where there are several ``arrangements``, they are tried on
-    the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for.
+    the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for. ``replica`` is
+    what metrics name the target by; with ``trace``, target and draft keep a timeline.
     """
 
     batch: int
@@ -177,6 +215,8 @@ class ServeSpec:
     draft_confidence: float = 0.0
     arrangements: tuple[Arrangement, ...] = (Arrangement("turns", Overlap.TURNS),)
     memory_key: str = ""
+    trace: bool = False
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +239,49 @@ class WorkerReport:
 
 @dataclass(slots=True)
 class Progress:
-    """Running totals of a target since it started, seconds by phase included. A harvest carries a copy."""
+    """Running totals of a target since it started. A harvest carries a copy.
 
+    ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
+    candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
+    bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held.
+    """
+
+    seconds: float = 0.0
     rounds: int = 0
+    row_rounds: int = 0
     tokens: int = 0
+    asked: int = 0
+    asking_rows: int = 0
     proposed: int = 0
     accepted: int = 0
     near_ties: int = 0
     plain_rounds: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_reused: int = 0
     verify_seconds: float = 0.0
     draft_seconds: float = 0.0
+    hop_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    accepted_lengths: list[int] = field(default_factory=lambda: [0] * (LONGEST_COUNTED + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something that a process did from one moment to another, in nanoseconds of its own clock."""
+
+    name: str
+    started: int
+    ended: int
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a process's timeline has gained since it was last fetched; ``dropped`` slices found no place in it."""
+
+    slices: tuple[Slice, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +297,12 @@ class LayoutRecord:
 
 @dataclass(frozen=True, slots=True)
 class Harvest:
-    """Rows that ended since the last harvest, and the totals so far.
+    """Rows that ended since the last harvest, the totals so far, and the timeline where one is kept.
 
     ``layout`` is the arrangement in use and what is known of the others, once that is settled.
     """
 
     ended: tuple[RowResult | RowFailure, ...]
     progress: Progress
+    trace: Trace = Trace()
     layout: LayoutRecord | None = None

@@ -10,7 +10,8 @@ from math import prod
 from outrider.workers.confidence import Confidence
 from outrider.workers.costs import RunningMeans
 from outrider.workers.engine import Engine, Feed
-from outrider.workers.messages import Advance, Ask, Candidates
+from outrider.workers.messages import Advance, Ask, Candidates, Sampling
+from outrider.workers.prefixes import Prefixes
 
 # A long prompt enters the draft's cache in pieces, so that its working memory stays small.
 PREFILL_TOKENS = 512
@@ -36,6 +37,7 @@ class DraftRow:
     reach: float = 1.0
     cached: int = 0
     limit: int = 0
+    end_tokens: Collection[int] = ()
 
     def uncached(self) -> list[int]:
         beyond = self.cached - len(self.committed)
@@ -45,8 +47,9 @@ class DraftRow:
 class Drafter:
     """Answers a target's requests. Whatever it says is a hint, so it may forget anything at any time."""
 
-    def __init__(self, engine: Engine, end_tokens: Collection[int]) -> None:
+    def __init__(self, engine: Engine, end_tokens: Collection[int], prefix_tokens: int = 0) -> None:
         self.engine = engine
+        self._prefixes = Prefixes(engine, prefix_tokens)
         self.end_tokens = frozenset(end_tokens)
         self.confidence = Confidence()
         self._steps = RunningMeans(FRESH)
@@ -76,9 +79,8 @@ class Drafter:
     def _advance(self, advance: Advance) -> bool:
         """Take in what the target has committed. False where this row's history here is not the target's."""
         if advance.start == 0 and advance.sampling is not None:
-            self._close(advance.key)
-            self._rows[advance.key] = DraftRow()
-            self.engine.open(advance.key, advance.sampling, advance.prompt_length)
+            self._open(advance, advance.sampling)
+            return True
         row = self._rows.get(advance.key)
         if row is None or len(row.committed) != advance.start:
             self._close(advance.key)
@@ -98,6 +100,31 @@ class Drafter:
         row.limit = self._room(row, advance.limit)
         return True
 
+    def _open(self, advance: Advance, sampling: Sampling) -> None:
+        """Begin a row anew, with as much of its prompt as another row has read."""
+        self._close(advance.key)
+        prompt = advance.tokens[: advance.prompt_length]
+        shared = self._prefixes.open(advance.key, prompt, sampling)
+        if shared is None:
+            # A row opened just before it has the same beginning: what that one is to read anyway, it reads now.
+            self._read_on()
+            shared = self._prefixes.open(advance.key, prompt, sampling, wait=False) or 0
+        ends = self.end_tokens if sampling.end_tokens is None else sampling.end_tokens
+        row = self._rows[advance.key] = DraftRow(list(advance.tokens), cached=shared, end_tokens=ends)
+        row.limit = self._room(row, advance.limit)
+
+    def _read_on(self) -> None:
+        """Bring all but the last token of every text into the cache."""
+
+        def unread() -> list[Feed]:
+            new = {key: row.uncached()[:-1][:PREFILL_TOKENS] for key, row in self._rows.items() if row.limit}
+            return [Feed(key, tokens, 0) for key, tokens in new.items() if tokens]
+
+        while feeds := unread():
+            self.engine.feed(feeds)
+            for feed in feeds:
+                self._rows[feed.row].cached += len(feed.tokens)
+
     def _room(self, row: DraftRow, limit: int) -> int:
         if any(token >= self.engine.vocabulary for token in row.uncached()):
             return 0  # the target's vocabulary is the larger one, and this row uses it
@@ -109,7 +136,7 @@ class Drafter:
             return False
         if row.reach < least_reach:
             return False
-        return not row.guessed or row.guessed[-1] not in self.end_tokens
+        return not row.guessed or row.guessed[-1] not in row.end_tokens
 
     def _worth_sending(self, row: DraftRow, ask: Ask) -> tuple[int, ...]:
         reach = 1.0
@@ -147,7 +174,7 @@ class Drafter:
 
     def _close(self, key: int) -> None:
         if self._rows.pop(key, None) is not None:
-            self.engine.close(key)
+            self._prefixes.close(key)
             self._asked = [other for other in self._asked if other != key]
 
 

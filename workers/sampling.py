@@ -23,10 +23,10 @@ def process(
     prompt: Mapping[int, int] = NO_COUNTS,
     written: Mapping[int, int] = NO_COUNTS,
 ) -> NDArray[np.float64]:
-    """Scores after penalties, bias, temperature, top-k, top-p and min-p, in that order; -inf where a token is ruled out.
+    """Scores after penalties, bias, min-tokens, temperature, top-k, top-p and min-p, in that order; -inf where ruled out.
 
-    ``prompt`` and ``written`` count the tokens before this position: repetition looks at both, the other penalties only
-    at what was written.
+    ``prompt`` and ``written`` count the tokens before this position: repetition looks at both, all else only at what was
+    written.
     """
     scores = logits.astype(np.float64)
     if sampling.repetition_penalty != 1.0:
@@ -40,6 +40,8 @@ def process(
     for token, bias in sampling.logit_bias:
         if token < scores.size:  # a draft is handed the target's sampling, and may have fewer tokens
             scores[token] += bias
+    if sum(written.values()) < sampling.min_tokens:
+        scores[[token for token in sampling.end_tokens or () if token < scores.size]] = -np.inf
     if sampling.greedy:
         return scores
     scores /= sampling.temperature
@@ -76,3 +78,12 @@ def choose(
     lead = scores[best]
     scores[best] = -np.inf
     return best, float(lead - scores.max())
+
+
+def log_probabilities(logits: NDArray[np.float32], chosen: int, count: int) -> list[tuple[int, float]]:
+    """(token, log-probability) by the logits as they are: of the chosen token, then of the ``count`` likeliest."""
+    scores = logits.astype(np.float64)
+    highest = scores.max()
+    total = arithmetic.log(np.array([arithmetic.lane_sum(arithmetic.exp(scores - highest))]))[0]
+    tokens = [chosen, *_ranked(scores)[:count].tolist()]
+    return [(token, float((scores[token] - highest) - total)) for token in tokens]

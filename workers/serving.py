@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from outrider.workers.arranger import Arranger
 from outrider.workers.errors import WorkerError
-from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult
+from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult, Trace
 from outrider.workers.propose import Drafter
+from outrider.workers.timeline import Timeline
 from outrider.workers.verify import Verifier
 
 
@@ -26,8 +26,10 @@ class TargetServer:
         self._changed = threading.Condition()
         self._inbox: list[Row] = []
         self._cancelled: set[int] = set()
+        self._held: str | None = None
         self._ended: list[RowResult | RowFailure] = []
         self._failure: BaseException | None = None
+        verifier.tally.start()
         threading.Thread(target=self._run, name="verify", daemon=True).start()
 
     def submit(self, rows: Sequence[Row]) -> None:
@@ -39,6 +41,10 @@ class TargetServer:
         with self._changed:
             self._cancelled.update(keys)
             self._changed.notify_all()
+
+    def arrange(self, name: str | None) -> None:
+        """From the next round on hold to this arrangement; None leaves the choice open again."""
+        self._held = name
 
     def harvest(self, timeout: float) -> Harvest:
         """What has ended since the last harvest; waits no longer than the timeout.
@@ -54,8 +60,10 @@ class TargetServer:
             if self._failure is not None and not self._ended:
                 raise WorkerError(f"the target failed: {self._failure!r}") from self._failure
             ended, self._ended = tuple(self._ended), []
+            tally = self._verifier.tally
+            trace = Trace() if tally.timeline is None else tally.timeline.fetch()
             layout = None if self._arranger is None else self._arranger.record
-            return Harvest(ended, replace(self._verifier.progress), layout)
+            return Harvest(ended, tally.snapshot(), trace, layout)
 
     def _runs_short(self) -> bool:
         return len(self._inbox) + self._verifier.in_store <= self._verifier.batch // 2
@@ -65,11 +73,14 @@ class TargetServer:
         try:
             while True:
                 with self._changed:
-                    if not self._inbox and self._verifier.idle:
-                        self._changed.wait_for(lambda: self._inbox or self._cancelled)
+                    if self._verifier.idle and not self._inbox:
+                        with self._verifier.tally.idling():
+                            self._changed.wait_for(lambda: self._inbox or self._cancelled)
                         before = time.perf_counter()
                     rows, self._inbox = self._inbox, []
                     cancelled, self._cancelled = self._cancelled, set()
+                if self._arranger is not None:
+                    self._arranger.hold(self._held)
                 self._verifier.add(rows)
                 if cancelled:
                     self._verifier.cancel(cancelled)
@@ -95,8 +106,9 @@ class DraftServer:
     The one who asks never waits for more than the step that is under way.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, timeline: Timeline | None = None) -> None:
         self._drafter = drafter
+        self._timeline = timeline
         self._runs_ahead = False
         self._turn = threading.Lock()
         self._asked = threading.Event()
@@ -115,7 +127,11 @@ class DraftServer:
         self._asked.set()
         with self._turn:
             self._asked.clear()
+            started = time.perf_counter()
             candidates = self._drafter.propose(ask)
+            if self._timeline is not None:
+                proposed = sum(map(len, candidates.tokens.values()))
+                self._timeline.add("propose", started, time.perf_counter(), len(ask.rows), proposed)
         if self._runs_ahead:
             self._answered.set()
         return candidates
@@ -126,4 +142,14 @@ class DraftServer:
             more = True
             while more and not self._asked.is_set():
                 with self._turn:
+                    started = time.perf_counter()
                     more = self._drafter.run_ahead()
+                    if more and self._timeline is not None:
+                        self._timeline.add("run ahead", started, time.perf_counter())
+
+    def trace(self, seconds: float) -> Trace:
+        """What the timeline gains in that time."""
+        if self._timeline is None:
+            return Trace()
+        time.sleep(seconds)
+        return self._timeline.fetch()

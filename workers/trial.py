@@ -28,7 +28,8 @@ ROWS_TOLERANCE = 0.25
 class Round:
     """One pass: candidates of each row, of which ``tried`` were put to the test and ``accepted`` held.
 
-    ``live`` counts all rows under way, ``steady`` says whether those of this pass were past their prompts.
+    ``live`` counts all rows under way, ``steady`` says whether those of this pass were past their prompts
+    and open to proposals.
     """
 
     proposed: tuple[int, ...]

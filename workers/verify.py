@@ -11,8 +11,10 @@ from typing import Protocol
 from outrider.workers import speculation
 from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Engine, Feed
-from outrider.workers.messages import Progress, Row, RowFailure, RowResult
+from outrider.workers.messages import Row, RowFailure, RowResult
+from outrider.workers.prefixes import Prefixes
 from outrider.workers.speculation import Overlap, Price, Request
+from outrider.workers.tally import Tally
 from outrider.workers.text import TextWriter
 from outrider.workers.trial import Round
 
@@ -33,7 +35,10 @@ class LiveRow:
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
+    prefill_seconds: float = 0.0
+    prefill_rounds: int = 0
     acceptance: speculation.Acceptance = field(default_factory=speculation.Acceptance)
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
     def pending(self) -> int:
@@ -82,15 +87,19 @@ class Verifier:
         draft_tokens: int | None,
         verify_seconds: CostCurve,
         end_tokens: Collection[int],
+        prefix_tokens: int = 0,
+        tally: Tally | None = None,
     ) -> None:
         self.engine = engine
         self.proposer = proposer
         self.batch = batch
         self.draft_tokens = draft_tokens
         self.verify_seconds = verify_seconds
-        self.progress = Progress()
+        self.tally = tally or Tally()
+        self.progress = self.tally.progress
         self.last_round: Round | None = None
         self._overlap = Overlap.TURNS
+        self._prefixes = Prefixes(engine, prefix_tokens)
         self._new_writer = new_writer
         self._end_tokens = frozenset(end_tokens)
         self._probing = speculation.Probing()
@@ -139,13 +148,15 @@ class Verifier:
         if not group.rows:
             return ended
         live_rows = sum(len(each.rows) for each in self._groups)
-        started = time.perf_counter()
+        assisted = all(live.row.assisted for live in group.rows)
         candidates = self._candidates(group)
-        proposed = time.perf_counter()
         feeds = [self._feed(live, guess) for live, guess in zip(group.rows, candidates, strict=True)]
+        fed = sum(len(feed.tokens) for feed in feeds)
+        started = time.perf_counter()
         answers = self.engine.feed(feeds)
         verified = time.perf_counter()
-        before = self.progress.accepted
+        self.tally.verified(started, verified, len(feeds), fed)
+        before, tokens = self.progress.accepted, self.progress.tokens
         tried = 0
         for live, guess, answer in zip(list(group.rows), candidates, answers, strict=True):
             tried += min(len(guess), speculation.accepted(guess, answer.tokens) + 1)
@@ -153,20 +164,19 @@ class Verifier:
             if reason is not None:
                 group.rows.remove(live)
                 ended.append(self._finish(live, reason))
+        self.tally.settled(verified, len(feeds), self.progress.tokens - tokens)
         # Asked for now and taken at the group's next round: until then the draft works beside whatever the target does.
         self._ask(group)
-        self.verify_seconds.observe(sum(len(feed.tokens) for feed in feeds), verified - proposed)
+        self.verify_seconds.observe(fed, verified - started)
         self.last_round = Round(
             proposed=tuple(len(guess) for guess in candidates),
             tried=tried,
             accepted=self.progress.accepted - before,
             live=live_rows,
-            steady=all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
+            steady=assisted
+            and all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
         )
-        self.progress.rounds += 1
         self.progress.plain_rounds += not any(candidates)
-        self.progress.draft_seconds += proposed - started
-        self.progress.verify_seconds += verified - proposed
         return ended
 
     def _next_group(self) -> Group:
@@ -178,15 +188,22 @@ class Verifier:
         return self._groups[-1]
 
     def _admit(self) -> Iterable[RowFailure]:
+        later: list[Row] = []
         while self._waiting and sum(len(group.rows) for group in self._groups) < self.batch:
             row = self._waiting.popleft()
             problem = self._problem(row.prompt)
             if problem is not None:
                 yield RowFailure(row.key, problem)
                 continue
-            self.engine.open(row.key, row.sampling, len(row.prompt))
-            live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter())
+            shared = self._prefixes.open(row.key, row.prompt, row.sampling)
+            if shared is None:
+                later.append(row)
+                continue
+            live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter(), cached=shared)
+            self.progress.prompt_tokens += len(row.prompt)
+            self.progress.prompt_tokens_reused += shared
             min(self._groups, key=lambda group: len(group.rows)).rows.append(live)
+        self._waiting.extendleft(reversed(later))
 
     def _problem(self, prompt: Sequence[int]) -> str | None:
         if not prompt:
@@ -198,22 +215,27 @@ class Verifier:
 
     def _ask(self, group: Group) -> None:
         """Have candidates made for the rows that are past their prompt."""
-        group.asked = [live for live in group.rows if live.pending == 1]
+        group.asked = [live for live in group.rows if live.pending == 1 and live.row.assisted]
         request = self._request(group.asked)
         # The last token of a row is always the target's own, so a candidate for it would be wasted.
         group.counts = [
             max(0, min(count, live.remaining - 1, self.engine.context - len(live.tokens)))
             for live, count in zip(group.asked, request.counts, strict=True)
         ]
+        self.tally.asked(group.counts)
         group.answer = None
         if any(group.counts):
+            started = time.perf_counter()
             group.answer = self.proposer.ask(group.asked, replace(request, counts=group.counts))
+            self.tally.waited("ask", started, len(group.asked), sum(group.counts))
 
     def _candidates(self, group: Group) -> list[Sequence[int]]:
         """What was proposed for each row of the group; nothing for those that were not asked for."""
         if group.answer is None:
             return [()] * len(group.rows)
+        started = time.perf_counter()
         guesses, group.answer = group.answer(), None
+        self.tally.waited("waiting for draft", started, len(guesses), sum(map(len, guesses)))
         by_key = {
             live.row.key: self._sane(guess[:count])
             for live, guess, count in zip(group.asked, guesses, group.counts, strict=True)
@@ -241,7 +263,7 @@ class Verifier:
         new = live.tokens[live.cached :]
         if len(new) > PREFILL_TOKENS:
             return Feed(live.row.key, new[:PREFILL_TOKENS], 0)
-        return Feed(live.row.key, [*new, *guess], len(guess) + 1)
+        return Feed(live.row.key, [*new, *guess], len(guess) + 1, live.row.logprobs)
 
     def _commit(self, live: LiveRow, guess: Sequence[int], answer: Chosen) -> str | None:
         """Take the target's choices up to and including the first that differs from its candidate."""
@@ -249,6 +271,8 @@ class Verifier:
         if not answer.tokens:
             live.cached += PREFILL_TOKENS
             return None
+        if not live.prefill_rounds:
+            live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
         held = speculation.accepted(guess, answer.tokens)
         if guess:
             live.acceptance.observe(len(guess), held)
@@ -261,18 +285,19 @@ class Verifier:
             reason = self._ends(live, token)
             if reason is not None:
                 break
+        live.logprobs.extend(answer.logprobs[:committed])
         used = min(held, committed)
         live.proposed += len(guess)
         live.accepted += used
-        self.progress.tokens += committed
-        self.progress.proposed += len(guess)
-        self.progress.accepted += used
+        self.tally.committed(len(guess), used, committed)
         if not self.engine.exact:
             self.progress.near_ties += sum(margin < NEAR_TIE for margin in answer.margins[:committed])
         return reason
 
     def _ends(self, live: LiveRow, token: int) -> str | None:
-        if token in self._end_tokens or live.writer.stopped_by(token):
+        own = live.row.sampling.end_tokens
+        stopped = live.writer.stopped_by(token)
+        if stopped or token in (self._end_tokens if own is None else own):
             return "stop"
         if live.remaining == 0 or len(live.tokens) >= self.engine.context:
             return "length"
@@ -289,8 +314,11 @@ class Verifier:
             proposed=live.proposed,
             accepted=live.accepted,
             seconds=time.perf_counter() - live.started,
+            logprobs=None if live.row.logprobs is None else live.writer.logprobs(live.logprobs),
+            prefill_seconds=live.prefill_seconds,
+            prefill_rounds=live.prefill_rounds,
         )
 
     def _close(self, live: LiveRow) -> None:
-        self.engine.close(live.row.key)
+        self._prefixes.close(live.row.key)
         self.proposer.forget(live.row.key)

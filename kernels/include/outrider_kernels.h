@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 2
+#define OUTRIDER_ABI 3
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -130,7 +130,8 @@ typedef struct outrider_options {
   int64_t cache_bytes;  /* the most memory the cache may take; 0: no limit but the machine's */
 } outrider_options;
 
-/* How a row's tokens are chosen: workers/sampling.py is the definition. Greedy where temperature is 0. */
+/* How a row's tokens are chosen: workers/sampling.py is the definition. Greedy where temperature is 0.
+ * The end tokens cannot be chosen before min_tokens others have been written. */
 typedef struct outrider_sampling {
   double temperature;
   double top_p;
@@ -144,10 +145,14 @@ typedef struct outrider_sampling {
   int32_t bias_count;
   int32_t top_k;
   uint32_t sample;
+  int32_t min_tokens;
+  const int32_t *end_tokens;  /* [end_count] */
+  int32_t end_count;
 } outrider_sampling;
 
 /* One ragged batch: feed i appends counts[i] tokens to row rows[i] (a row at most once a batch).
- * choose[i] choices are wanted, after the last choose[i] tokens fed; logits[i] likewise for logits. Either may be 0. */
+ * choose[i] choices are wanted, after the last choose[i] tokens fed; logits[i] likewise for logits. Either may be 0.
+ * logprobs[i] of 0 or more: beside each choice of feed i, its log-probability and those of the logprobs[i] likeliest tokens. */
 typedef struct outrider_batch {
   int32_t feeds;
   const int32_t *rows;    /* [feeds] */
@@ -158,6 +163,9 @@ typedef struct outrider_batch {
   int32_t *chosen;        /* out [sum of choose] */
   double *margins;        /* out [sum of choose] the lead over the second best score, or NULL */
   float *logits_out;      /* out [sum of logits, vocabulary], or NULL */
+  const int32_t *logprobs; /* [feeds] -1: none wanted; or NULL: none */
+  int32_t *logprob_tokens; /* out [sum of choose * (1 + logprobs)] for each choice itself, then the likeliest, best first */
+  double *logprob_values;  /* out, likewise: log-probabilities by the raw logits */
 } outrider_batch;
 
 typedef struct outrider_engine outrider_engine;
@@ -217,6 +225,9 @@ OUTRIDER_API int32_t outrider_forward(outrider_engine *engine, const outrider_ba
 OUTRIDER_API int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_sampling *sampling,
                                      const int32_t *history, int32_t length, int32_t prompt, int32_t *chosen,
                                      double *margin, double *scores);
+/* Log-probabilities alone, for tests: of `chosen`, then of the `count` likeliest. tokens, values: out [1 + count]. */
+OUTRIDER_API int32_t outrider_log_probabilities(const float *logits, int32_t vocabulary, int32_t chosen, int32_t count,
+                                                int32_t *tokens, double *values);
 
 #ifdef __cplusplus
 }

@@ -121,3 +121,17 @@ int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_
     return choice.finite ? OUTRIDER_OK : fail(OUTRIDER_NOT_FINITE, "a logit is not a finite number");
   });
 }
+
+int32_t outrider_log_probabilities(const float *logits, int32_t vocabulary, int32_t chosen, int32_t count, int32_t *tokens,
+                                   double *values) {
+  return guarded([&]() -> int32_t {
+    const char *message = nullptr;
+    const outrider::Kernels *kernels = outrider::choose_kernels(&message);
+    if (!kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
+    if (chosen < 0 || chosen >= vocabulary || count < 0 || count > vocabulary)
+      return fail(OUTRIDER_INVALID, "token %d and %d others of a vocabulary of %d", chosen, count, vocabulary);
+    outrider::SamplerScratch scratch;
+    outrider::log_probabilities(*kernels, logits, vocabulary, chosen, count, &scratch, tokens, values);
+    return OUTRIDER_OK;
+  });
+}

@@ -22,6 +22,9 @@ int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selec
       return fail(OUTRIDER_INVALID, "row %d: %d tokens fed, %d choices and %d logits wanted", row, count, choose, logits);
     if ((choose && !batch.chosen) || (logits && !batch.logits_out))
       return fail(OUTRIDER_INVALID, "choices or logits are wanted, but there is no place for them");
+    const int logprobs = batch.logprobs ? batch.logprobs[i] : -1;
+    if (logprobs > vocabulary || (logprobs >= 0 && (!batch.logprob_tokens || !batch.logprob_values)))
+      return fail(OUTRIDER_INVALID, "row %d: %d log-probabilities wanted, of a vocabulary of %d", row, logprobs, vocabulary);
     const int64_t length = static_cast<int64_t>(rows[static_cast<size_t>(row)].history.size()) + count;
     if (length > context)
       return fail(OUTRIDER_CONTEXT, "row %d would hold %lld tokens, the model's context is %d", row,

@@ -18,6 +18,7 @@ struct Pass {
   std::vector<int32_t> token, position, feed_of;  // [tokens]
   std::vector<int32_t> selected;                  // token indices whose logits are needed
   std::vector<int32_t> choice_at, logits_at;      // [selected] index of the output, or -1
+  std::vector<int64_t> logprobs_at;               // [selected] likewise
   int tokens = 0;
   std::atomic<int32_t> not_finite{-1};
 
@@ -52,6 +53,7 @@ struct Pass {
 
 void Pass::plan() {
   int choices = 0, logits = 0;
+  int64_t logprobs = 0;
   for (int i = 0; i < batch.feeds; ++i) {
     const RowState &row = engine.rows[static_cast<size_t>(batch.rows[i])];
     FeedState feed;
@@ -71,6 +73,9 @@ void Pass::plan() {
       selected.push_back(tokens);
       choice_at.push_back(left <= wanted_choices ? choices++ : -1);
       logits_at.push_back(left <= wanted_logits ? logits++ : -1);
+      const bool explained = left <= wanted_choices && batch.logprobs && batch.logprobs[i] >= 0;
+      logprobs_at.push_back(explained ? logprobs : -1);
+      if (explained) logprobs += 1 + batch.logprobs[i];
     }
     feeds.push_back(std::move(feed));
   }
@@ -240,13 +245,17 @@ void Pass::choose(const outrider_op &op, size_t index, int thread) {
       memcpy(batch.logits_out + static_cast<int64_t>(logits_at[at]) * engine.vocabulary, logits,
              sizeof(float) * static_cast<size_t>(engine.vocabulary));
     if (choice_at[at] < 0) return;
-    const RowState &row = engine.rows[static_cast<size_t>(feeds[static_cast<size_t>(feed_of[t])].row)];
+    const int feed = feed_of[t];
+    const RowState &row = engine.rows[static_cast<size_t>(feeds[static_cast<size_t>(feed)].row)];
+    SamplerScratch *scratch = &engine.samplers[static_cast<size_t>(thread)];
     const Choice choice = choose_token(*engine.kernels, logits, engine.vocabulary, row.sampling, row.history.data(),
-                                       position[t] + 1, std::min(row.prompt, position[t] + 1),
-                                       &engine.samplers[static_cast<size_t>(thread)], nullptr);
+                                       position[t] + 1, std::min(row.prompt, position[t] + 1), scratch, nullptr);
     batch.chosen[choice_at[at]] = choice.token;
     if (batch.margins) batch.margins[choice_at[at]] = choice.margin;
-    if (!choice.finite) not_finite.store(feeds[static_cast<size_t>(feed_of[t])].row);
+    if (!choice.finite) not_finite.store(feeds[static_cast<size_t>(feed)].row);
+    else if (logprobs_at[at] >= 0)
+      log_probabilities(*engine.kernels, logits, engine.vocabulary, choice.token, batch.logprobs[feed], scratch,
+                        batch.logprob_tokens + logprobs_at[at], batch.logprob_values + logprobs_at[at]);
   });
 }
 

@@ -113,6 +113,8 @@ struct Kernels {
   void (*gumbel)(uint64_t seed, uint32_t sample, uint32_t position, int first, int count, double *noise);
   // exp(score - highest) for every score.
   void (*exponentials)(const double *scores, double highest, double *out, int count);
+  // The natural logarithm of a positive, normal number.
+  double (*logarithm)(double x);
   // Packing one group of weights: its header, and one byte a channel.
   void (*quantise)(const float *x, int channels, int format, uint32_t *header, uint8_t *values);
 };

@@ -84,6 +84,8 @@ void process(const Kernels &kernels, double *scores, int vocabulary, const Sampl
              int length, int prompt, SamplerScratch *scratch) {
   if (sampling.penalised()) penalise(scores, sampling, history, length, prompt, vocabulary, &scratch->counts);
   for (const auto &[token, bias] : sampling.bias) scores[token] += bias;
+  if (length - prompt < sampling.min_tokens)
+    for (const int32_t token : sampling.end_tokens) scores[token] = kNone;
   if (sampling.greedy()) return;
   for (int i = 0; i < vocabulary; ++i) scores[i] /= sampling.temperature;
   if (sampling.top_k > 0 && sampling.top_k < vocabulary) keep_top_k(scores, vocabulary, sampling.top_k, scratch);
@@ -149,6 +151,13 @@ int32_t copy_sampling(const outrider_sampling &from, int vocabulary, Sampling *t
       return fail(OUTRIDER_INVALID, "a bias on token %d of a vocabulary of %d", from.bias_tokens[i], vocabulary);
     to->bias.emplace_back(from.bias_tokens[i], from.bias_values[i]);
   }
+  to->min_tokens = from.min_tokens;
+  to->end_tokens.clear();
+  for (int i = 0; i < from.end_count; ++i) {
+    if (from.end_tokens[i] < 0 || from.end_tokens[i] >= vocabulary)
+      return fail(OUTRIDER_INVALID, "end token %d of a vocabulary of %d", from.end_tokens[i], vocabulary);
+    to->end_tokens.push_back(from.end_tokens[i]);
+  }
   return OUTRIDER_OK;
 }
 
@@ -157,7 +166,8 @@ Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary,
   float high = 0.0f, next = 0.0f;
   int finite = 0;
   const int32_t first = kernels.argmax(logits, vocabulary, &high, &next, &finite);
-  const bool plain = sampling.greedy() && !sampling.penalised() && sampling.bias.empty();
+  const bool too_early = length - prompt < sampling.min_tokens;
+  const bool plain = sampling.greedy() && !sampling.penalised() && sampling.bias.empty() && !too_early;
   if (!finite) return {first, 0.0, false};
   if (plain && !scores) return {first, static_cast<double>(high) - static_cast<double>(next), true};
   scratch->scores.resize(static_cast<size_t>(vocabulary));
@@ -179,6 +189,29 @@ Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary,
   }
   choice.margin = best - second;
   return choice;
+}
+
+void log_probabilities(const Kernels &kernels, const float *logits, int vocabulary, int32_t chosen, int count,
+                       SamplerScratch *scratch, int32_t *tokens, double *values) {
+  scratch->scores.resize(static_cast<size_t>(vocabulary));
+  scratch->weights.resize(static_cast<size_t>(vocabulary));
+  double *scores = scratch->scores.data();
+  int32_t *likeliest = tokens + 1;
+  int held = 0;
+  double highest = kNone;
+  for (int32_t token = 0; token < vocabulary; ++token) {
+    const double score = scores[token] = static_cast<double>(logits[token]);
+    highest = std::max(highest, score);
+    // Those so far stand in order; a later token goes behind its equals.
+    if (count == 0 || (held == count && !(score > scores[likeliest[held - 1]]))) continue;
+    int at = held < count ? held++ : held - 1;
+    for (; at > 0 && score > scores[likeliest[at - 1]]; --at) likeliest[at] = likeliest[at - 1];
+    likeliest[at] = token;
+  }
+  kernels.exponentials(scores, highest, scratch->weights.data(), vocabulary);
+  const double total = kernels.logarithm(lane_sum(scratch->weights.data(), vocabulary));
+  tokens[0] = chosen;
+  for (int i = 0; i <= count; ++i) values[i] = (scores[tokens[i]] - highest) - total;
 }
 
 }  // namespace outrider

@@ -18,6 +18,8 @@ struct Sampling {
   uint32_t sample = 0;
   int32_t top_k = 0;
   std::vector<std::pair<int32_t, double>> bias;
+  int32_t min_tokens = 0;
+  std::vector<int32_t> end_tokens;
 
   bool greedy() const { return temperature == 0.0; }
   bool penalised() const { return repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0; }
@@ -41,6 +43,11 @@ struct SamplerScratch {
 // The token at position `length` after `history`, whose first `prompt` tokens are the prompt. scores: out, before the noise, or null.
 Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
                     const int32_t *history, int length, int prompt, SamplerScratch *scratch, double *scores);
+
+// The log-probabilities that the raw logits give to `chosen` and to the `count` likeliest tokens (equal logits by rising id); finite
+// logits only. workers/sampling.py is the definition. tokens, values: out [1 + count].
+void log_probabilities(const Kernels &kernels, const float *logits, int vocabulary, int32_t chosen, int count,
+                       SamplerScratch *scratch, int32_t *tokens, double *values);
 
 }  // namespace outrider
 

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from outrider.workers.engine import Chosen, Feed
 from outrider.workers.messages import Sampling
-from outrider.workers.sampling import choose
+from outrider.workers.sampling import choose, log_probabilities
 
 ATTENTION_NAME = "outrider_ragged"
 FIRST_CAPACITY = 64
@@ -42,6 +42,13 @@ class LayerCache:
         self.keys[:, start:stop] = keys
         self.values[:, start:stop] = values
         return self.keys[:, :stop], self.values[:, :stop]
+
+    def copy(self, length: int) -> LayerCache:
+        """A cache of its own with the first tokens of this one."""
+        other = LayerCache()
+        if self.keys is not None and self.values is not None:
+            other.keys, other.values = self.keys[:, :length].clone(), self.values[:, :length].clone()
+        return other
 
 
 def _grown(old: torch.Tensor | None, like: torch.Tensor, capacity: int, used: int) -> torch.Tensor:
@@ -96,15 +103,30 @@ def attend(
         keys, values = span.row.layer(layer).append(past, key[0, :, tokens], value[0, :, tokens])
         first = 0 if sliding_window is None else max(0, past + 1 - sliding_window)
         keys, values = keys[:, first:], values[:, first:]
-        output[tokens] = torch.nn.functional.scaled_dot_product_attention(
-            query[:, :, tokens],
-            keys[None],
-            values[None],
-            attn_mask=_mask(past, span.stop - span.start, first, sliding_window, query.device),
-            scale=scaling,
-            enable_gqa=keys.shape[0] != query.shape[1],
-        )[0].transpose(0, 1)
+        mask = _mask(past, span.stop - span.start, first, sliding_window, query.device)
+        attention = _fused if _current.fused else _eager
+        output[tokens] = attention(query[:, :, tokens], keys[None], values[None], mask, scaling)[0].transpose(0, 1)
     return output[None], None
+
+
+def _fused(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=scale, enable_gqa=keys.shape[1] != query.shape[1]
+    )
+
+
+def _eager(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    """Attention spelled out, as models wrote it before there were fused kernels: the scores exist as a matrix."""
+    copies = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(copies, dim=1), values.repeat_interleave(copies, dim=1)
+    scores = query @ keys.transpose(2, 3) * (query.shape[3] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.float().softmax(dim=-1).to(query.dtype) @ values
 
 
 def _mask(past: int, count: int, first: int, window: int | None, device: torch.device) -> torch.Tensor | None:
@@ -126,10 +148,12 @@ class HfEngine:
     attention = ATTENTION_NAME
     # Float kernels of other libraries may sum in another order for another batch.
     exact = False
+    forks = True
 
-    def __init__(self, model: PreTrainedModel, context: int) -> None:
+    def __init__(self, model: PreTrainedModel, context: int, fused: bool = True) -> None:
         self.model = model
         self.context = context
+        self.fused = fused
         self.vocabulary: int = model.get_output_embeddings().weight.shape[0]
         self._rows: dict[int, RowState] = {}
         self._keeps_some_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -137,6 +161,11 @@ class HfEngine:
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         self._rows[row] = RowState(sampling, prompt_length)
+
+    def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
+        other = self._rows[source]
+        layers = {index: layer.copy(length) for index, layer in other.layers.items()}
+        self._rows[row] = RowState(sampling, prompt_length, other.tokens[:length], layers)
 
     def length(self, row: int) -> int:
         return len(self._rows[row].tokens)
@@ -151,7 +180,7 @@ class HfEngine:
         logits = self.logits(feeds)
         answers, taken = [], 0
         for feed in feeds:
-            answers.append(choose_last(self._rows[feed.row], logits[taken : taken + feed.choose]))
+            answers.append(choose_last(self._rows[feed.row], logits[taken : taken + feed.choose], feed.logprobs))
             taken += feed.choose
         return answers
 
@@ -179,7 +208,7 @@ class HfEngine:
         device = self.model.device
         keep = torch.tensor(wanted, dtype=torch.long, device=device)
         some = {"logits_to_keep": keep} if self._keeps_some_logits else {}
-        _current.spans = spans
+        _current.spans, _current.fused = spans, self.fused
         try:
             logits = self.model(
                 input_ids=torch.tensor([ids], device=device),
@@ -192,17 +221,19 @@ class HfEngine:
         return (logits if self._keeps_some_logits else logits[keep]).float().cpu()
 
 
-def choose_last(row: RowState, logits: torch.Tensor) -> Chosen:
-    """One choice after each of the row's last ``len(logits)`` tokens."""
-    tokens, margins = [], []
+def choose_last(row: RowState, logits: torch.Tensor, explain: int | None = None) -> Chosen:
+    """One choice after each of the row's last ``len(logits)`` tokens, with log-probabilities where a number is given."""
+    tokens, margins, logprobs = [], [], []
     first = len(row.tokens) - len(logits) + 1
     for position, scores in enumerate(logits.numpy(), start=first):
         prompt: Counter[int] = Counter()
         written: Counter[int] = Counter()
-        if row.sampling.penalised:
+        if row.sampling.looks_back:
             prompt = Counter(row.tokens[: row.prompt_length])
             written = Counter(row.tokens[row.prompt_length : position])
         token, margin = choose(scores, row.sampling, position, prompt, written)
         tokens.append(token)
         margins.append(margin)
-    return Chosen(tokens, margins)
+        if explain is not None:
+            logprobs.append(log_probabilities(scores, token, explain))
+    return Chosen(tokens, margins, logprobs)

@@ -15,6 +15,8 @@ from outrider.workers.messages import Sampling
 class HfRowEngine:
     # A row alone is still fed in other portions when it is assisted.
     exact = False
+    # transformers' own caches cannot begin with a part of another.
+    forks = False
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         self.model = model
@@ -26,6 +28,10 @@ class HfRowEngine:
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         self._rows[row] = RowState(sampling, prompt_length)
         self._caches[row] = DynamicCache(config=self.model.config)
+
+    def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
+        self.open(row, sampling, prompt_length)
+        self.feed([Feed(row, self._rows[source].tokens[:length], 0)])
 
     def length(self, row: int) -> int:
         return len(self._rows[row].tokens)
@@ -48,5 +54,6 @@ class HfRowEngine:
             ids = torch.tensor([list(feed.tokens)], device=self.model.device)
             logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
             row.tokens.extend(feed.tokens)
-            answers.append(choose_last(row, logits[len(feed.tokens) - feed.choose :].float().cpu()))
+            last = logits[len(feed.tokens) - feed.choose :].float().cpu()
+            answers.append(choose_last(row, last, feed.logprobs))
         return answers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from outrider.kernels.native import Feeding, KernelError, NativeModel
 from outrider.workers.engine import Chosen, Feed
@@ -14,6 +15,7 @@ class NativeEngine:
     """Rows are named by the caller's numbers here and by the kernels' own below."""
 
     exact = True
+    forks = True
 
     def __init__(self, model: NativeModel, context: int) -> None:
         self.model = model
@@ -24,7 +26,14 @@ class NativeEngine:
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         if row in self._rows:
             self.close(row)
-        self._rows[row] = self.model.open(sampling, prompt_length)
+        self._rows[row] = self.model.open(self._known(sampling), prompt_length)
+
+    def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
+        """The cache is shared until one of the two writes."""
+        forked = self.model.fork(self._rows[source], length, self._known(sampling), prompt_length)
+        if row in self._rows:
+            self.close(row)
+        self._rows[row] = forked
 
     def length(self, row: int) -> int:
         return self.model.length(self._rows[row])
@@ -38,7 +47,22 @@ class NativeEngine:
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
         try:
-            answers = self.model.forward([Feeding(self._rows[feed.row], feed.tokens, feed.choose) for feed in feeds])
+            answers = self.model.forward([self._feeding(feed) for feed in feeds])
         except KernelError as error:
             raise WorkerError(f"the native engine could not run a pass over {len(feeds)} rows: {error}") from error
-        return [Chosen(answer.tokens, answer.margins) for answer in answers]
+        return [Chosen(answer.tokens, answer.margins, answer.logprobs) for answer in answers]
+
+    def _feeding(self, feed: Feed) -> Feeding:
+        logprobs = -1 if feed.logprobs is None else feed.logprobs
+        return Feeding(self._rows[feed.row], feed.tokens, feed.choose, logprobs=logprobs)
+
+    def _known(self, sampling: Sampling) -> Sampling:
+        """Without the tokens that this model lacks: a draft is handed the target's sampling, and may have fewer."""
+        ends = sampling.end_tokens or ()
+        if all(token < self.vocabulary for token in (*ends, *(token for token, _ in sampling.logit_bias))):
+            return sampling
+        return replace(
+            sampling,
+            logit_bias=tuple((token, bias) for token, bias in sampling.logit_bias if token < self.vocabulary),
+            end_tokens=tuple(token for token in ends if token < self.vocabulary),
+        )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from outrider.workers.errors import ModelError
+from outrider.workers.models.names import hub_id
 
 POCKET = "pocket"
 POCKET_DRAFT = "pocket-draft"
@@ -45,7 +46,7 @@ def find(name: str) -> Path:
         raise ModelError(f'the model directory "{name[:80]}" does not exist: {error}') from None
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f'the model directory "{name}" does not exist')
-    return _from_hub(name)
+    return _from_hub(hub_id(name))
 
 
 def _pocket(name: str) -> Path:

@@ -35,7 +35,7 @@ def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelCard, list[st
     model = _load_weights(card, DTYPES[spec.precision], spec)
     notes: list[str] = []
     if model._supports_attention_backend:
-        engine = HfEngine(model, card.context)
+        engine = HfEngine(model, card.context, fused=spec.fast_attention)
         if _ragged_agrees(engine):
             return engine, card, notes
     notes.append(f"{card.name} ({card.family}) cannot feed several rows at once in transformers: rows run one at a time")

@@ -113,6 +113,8 @@ def _open_hf(spec: ModelSpec) -> OpenModel:
         "transformers": transformers.__version__,
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
     }
+    if not spec.fast_attention:
+        path["attention"] = "eager"
     on_host = [parameter for parameter in engine.model.parameters() if parameter.device.type == "cpu"]
     weights = tuple((parameter.data_ptr(), parameter.nbytes) for parameter in on_host)
     return OpenModel(engine, "hf", card.end_tokens, notes, path, weights)

@@ -11,6 +11,7 @@ from typing import Any
 
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.models.cards import POCKET, POCKET_DRAFT, ModelCard, read_card
+from outrider.workers.models.names import hub_id
 from outrider.workers.models.tokenizer import Tokenizer, check_pair
 
 LOOKUP, NONE, AUTO = "lookup", "none", "auto"
@@ -29,12 +30,13 @@ def choose_draft(target: ModelCard) -> str:
         return POCKET_DRAFT
     known = {
         "opt": "facebook/opt-125m",
-        "llama": "JackFram/llama-160m" if target.vocabulary == 32000 else LOOKUP,
+        # CodeLlama has Llama 2's tokens and 16 of its own.
+        "llama": {32000: "JackFram/llama-160m", 32016: "amd/AMD-Llama-135m-code"}.get(target.vocabulary, LOOKUP),
         "qwen2": "Qwen/Qwen1.5-0.5B-Chat" if target.vocabulary >= 151936 else LOOKUP,
         "gpt_bigcode": "bigcode/tiny_starcoder_py",
     }
     draft = known.get(target.family, LOOKUP)
-    return LOOKUP if draft == target.name else draft
+    return LOOKUP if draft == hub_id(target.name) else draft
 
 
 def prepare_pair(target_name: str, draft_name: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:

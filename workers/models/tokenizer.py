@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from outrider.workers.errors import ModelError, PairError, first_line
 from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.pieces import TokenizerPieces
 
 
 class Tokenizer:
@@ -18,6 +19,8 @@ class Tokenizer:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # whatever a broken file leads to, in many types
             raise ModelError(f"the tokenizer of {path} cannot be loaded: {first_line(error)}") from error
+
+        self.pieces = TokenizerPieces(self._tokenizer)
 
     @property
     def chats(self) -> bool:

@@ -1,0 +1,49 @@
+"""transformers in the race: ``generate``, with ``assistant_model`` where assisted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from protocol import Answer, Setup, candidates, serve
+from transformers import AutoModelForCausalLM
+
+
+class Transformers:
+    def __init__(self, setup: Setup) -> None:
+        torch.set_num_threads(setup.threads)
+        transformers.logging.set_verbosity_error()
+        self._target, self._draft = self._load(setup.target), self._load(setup.draft)
+        self._passes = 0
+        self._target.register_forward_pre_hook(self._count)
+        self.modes = ["plain", *(f"k={count}" for count in setup.draft_tokens)]
+        self.about = f"transformers {transformers.__version__}, torch {torch.__version__}, bf16, sdpa attention"
+
+    def _load(self, path: str) -> Any:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+        settings = model.generation_config
+        # Every answer has the asked length, and every round the asked number of candidates.
+        settings.eos_token_id, settings.pad_token_id, settings.do_sample = None, 0, False
+        settings.num_assistant_tokens_schedule, settings.assistant_confidence_threshold = "constant", 0.0
+        return model
+
+    def _count(self, *_: Any) -> None:
+        self._passes += 1
+
+    @torch.inference_mode()
+    def generate(self, mode: str, prompt: list[int], new_tokens: int) -> Answer:
+        self._passes = 0
+        self._draft.generation_config.num_assistant_tokens = candidates(mode) or 1
+        ids = torch.tensor([prompt])
+        output = self._target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            assistant_model=self._draft if mode != "plain" else None,
+        )
+        return Answer(output[0, len(prompt) :].tolist(), self._passes)
+
+
+if __name__ == "__main__":
+    serve(Transformers)

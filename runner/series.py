@@ -1,0 +1,55 @@
+"""What happened over time, in a bounded number of intervals of equal length: they double when they become too many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+FIRST_INTERVAL = 0.25
+MOST_POINTS = 200
+
+
+class Series:
+    """Sums of several quantities, by interval, from second 0 on."""
+
+    def __init__(self, columns: Sequence[str], most: int = MOST_POINTS, interval: float = FIRST_INTERVAL) -> None:
+        self.columns = tuple(columns)
+        self.interval = interval
+        self.points: list[list[float]] = []
+        self._most = most
+
+    def add(self, began: float, ended: float, amounts: Sequence[float]) -> None:
+        """Spread what happened between two moments evenly over the time between them."""
+        began, ended = max(0.0, began), max(0.0, began, ended)
+        while ended >= self.interval * self._most:
+            self._double()
+        first, last = int(began / self.interval), int(ended / self.interval)
+        while len(self.points) <= last:
+            self.points.append([0.0] * len(self.columns))
+        for index in range(first, last + 1):
+            within = min(ended, (index + 1) * self.interval) - max(began, index * self.interval)
+            share = within / (ended - began) if ended > began else 1.0
+            point = self.points[index]
+            for column, amount in enumerate(amounts):
+                point[column] += share * amount
+
+    def _double(self) -> None:
+        self.interval *= 2
+        if len(self.points) % 2:
+            self.points.append([0.0] * len(self.columns))
+        self.points = [
+            [one + other for one, other in zip(left, right, strict=True)]
+            for left, right in zip(self.points[::2], self.points[1::2], strict=True)
+        ]
+
+    def record(self) -> dict[str, Any]:
+        points = [[round(value, 3) for value in point] for point in self.points]
+        return {"interval": self.interval, "columns": list(self.columns), "points": points}
+
+    @classmethod
+    def restored(cls, columns: Sequence[str], record: dict[str, Any], most: int = MOST_POINTS) -> Series:
+        """What ``record`` gave; a column that was not there yet is empty so far."""
+        series = cls(columns, most, record["interval"])
+        places = [record["columns"].index(name) if name in record["columns"] else None for name in columns]
+        series.points = [[0.0 if place is None else point[place] for place in places] for point in record["points"]]
+        return series

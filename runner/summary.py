@@ -1,0 +1,50 @@
+"""What speculation came to, in lines for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+BARS = "▁▂▃▄▅▆▇█"
+PHASES = ("verify", "draft", "hop", "idle", "other")
+WIDTH = 40
+
+
+def speculation_lines(summary: dict[str, Any], over_time: Sequence[dict[str, Any]]) -> Iterable[tuple[str, str]]:
+    """Name and value of each line; nothing of candidates where none were proposed."""
+    lengths = summary["accepted_lengths"]
+    if sum(lengths):
+        rate = f"{summary['tokens_per_round']:.2f}"
+        yield "tokens a round", f"{rate} (k {summary['mean_k']:.1f} on average)"
+        yield "accepted", histogram(lengths)
+    if any(summary["time"].values()):
+        yield "time", ", ".join(f"{phase} {100 * summary['time'][phase]:.1f}%" for phase in PHASES)
+    for line in over_time:
+        asked = [k for _, k, tokens in line["points"] if tokens]
+        if sum(lengths) and len(asked) > 1:
+            which = f" of replica {line['replica']}" if len(over_time) > 1 else ""
+            yield f"k over time{which}", f"{sparkline(asked, WIDTH)} {min(asked):.1f} to {max(asked):.1f}"
+    if len(summary["replicas"]) > 1:
+        for replica in summary["replicas"]:
+            speed = f"{replica['tokens_per_second']:,.1f} tokens/s"
+            yield f"replica {replica['replica']}", f"{speed}, {replica['tokens']:,} tokens, k {replica['mean_k']:.1f}"
+
+
+def histogram(lengths: Sequence[int]) -> str:
+    """The share of each accepted length, from 0 to the longest that occurred."""
+    longest = max(length for length, count in enumerate(lengths) if count)
+    total = sum(lengths)
+    shares = ", ".join(f"{length}: {100 * lengths[length] / total:.0f}%" for length in range(longest + 1))
+    return f"{sparkline(lengths[: longest + 1], longest + 1)} {shares}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A bar a value, or a value for each of ``width`` parts of them: the highest is full, and zero is the lowest."""
+    if len(values) > width:
+        edges = [len(values) * part // width for part in range(width + 1)]
+        values = [sum(values[left:right]) / (right - left) for left, right in pairwise(edges)]
+    highest = max(values, default=0.0)
+    if highest <= 0:
+        return BARS[0] * len(values)
+    return "".join(BARS[min(len(BARS) - 1, int(value / highest * len(BARS)))] for value in values)

@@ -1,0 +1,127 @@
+"""What several prompts begin with is computed once: a row begins as a fork of another that has the same first tokens.
+
+The other row may be under way or may have ended: some prompts of ended rows are kept for those to come. This is for the
+engine's memory alone and decides no token, so it may keep or forget whatever it likes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.workers.engine import Engine
+from outrider.workers.messages import Sampling
+
+# Fewer tokens in common are not worth a fork, nor the wait for one.
+LEAST_SHARED = 16
+# Prompts kept of rows that have ended; each is looked at when a row of the same beginning comes.
+MOST_KEPT = 32
+# Names of kept rows in the engine: below those that anybody else uses.
+FIRST_NAME = -1000
+
+Tokens = NDArray[np.int32]
+
+
+class Prefixes:
+    """Opens and closes rows of an engine. ``most_tokens`` bounds what is kept of ended rows; 0 shares nothing at all."""
+
+    def __init__(self, engine: Engine, most_tokens: int) -> None:
+        self._engine = engine
+        self._most_tokens = most_tokens if engine.forks else 0
+        # Live rows' prompts, and those kept (the one used last at the end), by their names in the engine.
+        self._live: dict[int, Tokens] = {}
+        self._kept: OrderedDict[int, Tokens] = OrderedDict()
+        self._alike: dict[bytes, dict[int, Tokens]] = {}
+        self._held = 0
+        self._next_name = FIRST_NAME
+
+    @property
+    def held(self) -> int:
+        """How many tokens are kept of ended rows; what they have in common counts once."""
+        return self._held
+
+    def open(self, row: int, prompt: Sequence[int], sampling: Sampling, wait: bool = True) -> int | None:
+        """Begin a row with as much of its prompt as another row has; how many tokens that is.
+
+        None, and nothing is opened, where a row under way will soon have more of it: then it pays to wait for that one.
+        """
+        tokens = np.asarray(prompt, np.int32)
+        source, shared, coming = self._best_source(tokens)
+        if wait and coming - shared >= LEAST_SHARED:
+            return None
+        if source is not None and shared >= LEAST_SHARED:
+            self._engine.fork(row, source, shared, sampling, len(prompt))
+            if source in self._kept:
+                self._kept.move_to_end(source)
+        else:
+            shared = 0
+            self._engine.open(row, sampling, len(prompt))
+        if self._most_tokens and len(tokens) >= LEAST_SHARED:
+            self._live[row] = tokens
+            self._beginning_like(tokens)[row] = tokens
+        return shared
+
+    def close(self, row: int) -> None:
+        """The row has ended. Its prompt is kept for a while if it has tokens that no other kept one has."""
+        tokens = self._live.pop(row, None)
+        if tokens is not None:
+            self._forget(row, tokens)
+            tokens = tokens[: min(self._engine.length(row), self._most_tokens)]
+            new = len(tokens) - self._covered(tokens)
+            if new >= LEAST_SHARED:
+                self._keep(row, tokens, new)
+        self._engine.close(row)
+
+    def _best_source(self, tokens: Tokens) -> tuple[int | None, int, int]:
+        """The row with most of these tokens in its cache, how many it has, and how many some row is going to have."""
+        source, shared, coming = None, 0, 0
+        # At least one token has to be fed, for the choice behind it.
+        most = len(tokens) - 1
+        for row, others in self._alike.get(_beginning(tokens), {}).items():
+            common = min(most, _common(tokens, others))
+            cached = min(common, self._engine.length(row))
+            coming = max(coming, common)
+            if cached > shared:
+                source, shared = row, cached
+        return source, shared, coming
+
+    def _keep(self, row: int, tokens: Tokens, new: int) -> None:
+        name = self._next_name
+        self._next_name -= 1
+        self._engine.fork(name, row, len(tokens), Sampling(), len(tokens))
+        self._kept[name] = tokens
+        self._beginning_like(tokens)[name] = tokens
+        self._held += new
+        while self._held > self._most_tokens or len(self._kept) > MOST_KEPT:
+            oldest, others = self._kept.popitem(last=False)
+            self._forget(oldest, others)
+            self._held -= len(others) - self._covered(others)
+            self._engine.close(oldest)
+
+    def _covered(self, tokens: Tokens) -> int:
+        """How many of the tokens a kept row has."""
+        alike = self._alike.get(_beginning(tokens), {})
+        return max((_common(tokens, others) for row, others in alike.items() if row in self._kept), default=0)
+
+    def _beginning_like(self, tokens: Tokens) -> dict[int, Tokens]:
+        return self._alike.setdefault(_beginning(tokens), {})
+
+    def _forget(self, row: int, tokens: Tokens) -> None:
+        alike = self._beginning_like(tokens)
+        alike.pop(row, None)
+        if not alike:
+            del self._alike[_beginning(tokens)]
+
+
+def _beginning(tokens: Tokens) -> bytes:
+    """What rows must have in common to be looked at."""
+    return tokens[:LEAST_SHARED].tobytes()
+
+
+def _common(left: Tokens, right: Tokens) -> int:
+    shorter = min(len(left), len(right))
+    differs = left[:shorter] != right[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter

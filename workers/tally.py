@@ -1,0 +1,93 @@
+"""A target's account of its time and of its luck: running totals, and slices for the timeline where one is wanted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from outrider.workers.messages import LONGEST_COUNTED, Progress
+from outrider.workers.timeline import Timeline
+
+
+class Tally:
+    """Filled by the thread that verifies. ``snapshot`` and ``idling`` exclude each other by their caller's lock.
+
+    What a round says here costs a few microseconds; everything dearer (copies, metrics) is for those who harvest.
+    """
+
+    def __init__(self, timeline: Timeline | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.progress = Progress()
+        self.timeline = timeline
+        self._clock = clock
+        self._started = clock()
+        self._idle_since: float | None = None
+        self._hop = 0.0
+
+    def start(self) -> None:
+        """From now on its time counts."""
+        self._started = self._clock()
+
+    def asked(self, limits: Sequence[int]) -> None:
+        """How many candidates each row that could have some is to get."""
+        self.progress.asking_rows += len(limits)
+        self.progress.asked += sum(limit for limit in limits if limit > 0)
+
+    def hop(self, seconds: float) -> None:
+        """Of the time that ``waited`` will report next, what was spent on the way; the draft computed in the rest."""
+        self._hop += max(0.0, seconds)
+
+    def waited(self, what: str, started: float, rows: int, candidates: int) -> None:
+        """The target has been busy with candidates from ``started`` until now: it asked for them, or waited for them."""
+        ended = self._clock()
+        hop, self._hop = min(self._hop, ended - started), 0.0
+        self.progress.hop_seconds += hop
+        self.progress.draft_seconds += ended - started - hop
+        self._slice(what, started, ended, rows, candidates)
+
+    def verified(self, started: float, ended: float, rows: int, tokens: int) -> None:
+        """A pass of the target over ``tokens`` tokens."""
+        self.progress.rounds += 1
+        self.progress.verify_seconds += ended - started
+        self._slice("verify", started, ended, rows, tokens)
+
+    def committed(self, proposed: int, accepted: int, tokens: int) -> None:
+        """One row's part of a round: what held of its candidates, and the tokens that it gained."""
+        progress = self.progress
+        progress.row_rounds += 1
+        progress.tokens += tokens
+        if proposed:
+            progress.proposed += proposed
+            progress.accepted += accepted
+            progress.accepted_lengths[min(accepted, LONGEST_COUNTED)] += 1
+
+    def settled(self, started: float, rows: int, tokens: int) -> None:
+        """The end of a round: ``tokens`` have been committed since ``started``."""
+        self._slice("commit", started, self._clock(), rows, tokens)
+
+    @contextmanager
+    def idling(self) -> Iterator[None]:
+        """While there is nothing to do."""
+        self._idle_since = self._clock()
+        try:
+            yield
+        finally:
+            self._note_idle()
+            self._idle_since = None
+
+    def snapshot(self) -> Progress:
+        """A copy of the totals as they are at this moment."""
+        self._note_idle()
+        self.progress.seconds = self._clock() - self._started
+        return replace(self.progress, accepted_lengths=list(self.progress.accepted_lengths))
+
+    def _note_idle(self) -> None:
+        if self._idle_since is not None:
+            since, self._idle_since = self._idle_since, self._clock()
+            self.progress.idle_seconds += self._idle_since - since
+            self._slice("idle", since, self._idle_since)
+
+    def _slice(self, name: str, started: float, ended: float, rows: int = 0, tokens: int = 0) -> None:
+        if self.timeline is not None:
+            self.timeline.add(name, started, ended, rows, tokens)
