@@ -24,8 +24,9 @@ from outrider.runner.journal import Counts, Journal, StoredRow
 from outrider.runner.placement import PlannedActor
 from outrider.runner.plan import ActorPlan, ReplicaPlan
 from outrider.runner.results import write_results
-from outrider.workers.messages import ModelSpec, Progress, Row, RowResult, Seat, ServeSpec, WorkerReport
+from outrider.workers.messages import ModelSpec, Row, RowResult, Seat, ServeSpec, WorkerReport
 from outrider.workers.pinning import Launch
+from outrider.workers.tally import Tally
 
 PLANNED = PlannedActor("target", 0, "here", (0,), (), 1, "cpu", "", {}, (), {})
 PLAN = ActorPlan(ModelSpec("instant", "none", "fp32"), PLANNED, Seat(Launch(PLANNED.pin, "affinity", (), "python3")))
@@ -44,7 +45,7 @@ class Instant:
     """Stands where a verifier stands: a round ends a whole batch, whatever it holds, after so many seconds."""
 
     def __init__(self, batch: int, tokens: int, seconds: float) -> None:
-        self.progress = Progress()
+        self.tally = Tally()
         self.batch, self._tokens, self._seconds = batch, tuple(range(tokens)), seconds
         self._rows: list[Row] = []
 
@@ -66,7 +67,7 @@ class Instant:
     def round(self) -> list[RowResult]:
         time.sleep(self._seconds)
         some, self._rows = self._rows[: self.batch], self._rows[self.batch :]
-        self.progress.rounds += 1
+        self.tally.progress.rounds += 1
         text = " word" * len(self._tokens)
         return [RowResult(row.key, self._tokens, text, "length", 1, 0, 0, self._seconds) for row in some]
 
