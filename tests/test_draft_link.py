@@ -239,7 +239,8 @@ def test_a_forgotten_row_is_sent_whole() -> None:
 
 
 def test_the_hop_is_what_the_target_waited_beyond_the_drafts_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 1.0, 1.5, 10.0, 10.0, 14.0])
+    # When it asks, when it has asked, when it begins to wait, when the answer is there.
+    clock = iter([0.0, 0.3, 1.0, 1.2, 10.0, 10.0, 10.0, 14.0])
     monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     replies = iter([Candidates(1, {}, (), 0.4, 0.1), Candidates(2, {}, (), 3.0, 0.3)])
     draft = link(Actor(lambda ask: Reply(next(replies))))

@@ -132,7 +132,7 @@ class DraftLink:
             self._lose(draft, error)
             return None
         # On shared cores the draft may begin before the call is back, so what is the hop shows in the end only.
-        sent = 0.0 if self._tally is None else time.perf_counter() - at
+        sent = time.perf_counter() - at
         draft.known.update((live.row.key, len(live.tokens)) for live in rows)
         return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), at, sent)
 
@@ -172,13 +172,13 @@ class DraftLink:
             self._lose(draft, error)
             return list(nothing)
         draft.errors = 0
-        waited = time.perf_counter() - waiting
+        # While the target asked and waited the draft was at work, but for the hop.
+        hop = max(0.0, asked.sent + time.perf_counter() - waiting - candidates.seconds)
         if self._tally is not None:
-            self._tally.hop(asked.sent + waited - candidates.seconds)
+            self._tally.hop(hop)
         if candidates.step is not None:
             self._current.steps.observe(len(asked.rows), candidates.step)
-        # While the target waited the draft was at work, but for the hop.
-        self._current.hops.observe(len(asked.rows), max(0.0, waited - candidates.seconds))
+        self._current.hops.observe(len(asked.rows), hop)
         for key in candidates.forgotten:
             draft.known.pop(key, None)
         if candidates.round != asked.round:
