@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument(
         "--work", type=Path, default=cache_directory() / "benchmarks" / "peers", help="converted models, logs"
     )
+    parser.add_argument("--pause", action="store_true", help="once all are loaded, wait for Enter")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
@@ -134,6 +135,9 @@ def main() -> None:
         "work": str(arguments.work.resolve()),
     }
     entries, absent = start_all(arguments, setup)
+    if arguments.pause:
+        print("all are loaded; press Enter to begin", file=sys.stderr, flush=True)
+        sys.stdin.readline()
     try:
         lanes = race([Lane(entry, mode) for entry in entries for mode in entry.modes], prompts, arguments, absent)
     finally:
@@ -141,8 +145,8 @@ def main() -> None:
             entry.stop()
     reference = "transformers bf16"
     rows = figures(lanes, reference)
-    sizes = f"{len(prompts)} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} tokens"
-    title = f"{target.name} with {draft.name}, {sizes}, {arguments.new_tokens} new ones, {arguments.rounds} rounds"
+    sizes = f"{len(prompts)} prompt(s) of {min(map(len, prompts))} to {max(map(len, prompts))} tokens"
+    title = f"{target.name} with {draft.name}, {sizes}, {arguments.new_tokens} new ones, {arguments.rounds} round(s)"
     print(f"{title}\n\n{table(rows, reference)}\n")
     for entry in entries:
         print(f"* {entry.name}: {entry.about}")

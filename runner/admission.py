@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from outrider.runner.config import JobSpec
-from outrider.runner.journal import Journal, StoredRow
+from outrider.runner.journal import FAILED, FailedRow, Journal, Repeat, StoredRow
 from outrider.runner.office import Office
 from outrider.runner.prompts import BadRow, read_rows
 from outrider.runner.requests import MOST_SAMPLES, Request
-from outrider.runner.results import error_record
+from outrider.runner.results import error_record, message_of
 from outrider.workers.errors import InputError, UsageError
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.models.cards import ModelCard
 
 ROWS_AT_ONCE = 1000
+# So many portions lie between reading and writing, so that the office need not wait for either.
+PORTIONS_AHEAD = 2
 MOST_ERRORS_SHOWN = 50
 MOST_MODELS_SHOWN = 5
 LEAST_TEMPERATURE = 1e-6
@@ -33,64 +37,81 @@ class Admitted:
 
 
 def admit(spec: JobSpec, card: ModelCard, office: Office, journal: Journal, meta: dict[str, Any]) -> Admitted:
-    """Check every row and write the journal."""
+    """Check every row and write the journal, row by row: memory does not grow with the file."""
     models: set[str] = set()
-    admission = _Admission(_checked_rows(spec, card, office, models), spec)
-    journal.fill(admission.good(), admission.bad(), meta)
-    return Admitted(admission.count, models)
+    journal.fill(_checked_rows(spec, card, office, models), (), meta, settle=partial(_settle, spec, journal))
+    return Admitted(journal.counts().rows, models)
 
 
-class _Admission:
-    """Splits the stream of checked rows for the journal, which takes the good ones first."""
-
-    def __init__(self, checked: Iterator[StoredRow | BadRow], spec: JobSpec) -> None:
-        self._checked = checked
-        self._spec = spec
-        self._bad: list[tuple[int, BadRow]] = []
-        self.count = 0
-
-    def good(self) -> Iterator[StoredRow]:
-        for number, row in enumerate(self._checked):
-            self.count = number + 1
-            if isinstance(row, BadRow):
-                self._bad.append((number, row))
-            else:
-                yield row
-        if not self.count:
-            raise UsageError(f"{self._spec.input} holds no prompts, only blank lines; give one prompt a line")
-        if self._bad and not self._spec.skip_bad:
-            raise InputError(*_report(self._spec, [row for _, row in self._bad]))
-
-    def bad(self) -> Iterator[tuple[StoredRow, str]]:
-        for number, row in self._bad:
-            stored = StoredRow(number, row.custom_id, row.line, "completion", {}, ())
-            yield stored, error_record(stored, "invalid_request", f"{self._spec.input}:{row.line}: {row.message}")
+def _settle(spec: JobSpec, journal: Journal) -> None:
+    """Refuse what only shows when all rows are there: ids that repeat, and a file that may not be run."""
+    if not journal.counts().rows:
+        raise UsageError(f"{spec.input} holds no prompts, only blank lines; give one prompt a line")
+    # Going by the number of its line, a refused row may take the id of a later one: hence again, until nothing changes.
+    while sum(_refuse(spec, journal, repeat) for repeat in journal.repeats()):
+        pass
+    bad = journal.counts().failed
+    if bad and not spec.skip_bad:
+        raise InputError(
+            *_report([message_of(record) for record in islice(journal.records(FAILED), MOST_ERRORS_SHOWN)], bad)
+        )
 
 
-def _report(spec: JobSpec, bad: list[BadRow]) -> tuple[str, list[str]]:
-    lines = [f"{spec.input}:{row.line}: {row.message}" for row in bad[:MOST_ERRORS_SHOWN]]
-    if len(bad) > MOST_ERRORS_SHOWN:
-        lines.append(f"... and {len(bad) - MOST_ERRORS_SHOWN} more")
-    count = "one row is wrong" if len(bad) == 1 else f"{len(bad)} rows are wrong"
+def _refuse(spec: JobSpec, journal: Journal, repeat: Repeat) -> int:
+    """The first row with an id keeps it. Whatever its line holds, no other one stands in the results under it."""
+    message = f'the id "{repeat.custom_id}" stands in line {repeat.earlier_line} already; ids must differ'
+    failed = _failed_row(spec, repeat.row, BadRow(str(repeat.line), repeat.line, message))
+    record = failed.record
+    if repeat.record is not None:
+        record = error_record(failed.stored, "invalid_request", message_of(repeat.record))
+    journal.refuse(repeat.row, failed.stored.custom_id, record)
+    return 1
+
+
+def _report(lines: list[str], bad: int) -> tuple[str, list[str]]:
+    if bad > len(lines):
+        lines.append(f"... and {bad - len(lines)} more")
+    count = "one row is wrong" if bad == 1 else f"{bad} rows are wrong"
     return f"{count} and nothing was started; mend them, or run the others with --skip-bad", lines
 
 
-def _checked_rows(spec: JobSpec, card: ModelCard, office: Office, models: set[str]) -> Iterator[StoredRow | BadRow]:
+def _checked_rows(spec: JobSpec, card: ModelCard, office: Office, models: set[str]) -> Iterator[StoredRow | FailedRow]:
     """Every row with its prompt in tokens, or what is wrong with it, numbered as they come."""
     number = 0
-    rows = read_rows(spec.input, spec.format)
-    while some := list(islice(rows, ROWS_AT_ONCE)):
-        texts = [_text_of(row) for row in some if isinstance(row, Request) and row.prompt_tokens is None]
-        encoded = iter(office.encode(card.path, texts) if texts else ())
+    for some, encoded in _encoded(read_rows(spec.input, spec.format), card.path, office):
         for row in some:
+            checked: StoredRow | BadRow
             if isinstance(row, BadRow):
-                yield row
+                checked = row
             else:
                 if row.model is not None and len(models) < MOST_MODELS_SHOWN:
                     models.add(row.model)
                 tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
-                yield _check(row, tokens, number, spec, card)
+                checked = _check(row, tokens, number, spec, card)
+            yield _failed_row(spec, number, checked) if isinstance(checked, BadRow) else checked
             number += 1
+
+
+def _encoded(
+    rows: Iterator[Request | BadRow], path: str, office: Office
+) -> Iterator[tuple[list[Request | BadRow], Iterator[tuple[int, ...] | str]]]:
+    """Rows in portions, each with the tokens of its texts. The office works on the next ones meanwhile."""
+    ahead: deque[tuple[list[Request | BadRow], Callable[[], list[tuple[int, ...] | str]]]] = deque()
+    more = True
+    while more or ahead:
+        if more:
+            some = list(islice(rows, ROWS_AT_ONCE))
+            more = len(some) == ROWS_AT_ONCE
+            texts = [_text_of(row) for row in some if isinstance(row, Request) and row.prompt_tokens is None]
+            ahead.append((some, office.begin_to_encode(path, texts) if texts else list))
+        if not more or len(ahead) > PORTIONS_AHEAD:
+            some, answer = ahead.popleft()
+            yield some, iter(answer())
+
+
+def _failed_row(spec: JobSpec, number: int, bad: BadRow) -> FailedRow:
+    stored = StoredRow(number, bad.custom_id, bad.line, "completion", {}, ())
+    return FailedRow(stored, error_record(stored, "invalid_request", f"{spec.input}:{bad.line}: {bad.message}"))
 
 
 def _text_of(row: Request) -> Any:

@@ -61,7 +61,7 @@ def duration(seconds: float) -> str:
 
 def ticks(highest: float, wanted: int = 5) -> list[float]:
     """Round values from 0 up to at least ``highest``."""
-    if highest <= 0 or not math.isfinite(highest):
+    if highest < 1e-9 or not math.isfinite(highest):
         return [0.0, 1.0]
     power = 10 ** math.floor(math.log10(highest / wanted))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor * wanted >= highest * 0.999999)

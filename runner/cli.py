@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -109,7 +109,7 @@ def run_command(
     from outrider.runner.running import run
 
     try:
-        code = run(build_spec(given_options(context), config), as_json=json_)
+        code = run(build_spec(given(context, leave_out={"config", "json_"}), config), as_json=json_)
     except KeyboardInterrupt:  # typer would end here too, without a word
         print("stopped; the same command resumes the job", file=sys.stderr)
         code = INTERRUPTED
@@ -178,11 +178,6 @@ def _register_other_commands() -> None:
 
 
 _register_other_commands()
-
-
-def given_options(context: typer.Context) -> dict[str, Any]:
-    """The options of ``run`` that stand on the command line; defaults are the specification's own."""
-    return given(context, leave_out={"config", "json_"})
 
 
 def main() -> None:

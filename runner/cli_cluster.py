@@ -124,12 +124,13 @@ def _follow(server: Any, job: Any) -> None:
 
 def _spec(words: list[str]) -> Any:
     """What ``outrider run`` would make of these words, its refusals included."""
-    from outrider.runner import cli
+    from outrider.runner.cli import app
+    from outrider.runner.cli_given import given as given_on_command_line
     from outrider.runner.config import build_spec
 
-    run = typer.main.get_command(cli.app).get_command(None, "run")  # type: ignore[attr-defined]
+    run = typer.main.get_command(app).get_command(None, "run")  # type: ignore[attr-defined]
     parsed = run.make_context("submit", list(words))
-    given = cli.given_options(parsed)
+    given = given_on_command_line(parsed, leave_out={"config", "json_"})
     config = parsed.params["config"]
     if config is None and Path(given.get("input", "")).suffix in CONFIG_SUFFIXES:
         config = given.pop("input")

@@ -13,11 +13,8 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import ray
-from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 import outrider
+from outrider.runner import nodes
 from outrider.runner.holding import describe
 from outrider.runner.hosts import HostReport, alive, look, try_out
 from outrider.runner.placement import Plan, plan
@@ -31,7 +28,6 @@ from outrider.workers.pinning import Launch, Pin
 POLL_SECONDS = 2.0
 # A host that had no free core is looked at again.
 LOOK_AGAIN_SECONDS = 5.0
-ANSWER_SECONDS = 120.0
 
 
 class ClusterFleet:
@@ -83,11 +79,10 @@ class ClusterFleet:
                 found.append(news)
 
     def gone(self, plan: ReplicaPlan) -> bool:
-        return not any(node["NodeID"] == plan.target.node for node in _alive())
+        return not any(node["NodeID"] == plan.target.node for node in nodes.alive())
 
     def sign_of_life(self, plan: ReplicaPlan) -> Any:
-        task = ray.remote(num_cpus=0, max_retries=0)(alive)
-        return task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(str(plan.target.node), soft=False)).remote()
+        return nodes.start(alive, str(plan.target.node))
 
     def release(self, plan: ReplicaPlan) -> None:
         with self._lock:
@@ -104,18 +99,18 @@ class ClusterFleet:
 
     def open(self, seconds: float) -> list[ReplicaPlan]:
         """Seats on the hosts that are there now. Refused with one list where a host cannot do its part."""
-        nodes = _offering(_alive())
-        if not nodes:
+        there = nodes.offering()
+        if not there:
             raise JobError(
                 "no host of this cluster offers cores: start Ray on each with "
                 '--resources="$(outrider topology --ray-resources)"'
             )
-        places, problems = self._look_at(nodes)
+        places, problems = self._look_at(there)
         problems |= self._refusals(places)
         if problems:
-            names = {node["NodeID"]: name for node, name in zip(nodes, _names(nodes), strict=True)}
+            names = {node["NodeID"]: name for node, name in zip(there, nodes.names(there), strict=True)}
             listed = "\n".join(sorted(f"  {names[node]} {why}" for node, why in problems.items()))
-            raise JobError(f"{len(problems)} of {len(nodes)} hosts cannot take part in this job:\n{listed}")
+            raise JobError(f"{len(problems)} of {len(there)} hosts cannot take part in this job:\n{listed}")
         target = self._blueprint.target
         self._kind = chosen_kind(places, target.engine, target.precision, self._kept)
         self._admit(places, self._say)
@@ -140,20 +135,22 @@ class ClusterFleet:
 
     def close(self) -> None:
         self._closed.set()
-        self._thread.join(ANSWER_SECONDS)
+        self._thread.join(nodes.ANSWER_SECONDS)
 
     # While it runs, in the thread
 
     def _watch(self) -> None:
+        said = ""
         while not self._closed.wait(POLL_SECONDS):
             try:
                 self._step()
-            except RayError as error:
-                # Whatever ails Ray shows in the driver's own calls too; here it only means: no news.
-                self._news.put(f"note: the hosts cannot be asked: {explain(error)}")
+            except Exception as error:  # the job goes on with the places that it has, and says why it gets no others
+                if (trouble := f"note: the hosts cannot be watched: {explain(error)}") != said:
+                    self._news.put(trouble)
+                    said = trouble
 
     def _step(self) -> None:
-        there = _offering(_alive())
+        there = nodes.offering()
         ids = {node["NodeID"] for node in there}
         with self._lock:
             left = [place for node, place in self._places.items() if node not in ids]
@@ -166,7 +163,7 @@ class ClusterFleet:
         if new:
             places, problems = self._look_at(new)
             problems |= self._refusals(places)
-            for node, name in zip(new, _names(new), strict=True):
+            for node, name in zip(new, nodes.names(new), strict=True):
                 if node["NodeID"] in problems:
                     self._not_used.add(node["NodeID"])
                     self._news.put(f"note: {name} is not used: it {problems[node['NodeID']]}")
@@ -202,13 +199,13 @@ class ClusterFleet:
 
     # The steps of both
 
-    def _look_at(self, nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Place], dict[str, str]]:
+    def _look_at(self, asked: Sequence[Mapping[str, Any]]) -> tuple[list[Place], dict[str, str]]:
         """The places, and by node why one could not be looked at."""
-        asked = (tuple(self._models), self._blueprint.share_cores)
-        answers = self._ask(look, {node["NodeID"]: asked for node in nodes})
+        question = (tuple(self._models), self._blueprint.share_cores)
+        answers = nodes.ask(look, {node["NodeID"]: question for node in asked})
         places: list[Place] = []
         problems: dict[str, str] = {}
-        for node, name in zip(nodes, _names(nodes), strict=True):
+        for node, name in zip(asked, nodes.names(asked), strict=True):
             answer = answers[node["NodeID"]]
             if isinstance(answer, HostReport):
                 places.append(Place(node["NodeID"], name, declared_cores(node["Resources"]), answer))
@@ -219,7 +216,7 @@ class ClusterFleet:
 
     def _refresh(self, places: Sequence[Place]) -> None:
         """Who holds which cores by now. All places of one host are told."""
-        answers = self._ask(look, {place.node: ((), self._blueprint.share_cores) for place in places})
+        answers = nodes.ask(look, {place.node: ((), self._blueprint.share_cores) for place in places})
         held = {}
         for place in places:
             self._looked_at[place.node] = time.monotonic()
@@ -230,24 +227,6 @@ class ClusterFleet:
                 if place.report.identity in held:
                     report = replace(place.report, held=held[place.report.identity])
                     self._places[node] = replace(place, report=report)
-
-    def _ask(self, function: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        """Run a function on each of these nodes: its answers, or the sentences why there are none."""
-        task = ray.remote(num_cpus=0, max_retries=0)(function)
-        futures = {
-            node: task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*given)
-            for node, given in arguments.items()
-        }
-        ray.wait(list(futures.values()), num_returns=len(futures), timeout=ANSWER_SECONDS)
-        answers = {}
-        for node, future in futures.items():
-            try:
-                answers[node] = ray.get(future, timeout=0)
-            except GetTimeoutError:
-                answers[node] = f"no answer within {ANSWER_SECONDS:g} s"
-            except Exception as error:  # whatever another installation may raise
-                answers[node] = explain(error)
-        return answers
 
     def _refusals(self, places: Sequence[Place]) -> dict[str, str]:
         digests = {name: digest for name, (_, digest) in self._models.items()}
@@ -273,8 +252,8 @@ class ClusterFleet:
         with self._lock:
             everywhere = list(self._places.values())
             taken = {node: {lease for each in plans for lease in each.leases} for node, plans in self._plans.items()}
-        nodes = {place.node for place in places}
-        free = [host for host in offered(everywhere, taken, self._blueprint.share_cores) if host.host in nodes]
+        wanted = {place.node for place in places}
+        free = [host for host in offered(everywhere, taken, self._blueprint.share_cores) if host.host in wanted]
         wide = [host for host in free if host.usable_cores]
         if not wide:
             raise PlacementError("no host has a free core")
@@ -310,25 +289,11 @@ class ClusterFleet:
         for one in made:
             for actor in one.actors:
                 pins.setdefault(actor.host, []).append(actor.pin)
-        answers = self._ask(try_out, {node: (each,) for node, each in pins.items()})
+        answers = nodes.ask(try_out, {node: (each,) for node, each in pins.items()})
         for node, answer in answers.items():
             if not isinstance(answer, list):
                 raise PlacementError(f"{self._places[node].name} cannot start a process: {answer}")
         return {(node, pin): launch for node, each in pins.items() for pin, launch in zip(each, answers[node], strict=True)}
-
-
-def _alive() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _offering(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that declare cores: the others (a head that only schedules, say) are left alone."""
-    return [node for node in nodes if declared_cores(node["Resources"])]
-
-
-def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Host names; with a piece of Ray's id, since several Ray nodes may be on one host."""
-    return [f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:6]})" for node in nodes]
 
 
 @contextmanager

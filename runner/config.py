@@ -44,8 +44,6 @@ class Options(BaseModel):
     layout: Literal["auto", "split", "shared"] = "auto"
     draft_cores: int | None = Field(None, ge=1)
     devices: str = ""
-    share_cores: bool = False
-    address: str | None = None
     wait_for_cores: float = Field(3600.0, ge=0.0)
     allow_pickle: bool = False
     start_deadline: float = Field(300.0, gt=0.0)
@@ -69,6 +67,8 @@ class JobSpec(Options):
     ignore_eos: bool = False
     trace: Path | None = None
     metrics_port: int | None = Field(None, ge=1, le=65535)
+    address: str | None = None
+    share_cores: bool = False
 
 
 def build_spec(options: dict[str, Any], config_file: Path | None = None) -> JobSpec:

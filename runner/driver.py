@@ -29,6 +29,8 @@ from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult, 
 TICK_SECONDS = 0.2
 # A replica holds this many times its batch, so that a finished row's place is taken without asking the driver.
 QUEUE_DEPTH = 2
+# So many answers without a row in them are asked for at most, however many replicas there are.
+HARVESTS_A_SECOND = 200
 # What the totals take from the replicas' own counts, work that was lost and done again included.
 OF_PROGRESS = ("rounds", "near_ties", "prompt_tokens", "prompt_tokens_reused")
 
@@ -80,6 +82,8 @@ class Driver:
         self._first_up: float | None = None
         self._schedule = schedule.Schedule(self._replicas)
         self._unfinished: dict[int, _Unfinished] = {}
+        # Rows that went to more than one replica, with the number of their samples.
+        self._copied: dict[int, int] = {}
         self._cursor = -1
         self._finish: schedule.Finish | None = None
         self._rounds: dict[int, Progress] = {}
@@ -102,6 +106,8 @@ class Driver:
         try:
             self._perform(self._schedule.start())
             while self._finish is None:
+                for replica in self._replicas.values():
+                    replica.harvest(max(1.0, len(self._replicas) / HARVESTS_A_SECOND))
                 for event in self._wait():
                     self._perform(self._schedule.handle(event))
                 if self._drain.is_set() and not self._draining:
@@ -131,6 +137,8 @@ class Driver:
         self._journal.set_meta(account.KEY, self._account.record())
         if self.pinned:
             self._journal.set_meta("pinning", list(self.pinned.values()))
+        if self.layouts:
+            self._journal.set_meta("layouts", self.layouts)
 
     def _now(self) -> float:
         """Seconds of the job: its earlier runs and this one."""
@@ -149,50 +157,57 @@ class Driver:
         meaning = {
             future: (replica, what) for replica in self._replicas.values() for future, what in replica.pending.items()
         }
-        ready: list[Any] = []
-        if meaning:
-            ready, _ = ray.wait(list(meaning), num_returns=1, timeout=TICK_SECONDS)
-        else:
-            self._drain.wait(TICK_SECONDS)
-        for future in ready:
-            replica, what = meaning[future]
+        answers = [(*meaning[future], future, _answer(future)) for future in self._arrived(list(meaning))]
+        yield schedule.Tick(time.monotonic())
+        # What ended before something died is good, so harvests come first; together they are one transaction.
+        harvests = [(replica, future, answer) for replica, _, future, answer in answers if isinstance(answer, Harvest)]
+        for replica, future, _ in harvests:
+            del replica.pending[future]
+            replica.harvested()
+        yield from self._harvested([(replica, harvest) for replica, _, harvest in harvests])
+        for replica, what, future, answer in answers:
             if future in replica.pending:  # else an earlier event of this very tick has replaced the replica
                 del replica.pending[future]
-                yield from self._translate(replica, what, future)
+                if isinstance(answer, Exception):
+                    yield from self._failed(replica, what, answer)
+                else:
+                    yield from self._translate(replica, what, answer)
         yield from self._take_seats()
         yield from self._late_starts()
 
-    def _translate(self, replica: Replica, what: str, future: Any) -> Iterable[schedule.Event]:
-        try:
-            value = ray.get(future)
-        except Exception as error:
-            yield from self._failed(replica, what, error)
-            return
+    def _arrived(self, futures: list[Any]) -> list[Any]:
+        """Every answer that is there, after waiting a little for the first."""
+        if not futures:
+            self._drain.wait(TICK_SECONDS)
+            return []
+        first, others = ray.wait(futures, num_returns=1, timeout=TICK_SECONDS)
+        more = ray.wait(others, num_returns=len(others), timeout=0)[0] if first and others else []
+        return [*first, *more]
+
+    def _translate(self, replica: Replica, what: str, answer: Any) -> Iterable[schedule.Event]:
         if what == "target ready":
-            if not self._is_alike(replica, value):
+            if not self._is_alike(replica, answer):
                 return
-            self._note(replica, "target", value)
+            self._note(replica, "target", answer)
             self._account.started(replica.number, self._now())
             if self._trace.enabled:
                 replica.align("target", self._trace)
-            replica.target_is_ready(value)
+            replica.target_is_ready(answer)
             self.totals.replicas_up += 1
             self._first_up = self._first_up or time.monotonic()
-            yield schedule.ReplicaUp(replica.number, replica.plan.serve.batch * QUEUE_DEPTH)
+            batch = replica.plan.serve.batch
+            yield schedule.ReplicaUp(replica.number, batch * QUEUE_DEPTH, batch)
         elif what == "draft ready":
-            self._note(replica, "draft", value)
-            replica.draft_is_ready(value)
+            self._note(replica, "draft", answer)
+            replica.draft_is_ready(answer)
             if self._trace.enabled:
                 replica.align("draft", self._trace)
                 replica.draft_trace()
         elif what == "trace of the draft":
-            self._trace.actor(replica.number, "draft", value)
+            self._trace.actor(replica.number, "draft", answer)
             replica.draft_trace()
         elif what == "sign of life":
             yield self._died(replica, self._doubtful.pop(replica.number))
-        elif what == "harvest":
-            replica.harvest()
-            yield from self._harvested(replica, value)
 
     def _is_alike(self, replica: Replica, report: WorkerReport) -> bool:
         """Whether a replica computes as the job does. One that does not is left out, where there are others."""
@@ -320,15 +335,44 @@ class Driver:
                     raise late
                 yield from self._failed(replica, "target ready", late)
 
-    def _harvested(self, replica: Replica, harvest: Harvest) -> Iterable[schedule.Event]:
+    def _harvested(self, harvests: Sequence[tuple[Replica, Harvest]]) -> Iterable[schedule.Event]:
         """Durable first, then known to the schedule."""
         done: list[tuple[int, str]] = []
         failed: list[tuple[int, str]] = []
+        ended: list[schedule.RowsEnded] = []
+        for replica, harvest in harvests:
+            before = len(done), len(failed)
+            self._sort(harvest, done, failed)
+            self._account.observe(replica.number, harvest.progress, self._now())
+            self._trace.actor(replica.number, "target", harvest.trace)
+            if harvest.ended:
+                self._trace.event("rows received", replica.number, rows=len(harvest.ended))
+            self._rounds[replica.number] = harvest.progress
+            if harvest.layout is not None:
+                self.layouts[replica.number] = asdict(harvest.layout)
+                if len(replica.plan.serve.arrangements) > 1:
+                    self.totals.note(f"replica {replica.number}: {harvest.layout.sentence}")
+            rows = [number for number, _ in (*done[before[0] :], *failed[before[1] :])]
+            if rows:
+                ended.append(schedule.RowsEnded(replica.number, tuple(rows)))
+                self.rows_by_host[self._fleet.host(replica.plan)] += len(rows)
+        if harvests:
+            for name in OF_PROGRESS:
+                kept = (self._past, *self._rounds.values())
+                setattr(self.totals, name, sum(getattr(progress, name) for progress in kept))
+        if ended:
+            self._journal.record(done, failed, self.totals.summed(self._earlier))
+            self.totals.done += len(done)
+            self.totals.failed += len(failed)
+        yield from ended
+
+    def _sort(self, harvest: Harvest, done: list[tuple[int, str]], failed: list[tuple[int, str]]) -> None:
+        """The records of the rows that a harvest completes."""
         for ended in harvest.ended:
             number, sample = divmod(ended.key, MOST_SAMPLES)
             row = self._unfinished.get(number)
             if row is None:
-                continue  # a sample of a row that has failed already
+                continue  # a sample of a row that has failed already, or that another replica has written as well
             if isinstance(ended, RowFailure):
                 failed.append((number, error_record(row.stored, "invalid_request", ended.message)))
                 del self._unfinished[number]
@@ -340,24 +384,6 @@ class Driver:
                 self._account.latencies.add(max(sample.seconds for sample in samples))
                 done.append((number, result_record(row.stored, samples, self._model)))
                 del self._unfinished[number]
-        if harvest.layout is not None:
-            self.layouts[replica.number] = asdict(harvest.layout)
-            if len(replica.plan.serve.arrangements) > 1:
-                self.totals.note(f"replica {replica.number}: {harvest.layout.sentence}")
-        self._account.observe(replica.number, harvest.progress, self._now())
-        self._trace.actor(replica.number, "target", harvest.trace)
-        if harvest.ended:
-            self._trace.event("rows received", replica.number, rows=len(harvest.ended))
-        self._rounds[replica.number] = harvest.progress
-        for name in OF_PROGRESS:
-            setattr(self.totals, name, sum(getattr(progress, name) for progress in (self._past, *self._rounds.values())))
-        if done or failed:
-            self._journal.record(done, failed, self.totals.summed(self._earlier))
-            self.totals.done += len(done)
-            self.totals.failed += len(failed)
-            self.rows_by_host[self._fleet.host(replica.plan)] += len(done) + len(failed)
-        for number, _ in done + failed:
-            yield schedule.RowEnded(replica.number, number)
 
     def _count(self, samples: Iterable[RowResult]) -> None:
         """A row counts when it is done, so what was lost with a replica and done again counts once."""
@@ -377,6 +403,9 @@ class Driver:
                     self._perform(self._schedule.handle(schedule.RowsFetched(tuple(rows), len(rows) < count)))
                 case schedule.Send(replica, rows):
                     self._send(self._replicas[replica], rows)
+                case schedule.Cancel(replica, rows):
+                    keys = [row * MOST_SAMPLES + sample for row in rows for sample in range(self._copied.pop(row, 1))]
+                    self._replicas[replica].cancel(keys)
                 case schedule.RecordAttempts(rows):
                     self._journal.count_attempt(rows)
                 case schedule.FailRow(row, reason):
@@ -390,6 +419,18 @@ class Driver:
 
     def _send(self, replica: Replica, numbers: Sequence[int]) -> None:
         rows = self._journal.load(numbers)
-        self._unfinished.update({row.row: _Unfinished(row) for row in rows})
+        for row in rows:
+            if row.row in self._unfinished:  # a second replica gets it, or a dead one had some of its samples ready
+                self._copied[row.row] = row.request["n"]
+            else:
+                self._unfinished[row.row] = _Unfinished(row)
         self._trace.event("rows sent", replica.number, rows=len(rows))
         replica.submit([sample for row in rows for sample in samples_of(row)])
+
+
+def _answer(future: Any) -> Any:
+    """What a call came to: its value, or the exception that it raised."""
+    try:
+        return ray.get(future)
+    except Exception as error:
+        return error

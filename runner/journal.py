@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from outrider.workers.errors import JobError
 
 PENDING, DONE, FAILED = 0, 1, 2
 FORMAT = 1
+FILLED_AT_ONCE = 1000
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -45,6 +47,25 @@ class StoredRow:
     kind: str
     request: dict[str, Any]
     prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A row that failed before the job began, with its record."""
+
+    stored: StoredRow
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A row whose id stands in an earlier line already; ``record`` is there where it failed."""
+
+    row: int
+    custom_id: str
+    line: int
+    earlier_line: int
+    record: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +138,60 @@ class Journal:
         with self._translated():
             return self._db.execute(statement, values).fetchall()
 
-    def fill(self, rows: Iterable[StoredRow], failures: Iterable[tuple[StoredRow, str]], meta: dict[str, Any]) -> None:
+    def fill(
+        self,
+        rows: Iterable[StoredRow | FailedRow],
+        failures: Iterable[tuple[StoredRow, str]],
+        meta: dict[str, Any],
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
         """Write a new job whole: its rows, those that failed validation with their records, and its identity.
 
-        One transaction, so a job that was interrupted here is simply not there yet.
+        One transaction, so a job that was interrupted here is simply not there yet. ``settle`` may look at the rows and
+        refuse some, or raise, before it ends. Rows are streamed: memory does not grow with the job.
         """
+        stream = chain(rows, (FailedRow(row, record) for row, record in failures))
         with self._transaction() as db:
             for statement in SCHEMA.split(";"):
                 db.execute(statement)
-            db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, 0, 0)", (_columns(row) for row in rows))
-            for row, record in failures:
-                db.execute("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, 2, 0)", _columns(row))
-                db.execute("INSERT INTO records VALUES (?, ?)", (row.row, record))
+            while some := list(islice(stream, FILLED_AT_ONCE)):
+                db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, 0)", map(_columns, some))
+                failed = ((row.stored.row, row.record) for row in some if isinstance(row, FailedRow))
+                db.executemany("INSERT INTO records VALUES (?, ?)", failed)
+            settle()
             db.executemany(
                 "INSERT INTO meta VALUES (?, ?)",
                 ((key, json.dumps(value)) for key, value in {**meta, "format": FORMAT}.items()),
             )
+
+        # All of it has gone through the log, which would stay as large as the job.
+        self._query("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def repeats(self) -> Iterator[Repeat]:
+        """Rows with the id of an earlier one, but for those that failed and go by their line's number already.
+
+        SQLite sorts on disk what does not fit, so this too takes no memory to speak of.
+        """
+        with self._translated():
+            self._db.execute("DROP TABLE IF EXISTS temp.repeats")
+            self._db.execute(
+                "CREATE TEMP TABLE repeats AS "
+                "WITH several AS MATERIALIZED "
+                "(SELECT custom_id, min(row) AS first FROM rows GROUP BY custom_id HAVING count(*) > 1) "
+                "SELECT rows.row, rows.custom_id, rows.line, earlier.line AS earlier_line FROM rows "
+                "CROSS JOIN several ON several.custom_id = rows.custom_id "
+                "JOIN rows AS earlier ON earlier.row = several.first "
+                "WHERE rows.row <> several.first AND NOT (rows.state = 2 AND rows.custom_id = CAST(rows.line AS TEXT))"
+            )
+            found = self._db.execute("SELECT repeats.*, record FROM repeats LEFT JOIN records USING (row) ORDER BY row")
+            for columns in found:
+                yield Repeat(*columns)
+
+    def refuse(self, row: int, custom_id: str, record: str) -> None:
+        """While a job is being filled: the row fails, under this id."""
+        with self._translated():
+            self._db.execute("UPDATE rows SET state = 2, custom_id = ? WHERE row = ?", (custom_id, row))
+            self._db.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", (row, record))
 
     @property
     def filled(self) -> bool:
@@ -202,6 +261,7 @@ class Journal:
                 yield record
 
 
-def _columns(row: StoredRow) -> tuple[int, str, int, str, str, bytes]:
-    prompt = np.asarray(row.prompt, dtype="<i4").tobytes()
-    return row.row, row.custom_id, row.line, row.kind, json.dumps(row.request), prompt
+def _columns(given: StoredRow | FailedRow) -> tuple[int, str, int, str, str, bytes, int]:
+    row, state = (given.stored, FAILED) if isinstance(given, FailedRow) else (given, PENDING)
+    prompt = np.array(row.prompt, dtype="<i4").tobytes()
+    return row.row, row.custom_id, row.line, row.kind, json.dumps(row.request), prompt, state

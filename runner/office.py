@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from outrider.workers.errors import JobError
 from outrider.workers.models.cards import ModelCard
 
+DIED = "the process that reads models died; is there memory enough?"
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
@@ -43,15 +44,31 @@ class Office:
         return self._ask(_native_refuses, path)
 
     def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
-        return self._ask(_encode, path, prompts)
+        return self.begin_to_encode(path, prompts)()
+
+    def begin_to_encode(self, path: str, prompts: list[Any]) -> Callable[[], list[tuple[int, ...] | str]]:
+        """What comes back waits for the tokens."""
+        return self._begin(_encode, path, prompts)
 
     def _ask(
         self, function: Callable[Arguments, Answer], *arguments: Arguments.args, **options: Arguments.kwargs
     ) -> Answer:
+        return self._begin(function, *arguments, **options)()
+
+    def _begin(
+        self, function: Callable[Arguments, Answer], *arguments: Arguments.args, **options: Arguments.kwargs
+    ) -> Callable[[], Answer]:
+        def answer() -> Answer:
+            try:
+                return future.result()
+            except BrokenProcessPool as error:
+                raise JobError(DIED) from error
+
         try:
-            return self._pool.submit(function, *arguments, **options).result()
+            future = self._pool.submit(function, *arguments, **options)
         except BrokenProcessPool as error:
-            raise JobError("the process that reads models died; is there memory enough?") from error
+            raise JobError(DIED) from error
+        return answer
 
 
 # The modules behind these load torch, so they are imported where they run.

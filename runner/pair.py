@@ -51,8 +51,6 @@ class Pair:
                     elif what == "draft ready":
                         self.reports["draft"] = value
                         self._replica.draft_is_ready(value)
-                    elif what == "harvest":
-                        self._replica.harvest()
                 if time.monotonic() > deadline:
                     late = "draft" if "target" in self.reports else "target"
                     seat = (self._replica.plan.draft or self._replica.plan.target) if late == "draft" else None
@@ -69,10 +67,11 @@ class Pair:
     def answer(self, row: Row) -> RowResult:
         self._replica.submit([row])
         while True:
+            self._replica.harvest()
             for what, value in self._events():
                 if what != "harvest":
                     continue
-                self._replica.harvest()
+                self._replica.harvested()
                 self.layout = value.layout
                 for ended in value.ended:
                     if isinstance(ended, RowFailure):

@@ -45,9 +45,11 @@ def file_digest(path: Path) -> str:
 
 
 def read_rows(path: Path, form: str = "auto") -> Iterator[Request | BadRow]:
-    """Every row of the file in order, streamed; a row that is wrong comes as a ``BadRow``."""
+    """Every row of the file in order, streamed; a row that is wrong comes as a ``BadRow``.
+
+    Whether ids repeat is not looked at here: that takes all of them, and there may be millions.
+    """
     parse_line = _parse_json_line if _is_jsonl(path, form) else _parse_text_line
-    seen: dict[str, int] = {}
     blank: list[int] = []
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
@@ -59,18 +61,9 @@ def read_rows(path: Path, form: str = "auto") -> Iterator[Request | BadRow]:
             yield from (BadRow(str(line), line, "the line is blank; remove it or give a prompt") for line in blank)
             blank.clear()
             try:
-                row = parse_line(raw, number)
-                if row.custom_id in seen:
-                    raise RowError(
-                        f'the id "{row.custom_id}" stands in line {seen[row.custom_id]} already; ids must differ'
-                    )
-                seen[row.custom_id] = number
-                yield row
+                yield parse_line(raw, number)
             except RowError as error:
-                claimed = _claimed_id(raw, number, seen)
-                # Taken, so that no later row stands in the results under the id of this error.
-                seen.setdefault(claimed, number)
-                yield BadRow(claimed, number, str(error))
+                yield BadRow(_claimed_id(raw, number), number, str(error))
 
 
 def _is_jsonl(path: Path, form: str) -> bool:
@@ -132,12 +125,12 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
 
 
-def _claimed_id(raw: bytes, number: int, seen: dict[str, int]) -> str:
-    """The id that a bad row would have had, unless another row has it: its error record should carry it."""
+def _claimed_id(raw: bytes, number: int) -> str:
+    """The id that a bad row would have had: its error record should carry it."""
     try:
         entry = json.loads(raw)
         claimed = entry.get("custom_id", entry.get("id"))
     except (ValueError, AttributeError, RecursionError):
         claimed = None
-    usable = isinstance(claimed, str | int) and not isinstance(claimed, bool) and str(claimed) not in seen
+    usable = isinstance(claimed, str | int) and not isinstance(claimed, bool)
     return str(claimed) if usable and not HALF.search(str(claimed)) else str(number)

@@ -36,13 +36,15 @@ class Replica:
         self.draft_report: WorkerReport | None = None
         self.draft_deaths = 0
         self.pending: dict[Any, str] = {}
+        self._harvesting = False
+        self._outbox: list[Row] = []
         self._target: Any = None
         self._draft: Any = None
 
     def start(self) -> None:
         """Bring up both processes at the same time."""
         self.report = None
-        self.pending.clear()
+        self._forget_calls()
         self._target = _start_actor(TargetActor, self.plan.target)
         plan = self.plan.target
         serve = replace(self.plan.serve, replica=self.number)
@@ -61,7 +63,6 @@ class Replica:
         self.report = report
         if self.draft_report is not None:
             self._target.attach.remote(self._draft)
-        self.harvest()
 
     def draft_is_ready(self, report: WorkerReport) -> None:
         self.draft_report = report
@@ -76,16 +77,31 @@ class Replica:
         self.draft_deaths += 1
         return self.draft_deaths < MOST_DRAFT_DEATHS
 
-    def harvest(self) -> None:
-        self.pending[self._target.harvest.remote(HARVEST_SECONDS)] = "harvest"
+    def harvested(self) -> None:
+        """The harvest has arrived. Rows submitted from now on travel with the next one."""
+        self._harvesting = False
+
+    def harvest(self, seconds: float = HARVEST_SECONDS) -> None:
+        """Ask for the next harvest, unless one is on its way."""
+        if self._target is not None and self.report is not None and not self._harvesting:
+            rows, self._outbox = self._outbox, []
+            self.pending[self._target.harvest.remote(seconds, rows)] = "harvest"
+            self._harvesting = True
 
     def arrange(self, name: str | None) -> None:
         """Hold the target to one of its arrangements, if it has it; None gives it back its choice."""
         ray.get(self._target.arrange.remote(name))
 
     def submit(self, rows: Sequence[Row]) -> None:
-        # Watched like everything else: rows that never arrived would be waited for without end.
-        self.pending[self._target.submit.remote(list(rows))] = "submitted"
+        if self._harvesting:
+            # Watched like everything else: rows that never arrived would be waited for without end.
+            self.pending[self._target.submit.remote(list(rows))] = "submitted"
+        else:
+            self._outbox.extend(rows)
+
+    def cancel(self, keys: Sequence[int]) -> None:
+        if self._target is not None:
+            self._target.cancel.remote(list(keys))
 
     def align(self, role: str, trace: TraceFile) -> None:
         actor = self._target if role == "target" else self._draft
@@ -117,7 +133,12 @@ class Replica:
                 ray.kill(actor)
         self._target = self._draft = None
         self.report = self.draft_report = None
+        self._forget_calls()
+
+    def _forget_calls(self) -> None:
         self.pending.clear()
+        self._harvesting = False
+        self._outbox = []
 
 
 VARIABLES = {

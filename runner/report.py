@@ -40,6 +40,7 @@ class Job:
     account: dict[str, Any]
     description: dict[str, Any]
     pinning: list[dict[str, Any]]
+    layouts: dict[str, dict[str, Any]]
     errors: list[ErrorKind]
 
 
@@ -62,6 +63,7 @@ def gather(journal: Journal, directory: Path, running: bool) -> Job:
         account=journal.meta(account.KEY) or {},
         description=description,
         pinning=journal.meta("pinning") or description.get("pinning") or [],
+        layouts=journal.meta("layouts") or description.get("layouts") or {},
         errors=error_kinds(journal.records(FAILED)),
     )
 

@@ -12,7 +12,7 @@ from outrider.runner.charts import Bar, Line, bar_chart, duration, legend, line_
 from outrider.runner.latency import Latencies
 from outrider.runner.markup import Markup, table, tag
 from outrider.runner.report import Job
-from outrider.runner.report_place import placement
+from outrider.runner.report_place import layouts, placement
 from outrider.runner.report_style import STYLE
 from outrider.runner.series import Series
 
@@ -43,6 +43,7 @@ def page(job: Job) -> str:
             _latency(job),
             _errors(job),
             placement(job.pinning),
+            layouts(job.layouts),
             _what_ran(job),
         ),
         tag("footer", tag("p", f"Written by outrider {outrider.__version__}. This page needs no network.")),

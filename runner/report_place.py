@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from outrider.runner.charts import replica_color
+from outrider.runner.charts import number, replica_color
 from outrider.runner.markup import Markup, table, tag, together
 
 # A larger machine's cores are told in the table alone.
@@ -27,6 +27,27 @@ def placement(pinning: Sequence[dict[str, Any]]) -> Markup:
             numeric_from=99,
         ),
     )
+
+
+def layouts(found: dict[str, dict[str, Any]]) -> Markup:
+    """How each target and its draft share their cores, and what was measured of the other ways."""
+    names = list(dict.fromkeys(name for layout in found.values() for name in layout["rates"]))
+    if not found:
+        return Markup("")
+    rows: list[list[object]] = [
+        [f"replica {replica}", layout["took"], *(_rate(layout["rates"].get(name)) for name in names), layout["sentence"]]
+        for replica, layout in sorted(found.items(), key=lambda item: int(item[0]))
+    ]
+    return tag(
+        "section",
+        tag("h2", "Layout"),
+        tag("p", "How target and draft share their cores, with the tokens a second of each way that was tried."),
+        table(["", "took", *names, "why"], rows, numeric_from=99),
+    )
+
+
+def _rate(tokens_a_second: float | None) -> str:
+    return "not tried" if tokens_a_second is None else number(tokens_a_second)
 
 
 def _hosts(actors: Sequence[dict[str, Any]]) -> Iterable[Markup]:

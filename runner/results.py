@@ -20,8 +20,9 @@ from outrider.workers.messages import Logprobs, RowResult
 def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> str:
     """A finished row, its answers in the order of their sample numbers."""
     tokens = sum(len(sample.tokens) for sample in samples)
+    row_id = _id(row)
     body: dict[str, Any] = {
-        "id": f"{'chatcmpl' if row.kind == 'chat' else 'cmpl'}-{_id(row)}",
+        "id": f"{'chatcmpl' if row.kind == 'chat' else 'cmpl'}-{row_id}",
         "object": "chat.completion" if row.kind == "chat" else "text_completion",
         "created": 0,
         "model": model,
@@ -32,13 +33,19 @@ def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> s
             "total_tokens": len(row.prompt) + tokens,
         },
     }
-    response = {"status_code": 200, "request_id": f"req_{_id(row)}", "body": body}
-    return _line({"id": f"batch_req_{_id(row)}", "custom_id": row.custom_id, "response": response, "error": None})
+    response = {"status_code": 200, "request_id": f"req_{row_id}", "body": body}
+    return _line({"id": f"batch_req_{row_id}", "custom_id": row.custom_id, "response": response, "error": None})
 
 
 def error_record(row: StoredRow, code: str, message: str) -> str:
     error = {"code": code, "message": message}
     return _line({"id": f"batch_req_{_id(row)}", "custom_id": row.custom_id, "response": None, "error": error})
+
+
+def message_of(record: str) -> str:
+    """What an error record says."""
+    message: str = json.loads(record)["error"]["message"]
+    return message
 
 
 def _choice(kind: str, index: int, sample: RowResult) -> dict[str, Any]:

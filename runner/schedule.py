@@ -1,30 +1,44 @@
-"""Which replica does which row: events in, commands out. Pure: no Ray, no clock, no files.
+"""Which replica does which row: events in, commands out. Pure: no Ray, no clock but what ``Tick`` says, no files.
 
 Rows are named by number. Replicas hold a bounded number of rows each; the rest of the job stays in the journal and is
-fetched as it is needed, so memory does not grow with the job.
+fetched as it is needed, so memory does not grow with the job. An event costs what it touches, not what there is, but for
+the rare ones (a death, a fetch for many idle replicas).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
 FETCH = 256
-# A row that was on a replica when it died, this many times, is taken to be the cause.
+# A row that was on a replica when it died, this many times and at last alone, is taken to be the cause.
 MOST_ATTEMPTS = 3
 # A replica that dies this often without ending a single row in between is not started again. Deaths that a row is
 # blamed for do not count, but so many rows blamed in succession mean that the rows are not the cause.
 MOST_BARREN_DEATHS = 3
 MOST_BLAMED_IN_A_ROW = 3
+# When nothing waits any more, a row under way for so many times the usual is given to an idle replica as well,
+# but not before so many seconds: the last rows of a quick job are not worth it.
+LATE = 2.0
+LEAST_LATE = 5.0
+# The usual is an average over about so many rows.
+USUAL_OVER = 1000
+# While rows still wait, one replica for so many suspects is emptied to try them.
+SUSPECTS_A_JUDGE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUp:
-    """The replica can take rows, at most ``capacity`` at a time."""
+    """The replica can take rows: ``capacity`` may be there, ``slots`` of them are worked on at a time.
+
+    A replica that the schedule has not heard of joins with it.
+    """
 
     replica: int
     capacity: int
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +70,16 @@ class RowsFetched:
 
 
 @dataclass(frozen=True, slots=True)
-class RowEnded:
+class RowsEnded:
     replica: int
-    row: int
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What time it is, in seconds from anywhere."""
+
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +87,7 @@ class Drain:
     """Start nothing new; what is under way may end."""
 
 
-Event = ReplicaUp | ReplicaDown | ReplicaAdded | ReplicaLost | RowsFetched | RowEnded | Drain
+Event = ReplicaUp | ReplicaDown | ReplicaAdded | ReplicaLost | RowsFetched | RowsEnded | Tick | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +97,14 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    replica: int
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """These rows have ended on another replica: their answers are not needed any more."""
+
     replica: int
     rows: tuple[int, ...]
 
@@ -105,16 +134,24 @@ class Finish:
     reason: str | None = None
 
 
-Command = Fetch | Send | RecordAttempts | FailRow | Restart | Finish
+Command = Fetch | Send | Cancel | RecordAttempts | FailRow | Restart | Finish
 
 
 @dataclass(slots=True)
 class _Replica:
+    """``rows`` are those it holds, with the deaths that each has behind it."""
+
     capacity: int = 0
+    slots: int = 0
     up: bool = False
+    judge: bool = False
     barren_deaths: int = 0
     blamed: int = 0
     rows: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def has_a_suspect(self) -> bool:
+        return any(attempts > 1 for attempts in self.rows.values())
 
 
 class Schedule:
@@ -123,6 +160,15 @@ class Schedule:
         self._waiting: deque[tuple[int, int]] = deque()
         # Rows that have seen replicas die: each is tried alone, so that an innocent one is not blamed with the guilty.
         self._suspects: deque[tuple[int, int]] = deque()
+        self._judges = 0
+        # Every row under way, with the replicas that have it, and those that one replica has, the longest under way first.
+        self._holders: dict[int, tuple[int, ...]] = {}
+        self._single: OrderedDict[int, float] = OrderedDict()
+        # Replicas that have room, and got less than they could take.
+        self._hungry: dict[int, None] = {}
+        self._up = self._queue = 0
+        self._now = 0.0
+        self._usual, self._timed = 0.0, 0
         self._fetching = False
         self._exhausted = False
         self._draining = False
@@ -131,53 +177,89 @@ class Schedule:
 
     @property
     def in_flight(self) -> int:
-        return sum(len(replica.rows) for replica in self._replicas.values())
+        return len(self._holders)
+
+    @property
+    def held(self) -> int:
+        """How many rows the schedule knows of at this moment."""
+        return len(self._holders) + len(self._waiting) + len(self._suspects)
 
     def start(self) -> list[Command]:
-        return self._next()
+        return self._next(())
 
     def handle(self, event: Event) -> list[Command]:
+        commands: list[Command] = []
         match event:
-            case ReplicaUp(replica, capacity):
-                self._replicas[replica].up = True
-                self._replicas[replica].capacity = capacity
-                commands: list[Command] = []
+            case RowsEnded(replica, rows):
+                commands = self._end(replica, rows)
+                fed: Iterable[int] = (replica, *(command.replica for command in commands if isinstance(command, Cancel)))
+            case Tick(now):
+                self._now = now
+                fed = tuple(islice(self._hungry, self._late_rows_count())) if self._hungry else ()
+            case RowsFetched(rows_and_attempts, exhausted):
+                self._fetching, self._exhausted = False, exhausted
+                for row, attempts in rows_and_attempts:
+                    (self._suspects if attempts > 1 else self._waiting).append((row, attempts))
+                fed = tuple(self._hungry)
+            case ReplicaUp(replica, capacity, slots):
+                state = self._replicas.setdefault(replica, _Replica())
+                state.up, state.capacity, state.slots = True, capacity, min(slots, capacity)
+                self._up += 1
+                self._queue += capacity - state.slots
+                fed = (replica,)
             case ReplicaDown(replica, reason):
                 commands = self._lose(replica, reason)
+                fed = tuple(self._hungry)
             case ReplicaAdded(replica):
                 self._replicas[replica] = _Replica()
-                commands = []
+                fed = ()
             case ReplicaLost(replica):
                 self._take_back(replica)
-                commands = []
-            case RowsFetched(rows, exhausted):
-                self._fetching, self._exhausted = False, exhausted
-                for row, attempts in rows:
-                    (self._suspects if attempts > 1 else self._waiting).append((row, attempts))
-                commands = []
-            case RowEnded(replica, row):
-                state = self._replicas[replica]
-                state.rows.pop(row, None)
-                state.barren_deaths = state.blamed = 0
-                commands = []
+                fed = tuple(self._hungry)
             case Drain():
                 self._draining = True
-                commands = []
-        return commands + self._next()
+                fed = ()
+        commands.extend(self._next(fed))
+        return commands
+
+    def _end(self, replica: int, rows: Iterable[int]) -> list[Command]:
+        state = self._replicas[replica]
+        state.barren_deaths = state.blamed = 0
+        others: dict[int, list[int]] = {}
+        for row in rows:
+            sent = self._single.pop(row, None)
+            if sent is not None:
+                self._timed += 1
+                self._usual += (self._now - sent - self._usual) / min(self._timed, USUAL_OVER)
+            for holder in self._holders.pop(row, ()):
+                del self._replicas[holder].rows[row]
+                if holder != replica:
+                    others.setdefault(holder, []).append(row)
+        return [Cancel(holder, tuple(ended)) for holder, ended in others.items()]
 
     def _lose(self, replica: int, reason: str) -> list[Command]:
         state = self._replicas[replica]
-        rows, state.rows = state.rows, {}
-        state.up = False
+        rows = self._empty(replica)
         self._last_reason = reason
         commands: list[Command] = []
         if rows:
             commands.append(RecordAttempts(tuple(rows)))
-        blamed = [row for row, attempts in rows.items() if attempts + 1 >= MOST_ATTEMPTS]
-        commands.extend(FailRow(row, f"its replica died {MOST_ATTEMPTS} times while doing it: {reason}") for row in blamed)
+        # Only one that was alone is blamed; company may have come by while its copy was dying elsewhere.
+        blamed = [row for row, attempts in rows.items() if len(rows) == 1 and attempts + 1 >= MOST_ATTEMPTS]
         for row, attempts in rows.items():
-            if row not in blamed:
+            elsewhere = tuple(holder for holder in self._holders.pop(row) if holder != replica)
+            self._single.pop(row, None)
+            if row in blamed:
+                for holder in elsewhere:
+                    del self._replicas[holder].rows[row]
+                    commands.append(Cancel(holder, (row,)))
+            elif elsewhere:
+                self._holders[row], self._single[row] = elsewhere, self._now
+                for holder in elsewhere:
+                    self._replicas[holder].rows[row] = attempts + 1
+            else:
                 (self._suspects if attempts + 1 > 1 else self._waiting).appendleft((row, attempts + 1))
+        commands.extend(FailRow(row, f"its replica died {MOST_ATTEMPTS} times while doing it: {reason}") for row in blamed)
         state.barren_deaths = 0 if blamed else state.barren_deaths + 1
         state.blamed += len(blamed)
         if state.barren_deaths >= MOST_BARREN_DEATHS or state.blamed >= MOST_BLAMED_IN_A_ROW:
@@ -188,24 +270,40 @@ class Schedule:
 
     def _take_back(self, replica: int) -> None:
         """Its rows wait again, with no more attempts behind them than before."""
+        for row, attempts in reversed(self._empty(replica).items()):
+            elsewhere = tuple(holder for holder in self._holders.pop(row) if holder != replica)
+            self._single.pop(row, None)
+            if elsewhere:
+                self._holders[row], self._single[row] = elsewhere, self._now
+            else:
+                (self._suspects if attempts > 1 else self._waiting).appendleft((row, attempts))
+
+    def _empty(self, replica: int) -> dict[int, int]:
+        """Take a replica out of service; the rows that it held."""
         state = self._replicas[replica]
         rows, state.rows = state.rows, {}
+        if state.up:
+            self._up -= 1
+            self._queue -= state.capacity - state.slots
         state.up = False
-        for row, attempts in reversed(rows.items()):
-            (self._suspects if attempts > 1 else self._waiting).appendleft((row, attempts))
+        self._release(state)
+        self._hungry.pop(replica, None)
+        return rows
 
-    def _next(self) -> list[Command]:
-        """Whatever can be started now."""
+    def _next(self, fed: Iterable[int]) -> list[Command]:
+        """Whatever can be started now, on replicas that may have room."""
         if self._finished:
             return []
         commands: list[Command] = []
         if not self._draining and self._replicas:
-            commands.extend(self._feed())
-            if not self._fetching and not self._exhausted and len(self._waiting) < FETCH // 2:
+            for replica in self._emptiest_first(fed):
+                commands.extend(self._feed(replica, self._replicas[replica]))
+            ahead = max(FETCH // 2, self._queue)
+            if not self._fetching and not self._exhausted and len(self._waiting) < ahead:
                 self._fetching = True
-                commands.append(Fetch(FETCH))
+                commands.append(Fetch(2 * ahead))
         nothing_waits = self._exhausted and not self._waiting and not self._suspects
-        if self.in_flight == 0 and not self._fetching and (self._draining or nothing_waits):
+        if not self._holders and not self._fetching and (self._draining or nothing_waits):
             commands.extend(self._finish(None))
         elif not self._replicas:
             commands.extend(self._finish(f"no replica stays alive: {self._last_reason}"))
@@ -215,19 +313,90 @@ class Schedule:
         self._finished = True
         return [Finish(reason)]
 
-    def _feed(self) -> Iterable[Command]:
-        # The emptiest first, so that all run dry together at the end.
-        by_load = sorted((state for state in self._replicas.items() if state[1].up), key=lambda item: len(item[1].rows))
-        trusted = [replica for replica, state in self._replicas.items() if not state.barren_deaths]
-        for replica, state in by_load:
-            # A replica that has itself just died for no known reason is no judge of a suspect, where there is a better one.
-            if self._suspects and not state.rows and (not trusted or replica in trusted):
-                row, attempts = self._suspects.popleft()
-                state.rows[row] = attempts
-                yield Send(replica, (row,))
-            elif not any(attempts > 1 for attempts in state.rows.values()):
-                free = min(state.capacity - len(state.rows), len(self._waiting))
-                taken = [self._waiting.popleft() for _ in range(free)]
-                if taken:
-                    state.rows.update(taken)
-                    yield Send(replica, tuple(row for row, _ in taken))
+    def _emptiest_first(self, replicas: Iterable[int]) -> list[int]:
+        """So that all run dry together at the end."""
+        up = [replica for replica in replicas if replica in self._replicas and self._replicas[replica].up]
+        return up if len(up) == 1 else sorted(up, key=lambda replica: len(self._replicas[replica].rows))
+
+    def _feed(self, replica: int, state: _Replica) -> Iterator[Command]:
+        self._hungry.pop(replica, None)
+        if self._is_kept_for_suspects(state):
+            if not state.rows:
+                yield self._send(replica, state, [self._suspects.popleft()])
+            return
+        if state.has_a_suspect:
+            return
+        # Near the end no replica gets more than it works on: what lay in store here would end sooner elsewhere.
+        near_end = self._exhausted and len(self._waiting) <= self._queue
+        room = max(0, (state.slots if near_end else state.capacity) - len(state.rows))
+        given = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+        if not given and self._late_rows_are_given:
+            given = self._late_rows(replica, state, room)
+        if given:
+            yield self._send(replica, state, given)
+        if len(given) < room:
+            # At the end of the line, so that the next late row is not offered to the same one again and again.
+            self._hungry[replica] = None
+
+    def _send(self, replica: int, state: _Replica, rows: Iterable[tuple[int, int]]) -> Send:
+        rows = tuple(rows)
+        for row, attempts in rows:
+            state.rows[row] = attempts
+            before = self._holders.get(row, ())
+            self._holders[row] = (*before, replica)
+            if before:
+                del self._single[row]
+            else:
+                self._single[row] = self._now
+        return Send(replica, tuple(row for row, _ in rows))
+
+    # Rows that are late
+
+    @property
+    def _late_rows_are_given(self) -> bool:
+        return self._exhausted and not self._waiting and not self._draining and self._timed > 0
+
+    def _is_late(self, sent: float) -> bool:
+        return self._now - sent > max(LATE * self._usual, LEAST_LATE)
+
+    def _late_rows_count(self) -> int:
+        if not self._late_rows_are_given:
+            return 0
+        return sum(1 for _ in takewhile(self._is_late, self._single.values()))
+
+    def _late_rows(self, replica: int, state: _Replica, room: int) -> list[tuple[int, int]]:
+        """What others have had for long. Results do not depend on who writes them: the first answer counts."""
+        given: list[tuple[int, int]] = []
+        for row, sent in self._single.items():
+            if len(given) == room or not self._is_late(sent):
+                break
+            (holder,) = self._holders[row]
+            attempts = self._replicas[holder].rows[row]
+            if holder == replica:
+                continue
+            if attempts <= 1:
+                given.append((row, attempts))
+            elif not given and not state.rows:
+                return [(row, attempts)]
+        return given
+
+    # Suspects
+
+    def _is_kept_for_suspects(self, state: _Replica) -> bool:
+        """Whether the replica takes a suspect next: it is empty, or is being emptied for them."""
+        # One that has itself just died for no known reason is no judge of a suspect, where there is a better one.
+        doubtful = state.barren_deaths and any(not other.barren_deaths for other in self._replicas.values())
+        if not self._suspects or doubtful:
+            self._release(state)
+            return False
+        if state.rows and not state.judge:
+            judges = min(1 + len(self._suspects) // SUSPECTS_A_JUDGE, self._up // 2)
+            if self._judges >= judges:
+                return False
+            state.judge = True
+            self._judges += 1
+        return True
+
+    def _release(self, state: _Replica) -> None:
+        self._judges -= state.judge
+        state.judge = False

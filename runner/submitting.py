@@ -63,7 +63,8 @@ def absolute(spec: JobSpec) -> JobSpec:
     """The same job, said so that the driver's host understands it: it has another working directory."""
     directory = Path.cwd() / (spec.out or default_directory(spec.input))
     models = {"model": absolute_model(spec.model), "draft": absolute_model(spec.draft)}
-    return spec.model_copy(update={"input": Path.cwd() / spec.input, "out": directory, **models})
+    trace = None if spec.trace is None else Path.cwd() / spec.trace
+    return spec.model_copy(update={"input": Path.cwd() / spec.input, "out": directory, "trace": trace, **models})
 
 
 def absolute_model(name: str) -> str:
@@ -79,10 +80,10 @@ def command_line(spec: JobSpec) -> list[str]:
     """The options of ``outrider run`` that make this specification."""
     words = ["outrider", "run", str(spec.input)]
     for name, value in spec.model_dump(mode="json", exclude={"input"}).items():
-        option = f"--{name.replace('_', '-')}"
-        if value == type(spec).model_fields[name].default or value is None:
+        option = name.replace("_", "-")
+        if value == type(spec).model_fields[name].default:
             continue
-        words += [option] if value is True else [f"{option}={value}"]
+        words.append(f"--{option}" if value is True else f"--no-{option}" if value is False else f"--{option}={value}")
     return words
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ class FakeOffice:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
+    def begin_to_encode(self, path: str, prompts: list[Any]) -> Callable[[], list[tuple[int, ...] | str]]:
         assert path == CARD.path
         self.asked.append(len(prompts))
-        return [tuple(ord(letter) % 100 for letter in one) if isinstance(one, str) else "no chats here" for one in prompts]
+        return lambda: [
+            tuple(ord(letter) % 100 for letter in one) if isinstance(one, str) else "no chats here" for one in prompts
+        ]
 
 
 @pytest.fixture
@@ -132,6 +135,41 @@ def test_skip_bad_makes_error_records_in_place(journal: Journal) -> None:
     errors = [json.loads(record) for record in journal.records(FAILED)]
     assert [error["custom_id"] for error in errors] == ["2", "c"]
     assert errors[1]["error"]["message"].endswith('in.jsonl:3: "prompt" is empty')
+
+
+def test_an_id_that_repeats_is_named_with_both_lines(journal: Journal) -> None:
+    content = lines({"id": "a", "prompt": "x"}, {"id": "b", "prompt": "x"}, {"id": "a", "prompt": "y"}, {"prompt": "z"})
+    summary, found = problems(journal, content)
+    assert summary.startswith("one row is wrong")
+    assert found == ['in.jsonl:3: the id "a" stands in line 1 already; ids must differ']
+
+
+def test_problems_come_in_the_order_of_the_lines(journal: Journal) -> None:
+    content = lines({"id": "a", "prompt": "x"}, {"id": "a", "prompt": "y"}, {"id": "b", "prompt": ""})
+    assert [line.split(":")[1] for line in problems(journal, content)[1]] == ["2", "3"]
+
+
+def test_no_id_stands_in_results_and_errors(journal: Journal) -> None:
+    """A refused row goes by the id that it claimed where no other has it, and by its line's number otherwise."""
+    content = lines(
+        {"id": "a", "prompt": ""},  # bad, and the first with its id
+        {"id": "a", "prompt": "x"},  # so this goes by "2"
+        {"id": "b", "prompt": "x"},
+        {"id": "b", "prompt": ""},  # "4"
+        {"id": "2", "prompt": "x"},  # which the second line goes by
+    )
+    admitted(journal, content, skip_bad=True)
+    errors = [json.loads(record) for record in journal.records(FAILED)]
+    assert [error["custom_id"] for error in errors] == ["a", "2", "4", "5"]
+    assert [error["error"]["message"].rsplit("in.jsonl:", 1)[1] for error in errors] == [
+        '1: "prompt" is empty',
+        '2: the id "a" stands in line 1 already; ids must differ',
+        '4: "prompt" is empty',
+        '5: the id "2" stands in line 2 already; ids must differ',
+    ]
+    assert len({error["id"] for error in errors}) == 4
+    assert [row.custom_id for row in stored(journal, 0, 1, 2, 3, 4)] == ["a", "2", "b", "4", "5"]
+    assert journal.pending(-1, 9) == [(2, 0)]
 
 
 def test_an_input_of_blank_lines_is_refused(journal: Journal) -> None:

@@ -70,6 +70,9 @@ class World:
         self.dies_at_start: dict[int, Exception] = {}
         self.starts: list[int] = []
         self.submitted: list[int] = []
+        self.cancelled: list[int] = []
+        # Rows that a replica never ends, as (replica, row).
+        self.hangs_on: set[tuple[int, int]] = set()
         self.after_harvest: Callable[[], None] = lambda: None
         self.draft_deaths = 0
 
@@ -81,6 +84,7 @@ class FakeReplica:
         self.pending: dict[Any, str] = {}
         self.rows: deque[Row] = deque()
         self.rounds = 0
+        self.harvesting = False
         self.stopped = 0
 
     def start(self) -> None:
@@ -105,17 +109,27 @@ class FakeReplica:
 
     def target_is_ready(self, report: WorkerReport) -> None:
         self.report = report
-        self.harvest()
 
     def draft_is_gone(self) -> bool:
         return True
 
-    def harvest(self) -> None:
-        self.pending[Future(self._harvest)] = "harvest"
+    def harvested(self) -> None:
+        self.harvesting = False
+
+    def harvest(self, seconds: float) -> None:
+        if self.report is not None and not self.harvesting:
+            self.harvesting = True
+            self.pending[Future(self._harvest)] = "harvest"
+
+    def cancel(self, keys: Sequence[int]) -> None:
+        self.world.cancelled.extend(keys)
+        self.rows = deque(row for row in self.rows if row.key not in keys)
 
     def _harvest(self) -> Any:
         self.world.after_harvest()
-        some = [self.rows.popleft() for _ in range(min(2, len(self.rows)))]
+        free = [row for row in self.rows if (self.number, row.key // MOST_SAMPLES) not in self.world.hangs_on]
+        some = free[:2]
+        self.rows = deque(row for row in self.rows if row not in some)
         if any(row.key // MOST_SAMPLES in self.world.poison for row in some):
             return RayActorError()
         self.rounds += len(some)
@@ -145,6 +159,7 @@ class FakeReplica:
 
     def stop(self) -> None:
         self.report = None
+        self.harvesting = False
         self.pending.clear()
         self.rows.clear()
         self.stopped += 1
@@ -158,9 +173,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     turns = count()
 
     def wait(futures: list[Future], num_returns: int, timeout: float) -> tuple[list[Future], list[Future]]:
-        assert num_returns == 1
+        assert 1 <= num_returns <= len(futures)
         ready = [future for future in futures if future.ready]
-        ready = ready[next(turns) % len(ready) :][:1] if ready else []
+        # Now one answer, now all of them.
+        turn = next(turns)
+        ready = ready[turn % len(ready) :][: num_returns if turn % 3 else 1] if ready else []
         return ready, [future for future in futures if future not in ready]
 
     def get(future: Future) -> Any:
@@ -412,6 +429,22 @@ def test_a_dead_draft_is_counted_and_the_job_goes_on(world: World, journal: Jour
     assert made.totals.draft_deaths == 3
     assert made.totals.target_deaths == 0
     assert journal.counts() == Counts(20, 20, 0)
+
+
+def test_a_row_that_hangs_is_written_elsewhere_and_counted_once(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100_000))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    fill(journal, 30, samples=2)
+    world.hangs_on = {(0, 3)}
+    made = driver(journal, replicas=2, batch=2)
+    made.run()
+    assert journal.counts() == Counts(30, 30, 0)
+    assert (made.totals.done, made.totals.tokens) == (30, 120)
+    assert world.submitted.count(3) == 4, "two samples, twice"
+    assert {3 * MOST_SAMPLES, 3 * MOST_SAMPLES + 1} <= set(world.cancelled)
+    assert made._copied == {}
 
 
 class NoEvent:

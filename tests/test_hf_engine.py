@@ -146,3 +146,17 @@ def test_a_bin_checkpoint_is_read_without_running_it(tmp_path):
     torch.save({"model.decoder.embed_tokens.weight": Trap()}, pickled / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"more than weights|cannot be loaded"):
         load_hf(ModelSpec(str(pickled), "hf", "fp32"))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "opt"])
+def test_eager_attention_computes_what_fused_attention_does(tmp_path: Path, family: str) -> None:
+    folder = save(tmp_path / "model", family, RAGGED[family])
+    logits = []
+    for fast in (True, False):
+        engine, _, _ = load_hf(ModelSpec(str(folder), "hf", "fp32", fast_attention=fast))
+        assert isinstance(engine, HfEngine) and engine.fused == fast
+        engine.open(0, Sampling(), len(PROMPT))
+        engine.feed([Feed(0, PROMPT[:6], 0)])
+        logits.append(engine.logits([Feed(0, PROMPT[6:], len(PROMPT) - 6)]))
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
+    assert not torch.equal(logits[0], logits[1]), "two ways of summing leave different last bits"

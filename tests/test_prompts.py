@@ -41,7 +41,6 @@ GOOD = '{"id": "good", "prompt": "hello"}\n'
         ("   \t", "the line is blank; remove it or give a prompt"),
         ("[1, 2]", "a line must be a JSON object, got '[1, 2]'"),
         ('"text"', "a line must be a JSON object, got '\"text\"'"),
-        ('{"id": "good", "prompt": "x"}', 'the id "good" stands in line 1 already; ids must differ'),
         ('{"id": "a", "prompt": ""}', '"prompt" is empty'),
         ('{"id": "a"}', '"prompt" is missing'),
         ('{"id": "a", "prompt": null}', '"prompt" is missing'),
@@ -149,13 +148,6 @@ def test_ids_of_bad_rows(file: Path) -> None:
         '{"id": "\\ud800", "prompt": ""}',
     ]
     assert [row.custom_id for row in rows(file, "\n".join(lines))] == ["a", "b", "7", "4", "5", "6"]
-
-
-def test_a_bad_rows_id_is_taken_too(file: Path) -> None:
-    """With --skip-bad one id would otherwise stand in results.jsonl and errors.jsonl."""
-    found = rows(file, '{"id": "a", "prompt": ""}\n{"id": "a", "prompt": "x"}\n')
-    assert [type(row) for row in found] == [BadRow, BadRow]
-    assert len({row.custom_id for row in found}) == 2
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from(["auto", "jsonl", "text"]))

@@ -96,6 +96,8 @@ def work(directory: Path, replicas: int = 2) -> None:
         for replica in range(replicas)
     ]  # fmt: skip
     journal.set_meta("pinning", pinning)
+    tried = {"took": "shared", "rates": {"shared": 50.0, "split": 41.5}, "sentence": f"shared is faster {ATTACK}"}
+    journal.set_meta("layouts", {0: tried, 10: {**tried, "rates": {"shared": 48.0}}})
     journal.close()
     (directory / "job.json").write_text(
         json.dumps({"target": {"name": f"opt {ATTACK}"}, "draft": "lookup", "spec": {"batch": 8, "draft_tokens": "auto"}})
@@ -114,8 +116,11 @@ def test_it_shows_what_the_job_did(job: Path) -> None:
     for part in ("Throughput over time", "Time by phase", "Accepted lengths", "k over time", "Latency of a row",
                  "Errors by kind", "Placement: asked and got", "What ran"):  # fmt: skip
         assert part in page.text
-    for fact in ("stopped with 4 rows to go", "of 10 done, 1 failed", "100", "30%", "1 of targets", "invalid_request",
-                 "2-3,5", "2-4", "node 0: 75%, node 1: 25%", "asked for cores 2-3,5, got 2-4", "lookup"):  # fmt: skip
+    facts = (
+        "stopped with 4 rows to go", "of 10 done, 1 failed", "100", "30%", "1 of targets", "invalid_request", "2-3,5",
+        "2-4", "node 0: 75%, node 1: 25%", "asked for cores 2-3,5, got 2-4", "lookup", "41.5", "not tried", "replica 10",
+    )  # fmt: skip
+    for fact in facts:
         assert fact in page.text, fact
     shares = re.findall(r"replica 0: (\w+) ([\d.]+)%", page.text)
     assert shares == [("verify", "60.0"), ("draft", "20.0"), ("hop", "10.0"), ("idle", "5.0"), ("other", "5.0")]

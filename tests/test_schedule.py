@@ -15,6 +15,7 @@ from outrider.runner.schedule import (
     MOST_ATTEMPTS,
     MOST_BARREN_DEATHS,
     MOST_BLAMED_IN_A_ROW,
+    Cancel,
     Command,
     Drain,
     FailRow,
@@ -26,10 +27,11 @@ from outrider.runner.schedule import (
     ReplicaLost,
     ReplicaUp,
     Restart,
-    RowEnded,
+    RowsEnded,
     RowsFetched,
     Schedule,
     Send,
+    Tick,
 )
 
 
@@ -43,7 +45,7 @@ def begun(*rows: int, replicas: int = 1, capacity: int = 2) -> Schedule:
     schedule.start()
     schedule.handle(fetched(*rows))
     for replica in range(replicas):
-        schedule.handle(ReplicaUp(replica, capacity))
+        schedule.handle(ReplicaUp(replica, capacity, capacity))
     return schedule
 
 
@@ -51,17 +53,17 @@ def test_it_fetches_first_and_sends_when_a_replica_is_up() -> None:
     schedule = Schedule([0, 1])
     assert schedule.start() == [Fetch(FETCH)]
     assert schedule.handle(fetched(0, 1, 2, 3, 4)) == []
-    assert schedule.handle(ReplicaUp(1, 2)) == [Send(1, (0, 1))]
-    assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (2, 3))]
-    assert schedule.handle(RowEnded(1, 0)) == [Send(1, (4,))]
+    assert schedule.handle(ReplicaUp(1, 2, 2)) == [Send(1, (0, 1))]
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (2, 3))]
+    assert schedule.handle(RowsEnded(1, (0,))) == [Send(1, (4,))]
 
 
 def test_it_ends_when_the_last_row_has_ended() -> None:
     schedule = begun(0, 1, 2)
-    assert schedule.handle(RowEnded(0, 1)) == [Send(0, (2,))]
-    assert schedule.handle(RowEnded(0, 0)) == []
-    assert schedule.handle(RowEnded(0, 2)) == [Finish()]
-    assert schedule.handle(ReplicaUp(0, 2)) == []
+    assert schedule.handle(RowsEnded(0, (1,))) == [Send(0, (2,))]
+    assert schedule.handle(RowsEnded(0, (0,))) == []
+    assert schedule.handle(RowsEnded(0, (2,))) == [Finish()]
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == []
 
 
 def test_a_job_without_rows_ends_at_once() -> None:
@@ -74,35 +76,35 @@ def test_it_fetches_ahead_before_it_runs_dry() -> None:
     schedule = Schedule([0])
     schedule.start()
     schedule.handle(fetched(*range(FETCH), exhausted=False))
-    commands = schedule.handle(ReplicaUp(0, FETCH // 2))
+    commands = schedule.handle(ReplicaUp(0, FETCH // 2, FETCH // 2))
     assert commands == [Send(0, tuple(range(FETCH // 2)))]
-    assert schedule.handle(RowEnded(0, 0)) == [Send(0, (FETCH // 2,)), Fetch(FETCH)]
-    assert schedule.handle(RowEnded(0, 1)) == [Send(0, (FETCH // 2 + 1,))], "one fetch at a time"
+    assert schedule.handle(RowsEnded(0, (0,))) == [Send(0, (FETCH // 2,)), Fetch(FETCH)]
+    assert schedule.handle(RowsEnded(0, (1,))) == [Send(0, (FETCH // 2 + 1,))], "one fetch at a time"
 
 
 def test_rows_of_a_dead_replica_go_elsewhere_and_first() -> None:
     schedule = begun(0, 1, 2, 3, 4, 5, replicas=2)
     assert schedule.handle(ReplicaDown(0, "gone")) == [RecordAttempts((0, 1)), Restart(0)]
-    assert schedule.handle(RowEnded(1, 2)) == [Send(1, (1,))]
-    assert schedule.handle(RowEnded(1, 3)) == [Send(1, (0,))]
+    assert schedule.handle(RowsEnded(1, (2,))) == [Send(1, (1,))]
+    assert schedule.handle(RowsEnded(1, (3,))) == [Send(1, (0,))]
 
 
 def test_a_row_that_saw_two_deaths_is_tried_alone() -> None:
     schedule = begun(0, 1, 2)
     schedule.handle(ReplicaDown(0, "gone"))
-    assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (1, 0))]
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (1, 0))]
     schedule.handle(ReplicaDown(0, "gone"))
-    first = schedule.handle(ReplicaUp(0, 2))
+    first = schedule.handle(ReplicaUp(0, 2, 2))
     assert first == [Send(0, (0,))]
-    assert schedule.handle(RowEnded(0, 0)) == [Send(0, (1,))]
-    assert schedule.handle(RowEnded(0, 1)) == [Send(0, (2,))]
+    assert schedule.handle(RowsEnded(0, (0,))) == [Send(0, (1,))]
+    assert schedule.handle(RowsEnded(0, (1,))) == [Send(0, (2,))]
 
 
 def test_a_lone_poison_row_fails_and_the_job_ends_without_complaint() -> None:
     schedule = begun(0)
     for _ in range(MOST_ATTEMPTS - 1):
         assert schedule.handle(ReplicaDown(0, "boom")) == [RecordAttempts((0,)), Restart(0)]
-        assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (0,))]
+        assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (0,))]
     commands = schedule.handle(ReplicaDown(0, "boom"))
     assert commands[:2] == [RecordAttempts((0,)), FailRow(0, "its replica died 3 times while doing it: boom")]
     assert commands[-1] == Finish(None)
@@ -123,8 +125,8 @@ def test_a_resumed_suspect_is_tried_alone() -> None:
     schedule = Schedule([0])
     schedule.start()
     schedule.handle(RowsFetched(((0, 0), (1, 2), (2, 0)), True))
-    assert schedule.handle(ReplicaUp(0, 4)) == [Send(0, (1,))]
-    assert schedule.handle(RowEnded(0, 1)) == [Send(0, (0, 2))]
+    assert schedule.handle(ReplicaUp(0, 4, 4)) == [Send(0, (1,))]
+    assert schedule.handle(RowsEnded(0, (1,))) == [Send(0, (0, 2))]
 
 
 def test_a_replica_that_only_dies_is_given_up_and_the_others_do_its_rows() -> None:
@@ -133,7 +135,7 @@ def test_a_replica_that_only_dies_is_given_up_and_the_others_do_its_rows() -> No
         commands = schedule.handle(ReplicaDown(0, "no memory"))
         assert (Restart(0) in commands) == (death < MOST_BARREN_DEATHS - 1)
         assert Finish() not in commands
-    assert schedule.handle(RowEnded(1, 2)) != []
+    assert schedule.handle(RowsEnded(1, (2,))) != []
 
 
 def test_a_broken_replica_is_not_the_judge_of_a_suspect() -> None:
@@ -165,8 +167,8 @@ def test_rows_are_not_all_blamed_for_a_machine_that_kills_everything() -> None:
 def test_a_drain_sends_nothing_more_and_ends_with_what_is_under_way() -> None:
     schedule = begun(0, 1, 2, 3)
     assert schedule.handle(Drain()) == []
-    assert schedule.handle(RowEnded(0, 0)) == []
-    assert schedule.handle(RowEnded(0, 1)) == [Finish()]
+    assert schedule.handle(RowsEnded(0, (0,))) == []
+    assert schedule.handle(RowsEnded(0, (1,))) == [Finish()]
 
 
 def test_a_drain_does_not_start_a_dead_replica_anew() -> None:
@@ -189,6 +191,81 @@ def test_a_drain_waits_for_a_fetch_under_way() -> None:
     assert schedule.handle(fetched(0, exhausted=False)) == [Finish()]
 
 
+def with_late_rows() -> Schedule:
+    """Two replicas: 1 has had row 1 for long, nothing waits, and rows take 6 seconds by and large."""
+    schedule = begun(0, 1, 2, replicas=2, capacity=1)
+    schedule.handle(Tick(10.0))
+    assert schedule.handle(RowsEnded(0, (0,))) == [Send(0, (2,))]
+    schedule.handle(Tick(12.0))
+    assert schedule.handle(RowsEnded(0, (2,))) == [], "row 1 is not late yet"
+    return schedule
+
+
+def test_a_late_row_is_given_to_an_idle_replica_and_the_first_answer_counts() -> None:
+    schedule = with_late_rows()
+    assert schedule.handle(Tick(12.1)) == [Send(0, (1,))]
+    assert schedule.handle(Tick(1000.0)) == [], "two are enough"
+    assert schedule.handle(RowsEnded(0, (1,))) == [Cancel(1, (1,)), Finish()]
+
+
+def test_the_late_replica_may_be_the_first_after_all() -> None:
+    schedule = with_late_rows()
+    schedule.handle(Tick(50.0))
+    assert schedule.handle(RowsEnded(1, (1,))) == [Cancel(0, (1,)), Finish()]
+
+
+def test_a_row_that_two_have_outlives_either() -> None:
+    for first, second in ((0, 1), (1, 0)):
+        schedule = with_late_rows()
+        schedule.handle(Tick(50.0))
+        assert schedule.handle(ReplicaDown(first, "gone")) == [RecordAttempts((1,)), Restart(first)]
+        assert schedule.handle(ReplicaDown(second, "gone")) == [RecordAttempts((1,)), Restart(second)]
+        assert schedule.handle(ReplicaUp(first, 1, 1)) == [Send(first, (1,))], "as a suspect, it is tried again"
+        assert schedule.handle(RowsEnded(first, (1,))) == [Finish()]
+
+
+def test_a_row_whose_copy_died_may_have_another() -> None:
+    schedule = with_late_rows()
+    schedule.handle(Tick(50.0))
+    schedule.handle(ReplicaDown(0, "gone"))
+    schedule.handle(Tick(60.0))
+    assert schedule.handle(ReplicaUp(2, 1, 1)) == [], "a replica joins; the row has another chance where it is"
+    assert schedule.handle(Tick(200.0)) == [Send(2, (1,))]
+
+
+def test_nothing_is_given_twice_while_rows_wait_or_in_a_drain() -> None:
+    schedule = begun(0, 1, 2, 3, replicas=2, capacity=1)
+    schedule.handle(Tick(10.0))
+    schedule.handle(RowsEnded(0, (0,)))
+    assert schedule.handle(Tick(100.0)) == []
+    drained = with_late_rows()
+    drained.handle(Drain())
+    assert drained.handle(Tick(100.0)) == []
+
+
+def test_near_the_end_nothing_lies_in_store() -> None:
+    schedule = Schedule([0, 1])
+    schedule.start()
+    schedule.handle(fetched(*range(12)))
+    assert schedule.handle(ReplicaUp(0, 4, 2)) == [Send(0, (0, 1, 2, 3))]
+    assert schedule.handle(ReplicaUp(1, 4, 2)) == [Send(1, (4, 5, 6, 7))]
+    # Four wait, as many as the stores hold.
+    assert schedule.handle(RowsEnded(0, (0, 1))) == []
+    assert schedule.handle(RowsEnded(0, (2,))) == [Send(0, (8,))]
+
+
+def test_suspects_are_tried_while_others_wait() -> None:
+    schedule = begun(*range(100), replicas=2, capacity=2)
+    for _ in range(2):
+        schedule.handle(ReplicaDown(0, "gone"))
+        schedule.handle(ReplicaUp(0, 2, 2))
+    # Rows 0 and 1 are suspects, and replica 1 is emptied for them.
+    assert schedule.handle(RowsEnded(1, (2,))) == []
+    assert schedule.handle(RowsEnded(1, (3,))) == [Send(1, (0,))]
+    assert schedule.handle(RowsEnded(1, (0,))) == [Send(1, (1,))]
+    assert schedule.handle(RowsEnded(1, (1,))) == [Send(1, (6, 7))]
+
+
 def test_every_command_and_event_is_a_frozen_value() -> None:
     for kind in (*module.Command.__args__, *module.Event.__args__):
         assert kind.__dataclass_params__.frozen, kind
@@ -204,6 +281,7 @@ def simulate(
     broken: set[int] = frozenset(),  # type: ignore[assignment]
     drain_after: int | None = None,
     eager: bool = False,
+    hangs: frozenset[int] = frozenset(),
 ) -> tuple[set[int], set[int], str | None]:
     """A world that carries out commands; a replica with a poison row, or a broken one with any row, dies.
 
@@ -231,11 +309,16 @@ def simulate(
                     assert replica in holding, "rows were sent to a replica that is not up"
                     assert sent
                     assert not set(sent) & (ended | failed), "a row was sent after its end"
-                    assert not any(set(sent) & others for others in holding.values()), "a row is in two places"
+                    elsewhere = [row for row in sent for others in holding.values() if row in others]
+                    assert not elsewhere or hangs, "a row is in two places"
+                    assert len(elsewhere) == len(set(elsewhere)), "a row is in three places"
+                    if any(attempts[row] > 1 for row in {*sent, *holding[replica]}):
+                        assert len(holding[replica]) + len(sent) == 1, "a suspect has company"
                     holding[replica] |= set(sent)
                     assert len(holding[replica]) <= capacity, "the replica is overfull"
-                    if any(attempts[row] > 1 for row in holding[replica]):
-                        assert len(holding[replica]) == 1, "a suspect has company"
+                case Cancel(replica, dropped):
+                    assert set(dropped) <= ended | failed | {row for row in poison if attempts[row] >= MOST_ATTEMPTS}
+                    holding[replica] -= set(dropped)
                 case RecordAttempts(lost):
                     attempts.update(lost)
                 case FailRow(row, reason):
@@ -257,11 +340,17 @@ def simulate(
     perform(schedule.start())
     while not finish:
         steps += 1
-        assert steps < 50_000, "the schedule does not come to an end"
+        assert steps < 20_000, "the schedule does not come to an end"
         if steps == drain_after:
             perform(schedule.handle(Drain()))
             continue
-        choices = sorted(starting | {replica for replica, held in holding.items() if held})
+        if hangs:
+            perform(schedule.handle(Tick(float(steps))))
+        choices = sorted(starting | {replica for replica, held in holding.items() if held and replica not in hangs})
+        if not choices and hangs and not finish:
+            continue
+        if finish:
+            break
         assert choices, "nothing can happen any more, and the schedule has not finished"
         replica = dice.choice(choices)
         if replica in starting:
@@ -270,7 +359,7 @@ def simulate(
                 continue
             starting.discard(replica)
             holding[replica] = set()
-            perform(schedule.handle(ReplicaUp(replica, capacity)))
+            perform(schedule.handle(ReplicaUp(replica, capacity, capacity)))
             continue
         held = holding[replica]
         row = dice.choice(sorted(held))
@@ -279,7 +368,7 @@ def simulate(
         else:
             held.discard(row)
             ended.add(row)
-            perform(schedule.handle(RowEnded(replica, row)))
+            perform(schedule.handle(RowsEnded(replica, (row,))))
     return ended, failed, finish[0].reason
 
 
@@ -312,6 +401,18 @@ def test_poison_rows_fail_and_innocent_ones_do_not(rows: int, replicas: int, cap
 
 
 @settings(max_examples=60)
+@given(st.integers(20, 200), st.integers(2, 6), st.integers(1, 8), st.integers(0, 1 << 30))
+def test_a_replica_that_hangs_holds_nothing_up(rows: int, replicas: int, capacity: int, seed: int) -> None:
+    """Not even where it sits on the row that kills all others."""
+    dice = random.Random(seed)
+    poison = {dice.randrange(rows)}
+    ended, failed, reason = simulate(rows, replicas, capacity, poison, 0.0, dice, hangs=frozenset({0}))
+    assert reason is None
+    assert failed == poison
+    assert ended == set(range(rows)) - poison
+
+
+@settings(max_examples=60)
 @given(st.integers(0, 300), st.integers(1, 4), st.floats(0, 0.2), st.integers(0, 1 << 30), st.integers(1, 100))
 def test_a_drain_always_ends(rows: int, replicas: int, deaths: float, seed: int, after: int) -> None:
     dice = random.Random(seed)
@@ -323,21 +424,21 @@ def test_a_drain_always_ends(rows: int, replicas: int, deaths: float, seed: int,
 def test_a_lost_replica_keeps_its_place_and_its_rows_go_elsewhere_without_blame() -> None:
     schedule = begun(0, 1, 2, 3, replicas=2)
     assert schedule.handle(ReplicaLost(0)) == []
-    assert schedule.handle(RowEnded(1, 2)) == [Send(1, (0,))]
+    assert schedule.handle(RowsEnded(1, (2,))) == [Send(1, (0,))]
     for _ in range(MOST_ATTEMPTS + MOST_BARREN_DEATHS):
         assert schedule.handle(ReplicaLost(1)) == []
-        assert schedule.handle(ReplicaUp(1, 2)) == [Send(1, (3, 0))]
-    assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (1,))]
+        assert schedule.handle(ReplicaUp(1, 2, 2)) == [Send(1, (3, 0))]
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (1,))]
 
 
 def test_a_suspect_on_a_lost_replica_is_no_more_and_no_less_suspect() -> None:
     schedule = begun(0)
     schedule.handle(ReplicaDown(0, "died"))
-    schedule.handle(ReplicaUp(0, 2))
+    schedule.handle(ReplicaUp(0, 2, 2))
     schedule.handle(ReplicaDown(0, "died"))
-    assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (0,))]
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (0,))]
     assert schedule.handle(ReplicaLost(0)) == []
-    assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (0,))]
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (0,))]
     assert schedule.handle(ReplicaDown(0, "died"))[:2] == [
         RecordAttempts((0,)),
         FailRow(0, f"its replica died {MOST_ATTEMPTS} times while doing it: died"),
@@ -347,11 +448,11 @@ def test_a_suspect_on_a_lost_replica_is_no_more_and_no_less_suspect() -> None:
 def test_a_replica_that_joins_is_fed() -> None:
     schedule = begun(0, 1, 2)
     assert schedule.handle(ReplicaAdded(5)) == []
-    assert schedule.handle(ReplicaUp(5, 2)) == [Send(5, (2,))]
+    assert schedule.handle(ReplicaUp(5, 2, 2)) == [Send(5, (2,))]
 
 
 def test_without_a_single_host_the_job_waits() -> None:
     schedule = begun(0)
     assert schedule.handle(ReplicaLost(0)) == []
-    assert schedule.handle(ReplicaUp(0, 2)) == [Send(0, (0,))]
-    assert schedule.handle(RowEnded(0, 0)) == [Finish()]
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (0,))]
+    assert schedule.handle(RowsEnded(0, (0,))) == [Finish()]

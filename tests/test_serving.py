@@ -104,3 +104,38 @@ def test_what_ended_before_a_failure_is_handed_out_first() -> None:
     assert [one.key for one in target.harvest(0).ended] == [1]
     with pytest.raises(WorkerError):
         target.harvest(0)
+
+
+def test_answers_are_gathered_while_there_is_enough_in_store() -> None:
+    target = server(FakeEngine())
+    target.submit([Row(key, (1,), 3) for key in range(40)])
+    # Four in the batch and two in store at most.
+    assert len(target.harvest(PATIENCE).ended) >= 34
+
+
+def test_a_harvest_waits_for_no_more_than_its_time() -> None:
+    gate = threading.Event()
+    target = server(FakeEngine(choose=failing_at(6, gate)))
+    target.submit([Row(1, (1,), 2), *(Row(key, (2,), 30) for key in range(2, 20))])
+    assert [one.key for one in target.harvest(0.2).ended] == [1], "there is plenty in store, and still it comes"
+    gate.set()
+
+
+def test_cancelled_rows_leave_nothing_behind() -> None:
+    gate = threading.Event()
+
+    def choose(tokens: Sequence[int], sampling: Sampling) -> int:
+        assert gate.wait(PATIENCE)
+        return hashed(tokens, sampling) % END
+
+    engine = FakeEngine(choose=choose)
+    target = server(engine)
+    rows = [Row(key, (1, key), 5) for key in range(8)]
+    target.submit(rows)
+    # One that is being written, one in store, one that is not here.
+    target.cancel([0, 7, 99])
+    gate.set()
+    ended = gather(target, 6)
+    assert sorted(one.key for one in ended) == [1, 2, 3, 4, 5, 6]
+    assert target.harvest(0.05).ended == ()
+    assert engine.rows == {}

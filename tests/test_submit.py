@@ -29,7 +29,8 @@ class Head:
         self.rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
         # The programs of this environment, wherever the tests' interpreter is from.
         self.program = folder / "outrider"
-        self.program.write_text(f"#!{sys.executable}\nfrom outrider.runner.cli import main\nmain()\n")
+        text = 'from outrider.runner.cli import main\nif __name__ == "__main__":\n    main()\n'
+        self.program.write_text(f"#!{sys.executable}\n{text}")
         self.program.chmod(0o755)
 
     def outrider(self, command: str, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:

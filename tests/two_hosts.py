@@ -90,7 +90,7 @@ class TwoHosts:
         self.bin.mkdir()
         for name, statement in PROGRAMS.items():
             program = self.bin / name
-            program.write_text(f"#!{sys.executable}\nimport sys\n{statement}\nsys.exit(main())\n")
+            program.write_text(f'#!{sys.executable}\n{statement}\nif __name__ == "__main__":\n    main()\n')
             program.chmod(0o755)
         for home in (*self.homes, self.laptop):
             home.mkdir()

@@ -108,7 +108,12 @@ class TargetActor:
     def submit(self, rows: list[Row]) -> None:
         self._server.submit(rows)
 
-    def harvest(self, timeout: float) -> Harvest:
+    def cancel(self, keys: list[int]) -> None:
+        self._server.cancel(keys)
+
+    def harvest(self, timeout: float, rows: Sequence[Row] = ()) -> Harvest:
+        """Takes new rows along, which spares a call for each."""
+        self._server.submit(rows)
         harvest = self._server.harvest(timeout)
         self._metrics.ended(harvest.ended)
         self._metrics.publish(harvest.progress)

@@ -18,7 +18,7 @@ from outrider.workers.messages import Sampling
 # Fewer tokens in common are not worth a fork, nor the wait for one.
 LEAST_SHARED = 16
 # Prompts kept of rows that have ended; each is looked at when a row of the same beginning comes.
-MOST_KEPT = 32
+MOST_KEPT = 16
 # Names of kept rows in the engine: below those that anybody else uses.
 FIRST_NAME = -1000
 
@@ -82,7 +82,7 @@ class Prefixes:
         most = len(tokens) - 1
         for row, others in self._alike.get(_beginning(tokens), {}).items():
             common = min(most, _common(tokens, others))
-            cached = min(common, self._engine.length(row))
+            cached = common if row in self._kept else min(common, self._engine.length(row))
             coming = max(coming, common)
             if cached > shared:
                 source, shared = row, cached
@@ -123,5 +123,6 @@ def _beginning(tokens: Tokens) -> bytes:
 
 def _common(left: Tokens, right: Tokens) -> int:
     shorter = min(len(left), len(right))
-    differs = left[:shorter] != right[:shorter]
-    return int(differs.argmax()) if differs.any() else shorter
+    same = left[:shorter] == right[:shorter]
+    first = int(same.argmin()) if shorter else 0
+    return shorter if shorter and same[first] else first

@@ -25,6 +25,7 @@ class TargetServer:
         self._arranger = arranger
         self._changed = threading.Condition()
         self._inbox: list[Row] = []
+        self._cancelled: set[int] = set()
         self._held: str | None = None
         self._ended: list[RowResult | RowFailure] = []
         self._failure: BaseException | None = None
@@ -36,15 +37,25 @@ class TargetServer:
             self._inbox.extend(rows)
             self._changed.notify_all()
 
+    def cancel(self, keys: Sequence[int]) -> None:
+        with self._changed:
+            self._cancelled.update(keys)
+            self._changed.notify_all()
+
     def arrange(self, name: str | None) -> None:
         """From the next round on hold to this arrangement; None leaves the choice open again."""
         self._held = name
 
     def harvest(self, timeout: float) -> Harvest:
-        """What has ended since the last harvest; waits for something to end, but no longer than the timeout."""
+        """What has ended since the last harvest; waits no longer than the timeout.
+
+        As long as there are rows in store for half a batch there is no hurry, so that many rows share one answer.
+        """
         deadline = time.monotonic() + timeout
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._failure, timeout=max(0.0, deadline - time.monotonic()))
+            self._changed.wait_for(
+                lambda: self._failure or (self._ended and self._runs_short()), timeout=max(0.0, deadline - time.monotonic())
+            )
             # What ended before the failure is good, and goes out first.
             if self._failure is not None and not self._ended:
                 raise WorkerError(f"the target failed: {self._failure!r}") from self._failure
@@ -54,6 +65,9 @@ class TargetServer:
             layout = None if self._arranger is None else self._arranger.record
             return Harvest(ended, tally.snapshot(), trace, layout)
 
+    def _runs_short(self) -> bool:
+        return len(self._inbox) + self._verifier.in_store <= self._verifier.batch // 2
+
     def _run(self) -> None:
         before = time.perf_counter()
         try:
@@ -61,12 +75,15 @@ class TargetServer:
                 with self._changed:
                     if self._verifier.idle and not self._inbox:
                         with self._verifier.tally.idling():
-                            self._changed.wait_for(lambda: self._inbox)
+                            self._changed.wait_for(lambda: self._inbox or self._cancelled)
                         before = time.perf_counter()
                     rows, self._inbox = self._inbox, []
+                    cancelled, self._cancelled = self._cancelled, set()
                 if self._arranger is not None:
                     self._arranger.hold(self._held)
                 self._verifier.add(rows)
+                if cancelled:
+                    self._verifier.cancel(cancelled)
                 ended = self._verifier.round()
                 now = time.perf_counter()
                 if self._arranger is not None:

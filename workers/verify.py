@@ -120,8 +120,25 @@ class Verifier:
     def idle(self) -> bool:
         return not self._waiting and not any(group.rows for group in self._groups)
 
+    @property
+    def in_store(self) -> int:
+        """Rows that have not begun."""
+        return len(self._waiting)
+
     def add(self, rows: Iterable[Row]) -> None:
         self._waiting.extend(rows)
+
+    def cancel(self, keys: Collection[int]) -> None:
+        """Drop rows that somebody else has written; what is not here any more is no matter."""
+        self._waiting = deque(row for row in self._waiting if row.key not in keys)
+        for group in self._groups:
+            gone = [live for live in group.rows if live.row.key in keys]
+            if gone and group.answer is not None:
+                group.answer()  # rows stay as they are until it is taken
+                group.answer = None
+            for live in gone:
+                group.rows.remove(live)
+                self._close(live)
 
     def round(self) -> list[RowResult | RowFailure]:
         """One pass of the target over a group. Rows that end in it leave at once, and waiting ones take their places."""
@@ -287,8 +304,7 @@ class Verifier:
         return None
 
     def _finish(self, live: LiveRow, reason: str) -> RowResult:
-        self._prefixes.close(live.row.key)
-        self.proposer.forget(live.row.key)
+        self._close(live)
         return RowResult(
             key=live.row.key,
             tokens=tuple(live.tokens[len(live.row.prompt) :]),
@@ -302,3 +318,7 @@ class Verifier:
             prefill_seconds=live.prefill_seconds,
             prefill_rounds=live.prefill_rounds,
         )
+
+    def _close(self, live: LiveRow) -> None:
+        self._prefixes.close(live.row.key)
+        self.proposer.forget(live.row.key)

@@ -9,7 +9,7 @@ from protocol import Answer, Setup, serve
 
 from outrider.runner.cluster import local_ray
 from outrider.runner.placement import plan
-from outrider.runner.plan import ActorPlan, plan_replicas
+from outrider.runner.plan import ActorPlan, Blueprint, probed_here
 from outrider.runner.topology import ray_resources, read_topology
 from outrider.runner.wishes import Sizes, Wishes
 from outrider.workers.messages import ModelSpec, Row, Sampling, ServeSpec
@@ -26,7 +26,8 @@ class Outrider:
         sizes = Sizes(read_card(setup.target).weight_bytes, read_card(setup.draft).weight_bytes)
         made = plan([machine], sizes, Wishes(replicas=1, layout="shared"))
         models = [ModelSpec(path, "native", setup.precision) for path in (setup.target, setup.draft)]
-        [replica] = plan_replicas(made, models[0], models[1], ServeSpec(batch=1, draft_tokens=None), True)
+        blueprint = Blueprint(models[0], models[1], ServeSpec(batch=1, draft_tokens=None), movable=True)
+        [replica] = blueprint.replicas(made, probed_here())
         assert replica.draft is not None
         replica = replace(replica, target=_unleased(replica.target), draft=_unleased(replica.draft))
         self._stack = ExitStack()

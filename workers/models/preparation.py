@@ -62,12 +62,15 @@ def prepare_pair(target_name: str, draft_name: str) -> tuple[ModelCard, ModelCar
 def encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
     """Token ids for each prompt (a text, or a list of messages), or the sentence why there are none."""
     tokenizer = _tokenizer(path)
-    return [_encode_one(tokenizer, prompt) for prompt in prompts]
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = iter(tokenizer.encode_all(texts) if texts else ())
+    return [
+        tuple(next(encoded)) or "the prompt has no tokens" if isinstance(prompt, str) else _encode_chat(tokenizer, prompt)
+        for prompt in prompts
+    ]
 
 
-def _encode_one(tokenizer: Tokenizer, prompt: Any) -> tuple[int, ...] | str:
-    if isinstance(prompt, str):
-        return tuple(tokenizer.encode(prompt)) or "the prompt has no tokens"
+def _encode_chat(tokenizer: Tokenizer, prompt: Any) -> tuple[int, ...] | str:
     if not tokenizer.chats:
         return "the model has no chat template, so /v1/chat/completions cannot be answered; use /v1/completions"
     try:

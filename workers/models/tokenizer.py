@@ -30,6 +30,10 @@ class Tokenizer:
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
+        """What ``encode`` gives for each, several times as fast."""
+        return list(self._tokenizer(texts, return_attention_mask=False, return_token_type_ids=False)["input_ids"])
+
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """A conversation in the model's own template, up to where the answer begins."""
         text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

@@ -1,0 +1,34 @@
+"""The real schedule in worlds with deaths, stragglers and replicas that hang."""
+
+from __future__ import annotations
+
+import pytest
+from simulation import Simulation, World
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_job_on_fifty_replicas_loses_nothing_and_ends_in_time(seed: int) -> None:
+    """That no row is lost, doubled, sent after its end, or in a suspect's company, the simulation itself asserts."""
+    world = World(seed=seed)
+    outcome = Simulation(world).run()
+    assert outcome.failed - outcome.innocent == world.poison
+    assert outcome.innocent == 0
+    assert outcome.deaths > 3 * world.poison
+    assert outcome.excess < 0.05, "the tail is too long"
+    assert outcome.copies < 0.01 * world.rows
+    # What may be under way and in store, what waits to be fetched ahead, and a few suspects.
+    assert outcome.most_held < world.replicas * world.capacity * 3
+    # 6 to 15 on a quiet machine; the promise is 50.
+    assert outcome.scheduler_microseconds_a_row < 50
+
+
+def test_a_hung_replica_holds_nothing_up() -> None:
+    """Half of all lives hang sooner or later; nobody dies but of poison, so only late rows given twice can end the job."""
+    outcome = Simulation(World(replicas=20, rows=4000, hangs=0.5, stragglers=0.0, mean_life=300.0, poison=0)).run()
+    assert outcome.failed == outcome.innocent
+    assert outcome.copies > 0
+
+
+def test_memory_does_not_grow_with_the_job() -> None:
+    small, large = (Simulation(World(replicas=10, rows=rows, poison=0)).run() for rows in (2000, 20_000))
+    assert large.most_held <= 1.1 * small.most_held
