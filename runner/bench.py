@@ -34,9 +34,9 @@ from outrider.runner.office import Office
 from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes, probed_here
 from outrider.runner.running import choose_models, is_movable, serve_spec, wishes_of
 from outrider.runner.seating import seat
-from outrider.runner.topology import ray_resources, read_topology
+from outrider.runner.topology import Topology, ray_resources, read_topology
 from outrider.runner.wishes import Sizes
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import LeaseError, UsageError
 from outrider.workers.messages import LayoutRecord, ModelSpec, Row, Sampling, WorkerReport
 from outrider.workers.models.cards import ModelCard
 
@@ -106,23 +106,34 @@ def bench(spec: BenchSpec) -> None:
     system = _prepare(spec, say)
     modes = (PLAIN, ASSISTED) if spec.compare else system.modes
     machine = read_topology()
-    sizes = Sizes(loaded_bytes(system.target, system.target_model.precision))
-    if system.draft is not None and system.draft_model is not None:
-        sizes = replace(sizes, draft=loaded_bytes(system.draft, system.draft_model.precision))
-    movable = is_movable(spec, system.target_model, system.draft_model)
-    made = seat(sizes, replace(wishes_of(spec, movable, len(machine.usable_cores)), replicas=1), spec.wait_for_cores, say)
-    serve = replace(serve_spec(spec, system.draft_model, system.draft_name), batch=1)
-    plan = Blueprint(system.target_model, system.draft_model, serve, movable).replicas(made, probed_here())[0]
-    for note in made.notes:
-        say(f"note: {note}")
     with local_ray(len(machine.usable_cores), ray_resources(machine)):
-        results, reports, layout = _measure_all(spec, system, plan, modes, say)
+        while True:
+            try:
+                results, reports, layout = _measure_all(spec, system, _seated(spec, system, machine, say), modes, say)
+                break
+            except LeaseError as error:  # another run was quicker to the same cores
+                say(f"waiting for cores: {error}")
     compared = comparison(results[PLAIN], results[ASSISTED]) if spec.compare else []
     _print(system, results, compared)
     if spec.json_file is not None:
         _write_json(spec, system, results, compared, reports, layout)
     if spec.plot is not None:
         plot(spec.plot, system.title(), results, compared)
+
+
+def _seated(spec: BenchSpec, system: System, machine: Topology, say: Callable[[str], None]) -> ReplicaPlan:
+    """The pair on cores that are free, waited for where others hold them."""
+    sizes = Sizes(loaded_bytes(system.target, system.target_model.precision))
+    if system.draft is not None and system.draft_model is not None:
+        sizes = replace(sizes, draft=loaded_bytes(system.draft, system.draft_model.precision))
+    movable = is_movable(spec, system.target_model, system.draft_model)
+    wishes = replace(wishes_of(spec, movable, len(machine.usable_cores)), replicas=1)
+    made = seat(sizes, wishes, spec.wait_for_cores, say)
+    for note in made.notes:
+        say(f"note: {note}")
+    serve = replace(serve_spec(spec, system.draft_model, system.draft_name), batch=1)
+    blueprint = Blueprint(system.target_model, system.draft_model, serve, movable)
+    return blueprint.replicas(made, probed_here())[0]
 
 
 def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> System:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from outrider.runner.bench_table import Measured, comparison
 from outrider.runner.bench_tasks import CODE, LENGTHS, SHORT, TOKENS, examples, sizes
 from outrider.runner.cli import app
 from outrider.runner.config import JobSpec
-from outrider.workers.errors import UsageError
-from outrider.workers.messages import Row, RowResult, Sampling
+from outrider.workers.errors import LeaseError, UsageError
+from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
 from outrider.workers.models.cards import ModelCard
 from outrider.workers.models.names import hub_id
 
@@ -212,6 +213,28 @@ def test_the_prefill_ends_with_the_first_token(monkeypatch: pytest.MonkeyPatch) 
     assert result.prefill_rounds == 3, "10 tokens in pieces of 4"
     assert result.rounds - result.prefill_rounds == 7
     assert 0 < result.prefill_seconds < result.seconds
+
+
+def test_cores_lost_to_another_run_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tries: list[str] = []
+
+    def measure(spec: BenchSpec, system: Any, plan: str, modes: Any, say: Any) -> Any:
+        tries.append(plan)
+        if len(tries) == 1:
+            raise LeaseError("core 0 is held by process 7 after 5 s")
+        return {"plain": [Measured(8, (1, 2, 3), 1.0, 0.5, 0, 0, 2, 1)]}, {}, None
+
+    system = bench_module.System(CARD, None, "none", ModelSpec("/models/opt", "native", "w4a8"), None, [])
+    monkeypatch.setattr(bench_module, "_prepare", lambda spec, say: system)
+    monkeypatch.setattr(bench_module, "_seated", lambda spec, system, machine, say: f"seat {len(tries)}")
+    monkeypatch.setattr(bench_module, "local_ray", lambda cores, resources: nullcontext())
+    monkeypatch.setattr(bench_module, "_measure_all", measure)
+    bench_module.bench(BenchSpec(draft="none"))
+    assert tries == ["seat 0", "seat 1"], "each try on cores that were free when it began"
+    printed = capsys.readouterr()
+    assert "| Example# |" in printed.out and "waiting for cores: core 0 is held by process 7" in printed.err
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
