@@ -69,6 +69,25 @@ def test_prompts_and_warming_up_do_not_count() -> None:
     assert trial.rates["turns"] > 100
 
 
+def test_reading_prompts_counts_as_far_as_the_job_reads() -> None:
+    """The one that decodes faster reads slower; with long prompts and short answers that decides."""
+
+    def play_with(read_each: int) -> str:
+        seconds = {"turns": 0.10, "ahead": 0.08}
+        reading = {"turns": 0.001, "ahead": 0.003}
+        trial = Trial(list(seconds))
+        for number in range(10_000):
+            if trial.over:
+                return trial.best
+            read = read_each if number % 3 == 0 else 0
+            name = trial.current
+            trial.observe(Round((4,) * 4, 4, 3, 4, not read, read), seconds[name] + read * reading[name])
+        raise AssertionError("the trial does not end")
+
+    assert play_with(1) == "ahead"
+    assert play_with(200) == "turns"
+
+
 def test_another_number_of_rows_is_another_trial() -> None:
     trial = Trial(["turns", "plain"])
     for _ in range(40):

@@ -2,7 +2,7 @@
 
 Each arrangement is given a few rounds in turn, twice over, since a machine's speed drifts. What is compared is not how many
 tokens were committed, which is luck over so few rounds, but how many are to be expected at the acceptance seen in all of
-them together, against the seconds that the rounds took.
+them together, against the seconds that the rounds took; and what it costs to read prompts there, as far as this job reads.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ROWS_TOLERANCE = 0.25
 class Round:
     """One pass: candidates of each row, of which ``tried`` were put to the test and ``accepted`` held.
 
-    ``live`` counts all rows under way, ``steady`` says whether those of this pass were past their prompts
-    and open to proposals.
+    ``live`` counts all rows under way, ``read`` the tokens of prompts that were fed. ``steady`` says whether all rows of
+    the pass were past their prompts and open to proposals.
     """
 
     proposed: tuple[int, ...]
@@ -37,12 +37,18 @@ class Round:
     accepted: int
     live: int
     steady: bool
+    read: int = 0
 
 
 @dataclass(slots=True)
 class _Score:
+    """``seconds`` of ``rounds`` without prompts and what they proposed; ``reading``, what ``read`` prompt tokens added."""
+
     seconds: float = 0.0
+    rounds: int = 0
     proposed: Counter[int] = field(default_factory=Counter)
+    reading: float = 0.0
+    read: int = 0
 
 
 class Trial:
@@ -54,6 +60,7 @@ class Trial:
     def _begin(self) -> None:
         self._scores = {name: _Score() for name in self._names}
         self._tried, self._held = PRIOR_WEIGHT, PRIOR_ACCEPTANCE * PRIOR_WEIGHT
+        self._read = self._committed = 0
         self._phases = [name for _ in range(CYCLES) for name in self._names]
         self._phase = 0
         self._begin_phase()
@@ -78,13 +85,19 @@ class Trial:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Expected tokens a second, of those that have been tried."""
+        """Expected tokens a second, prompts included, of those that have been tried."""
         chance = self._held / self._tried
-        return {
-            name: sum(count * expected_tokens(chance, each) for each, count in score.proposed.items()) / score.seconds
-            for name, score in self._scores.items()
-            if score.seconds > 0.0
-        }
+        scores = {name: score for name, score in self._scores.items() if score.seconds > 0.0}
+        # Where no prompt was read it is taken to cost what it costs elsewhere.
+        all_read = sum(score.read for score in scores.values())
+        usual = sum(score.reading for score in scores.values()) / all_read if all_read else 0.0
+        read_a_token = self._read / self._committed if self._committed else 0.0
+        rates = {}
+        for name, score in scores.items():
+            expected = sum(count * expected_tokens(chance, each) for each, count in score.proposed.items())
+            reading = score.reading / score.read if score.read else usual
+            rates[name] = 1.0 / (score.seconds / expected + reading * read_a_token)
+        return rates
 
     def observe(self, round: Round, seconds: float) -> None:
         """A round of the current arrangement, and the time since the end of the one before."""
@@ -93,14 +106,20 @@ class Trial:
         if self._rows is None or abs(round.live - self._rows) > ROWS_TOLERANCE * self._rows:
             self._rows = round.live
             self._begin()
+        self._read += round.read
+        self._committed += round.accepted + len(round.proposed)
+        score = self._scores[self.current]
+        if round.read and score.rounds:
+            score.read += round.read
+            score.reading += max(0.0, seconds - score.seconds / score.rounds)
         if not round.steady:
             return
         self._rounds += 1
         if self._rounds <= WARM_UP_ROUNDS:
             return
         self._seconds += seconds
-        score = self._scores[self.current]
         score.seconds += seconds
+        score.rounds += 1
         score.proposed.update(round.proposed)
         self._tried += round.tried
         self._held += round.accepted

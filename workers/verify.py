@@ -168,13 +168,14 @@ class Verifier:
         # Asked for now and taken at the group's next round: until then the draft works beside whatever the target does.
         self._ask(group)
         self.verify_seconds.observe(fed, verified - started)
+        read = fed - sum(len(guess) + 1 for guess in candidates)
         self.last_round = Round(
             proposed=tuple(len(guess) for guess in candidates),
             tried=tried,
             accepted=self.progress.accepted - before,
             live=live_rows,
-            steady=assisted
-            and all(len(feed.tokens) == len(guess) + 1 for feed, guess in zip(feeds, candidates, strict=True)),
+            steady=assisted and read == 0,
+            read=read,
         )
         self.progress.plain_rounds += not any(candidates)
         return ended
