@@ -24,8 +24,8 @@ def arrangements_of(target: PlannedActor, draft: PlannedActor | None, movable: b
     given = max(1, len(cores) // TARGET_CORES_A_DRAFT_CORE)
     return (
         Arrangement("turns", Overlap.TURNS, cores, cores),
-        *_crosswise(cores[given:], cores[:given], batch),
         Arrangement("plain", Overlap.TURNS, cores, cores, plain=True),
+        *_crosswise(cores[given:], cores[:given], batch),
     )
 
 

@@ -27,8 +27,8 @@ def test_shared_seats_take_turns_unless_they_can_be_divided() -> None:
     both = (0, 1)
     assert names(both, both, movable=False) == ["turns"]
     assert names((0,), (0,), movable=True) == ["turns"]
-    assert names(both, both, movable=True) == ["turns", "ahead", "groups", "plain"]
-    assert names(both, both, movable=True, batch=1) == ["turns", "ahead", "plain"]
+    assert names(both, both, movable=True) == ["turns", "plain", "ahead", "groups"]
+    assert names(both, both, movable=True, batch=1) == ["turns", "plain", "ahead"]
 
 
 def test_without_a_draft_there_is_nothing_to_arrange() -> None:

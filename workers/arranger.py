@@ -116,16 +116,24 @@ class Arranger:
         sentence = f"layout {describe(took)}" + (f": {rate:,.0f} tokens/s" if rate is not None else "")
         sentence += f" against {against}" if against else ""
         self.record = LayoutRecord(
-            found.took, found.rates, f"{sentence} ({how}{self._more_rows()})", took.target_cores, took.draft_cores
+            found.took,
+            found.rates,
+            f"{sentence} ({how}{self._more_rows(found.rates)})",
+            took.target_cores,
+            took.draft_cores,
         )
 
-    def _more_rows(self) -> str:
-        """What the honest rival would do: no draft, and twice as many rows at once."""
+    def _more_rows(self, rates: dict[str, float]) -> str:
+        """What the honest rival would do: no draft, and twice as many rows at once. Prompts cost as much as they did."""
         rows = self._verifier.batch
-        curve = next((self._curves[each.target_cores] for each in self._arrangements.values() if each.plain), None)
-        if curve is None:
+        plain = next((each for each in self._arrangements.values() if each.plain and each.name in rates), None)
+        if plain is None:
             return ""
-        return f"; without a draft and with --batch {2 * rows} it would be about {2 * rows / curve(2 * rows):,.0f}"
+        curve = self._curves[plain.target_cores]
+        seconds = 1.0 / rates[plain.name] - curve(rows) / rows + curve(2 * rows) / (2 * rows)
+        if seconds <= 0.0:
+            return ""
+        return f"; without a draft and with --batch {2 * rows} it would be about {1.0 / seconds:,.0f}"
 
 
 def describe(arrangement: Arrangement) -> str:

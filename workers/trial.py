@@ -18,8 +18,9 @@ CYCLES = 2
 PHASE_SECONDS = 0.25
 PHASE_ROUNDS = 8
 WARM_UP_ROUNDS = 3
-# What is this much slower than the best after the first time round is not tried again.
-HOPELESS = 0.75
+# What is this much slower than another is given up, in the midst of its phase if need be, and not tried again.
+HOPELESS = 0.8
+ROUNDS_TO_GIVE_UP = 4
 # A trial starts over when the number of rows changes by more than this share.
 ROWS_TOLERANCE = 0.25
 
@@ -123,10 +124,16 @@ class Trial:
         score.proposed.update(round.proposed)
         self._tried += round.tried
         self._held += round.accepted
-        if self._rounds >= WARM_UP_ROUNDS + PHASE_ROUNDS and self._seconds >= PHASE_SECONDS:
-            self._phase += 1
-            self._begin_phase()
-            if self._phase == len(self._names):
-                rates = self.rates
-                hopeless = {name for name, rate in rates.items() if rate < HOPELESS * max(rates.values())}
-                self._phases[self._phase :] = [name for name in self._names if name not in hopeless]
+        counted = self._rounds - WARM_UP_ROUNDS
+        if counted >= ROUNDS_TO_GIVE_UP and self._is_hopeless(self.current):
+            self._phases[self._phase + 1 :] = [name for name in self._phases[self._phase + 1 :] if name != self.current]
+        elif counted < PHASE_ROUNDS or self._seconds < PHASE_SECONDS:
+            return
+        self._phase += 1
+        self._begin_phase()
+        if self._phase == len(self._names):
+            self._phases[self._phase :] = [name for name in self._phases[self._phase :] if not self._is_hopeless(name)]
+
+    def _is_hopeless(self, name: str) -> bool:
+        rates = self.rates
+        return rates[name] < HOPELESS * max(rates.values())

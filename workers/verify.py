@@ -109,8 +109,7 @@ class Verifier:
     def arrange(self, overlap: Overlap, draft_tokens: int | None) -> None:
         """Work in another way from the next round on. What has been asked for is let go."""
         for group in self._groups:
-            if group.answer is not None:
-                group.answer()
+            self._candidates(group)
         rows = [live for group in self._groups for live in group.rows]
         self._overlap, self.draft_tokens = overlap, draft_tokens
         count = 2 if overlap is Overlap.GROUPS else 1
