@@ -98,15 +98,16 @@ class Arranger:
                 remember(self._memory_key, self._tried, found)
 
     def _take(self, arrangement: Arrangement) -> None:
-        if arrangement.target_cores and arrangement.target_cores != self._current.target_cores:
-            self._move_target(arrangement.target_cores)
-        self._current = arrangement
         self._verifier.arrange(arrangement.overlap, 0 if arrangement.plain else self._draft_tokens)
-        self._draft.settle(arrangement)
-        curve = self._curves.get(arrangement.target_cores)
-        if curve is None:
-            curve = self._curves[arrangement.target_cores] = self._measure()
-        self._verifier.verify_seconds = curve
+        with self._verifier.tally.arranging():
+            if arrangement.target_cores and arrangement.target_cores != self._current.target_cores:
+                self._move_target(arrangement.target_cores)
+            self._current = arrangement
+            self._draft.settle(arrangement)
+            curve = self._curves.get(arrangement.target_cores)
+            if curve is None:
+                curve = self._curves[arrangement.target_cores] = self._measure()
+            self._verifier.verify_seconds = curve
 
     def _settle(self, found: Remembered, how: str) -> None:
         took = self._chosen = self._arrangements[found.took]

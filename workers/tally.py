@@ -66,6 +66,13 @@ class Tally:
         self._slice("commit", started, self._clock(), rows, tokens)
 
     @contextmanager
+    def arranging(self) -> Iterator[None]:
+        """While target and draft are taken to other cores, and what passes cost there is measured."""
+        started = self._clock()
+        yield
+        self._slice("arrange", started, self._clock(), 0, 0)
+
+    @contextmanager
     def idling(self) -> Iterator[None]:
         """While there is nothing to do."""
         self._idle_since = self._clock()
