@@ -37,9 +37,9 @@ from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
 
 ALL_DONE, SOME_FAILED, INTERRUPTED = 0, 3, 130
-# What a checkpoint calls its own number format.
 LOOKUP = "lookup"
 FEWEST_CORES_TO_SPLIT = 4
+# What a checkpoint calls its own number format.
 OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
