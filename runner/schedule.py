@@ -176,10 +176,6 @@ class Schedule:
         self._last_reason = ""
 
     @property
-    def in_flight(self) -> int:
-        return len(self._holders)
-
-    @property
     def held(self) -> int:
         """How many rows the schedule knows of at this moment."""
         return len(self._holders) + len(self._waiting) + len(self._suspects)
