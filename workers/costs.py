@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from outrider.workers.engine import Engine, Feed
 from outrider.workers.messages import Sampling
@@ -74,18 +74,28 @@ class RunningMeans:
         return None if nearest is None else self._means[nearest]
 
 
-def measure(engine: Engine, seconds: float = BUDGET_SECONDS) -> CostCurve:
-    """Feed a probe row passes of several sizes: each once, and again as long as the time lasts; the fastest counts."""
+def measure(engine: Engine, seconds: float = BUDGET_SECONDS, only: Sequence[int] = ()) -> CostCurve:
+    """Feed a probe row passes of several sizes: each once, and again as long as the time lasts; the fastest counts.
+
+    With ``only``, passes of these sizes, once each.
+    """
+    if only:
+        return CostCurve(_passes(engine, 0.0, only, 1))
+    return CostCurve(_passes(engine, seconds, POINTS, PREFIX))
+
+
+def _passes(engine: Engine, seconds: float, sizes: Sequence[int], prefix: int) -> dict[int, float]:
     deadline = time.perf_counter() + seconds
     points: dict[int, float] = {}
-    engine.open(PROBE_ROW, Sampling(), PREFIX)
+    engine.open(PROBE_ROW, Sampling(), prefix)
     try:
-        prefix = min(PREFIX, engine.context // 2)
+        prefix = min(prefix, engine.context // 2)
         engine.feed([Feed(PROBE_ROW, [1] * prefix, 0)])
         for repeat in range(REPEATS):
-            for count in POINTS:
+            for count in sizes:
                 beyond = prefix + count > engine.context
-                if beyond or ((count not in FIRST_POINTS or repeat) and time.perf_counter() > deadline):
+                needed = not repeat and (count in FIRST_POINTS or sizes is not POINTS)
+                if beyond or (not needed and time.perf_counter() > deadline):
                     continue
                 engine.truncate(PROBE_ROW, prefix)
                 started = time.perf_counter()
@@ -93,4 +103,4 @@ def measure(engine: Engine, seconds: float = BUDGET_SECONDS) -> CostCurve:
                 points[count] = min(points.get(count, math.inf), time.perf_counter() - started)
     finally:
         engine.close(PROBE_ROW)
-    return CostCurve(points)
+    return points

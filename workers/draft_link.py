@@ -40,10 +40,11 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """Seconds of a step, as the draft says, and of the way there and back, by number of rows."""
+    """Seconds of a step, as the draft says, and of the way there and back, by number of rows; and of reading a token."""
 
     steps: RunningMeans = field(default_factory=lambda: RunningMeans(1.0))
     hops: RunningMeans = field(default_factory=lambda: RunningMeans(FRESH))
+    reading: RunningMeans = field(default_factory=lambda: RunningMeans(1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,12 @@ class DraftLink:
         if draft is None or draft.lost:
             return None
         # Until a round has been measured candidates count as free, so that the first round asks.
-        return Price(self._current.steps(rows) or 0.0, self._current.hops(rows) or 0.0)
+        prices = self._current
+        return Price(prices.steps(rows) or 0.0, prices.hops(rows) or 0.0, prices.reading(1) or 0.0)
+
+    def unread(self, live: LiveRow) -> int:
+        draft = self._draft
+        return len(live.tokens) - (0 if draft is None else draft.known.get(live.row.key, 0))
 
     def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
         draft = self._draft
@@ -178,6 +184,8 @@ class DraftLink:
             self._tally.hop(hop)
         if candidates.step is not None:
             self._current.steps.observe(len(asked.rows), candidates.step)
+        if candidates.read is not None:
+            self._current.reading.observe(1, candidates.read)
         self._current.hops.observe(len(asked.rows), hop)
         for key in candidates.forgotten:
             draft.known.pop(key, None)
