@@ -51,6 +51,7 @@ class Bench:
         memory_key: str = "",
         arrangements: Sequence[Arrangement] = ARRANGEMENTS,
         draft_tokens: int | None = None,
+        verify_seconds: float = 1.0,
     ) -> None:
         self.verifier = Verifier(
             engine=FakeEngine(),
@@ -58,7 +59,7 @@ class Bench:
             proposer=Nonsense(3),
             batch=4,
             draft_tokens=draft_tokens,
-            verify_seconds=CostCurve({1: 1.0, 64: 1.1}),
+            verify_seconds=CostCurve({1: verify_seconds, 64: 1.1 * verify_seconds}),
             end_tokens=(END,),
         )
         self.draft = Draft()
@@ -151,6 +152,19 @@ def test_what_was_found_is_remembered_and_looked_at_again_later(monkeypatch: pyt
     assert Bench("another pair").draft.settled == ["turns"]
     again.work(rows(120))
     assert set(again.draft.settled) == {each.name for each in ARRANGEMENTS}
+
+
+@pytest.mark.parametrize("plain_pass", [1.0, 0.001])
+def test_a_choice_that_turns_out_slower_than_plain_decoding_is_tried_again(
+    plain_pass: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arranger, "ROUNDS_TO_DOUBT", 32)
+    names = [each.name for each in ARRANGEMENTS]
+    remember("pair", names, Remembered("ahead", {"ahead": 2.0, "plain": 1.0}))
+    bench = Bench("pair", verify_seconds=plain_pass)
+    bench.work(rows(120))
+    assert bench.verifier.progress.rounds > 32
+    assert ("plain" in bench.draft.settled) == (plain_pass < SECONDS["ahead"])
 
 
 def test_a_memory_that_is_damaged_old_or_of_other_arrangements_is_none(

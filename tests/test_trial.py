@@ -48,6 +48,14 @@ def test_a_draft_that_never_hits_loses_to_none() -> None:
     assert trial.best == "plain"
 
 
+@pytest.mark.parametrize(("turns", "winner"), [(0.0196, "plain"), (0.0190, "turns")])
+def test_a_draft_that_hardly_gains_loses_to_none(turns: float, winner: str) -> None:
+    trial = Trial(["turns", "plain"], plain="plain")
+    while not trial.over:
+        trial.observe(Round((0,), 0, 0, 1, True), {"turns": turns, "plain": 0.020}[trial.current])
+    assert trial.best == winner
+
+
 def test_what_is_hopeless_is_tried_once() -> None:
     seconds = {"turns": 0.030, "ahead": 0.031, "plain": 0.5}
     trial = Trial(list(seconds))

@@ -8,11 +8,13 @@ from typing import Protocol
 from outrider.workers.costs import CostCurve
 from outrider.workers.layout_memory import Remembered, recall, remember
 from outrider.workers.messages import Arrangement, LayoutRecord
-from outrider.workers.trial import Trial
+from outrider.workers.trial import Round, Trial
 from outrider.workers.verify import Verifier
 
 # After so many rounds the arrangements are tried again: rows and neighbours change.
 ROUNDS_BETWEEN_TRIALS = 4096
+# Over so many rounds a draft must have been worth its while, or they are tried again at once. The pauses double.
+ROUNDS_TO_DOUBT = 128
 
 
 class Draft(Protocol):
@@ -54,13 +56,16 @@ class Arranger:
         self._holding = False
         # A number of candidates that the user fixed is not put to the vote.
         self._tried = [each.name for each in arrangements if not each.plain or self._draft_tokens is None]
+        self._plain = next((each for each in arrangements if each.plain and each.name in self._tried), None)
+        self._doubt_after = ROUNDS_TO_DOUBT
+        self._begin_watch()
         self._current = self._chosen = first
         known = recall(memory_key, self._tried) if memory_key and len(self._tried) > 1 else None
         self._take(self._arrangements[known.took] if known else first)
         if known is not None:
             self._settle(known, "measured earlier")
         elif len(self._tried) > 1:
-            self._trial = Trial(self._tried)
+            self._begin_trial()
 
     def hold(self, name: str | None) -> None:
         """Use this arrangement, whatever is known of others; None goes back to the one chosen or being tried."""
@@ -79,10 +84,10 @@ class Arranger:
             return
         self._rounds += 1
         if self._trial is None:
-            if self._rounds >= ROUNDS_BETWEEN_TRIALS:
+            doubtful = self._loses_to_plain(done, seconds)
+            if self._rounds >= ROUNDS_BETWEEN_TRIALS or doubtful:
                 self._rounds = 0
-                self._trial = Trial(self._tried)
-                self._take(self._arrangements[self._trial.current])
+                self._take(self._arrangements[self._begin_trial().current])
             return
         if not self._draft.ready:
             return
@@ -93,9 +98,36 @@ class Arranger:
         if self._trial.over:
             found = Remembered(chosen.name, {name: round(rate, 3) for name, rate in self._trial.rates.items()})
             self._trial, self._rounds = None, 0
+            self._begin_watch()
             self._settle(found, "measured on this job's rows")
             if self._memory_key:
                 remember(self._memory_key, self._tried, found)
+
+    def _begin_trial(self) -> Trial:
+        self._trial = Trial(self._tried, None if self._plain is None else self._plain.name)
+        return self._trial
+
+    def _begin_watch(self) -> None:
+        self._watched, self._spent, self._spent_plainly = 0, 0.0, 0.0
+
+    def _loses_to_plain(self, done: Round, seconds: float) -> bool:
+        """Whether the rounds since the choice took longer than the same tokens would have without a draft.
+
+        A choice may have been made in a disturbed minute, or on rows that took the draft's candidates when those now under
+        way do not; on cores of its own such a draft costs the target its share of them.
+        """
+        if self._plain is None or self._chosen.plain or not done.steady:
+            return False
+        self._watched += 1
+        self._spent += seconds
+        committed = done.accepted + len(done.proposed)
+        self._spent_plainly += committed / done.live * self._curves[self._plain.target_cores](done.live)
+        if self._watched < self._doubt_after:
+            return False
+        loses = self._spent > self._spent_plainly
+        self._doubt_after = min(2 * self._doubt_after, ROUNDS_BETWEEN_TRIALS) if loses else ROUNDS_TO_DOUBT
+        self._begin_watch()
+        return loses
 
     def _take(self, arrangement: Arrangement) -> None:
         self._verifier.arrange(arrangement.overlap, 0 if arrangement.plain else self._draft_tokens)

@@ -3,6 +3,7 @@
 Each arrangement is given a few rounds in turn, twice over, since a machine's speed drifts. What is compared is not how many
 tokens were committed, which is luck over so few rounds, but how many are to be expected at the acceptance seen in all of
 them together, against the seconds that the rounds took; and what it costs to read prompts there, as far as this job reads.
+An arrangement without a draft wins unless another is clearly faster: where they tie, the draft is of no use.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ WARM_UP_ROUNDS = 3
 # What is this much slower than another is given up, in the midst of its phase if need be, and not tried again.
 HOPELESS = 0.8
 ROUNDS_TO_GIVE_UP = 4
+# A draft has to bring this much; less is within what two measurements of the same thing differ by.
+CLEARLY = 1.03
 # A trial starts over when the number of rows changes by more than this share.
 ROWS_TOLERANCE = 0.25
 
@@ -53,8 +56,10 @@ class _Score:
 
 
 class Trial:
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], plain: str | None = None) -> None:
+        """``plain`` is the one of them that does without a draft."""
         self._names = list(names)
+        self._plain = plain
         self._rows: int | None = None
         self._begin()
 
@@ -82,7 +87,10 @@ class Trial:
     @property
     def best(self) -> str:
         rates = self.rates
-        return max(rates, key=rates.__getitem__) if rates else self._names[0]
+        fastest = max(rates, key=rates.__getitem__, default=self._names[0])
+        if self._plain in rates and rates[fastest] < CLEARLY * rates[self._plain]:
+            return self._plain
+        return fastest
 
     @property
     def rates(self) -> dict[str, float]:
