@@ -133,7 +133,9 @@ def _seated(spec: BenchSpec, system: System, machine: Topology, say: Callable[[s
         say(f"note: {note}")
     serve = replace(serve_spec(spec, system.draft_model, system.draft_name), batch=1)
     blueprint = Blueprint(system.target_model, system.draft_model, serve, movable)
-    return blueprint.replicas(made, probed_here())[0]
+    plan = blueprint.replicas(made, probed_here())[0]
+    # How the two share their cores is found out anew: what an earlier run kept may be of a disturbed minute.
+    return replace(plan, serve=replace(plan.serve, memory_key=""))
 
 
 def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> System:
