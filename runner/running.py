@@ -228,7 +228,11 @@ def choose_models(
     if draft is None or spec.draft_tokens == 0:
         return target_model, None
     draft_on_accelerator = bool(on_accelerator) and "cpu" not in spec.devices
-    return target_model, _model(spec, draft, spec.draft_precision, draft_on_accelerator, office, say)
+    precision = spec.draft_precision
+    if precision == "auto" and draft.dtype == "float16" and not draft_on_accelerator and spec.engine != "hf":
+        # Drafts are hints: rounding one costs no text, and keeps it on the native engine, which has no fp16.
+        precision = "bf16"
+    return target_model, _model(spec, draft, precision, draft_on_accelerator, office, say)
 
 
 def _model(
