@@ -15,7 +15,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,16 @@ from door import EXAMPLES, Ran, prompts_of, rows_of, run, write_rows
 from forward import model_directory
 from inflate import SHAPES, inflate
 
+from outrider.workers.costs import CostCurve
 from outrider.workers.models.cards import POCKET, find
 from outrider.workers.models.packed_cache import cache_directory
+from outrider.workers.speculation import MOST_CANDIDATES, Overlap, Price, expected_rate
 
 DRAFT = "160m"
 # Found by running this at k=6: see docs/measurements.md.
 DRAFT_NOISE = {"1b": 0.55, "7b": 0.5}
 DRAFT_SEED = 7
+CHANCE = 0.8
 
 
 def pair(shape: str, noise: float) -> tuple[Path, Path]:
@@ -91,17 +94,67 @@ def _commits(events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (event for event in events if event.get("ph") == "X" and event["name"] == "commit")
 
 
+def decoding(ran: Ran) -> float:
+    """Tokens a second of the rounds in which nobody read a prompt, whatever was tried in them."""
+    rounds = [sums for each in ran.told["costs"].values() for sums in each["rounds"].values()]
+    return float(sum(sums["tokens"] for sums in rounds) / sum(sums["seconds"] for sums in rounds))
+
+
+def foretold(ran: Ran) -> dict[str, str]:
+    """By arrangement: what a round should take and bring, and what it did."""
+    found = {}
+    for costs in ran.told["costs"].values():
+        for name, sums in costs["rounds"].items():
+            rounds = sums["rounds"]
+            should, did = (sums[key] / rounds * 1e3 for key in ("foreseen_seconds", "seconds"))
+            gain, gained = (sums[key] / rounds for key in ("foreseen_tokens", "tokens"))
+            found[name] = (
+                f"{should:.2f} ms foreseen, {did:.2f} taken; {gain:.2f} tokens foreseen, {gained:.2f} gained; {rounds} rounds"
+            )
+    return found
+
+
+def expected_times(
+    verify: Mapping[str, float], draft: Mapping[str, Mapping[str, float]], rows: int, chance: float, candidates: int | None
+) -> float:
+    """What the cost curves promise: tokens a second with the best number of candidates, against those without any.
+
+    ``verify`` are seconds by tokens fed, ``draft`` its step and hop by rows, as job.json has them; prompts are left out.
+    """
+    curve = CostCurve({int(count): seconds for count, seconds in verify.items()})
+    price = Price(_nearest(draft["step"], rows), _nearest(draft["hop"], rows))
+    counts = range(MOST_CANDIDATES + 1) if candidates is None else (candidates,)
+    plain = expected_rate([chance] * rows, 0, curve, price, Overlap.TURNS)
+    return max(expected_rate([chance] * rows, count, curve, price, Overlap.TURNS) for count in counts) / plain
+
+
+def _nearest(means: Mapping[str, float], rows: int) -> float:
+    return means[min(means, key=lambda count: abs(int(count) - rows))]
+
+
+def promise(plain: Ran, with_draft: Ran, rows: int, candidates: int | None, chance: float | None) -> float | None:
+    """By the passes as measured when the plain job began, with nothing else being loaded, and the draft's own prices."""
+    (before,), (costs,) = (list(each.told["costs"].values()) for each in (plain, with_draft))
+    draft = costs["draft"].get("turns") or costs["draft"].get("")
+    tried = sum(sums["tried"] for sums in costs["rounds"].values())
+    if not draft or not draft["step"] or not tried:
+        return None
+    held = sum(sums["held"] for sums in costs["rounds"].values())
+    return expected_times(before["verify_at_start"], draft, rows, held / tried if chance is None else chance, candidates)
+
+
 def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
     """The medians, and what the assisted run of median speed says of itself."""
     ranked = sorted(assisted, key=speed)
     middle = ranked[(len(ranked) - 1) // 2]
     lengths = middle.summary["accepted_lengths"]
     layout = next(iter(middle.told.get("layouts", {}).values()), {})
-    base = statistics.median(map(speed, plain))
+    base, rounds = statistics.median(map(speed, plain)), statistics.median(map(decoding, plain))
     return {
         "plain tokens/s": round(base, 2),
         "assisted tokens/s": round(speed(middle), 2),
         "times": round(speed(middle) / base, 3),
+        "times in rounds alone": round(decoding(middle) / rounds, 3),
         "times of each turn": [round(speed(right) / speed(left), 3) for left, right in zip(plain, assisted, strict=True)],
         "tokens a round": round(tokens_a_round(lengths), 3),
         "accepted lengths": lengths,
@@ -110,7 +163,7 @@ def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
         "in no forward pass": round(share_outside(middle), 4),
         "layout": layout.get("took"),
         "layout in words": layout.get("sentence"),
-        "costs": next(iter(middle.told.get("costs", {}).values()), {}),
+        "foretold": foretold(middle),
         "same bytes": all(left.same_as(right) for left, right in pairwise([*plain, *assisted])),
     }
 
@@ -166,6 +219,9 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if asked.after is not None:
                 rates[name] += rates_after(trace, asked.tokens, asked.after)
     found = figures(plain, assisted)
+    candidates = None if asked.draft_tokens == "auto" else int(asked.draft_tokens)
+    promised = promise(plain[-1], assisted[-1], asked.batch, candidates, CHANCE if asked.draft_noise is None else None)
+    found["times by the cost curves"] = None if promised is None else round(promised, 3)
     if asked.after is not None:
         base, with_them = (statistics.median(rates[name]) for name in ("plain", "assisted"))
         found |= {f"plain tokens/s after {asked.after}": round(base, 2), "assisted": round(with_them, 2)}

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import END, FakeEngine, Fixed, Nonsense, decode, plain
@@ -43,6 +44,9 @@ class Draft:
 
     def settle(self, arrangement: Arrangement) -> None:
         self.settled.append(arrangement.name)
+
+    def costs(self) -> dict[str, Any]:
+        return {}
 
 
 class Bench:

@@ -21,7 +21,8 @@ import equality
 def ran(folder: Path, text: str = "same", **summary: Any) -> door.Ran:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.jsonl").write_text(text)
-    return door.Ran(folder, {"summary": summary}, 1.0)
+    rounds = {"turns": {"rounds": 10, "seconds": 2.0, "tokens": 30, "foreseen_seconds": 1.0, "foreseen_tokens": 40.0}}
+    return door.Ran(folder, {"summary": summary, "costs": {"0": {"rounds": rounds}}}, 1.0)
 
 
 def replica(tokens: int, seconds: float, idle: float = 0.0) -> dict[str, Any]:
@@ -92,8 +93,18 @@ def test_figures_are_those_of_the_median_run(tmp_path: Path) -> None:
     assert found["tokens a round"] == 2.5
     assert found["in no forward pass"] == pytest.approx(0.1)
     assert found["same bytes"]
+    assert found["times in rounds alone"] == 1.0
+    assert found["foretold"]["turns"].startswith("100.00 ms foreseen, 200.00 taken; 4.00 tokens foreseen, 3.00 gained")
     (with_draft[2].directory / "results.jsonl").write_text("other")
     assert not assisted.figures(plain, with_draft)["same bytes"]
+
+
+def test_what_the_cost_curves_promise() -> None:
+    verify, draft = {"1": 1.0, "4": 1.0, "8": 2.0}, {"step": {"1": 0.125, "4": 1.0}, "hop": {"1": 0.125}}
+    assert assisted.expected_times(verify, draft, 1, 1.0, 3) == 4 / 1.5
+    assert assisted.expected_times(verify, draft, 1, 1.0, None) >= 4 / 1.5
+    assert assisted.expected_times(verify, draft, 1, 0.0, None) == 1.0
+    assert assisted.expected_times(verify, draft, 4, 1.0, 1) == 2 * 1.0 / (2.0 + 1.125)
 
 
 @pytest.mark.parametrize(

@@ -23,4 +23,6 @@ def test_rounds_are_summed_by_arrangement_and_by_whether_there_were_candidates()
         "tokens": 4,
         "foreseen_tokens": 6.0,
         "verify_seconds": 0.1,
+        "tried": 3,
+        "held": 2,
     }

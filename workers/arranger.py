@@ -42,6 +42,9 @@ class Draft(Protocol):
     def settle(self, arrangement: Arrangement) -> None:
         """Move the draft there, now or as soon as it comes up."""
 
+    def costs(self) -> dict[str, Any]:
+        """What it has cost in each arrangement."""
+
 
 class Arranger:
     """Belongs to the verifying thread. ``move_target`` takes the target to other cores, ``measure`` its costs there.
@@ -106,7 +109,12 @@ class Arranger:
     def costs(self) -> dict[str, Any]:
         """Passes as measured at the start and as they are now, and what rounds took against what was foreseen."""
         curve = self._curves[self._first.target_cores]
-        return {"verify_at_start": self._at_start.points, "verify": curve.points, "rounds": self._foresight.record()}
+        return {
+            "verify_at_start": self._at_start.points,
+            "verify": curve.points,
+            "draft": self._draft.costs(),
+            "rounds": self._foresight.record(),
+        }
 
     def after_round(self, seconds: float) -> None:
         """To be called after each round, with the time since the end of the one before."""

@@ -69,6 +69,10 @@ class RunningMeans:
         previous = self._means.get(rows, value)
         self._means[rows] = previous + self._fresh * (value - previous)
 
+    @property
+    def means(self) -> dict[int, float]:
+        return dict(self._means)
+
     def __call__(self, rows: int) -> float | None:
         nearest = min(self._means, key=lambda count: abs(count - rows), default=None)
         return None if nearest is None else self._means[nearest]

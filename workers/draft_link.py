@@ -111,6 +111,13 @@ class DraftLink:
         prices = self._current
         return Price(prices.steps(rows) or 0.0, prices.hops(rows) or 0.0, prices.reading(1) or 0.0)
 
+    def costs(self) -> dict[str, dict[str, dict[int, float]]]:
+        """By arrangement, seconds of a step and of the hop by number of rows, and of reading a token."""
+        return {
+            name: {"step": prices.steps.means, "hop": prices.hops.means, "read": prices.reading.means}
+            for name, prices in list(self._prices.items())
+        }
+
     def unread(self, live: LiveRow) -> int:
         draft = self._draft
         return len(live.tokens) - (0 if draft is None else draft.known.get(live.row.key, 0))

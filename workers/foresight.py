@@ -16,6 +16,8 @@ class _Sums:
     tokens: int = 0
     foreseen_tokens: float = 0.0
     verify_seconds: float = 0.0
+    tried: int = 0
+    held: int = 0
 
 
 class Foresight:
@@ -35,6 +37,8 @@ class Foresight:
         sums.tokens += round.accepted + len(round.proposed)
         sums.foreseen_tokens += round.foreseen.tokens
         sums.verify_seconds += round.verifying
+        sums.tried += round.tried
+        sums.held += round.accepted
 
     def record(self) -> dict[str, Any]:
         return {

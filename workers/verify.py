@@ -304,9 +304,9 @@ class Verifier:
     def _foresee(self, group: Group) -> Foreseen | None:
         """What the group's next round should take and bring, by what is known of costs and chances."""
         rows, counts = group.asked, group.counts
-        price = self.proposer.price(len(rows)) if rows else None
-        if price is None:
+        if not rows:
             return None
+        price = self.proposer.price(len(rows)) or Price(0.0)
         chances = [live.acceptance.chance for live in rows]
         hit = math.prod(chance**count for chance, count in zip(chances, counts, strict=True))
         verify = self.verify_seconds(len(rows) + sum(counts))
