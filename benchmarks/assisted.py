@@ -108,9 +108,8 @@ def foretold(ran: Ran) -> dict[str, str]:
             rounds = sums["rounds"]
             should, did = (sums[key] / rounds * 1e3 for key in ("foreseen_seconds", "seconds"))
             gain, gained = (sums[key] / rounds for key in ("foreseen_tokens", "tokens"))
-            found[name] = (
-                f"{should:.2f} ms foreseen, {did:.2f} taken; {gain:.2f} tokens foreseen, {gained:.2f} gained; {rounds} rounds"
-            )
+            times = f"{should:.2f} ms foreseen, {did:.2f} taken"
+            found[name] = f"{times}; {gain:.2f} tokens foreseen, {gained:.2f} gained; {rounds} rounds"
     return found
 
 
@@ -206,6 +205,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with_draft = ["--draft", str(draft), "--draft-precision", asked.draft_precision, "--draft-tokens", asked.draft_tokens]
     with_draft += asked.options
     if asked.remembered:
+        forget_layouts(str(target), str(draft))
         run(rows, folder / "found-out", [*common, *with_draft])
     plain, assisted, rates = [], [], {"plain": [], "assisted": []}
     for turn in range(asked.repeat):

@@ -16,7 +16,7 @@ from outrider.workers.arranger import Arranger
 from outrider.workers.costs import CostCurve
 from outrider.workers.layout_memory import Remembered, recall, remember
 from outrider.workers.messages import Arrangement, Row, RowResult, Sampling
-from outrider.workers.speculation import Overlap
+from outrider.workers.speculation import Overlap, Price
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import Verifier
 
@@ -41,9 +41,13 @@ class Draft:
     def __init__(self) -> None:
         self.ready = True
         self.settled: list[str] = []
+        self.step = 1.0
 
     def settle(self, arrangement: Arrangement) -> None:
         self.settled.append(arrangement.name)
+
+    def price(self, rows: int, arrangement: str | None = None) -> Price | None:
+        return Price(self.step)
 
     def costs(self) -> dict[str, Any]:
         return {}
@@ -230,3 +234,18 @@ def test_a_memory_that_is_damaged_old_or_of_other_arrangements_is_none(
     ):
         file.write_text(content)
         assert recall("key", names) is None
+
+
+@pytest.mark.parametrize(("step", "last"), [(0.0001, "turns"), (1.0, "ahead")])
+def test_an_arrangement_that_the_first_would_have_beaten_is_left(
+    step: float, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arranger, "ROUNDS_TO_DOUBT", 16)
+    names = [each.name for each in ARRANGEMENTS if not each.plain]
+    remember("pair", names, Remembered("ahead", {"ahead": 2.0}))
+    bench = Bench("pair", pass_seconds=0.015, draft_tokens=3)
+    bench.draft.step = step
+    bench.work(rows(600))
+    assert bench.draft.settled[-1] == last
+    known = recall("pair", names)
+    assert known is not None and known.took == last

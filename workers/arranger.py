@@ -14,7 +14,7 @@ from outrider.workers.costs import CostCurve
 from outrider.workers.foresight import Foresight
 from outrider.workers.layout_memory import Remembered, recall, remember
 from outrider.workers.messages import Arrangement, LayoutRecord
-from outrider.workers.speculation import MOST_CANDIDATES, Overlap, expected_tokens
+from outrider.workers.speculation import MOST_CANDIDATES, Overlap, Price, expected_tokens
 from outrider.workers.trial import ROUNDS_TO_GIVE_UP, WARM_UP_ROUNDS, Round, Trial, best_of
 from outrider.workers.verify import Verifier
 
@@ -41,6 +41,9 @@ class Draft(Protocol):
 
     def settle(self, arrangement: Arrangement) -> None:
         """Move the draft there, now or as soon as it comes up."""
+
+    def price(self, rows: int, arrangement: str | None = None) -> Price | None:
+        """What candidates for that many rows cost in this arrangement, or in the current one."""
 
     def costs(self) -> dict[str, Any]:
         """What it has cost in each arrangement."""
@@ -129,7 +132,8 @@ class Arranger:
             self._verifying += done.verifying
             self._verifying_at_start += self._at_start(done.fed)
         if self._trial is None:
-            if self._loses_to_plain(done, seconds) or self._rounds >= ROUNDS_BETWEEN_TRIALS:
+            self._watch(done, seconds)
+            if self._rounds >= ROUNDS_BETWEEN_TRIALS:
                 self._open()
                 self._take(self._first)
             return
@@ -177,8 +181,12 @@ class Arranger:
 
     def _plain_rate(self, rows: int, reading: float) -> float:
         """Tokens a second without a draft: what its passes took at the start, as much slower as passes have become."""
-        slower = self._verifying / self._verifying_at_start if self._verifying_at_start else 1.0
-        return 1.0 / (self._at_start(rows) * slower / rows + reading)
+        return 1.0 / (self._at_start(rows) * self._slower / rows + reading)
+
+    @property
+    def _slower(self) -> float:
+        """How much longer passes on the first arrangement's cores have lately taken than at the start."""
+        return self._verifying / self._verifying_at_start if self._verifying_at_start else 1.0
 
     def _worth_trying(self, trial: Trial) -> list[str]:
         """The others that might be faster than the first, if they can be looked at and tried for little."""
@@ -224,25 +232,46 @@ class Arranger:
         return max(each * expected_tokens(chance, count) / curve(each * (count + 1)) for count in counts)
 
     def _begin_watch(self) -> None:
-        self._watched, self._spent, self._spent_plainly = 0, 0.0, 0.0
+        self._watched = 0
+        self._spent = self._spent_plainly = self._spent_at_first = 0.0
 
-    def _loses_to_plain(self, done: Round, seconds: float) -> bool:
-        """Whether the rounds since the choice took longer than the same tokens would have without a draft.
+    def _watch(self, done: Round, seconds: float) -> None:
+        """See whether the rounds since the choice took longer than the same tokens would have with the first arrangement,
+        or without a draft.
 
         A choice may have been made in a disturbed minute, or on rows that took the draft's candidates when those now under
         way do not; on cores of its own such a draft costs the target its share of them.
         """
-        if self._plain is None or self._draft_tokens is not None or self._chosen.plain or not done.steady:
-            return False
+        if self._plain is None or self._chosen.plain or not done.steady:
+            return
         self._watched += 1
         self._spent += seconds
         self._spent_plainly += (done.accepted + len(done.proposed)) / self._plain_rate(done.live, 0.0)
+        price = self._draft.price(len(done.proposed), self._first.name) or Price(0.0)
+        most = max(done.proposed, default=0)
+        self._spent_at_first += self._at_start(done.fed) * self._slower + (price.hop + most * price.step if most else 0.0)
         if self._watched < self._doubt_after:
-            return False
-        loses = self._spent > self._spent_plainly
-        self._doubt_after = min(2 * self._doubt_after, ROUNDS_BETWEEN_TRIALS) if loses else ROUNDS_TO_DOUBT
+            return
+        moved = self._chosen.target_cores != self._first.target_cores
+        loses_to_first = moved and self._spent > self._spent_at_first
+        loses_to_plain = self._draft_tokens is None and self._spent > self._spent_plainly
+        doubtful = loses_to_first or loses_to_plain
+        self._doubt_after = min(2 * self._doubt_after, ROUNDS_BETWEEN_TRIALS) if doubtful else ROUNDS_TO_DOUBT
+        if doubtful:
+            self._give_up(first_is_better=loses_to_first and self._spent_at_first <= self._spent_plainly)
         self._begin_watch()
-        return loses
+
+    def _give_up(self, first_is_better: bool) -> None:
+        """The choice was wrong: back to the first arrangement, to stay there if it is better, else to find out anew."""
+        was, rates = self._chosen, self.record.rates if self.record is not None else {}
+        self._take(self._first)
+        if not first_is_better:
+            self._open()
+            return
+        found = Remembered(self._first.name, rates)
+        self._settle(found, f"{was.name} was slower in the long run")
+        if self._memory_key:
+            remember(self._memory_key, self._tried, found)
 
     def _take(self, arrangement: Arrangement) -> None:
         self._verifier.arrange(arrangement.overlap, 0 if arrangement.plain else self._draft_tokens)

@@ -103,12 +103,12 @@ class DraftLink:
             draft.known.pop(key, None)
             draft.closed.append(key)
 
-    def price(self, rows: int) -> Price | None:
+    def price(self, rows: int, arrangement: str | None = None) -> Price | None:
         draft = self._draft
         if draft is None or draft.lost:
             return None
         # Until a round has been measured candidates count as free, so that the first round asks.
-        prices = self._current
+        prices = self._current if arrangement is None else self._prices.get(arrangement, _Prices())
         return Price(prices.steps(rows) or 0.0, prices.hops(rows) or 0.0, prices.reading(1) or 0.0)
 
     def costs(self) -> dict[str, dict[str, dict[int, float]]]:
