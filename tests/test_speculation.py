@@ -16,6 +16,7 @@ from outrider.workers.speculation import (
     Overlap,
     Price,
     Probing,
+    Survival,
     accepted,
     best_request,
     expected_tokens,
@@ -60,6 +61,18 @@ def test_a_chance_is_a_chance(rounds: list[tuple[int, int]]) -> None:
 @given(st.floats(0, 1), st.integers(0, 16))
 def test_expected_tokens_is_the_sum_over_prefixes(chance: float, candidates: int) -> None:
     assert expected_tokens(chance, candidates) == pytest.approx(sum(chance**power for power in range(candidates + 1)))
+
+
+def test_long_proposals_are_promised_what_their_places_have_shown() -> None:
+    """Half of the proposals hold to the end, the other half fall at the first candidate."""
+    seen = Survival()
+    for _ in range(500):
+        seen.observe(16, 16)
+        seen.observe(16, 0)
+    assert seen.expected_tokens(16) == pytest.approx(9.0, rel=0.02)
+    assert expected_tokens(seen.chance, 16) > 10.5, "one chance for all places promises more"
+    assert Survival().expected_tokens(3) == pytest.approx(1 + 0.7 + 0.49 + 0.343)
+    assert seen.expected_tokens(20) > seen.expected_tokens(16)
 
 
 def test_nothing_is_asked_where_nothing_is_accepted() -> None:

@@ -14,7 +14,7 @@ from outrider.workers.costs import CostCurve
 from outrider.workers.foresight import Foresight
 from outrider.workers.layout_memory import Remembered, recall, remember
 from outrider.workers.messages import Arrangement, LayoutRecord
-from outrider.workers.speculation import MOST_CANDIDATES, Overlap, Price, expected_tokens
+from outrider.workers.speculation import MOST_CANDIDATES, Overlap, Price
 from outrider.workers.trial import ROUNDS_TO_GIVE_UP, WARM_UP_ROUNDS, Round, Trial, best_of
 from outrider.workers.verify import Verifier
 
@@ -27,7 +27,7 @@ WORTH_TRYING = 1.02
 # Between these shares of a measured rate the rate of plain decoding, by its passes alone, is too near to go by.
 NEAR = (0.87, 1.15)
 # Over so many rounds a draft must have been worth its while, or they are looked at again at once. The pauses double.
-ROUNDS_TO_DOUBT = 128
+ROUNDS_TO_DOUBT = 64
 # A glimpse of other cores: passes over so many tokens.
 GLIMPSE_ALONE, GLIMPSE = (1, 8), (1, 8, 32)
 
@@ -198,7 +198,7 @@ class Arranger:
                 continue
             other = self._arrangements[name]
             curve = self._glimpse(other.target_cores, MOST_SHARE * left)
-            if curve is not None and self._at_best(other, rows, trial.chance, curve) > WORTH_TRYING * rate:
+            if curve is not None and self._at_best(other, trial, curve) > WORTH_TRYING * rate:
                 worth.append(name)
         if self._plain is not None and self._draft_tokens is None:
             low, high = NEAR
@@ -225,11 +225,11 @@ class Arranger:
             self._move_target(self._current.target_cores)
         return self._glimpses[cores]
 
-    def _at_best(self, arrangement: Arrangement, rows: int, chance: float, curve: CostCurve) -> float:
+    def _at_best(self, arrangement: Arrangement, trial: Trial, curve: CostCurve) -> float:
         """Tokens a second if the draft and the way to it cost nothing."""
-        each = max(1, rows // 2) if arrangement.overlap is Overlap.GROUPS else rows
+        each = max(1, trial.rows // 2) if arrangement.overlap is Overlap.GROUPS else trial.rows
         counts = range(MOST_CANDIDATES + 1) if self._draft_tokens is None else (self._draft_tokens,)
-        return max(each * expected_tokens(chance, count) / curve(each * (count + 1)) for count in counts)
+        return max(each * trial.expected_tokens(count) / curve(each * (count + 1)) for count in counts)
 
     def _begin_watch(self) -> None:
         self._watched = 0
@@ -246,7 +246,7 @@ class Arranger:
             return
         self._watched += 1
         self._spent += seconds
-        self._spent_plainly += (done.accepted + len(done.proposed)) / self._plain_rate(done.live, 0.0)
+        self._spent_plainly += done.gained / self._plain_rate(done.live, 0.0)
         price = self._draft.price(len(done.proposed), self._first.name) or Price(0.0)
         most = max(done.proposed, default=0)
         self._spent_at_first += self._at_start(done.fed) * self._slower + (price.hop + most * price.step if most else 0.0)

@@ -34,11 +34,11 @@ class Foresight:
         sums.rounds += 1
         sums.seconds += seconds
         sums.foreseen_seconds += round.foreseen.seconds
-        sums.tokens += round.accepted + len(round.proposed)
+        sums.tokens += round.gained
         sums.foreseen_tokens += round.foreseen.tokens
         sums.verify_seconds += round.verifying
-        sums.tried += round.tried
-        sums.held += round.accepted
+        sums.tried += sum(min(count, held + 1) for count, held in zip(round.proposed, round.held, strict=True))
+        sums.held += sum(round.held)
 
     def record(self) -> dict[str, Any]:
         return {

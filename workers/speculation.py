@@ -45,6 +45,38 @@ class Acceptance:
         self._tried = self._tried * faded + tried
 
 
+class Survival:
+    """How far into a proposal candidates hold, by their place in it, over many rows.
+
+    Text has easy stretches and hard ones, so one chance for all places would promise too much of long proposals. A place
+    of which little is known is believed to be like all others.
+    """
+
+    def __init__(self, most: int = MOST_CANDIDATES) -> None:
+        self._held = [0.0] * most
+        self._tried = [0.0] * most
+
+    def observe(self, proposed: int, held: int) -> None:
+        for place in range(min(proposed, held + 1, len(self._held))):
+            self._tried[place] += 1.0
+            self._held[place] += place < held
+
+    @property
+    def chance(self) -> float:
+        """That a candidate holds, given that those before it did, whatever its place."""
+        return (sum(self._held) + PRIOR_ACCEPTANCE * PRIOR_WEIGHT) / (sum(self._tried) + PRIOR_WEIGHT)
+
+    def expected_tokens(self, candidates: int) -> float:
+        """How many tokens a round commits on average."""
+        usual, reach, tokens = self.chance, 1.0, 1.0
+        for place in range(candidates):
+            # Proposals longer than any that are counted go on as the last place did.
+            index = min(place, len(self._held) - 1)
+            reach *= (self._held[index] + usual * PRIOR_WEIGHT) / (self._tried[index] + PRIOR_WEIGHT)
+            tokens += reach
+        return tokens
+
+
 def expected_tokens(chance: float, candidates: int) -> float:
     """How many tokens a round commits on average: the accepted candidates and the target's own token."""
     return candidates + 1.0 if chance >= 1.0 else (1.0 - chance ** (candidates + 1)) / (1.0 - chance)

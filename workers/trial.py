@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.workers.speculation import PRIOR_ACCEPTANCE, PRIOR_WEIGHT, expected_tokens
+from outrider.workers.speculation import Survival
 
 CYCLES = 2
 # A phase is this long at least, after rounds that do not count: caches are warmed, a draft is brought up to date.
@@ -38,21 +38,25 @@ class Foreseen:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One pass: candidates of each row, of which ``tried`` were put to the test and ``accepted`` held.
+    """One pass: how many candidates each row had, and how many of them held.
 
     ``live`` counts all rows under way, ``read`` the tokens of prompts that were fed. ``steady`` says whether all rows of
     the pass were past their prompts and open to proposals. The pass over ``fed`` tokens took ``verifying`` seconds.
     """
 
     proposed: tuple[int, ...]
-    tried: int
-    accepted: int
+    held: tuple[int, ...]
     live: int
     steady: bool
     read: int = 0
     fed: int = 0
     verifying: float = 0.0
     foreseen: Foreseen | None = None
+
+    @property
+    def gained(self) -> int:
+        """Tokens committed."""
+        return len(self.held) + sum(self.held)
 
 
 @dataclass(slots=True)
@@ -85,7 +89,7 @@ class Trial:
 
     def _begin(self) -> None:
         self._scores = {name: _Score() for name in self._names}
-        self._tried, self._held = PRIOR_WEIGHT, PRIOR_ACCEPTANCE * PRIOR_WEIGHT
+        self._survival = Survival()
         self._read = self._committed = 0
         self._phases = [name for _ in range(self._cycles) for name in self._names]
         self._phase = 0
@@ -127,14 +131,13 @@ class Trial:
         """Expected tokens a second of the rounds in which nobody read a prompt."""
         rates = {}
         for name, score in self._with_rounds.items():
-            expected = sum(count * expected_tokens(self.chance, each) for each, count in score.proposed.items())
+            expected = sum(count * self.expected_tokens(each) for each, count in score.proposed.items())
             rates[name] = expected / score.seconds
         return rates
 
-    @property
-    def chance(self) -> float:
-        """That a candidate held, given that those before it did."""
-        return self._held / self._tried
+    def expected_tokens(self, candidates: int) -> float:
+        """What a row gains in a round with so many candidates, by all that was seen in this trial."""
+        return self._survival.expected_tokens(candidates)
 
     @property
     def rows(self) -> int:
@@ -163,7 +166,7 @@ class Trial:
             self._rows = round.live
             self._begin()
         self._read += round.read
-        self._committed += round.accepted + len(round.proposed)
+        self._committed += round.gained
         score = self._scores[self.current]
         if round.read and score.rounds:
             score.read += round.read
@@ -177,8 +180,8 @@ class Trial:
         score.seconds += seconds
         score.rounds += 1
         score.proposed.update(round.proposed)
-        self._tried += round.tried
-        self._held += round.accepted
+        for proposed, held in zip(round.proposed, round.held, strict=True):
+            self._survival.observe(proposed, held)
         counted = self._rounds - WARM_UP_ROUNDS
         if counted >= ROUNDS_TO_GIVE_UP and self._is_hopeless(self.current):
             self._phases[self._phase + 1 :] = [name for name in self._phases[self._phase + 1 :] if name != self.current]

@@ -175,10 +175,9 @@ class Verifier:
         answers = self.engine.feed(feeds)
         verified = time.perf_counter()
         self.tally.verified(started, verified, len(feeds), fed)
-        before, tokens = self.progress.accepted, self.progress.tokens
-        tried = 0
+        tokens, held = self.progress.tokens, []
         for live, guess, answer in zip(list(group.rows), candidates, answers, strict=True):
-            tried += min(len(guess), speculation.accepted(guess, answer.tokens) + 1)
+            held.append(speculation.accepted(guess, answer.tokens))
             reason = self._commit(live, guess, answer)
             if reason is not None:
                 group.rows.remove(live)
@@ -190,8 +189,7 @@ class Verifier:
         read = fed - sum(len(guess) + 1 for guess in candidates)
         self.last_round = Round(
             proposed=tuple(len(guess) for guess in candidates),
-            tried=tried,
-            accepted=self.progress.accepted - before,
+            held=tuple(held),
             live=live_rows,
             steady=assisted and read == 0,
             read=read,
