@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 
 from outrider.workers.engine import Engine, Feed
 from outrider.workers.messages import Sampling
@@ -20,6 +21,8 @@ PREFIX = 32
 PROBE_ROW = -1
 # The share of a new observation in a point's running mean.
 FRESH = 0.1
+# So many values decide what is usual.
+RECENT = 9
 
 
 class CostCurve:
@@ -58,24 +61,30 @@ class CostCurve:
         return min(max(bisect_left(self._counts, tokens), 1), max(1, len(self._counts) - 1))
 
 
-class RunningMeans:
-    """Means by number of rows, in which new observations count most; a number not seen yet takes its nearest's."""
+class Recent:
+    """The median of the last few values by number of rows; a number not seen yet takes its nearest's.
 
-    def __init__(self, fresh: float) -> None:
-        self._fresh = fresh
-        self._means: dict[int, float] = {}
+    Not a running mean: the first call of anything takes many times as long as the next, and a mean would remember it.
+    """
 
-    def observe(self, rows: int, value: float) -> None:
-        previous = self._means.get(rows, value)
-        self._means[rows] = previous + self._fresh * (value - previous)
+    def __init__(self, most: int = RECENT) -> None:
+        self._most = most
+        self._values: dict[int, deque[float]] = {}
 
     @property
-    def means(self) -> dict[int, float]:
-        return dict(self._means)
+    def medians(self) -> dict[int, float]:
+        return {rows: _lower_median(values) for rows, values in list(self._values.items())}
+
+    def observe(self, rows: int, value: float) -> None:
+        self._values.setdefault(rows, deque(maxlen=self._most)).append(value)
 
     def __call__(self, rows: int) -> float | None:
-        nearest = min(self._means, key=lambda count: abs(count - rows), default=None)
-        return None if nearest is None else self._means[nearest]
+        nearest = min(self._values, key=lambda count: abs(count - rows), default=None)
+        return None if nearest is None else _lower_median(self._values[nearest])
+
+
+def _lower_median(values: Collection[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def measure(engine: Engine, seconds: float = BUDGET_SECONDS, only: Sequence[int] = ()) -> CostCurve:

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from outrider.workers.costs import RunningMeans
+from outrider.workers.costs import Recent
 from outrider.workers.errors import first_line
 from outrider.workers.messages import Advance, Arrangement, Ask, Candidates
 from outrider.workers.speculation import Overlap, Price, Request
@@ -19,8 +19,6 @@ from outrider.workers.tally import Tally
 from outrider.workers.verify import Answer, LiveRow
 
 logger = logging.getLogger(__name__)
-# The share of a new observation in the running mean of the hop.
-FRESH = 0.1
 # A draft that answers with an error this often in a row is not asked again.
 MOST_ERRORS = 3
 
@@ -42,9 +40,9 @@ class _Draft:
 class _Prices:
     """Seconds of a step, as the draft says, and of the way there and back, by number of rows; and of reading a token."""
 
-    steps: RunningMeans = field(default_factory=lambda: RunningMeans(1.0))
-    hops: RunningMeans = field(default_factory=lambda: RunningMeans(FRESH))
-    reading: RunningMeans = field(default_factory=lambda: RunningMeans(1.0))
+    steps: Recent = field(default_factory=lambda: Recent(1))
+    hops: Recent = field(default_factory=Recent)
+    reading: Recent = field(default_factory=lambda: Recent(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ class DraftLink:
     def costs(self) -> dict[str, dict[str, dict[int, float]]]:
         """By arrangement, seconds of a step and of the hop by number of rows, and of reading a token."""
         return {
-            name: {"step": prices.steps.means, "hop": prices.hops.means, "read": prices.reading.means}
+            name: {"step": prices.steps.medians, "hop": prices.hops.medians, "read": prices.reading.medians}
             for name, prices in list(self._prices.items())
         }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from outrider.workers.confidence import Confidence
-from outrider.workers.costs import RunningMeans
+from outrider.workers.costs import Recent
 from outrider.workers.engine import Chosen, Engine, Feed
 from outrider.workers.messages import Advance, Ask, Candidates, Sampling
 from outrider.workers.prefixes import Prefixes
@@ -19,8 +19,6 @@ PREFILL_TOKENS = 512
 MOST_FED = 2
 # A step that feeds more than this is mostly reading.
 MUCH_FED = 32
-# The share of a new observation in the running mean of a step's cost.
-FRESH = 0.1
 # Running ahead beyond candidates that are this unlikely to hold is not worth the power.
 LEAST_REACH = 0.05
 
@@ -54,8 +52,8 @@ class Drafter:
         self._prefixes = Prefixes(engine, prefix_tokens)
         self.end_tokens = frozenset(end_tokens)
         self.confidence = Confidence()
-        self._steps = RunningMeans(FRESH)
-        self._reading = RunningMeans(FRESH)
+        self._steps = Recent()
+        self._reading = Recent()
         self._rows: dict[int, DraftRow] = {}
         self._asked: list[int] = []
 

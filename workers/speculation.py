@@ -13,6 +13,8 @@ PRIOR_ACCEPTANCE = 0.7
 PRIOR_WEIGHT = 4.0
 # Older rounds count for less, so that a row which changes its subject is noticed within a few dozen candidates.
 MEMORY = 0.97
+# A round counts for so many candidates at most.
+MOST_WEIGHT = 4
 # All rows together change more slowly.
 LONG_MEMORY = 0.995
 
@@ -38,11 +40,17 @@ class Acceptance:
         return self._held / self._tried
 
     def observe(self, proposed: int, held: int) -> None:
-        """Candidates after the first miss were never put to the test, so they say nothing."""
+        """Candidates after the first miss were never put to the test, so they say nothing.
+
+        A long run of hits is one easy stretch of text, so it counts for no more than a few candidates.
+        """
         tried = min(proposed, held + 1)
-        faded = self._memory**tried
-        self._held = self._held * faded + held
-        self._tried = self._tried * faded + tried
+        if not tried:
+            return
+        weight = min(tried, MOST_WEIGHT)
+        faded = self._memory**weight
+        self._held = self._held * faded + held / tried * weight
+        self._tried = self._tried * faded + weight
 
 
 class Survival:
