@@ -33,7 +33,8 @@ from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 
 Matrix = NDArray[np.float32]
 NOISE_TABLE = 1 << 22
-BLOCK_VALUES = 1 << 23
+# Small enough for a block to stay in the processor's caches until it is written.
+BLOCK_VALUES = 1 << 18
 # Weights that are zero in exact arithmetic get noise of this share of a normal matrix's.
 FAINT = 0.02
 # Far below the lowest score of a real token.
@@ -229,14 +230,19 @@ class Inflater:
 
     def _noisy(self, small: Matrix, taken: NDArray[Any], repeat: int, size: Any) -> Iterator[Matrix]:
         """Blocks of the rows ``taken`` from the small matrix, every column repeated, noise of that size added."""
-        width = small.shape[1] * repeat
+        wide = np.ascontiguousarray(np.repeat(small, repeat, axis=1))
+        width, amount = wide.shape[1], self.noise * size
         count = max(1, BLOCK_VALUES // width)
         for start in range(0, len(taken), count):
-            block = np.repeat(small[taken[start : start + count]], repeat, axis=1)
-            if self.noise:
-                offsets = self.generator.integers(0, NOISE_TABLE - width, size=len(block))
-                for row, offset in zip(block, offsets, strict=True):
-                    row += self.table[offset : offset + width] * (self.noise * size)
+            rows = taken[start : start + count]
+            if not self.noise:
+                yield wide[rows]
+                continue
+            block = np.empty((len(rows), width), dtype=np.float32)
+            offsets = self.generator.integers(0, NOISE_TABLE - width, size=len(rows))
+            for into, row, offset in zip(block, rows, offsets, strict=True):
+                np.multiply(self.table[offset : offset + width], amount, out=into)
+                into += wide[row]
             yield block
 
 

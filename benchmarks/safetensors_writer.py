@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 SHARD_BYTES = 4 << 30
@@ -75,11 +76,7 @@ def _write(file: Path, recipes: Sequence[Recipe]) -> None:
                 raise AssertionError(f"{recipe.name}: {stream.tell() - start} bytes for shape {recipe.shape}")
 
 
-def to_bf16(values: Matrix) -> NDArray[np.uint16]:
-    """Rounded to nearest, ties to even."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
 def to_bits(values: Matrix, dtype: str) -> NDArray[np.uint16]:
-    return values.astype(np.float16).view(np.uint16) if dtype == "F16" else to_bf16(values)
+    """Rounded to nearest, ties to even. By torch: NumPy is a hundred times slower at subnormals of fp16."""
+    kind = torch.float16 if dtype == "F16" else torch.bfloat16
+    return torch.from_numpy(np.ascontiguousarray(values)).to(kind).view(torch.uint16).numpy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -98,8 +97,9 @@ Results = dict[str, list[Measured]]
 
 
 def bench(spec: BenchSpec) -> None:
-    for path in filter(None, (spec.json_file, spec.plot)):
-        _check_folder(path)
+    for option, path in (("--json", spec.json_file), ("--plot", spec.plot)):
+        if path is not None:
+            _check_writable(option, path)
     if spec.plot is not None:
         check_plot(spec.plot)
     say = _sayer()
@@ -133,7 +133,9 @@ def _seated(spec: BenchSpec, system: System, machine: Topology, say: Callable[[s
         say(f"note: {note}")
     serve = replace(serve_spec(spec, system.draft_model, system.draft_name), batch=1)
     blueprint = Blueprint(system.target_model, system.draft_model, serve, movable)
-    return blueprint.replicas(made, probed_here())[0]
+    plan = blueprint.replicas(made, probed_here())[0]
+    # How the two share their cores is found out anew: what an earlier run kept may be of a disturbed minute.
+    return replace(plan, serve=replace(plan.serve, memory_key=""))
 
 
 def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> System:
@@ -257,10 +259,15 @@ def _write_json(
         raise UsageError(f"--json: {spec.json_file} cannot be written: {error.strerror}") from None
 
 
-def _check_folder(path: Path) -> None:
-    """Found out before minutes of measuring, not after."""
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path} cannot be written: is its folder there?")
+def _check_writable(option: str, path: Path) -> None:
+    """Found out before minutes of measuring, not after; a file that is there keeps its content until then."""
+    there = path.exists()
+    try:
+        path.open("ab").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"{option}: {path} cannot be written: {error.strerror}") from None
 
 
 def _sayer() -> Callable[[str], None]:

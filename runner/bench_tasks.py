@@ -77,11 +77,11 @@ def examples(
 
 def _check(length: int, count: int, card: ModelCard) -> None:
     if length + count > card.context:
-        fits = card.context - count
-        advice = f"ask for prompts of at most {fits}" if fits > 0 else f"ask for fewer than {card.context} new tokens"
+        prompts, new = card.context - count, card.context - length
+        advice = f"prompts of at most {prompts:,}" if prompts > 0 else f"at most {max(new, 1):,} new tokens"
         raise UsageError(
             f"a prompt of {length:,} tokens and {count:,} new ones do not fit into {card.name}, which holds "
-            f"{card.context:,}; {advice}"
+            f"{card.context:,}; ask for {advice}"
         )
 
 

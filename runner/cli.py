@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import outrider
+from outrider.runner import cli_options as options
 from outrider.runner.cli_given import given
 from outrider.workers.errors import InputError, OutriderError
 
@@ -38,70 +39,49 @@ def run_command(
     input: Annotated[
         Path | None, typer.Argument(help="OpenAI batch JSONL, plain JSONL, or text with a prompt a line.")
     ] = None,
-    model: Annotated[
-        str, typer.Option("-m", "--model", "--model_name", help="Target: directory, hub id or 'pocket'.")
-    ] = "pocket",
-    draft: Annotated[
-        str,
-        typer.Option(
-            "--draft",
-            "--assistant-model",
-            "--assistant_model",
-            help="Draft model (also MODEL+lookup), or auto, lookup, none.",
-        ),
-    ] = "auto",
-    assisted: Annotated[
-        bool, typer.Option("--assisted/--no-assisted", "--assisted_generation", help="--no-assisted is --draft none.")
-    ] = True,
+    model: options.Model = "pocket",
+    draft: options.Draft = "auto",
+    assisted: options.Assisted = True,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Job directory [default: INPUT's name and -job].")] = None,
     format: Annotated[str, typer.Option(help="auto, jsonl or text.")] = "auto",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Turn bad lines into error records.")] = False,
     max_tokens: Annotated[int, typer.Option(help="New tokens a row, where the row does not say.")] = 128,
     min_tokens: Annotated[int, typer.Option(help="No end before so many; where the row does not say.")] = 0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Write on past the model's end tokens.")] = False,
-    do_sample: Annotated[
-        bool, typer.Option("--do-sample", "--do_sample", help="Temperature 1, where --temperature is not given.")
-    ] = False,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; where the row does not say.")] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", "--top_p", help="Where the row does not say.")] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", "--top_k", help="0 is off; where the row does not say.")] = 0,
-    min_p: Annotated[float, typer.Option(help="0 is off; where the row does not say.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seeds of rows that give none derive from it.")] = 0,
-    engine: Annotated[str, typer.Option(help="auto, native or hf.")] = "auto",
-    precision: Annotated[str, typer.Option(help="Target's precision; auto is the checkpoint's own.")] = "auto",
-    draft_precision: Annotated[
-        str, typer.Option("--draft-precision", "--draft_precision", help="Draft's precision.")
-    ] = "auto",
-    draft_tokens: Annotated[str, typer.Option(help="Candidates a round: a number, or auto.")] = "auto",
-    draft_confidence: Annotated[
-        float, typer.Option(help="The draft stops before a candidate that it holds less likely to be accepted.")
-    ] = 0.0,
-    fast_attention: Annotated[
-        bool,
-        typer.Option("--fast-attention/--no-fast-attention", "--fast_attention", help="Fused attention, or (hf) eager."),
-    ] = True,
-    draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
+    do_sample: options.DoSample = False,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    engine: options.Engine = "auto",
+    precision: options.Precision = "auto",
+    draft_precision: options.DraftPrecision = "auto",
+    draft_tokens: options.DraftTokens = "auto",
+    draft_confidence: options.DraftConfidence = 0.0,
+    fast_attention: options.FastAttention = True,
+    draft_deadline: options.DraftDeadline = 5.0,
     batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
     prefix_tokens: Annotated[
         int, typer.Option(help="Tokens of ended prompts kept for rows that begin alike; 0 shares nothing.")
     ] = 4096,
     replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: one a unit of --per].")] = None,
-    per: Annotated[str, typer.Option(help="What a replica gets: auto, node, socket or machine.")] = "auto",
-    layout: Annotated[str, typer.Option(help="Draft and target on split or shared cores, or auto.")] = "auto",
-    draft_cores: Annotated[int | None, typer.Option(help="Cores of the draft's own.")] = None,
-    devices: Annotated[str, typer.Option(help="Such as cuda:0,cpu: the target there, the draft on the CPU.")] = "",
+    per: options.Per = "auto",
+    layout: options.Layout = "auto",
+    draft_cores: options.DraftCores = None,
+    devices: options.Devices = "",
     share_cores: Annotated[
         bool, typer.Option("--share-cores", help="Share cores with other replicas and runs that do: slow, for trying out.")
     ] = False,
     address: Annotated[
         str | None, typer.Option(help="Run on a Ray cluster: auto (the one that this host is in) or HOST:PORT.")
     ] = None,
-    wait_for_cores: Annotated[float, typer.Option(help="Seconds to wait for cores that other runs hold.")] = 3600.0,
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Run whatever a .bin file contains.")] = False,
-    start_deadline: Annotated[float, typer.Option(help="Seconds a model may take to load.")] = 300.0,
+    wait_for_cores: options.WaitForCores = 3600.0,
+    allow_pickle: options.AllowPickle = False,
+    start_deadline: options.StartDeadline = 300.0,
     trace: Annotated[Path | None, typer.Option(help="Write who was busy when, for ui.perfetto.dev, to this file.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there while the job runs.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file with these options as keys.")] = None,
+    config: options.Config = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Run a batch job, or resume it: the same command on the same job directory does only what is missing."""

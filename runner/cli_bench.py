@@ -7,26 +7,15 @@ from typing import Annotated
 
 import typer
 
+from outrider.runner import cli_options as options
 from outrider.runner.cli_given import given
 
 
 def bench_command(
     context: typer.Context,
-    model: Annotated[
-        str, typer.Option("-m", "--model", "--model_name", help="Target: directory, hub id, short name or 'pocket'.")
-    ] = "pocket",
-    draft: Annotated[
-        str,
-        typer.Option(
-            "--draft",
-            "--assistant-model",
-            "--assistant_model",
-            help="Draft model (also MODEL+lookup), or auto, lookup, none.",
-        ),
-    ] = "auto",
-    assisted: Annotated[
-        bool, typer.Option("--assisted/--no-assisted", "--assisted_generation", help="--no-assisted is --draft none.")
-    ] = True,
+    model: options.Model = "pocket",
+    draft: options.Draft = "auto",
+    assisted: options.Assisted = True,
     task: Annotated[
         str, typer.Option(help="decode: ten short prompts. benchmark: by prompt length. benchmark_code: Python.")
     ] = "decode",
@@ -43,36 +32,27 @@ def bench_command(
     ] = "",
     compare: Annotated[bool, typer.Option("--compare", help="Plain and assisted in turn, and the speed-up.")] = False,
     repeat: Annotated[int, typer.Option(help="Measurements of each example; the median one is shown.")] = 1,
-    do_sample: Annotated[
-        bool, typer.Option("--do-sample", "--do_sample", help="Temperature 1, where --temperature is not given.")
-    ] = False,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", "--top_p", help="1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", "--top_k", help="0 is off.")] = 0,
-    min_p: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of what is sampled.")] = 0,
-    engine: Annotated[str, typer.Option(help="auto, native or hf.")] = "auto",
-    precision: Annotated[str, typer.Option(help="Target's precision; auto is the checkpoint's own.")] = "auto",
-    draft_precision: Annotated[
-        str, typer.Option("--draft-precision", "--draft_precision", help="Draft's precision.")
-    ] = "auto",
-    draft_tokens: Annotated[str, typer.Option(help="Candidates a round: a number (6 is classic), or auto.")] = "auto",
-    draft_confidence: Annotated[
-        float, typer.Option(help="The draft stops before a candidate that it holds less likely to be accepted.")
-    ] = 0.0,
-    fast_attention: Annotated[
-        bool,
-        typer.Option("--fast-attention/--no-fast-attention", "--fast_attention", help="Fused attention, or (hf) eager."),
-    ] = True,
-    draft_deadline: Annotated[float, typer.Option(help="Seconds a round waits for the draft at most.")] = 5.0,
-    per: Annotated[str, typer.Option(help="What the pair gets: auto, node, socket or machine.")] = "auto",
-    layout: Annotated[str, typer.Option(help="Draft and target on split or shared cores, or auto.")] = "auto",
-    draft_cores: Annotated[int | None, typer.Option(help="Cores of the draft's own.")] = None,
-    devices: Annotated[str, typer.Option(help="Such as cuda:0,cpu: the target there, the draft on the CPU.")] = "",
-    wait_for_cores: Annotated[float, typer.Option(help="Seconds to wait for cores that other runs hold.")] = 3600.0,
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Run whatever a .bin file contains.")] = False,
-    start_deadline: Annotated[float, typer.Option(help="Seconds a model may take to load.")] = 3600.0,
-    config: Annotated[Path | None, typer.Option(help="A YAML file with these options as keys.")] = None,
+    do_sample: options.DoSample = False,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    engine: options.Engine = "auto",
+    precision: options.Precision = "auto",
+    draft_precision: options.DraftPrecision = "auto",
+    draft_tokens: options.DraftTokens = "auto",
+    draft_confidence: options.DraftConfidence = 0.0,
+    fast_attention: options.FastAttention = True,
+    draft_deadline: options.DraftDeadline = 5.0,
+    per: options.Per = "auto",
+    layout: options.Layout = "auto",
+    draft_cores: options.DraftCores = None,
+    devices: options.Devices = "",
+    wait_for_cores: options.WaitForCores = 3600.0,
+    allow_pickle: options.AllowPickle = False,
+    start_deadline: options.StartDeadline = 3600.0,
+    config: options.Config = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything measured to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw a chart: FILE.svg or FILE.png.")] = None,
 ) -> None:
@@ -80,8 +60,8 @@ def bench_command(
     from outrider.runner.bench import BenchSpec, bench
     from outrider.runner.config import build_options
 
-    options = given(context, leave_out={"config"})
+    chosen = given(context, leave_out={"config"})
     for name in ("lengths", "new_tokens"):
-        if name in options:
-            options[name] = tuple(part.strip() for part in options[name].split(","))
-    bench(build_options(BenchSpec, options, config))
+        if name in chosen:
+            chosen[name] = tuple(part.strip() for part in chosen[name].split(","))
+    bench(build_options(BenchSpec, chosen, config))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from outrider.workers.errors import UsageError, first_line
 
@@ -48,11 +48,12 @@ class Options(BaseModel):
     allow_pickle: bool = False
     start_deadline: float = Field(300.0, gt=0.0)
 
-    @model_validator(mode="after")
-    def _check_draft_tokens(self) -> Self:
-        if isinstance(self.draft_tokens, int) and not 0 <= self.draft_tokens <= 64:
-            raise ValueError('draft_tokens must lie between 0 and 64, or be "auto"')
-        return self
+    @field_validator("draft_tokens")
+    @classmethod
+    def _check_draft_tokens(cls, count: int | str) -> int | str:
+        if isinstance(count, int) and not 0 <= count <= 64:
+            raise ValueError('must lie between 0 and 64, or be "auto"')
+        return count
 
 
 class JobSpec(Options):

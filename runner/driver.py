@@ -66,6 +66,7 @@ class Driver:
         self._start_deadline = start_deadline
         self.pinned: dict[tuple[int, str], dict[str, Any]] = {}
         self.layouts: dict[int, dict[str, Any]] = {}
+        self.costs: dict[int, dict[str, Any]] = {}
         self._replicas = {number: Replica(number, plan) for number, plan in enumerate(plans)}
         self._started: dict[int, float] = {}
         # Loading models is no part of the job's speed.
@@ -337,6 +338,7 @@ class Driver:
             if harvest.ended:
                 self._trace.event("rows received", replica.number, rows=len(harvest.ended))
             self._rounds[replica.number] = harvest.progress
+            self.costs[replica.number] = harvest.costs
             if harvest.layout is not None:
                 self.layouts[replica.number] = asdict(harvest.layout)
                 if len(replica.plan.serve.arrangements) > 1:

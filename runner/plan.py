@@ -50,7 +50,8 @@ class ReplicaPlan:
 class Blueprint:
     """What every replica of a job is made of, wherever it sits.
 
-    ``movable`` leaves open how target and draft share the cores of their seat.
+    ``movable`` leaves open how target and draft share the cores of their seat. ``rows`` are still to be done in all, as far
+    as that is known.
     """
 
     target: ModelSpec
@@ -58,6 +59,7 @@ class Blueprint:
     serve: ServeSpec
     movable: bool = False
     share_cores: bool = False
+    rows: int = 0
 
     def replicas(
         self, made: Plan, launches: Callable[[str, Pin], Launch], paths: Mapping[str, Mapping[str, str]] | None = None
@@ -88,7 +90,8 @@ class Blueprint:
             )
             models = f"{self.target}|{self.draft}|{self.serve}"
             key = f"{outrider.__version__}|{models}|{len(target.actor.cores)} cores of {made.replicas}"
-            return ReplicaPlan(target, draft, replace(self.serve, arrangements=arrangements, memory_key=key))
+            rows = -(-self.rows // made.replicas)
+            return ReplicaPlan(target, draft, replace(self.serve, arrangements=arrangements, memory_key=key, rows=rows))
 
         return [replica_plan(replica) for replica in range(made.replicas)]
 

@@ -81,7 +81,7 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         sizes = replace(sizes, draft=loaded_bytes(draft, draft_model.precision))
     serve = replace(serve_spec(spec, draft_model, draft_name), trace=spec.trace is not None)
     movable = is_movable(spec, target_model, draft_model)
-    blueprint = Blueprint(target_model, draft_model, serve, movable, spec.share_cores)
+    blueprint = Blueprint(target_model, draft_model, serve, movable, spec.share_cores, journal.counts().pending)
     cards = [target] if draft is None or draft_model is None else [target, draft]
     outcome = _drive(spec, directory, journal, _fleet(spec, blueprint, sizes, cards, journal, display), display)
     write_results(journal, directory)
@@ -177,7 +177,7 @@ def _drive(
                     display.say(f"trace: {said}")
                 # Whatever stops the job, what is done can be read.
                 write_results(journal, directory)
-                told = {"pinning": list(driver.pinned.values()), "layouts": driver.layouts}
+                told = {"pinning": list(driver.pinned.values()), "layouts": driver.layouts, "costs": driver.costs}
                 describe(directory, told | {"rows_by_host": dict(driver.rows_by_host)})
                 write_report(journal, directory, running=False)
             interrupted = driver.draining and journal.counts().pending > 0
@@ -228,7 +228,11 @@ def choose_models(
     if draft is None or spec.draft_tokens == 0:
         return target_model, None
     draft_on_accelerator = bool(on_accelerator) and "cpu" not in spec.devices
-    return target_model, _model(spec, draft, spec.draft_precision, draft_on_accelerator, office, say)
+    precision = spec.draft_precision
+    if precision == "auto" and draft.dtype == "float16" and not draft_on_accelerator and spec.engine != "hf":
+        # Drafts are hints: rounding one costs no text, and keeps it on the native engine, which has no fp16.
+        precision = "bf16"
+    return target_model, _model(spec, draft, precision, draft_on_accelerator, office, say)
 
 
 def _model(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
+from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Feed
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.speculation import Price, Request
@@ -148,6 +149,7 @@ class Nonsense:
     seed: int
     choose: Choose = hashed
     step: float | None = 0.0
+    read: float = 0.0
     forgotten: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
 
@@ -191,4 +193,14 @@ class Nonsense:
         self.forgotten.append(key)
 
     def price(self, rows: int) -> Price | None:
-        return None if self.step is None else Price(self.step)
+        return None if self.step is None else Price(self.step, read=self.read)
+
+    def unread(self, live: LiveRow) -> int:
+        return len(live.tokens) if live.row.key not in self.asked else 0
+
+
+class Fixed(CostCurve):
+    """A curve that real passes, which take no time at all here, do not change."""
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        pass

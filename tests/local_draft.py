@@ -37,3 +37,6 @@ class LocalDraft:
 
     def price(self, rows: int) -> Price | None:
         return Price(step=0.0)
+
+    def unread(self, live: LiveRow) -> int:
+        return len(live.tokens) - self._known.get(live.row.key, 0)

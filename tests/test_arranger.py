@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fakes import END, FakeEngine, Nonsense, decode, plain
+from fakes import END, FakeEngine, Fixed, Nonsense, decode, plain
 
 from outrider.workers import arranger, layout_memory
 from outrider.workers.arranger import Arranger
 from outrider.workers.costs import CostCurve
 from outrider.workers.layout_memory import Remembered, recall, remember
 from outrider.workers.messages import Arrangement, Row, RowResult, Sampling
-from outrider.workers.speculation import Overlap
+from outrider.workers.speculation import Overlap, Price
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import Verifier
 
@@ -24,8 +26,9 @@ ARRANGEMENTS = (
     Arrangement("groups", Overlap.GROUPS, (1,), (0,)),
     Arrangement("plain", Overlap.TURNS, (0, 1), (0, 1), plain=True),
 )
-# Seconds of a round, as a clock would show them.
-SECONDS = {"turns": 0.05, "ahead": 0.02, "groups": 0.06, "plain": 0.05}
+# Seconds of a round, as a clock would show them, and of the target's pass in it on all cores and on fewer.
+SECONDS = {"turns": 0.05, "ahead": 0.02, "groups": 0.06, "plain": 0.2}
+PASS, PASS_ON_FEWER = 0.2, 0.018
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +41,16 @@ class Draft:
     def __init__(self) -> None:
         self.ready = True
         self.settled: list[str] = []
+        self.step = 1.0
 
     def settle(self, arrangement: Arrangement) -> None:
         self.settled.append(arrangement.name)
+
+    def price(self, rows: int, arrangement: str | None = None) -> Price | None:
+        return Price(self.step)
+
+    def costs(self) -> dict[str, Any]:
+        return {}
 
 
 class Bench:
@@ -51,19 +61,23 @@ class Bench:
         memory_key: str = "",
         arrangements: Sequence[Arrangement] = ARRANGEMENTS,
         draft_tokens: int | None = None,
+        pass_seconds: float = PASS,
+        pass_on_fewer: float = PASS_ON_FEWER,
+        job_rows: int = 0,
     ) -> None:
+        self.pass_on_fewer = pass_on_fewer
         self.verifier = Verifier(
             engine=FakeEngine(),
             new_writer=lambda row: TextWriter(decode, row.stop, (END,)),
             proposer=Nonsense(3),
             batch=4,
             draft_tokens=draft_tokens,
-            verify_seconds=CostCurve({1: 1.0, 64: 1.1}),
+            verify_seconds=Fixed({1: pass_seconds, 64: 1.1 * pass_seconds}),
             end_tokens=(END,),
         )
         self.draft = Draft()
         self.moves: list[tuple[int, ...]] = []
-        self.measured = 0
+        self.measured: list[tuple[int, ...]] = []
         self.arranger = Arranger(
             self.verifier,
             self.draft,
@@ -71,11 +85,12 @@ class Bench:
             lambda cores: self.moves.append(tuple(cores)),
             self._measure,
             memory_key,
+            job_rows,
         )
 
-    def _measure(self) -> CostCurve:
-        self.measured += 1
-        return CostCurve({1: 2.0, 64: 2.2})
+    def _measure(self, only: Sequence[int]) -> CostCurve:
+        self.measured.append(tuple(only))
+        return Fixed({1: self.pass_on_fewer, 64: 1.1 * self.pass_on_fewer})
 
     def work(self, rows: Sequence[Row]) -> dict[int, RowResult]:
         self.verifier.add(rows)
@@ -84,6 +99,9 @@ class Bench:
             for one in self.verifier.round():
                 assert isinstance(one, RowResult)
                 ended[one.key] = one
+            done = self.verifier.last_round
+            if done is not None:
+                self.verifier.last_round = replace(done, verifying=self.verifier.verify_seconds(done.fed))
             self.arranger.after_round(SECONDS[self.draft.settled[-1]])
         return ended
 
@@ -93,18 +111,45 @@ def rows(count: int) -> list[Row]:
 
 
 def test_texts_stay_the_same_while_arrangements_change_and_the_fastest_is_kept() -> None:
-    bench, job = Bench(), rows(120)
+    bench, job = Bench(), rows(600)
     ended = bench.work(job)
     assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in job}
-    assert set(bench.draft.settled) == {each.name for each in ARRANGEMENTS}
+    assert set(bench.draft.settled) == {"turns", "ahead", "groups"}
     record = bench.arranger.record
     assert record is not None
     assert record.took == bench.draft.settled[-1] == "ahead"
-    assert record.rates["ahead"] > record.rates["turns"] > record.rates["plain"]
+    assert record.rates.keys() == {"turns", "ahead", "groups", "plain"}
+    assert record.rates["ahead"] > record.rates["turns"] > record.rates["groups"]
     assert 'layout "ahead" with 1 core(s) for the draft: ' in record.sentence
     assert "--batch 8 it would be about" in record.sentence
-    assert bench.moves[:2] == [(1,), (0, 1)]
-    assert bench.measured == 1, "each set of cores is measured once"
+    assert bench.moves[:2] == [(1,), (0, 1)], "a glimpse"
+    assert bench.measured == [arranger.GLIMPSE, ()], "each set of cores is measured once, and glimpsed at before"
+
+
+def test_what_cannot_be_faster_is_not_tried() -> None:
+    bench = Bench(pass_on_fewer=10.0)
+    bench.work(rows(600))
+    assert set(bench.draft.settled) <= {"turns", "plain"}
+    assert bench.measured == [arranger.GLIMPSE]
+    assert bench.arranger.record is not None
+    assert "not tried: ahead, groups" in bench.arranger.record.sentence
+
+
+def test_a_short_job_does_not_look_at_other_cores() -> None:
+    bench = Bench(job_rows=8)
+    bench.work(rows(8))
+    assert bench.measured == []
+    assert bench.moves == []
+    assert bench.draft.settled[0] == "turns"
+
+
+@pytest.mark.parametrize(("pass_seconds", "took"), [(0.001, "plain"), (1.0, "turns")])
+def test_plain_decoding_is_known_without_being_tried(pass_seconds: float, took: str) -> None:
+    bench = Bench(pass_seconds=pass_seconds, pass_on_fewer=10.0)
+    bench.work(rows(600))
+    assert bench.arranger.record is not None
+    assert bench.arranger.record.took == took
+    assert bench.draft.settled == (["turns", "plain"] if took == "plain" else ["turns"])
 
 
 def test_without_a_draft_nothing_is_tried_yet() -> None:
@@ -117,7 +162,7 @@ def test_without_a_draft_nothing_is_tried_yet() -> None:
 
 def test_a_number_of_candidates_that_was_fixed_is_not_put_to_the_vote() -> None:
     bench = Bench(draft_tokens=3)
-    bench.work(rows(120))
+    bench.work(rows(600))
     assert set(bench.draft.settled) == {"turns", "ahead", "groups"}
     assert bench.verifier.progress.proposed > 0
 
@@ -129,7 +174,7 @@ def test_an_arrangement_can_be_held() -> None:
     assert bench.verifier.progress.proposed == 0
     bench.arranger.hold(None)
     assert bench.draft.settled == ["turns", "plain", "turns"]
-    bench.work(rows(120))
+    bench.work(rows(600))
     bench.arranger.hold("nothing of the kind")
     bench.arranger.hold(None)
     assert bench.draft.settled[-1] == "ahead"
@@ -143,14 +188,27 @@ def test_one_arrangement_is_taken_as_it_is() -> None:
 
 def test_what_was_found_is_remembered_and_looked_at_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arranger, "ROUNDS_BETWEEN_TRIALS", 50)
-    Bench("pair").work(rows(120))
+    Bench("pair").work(rows(600))
     again = Bench("pair")
     assert again.draft.settled[-1] == "ahead"
     assert again.arranger.record is not None
     assert "measured earlier" in again.arranger.record.sentence
     assert Bench("another pair").draft.settled == ["turns"]
-    again.work(rows(120))
-    assert set(again.draft.settled) == {each.name for each in ARRANGEMENTS}
+    again.work(rows(600))
+    assert set(again.draft.settled) == {"turns", "ahead", "groups"}
+
+
+@pytest.mark.parametrize("plain_pass", [1.0, 0.001])
+def test_a_choice_that_turns_out_slower_than_plain_decoding_is_made_again(
+    plain_pass: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arranger, "ROUNDS_TO_DOUBT", 16)
+    names = [each.name for each in ARRANGEMENTS if not each.plain]
+    remember("pair", names, Remembered("ahead", {"ahead": 2.0, "plain": 1.0}))
+    bench = Bench("pair", pass_seconds=plain_pass)
+    bench.work(rows(600))
+    assert bench.verifier.progress.rounds > 32
+    assert ("plain" in bench.draft.settled) == (plain_pass < SECONDS["ahead"])
 
 
 def test_a_memory_that_is_damaged_old_or_of_other_arrangements_is_none(
@@ -176,3 +234,18 @@ def test_a_memory_that_is_damaged_old_or_of_other_arrangements_is_none(
     ):
         file.write_text(content)
         assert recall("key", names) is None
+
+
+@pytest.mark.parametrize(("step", "last"), [(0.0001, "turns"), (1.0, "ahead")])
+def test_an_arrangement_that_the_first_would_have_beaten_is_left(
+    step: float, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arranger, "ROUNDS_TO_DOUBT", 16)
+    names = [each.name for each in ARRANGEMENTS if not each.plain]
+    remember("pair", names, Remembered("ahead", {"ahead": 2.0}))
+    bench = Bench("pair", pass_seconds=0.015, draft_tokens=3)
+    bench.draft.step = step
+    bench.work(rows(600))
+    assert bench.draft.settled[-1] == last
+    known = recall("pair", names)
+    assert known is not None and known.took == last

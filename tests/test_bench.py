@@ -80,9 +80,9 @@ def test_the_short_tasks() -> None:
             (4096,),
             (),
             "a prompt of 4,096 tokens and 60 new ones do not fit into facebook/opt-6.7b, which holds 2,048; "
-            "ask for prompts of at most 1988",
+            "ask for prompts of at most 1,988",
         ),
-        ("benchmark", (5,), (2048,), "which holds 2,048; ask for fewer than 2048 new tokens"),
+        ("benchmark", (5,), (2048,), "which holds 2,048; ask for at most 2,043 new tokens"),
         ("decode", (), (2040,), "do not fit into facebook/opt-6.7b"),
         ("decode", (256,), (), "--lengths chooses the prompts of --task benchmark"),
     ],
@@ -148,9 +148,26 @@ def test_a_comparison_needs_something_to_compare() -> None:
 
 
 def test_files_that_cannot_be_written_are_found_out_first(tmp_path: Path) -> None:
-    for spec in (BenchSpec(json_file=tmp_path / "no" / "a.json"), BenchSpec(plot=tmp_path)):
-        with pytest.raises(UsageError, match="cannot be written: is its folder there"):
+    for spec, message in (
+        (BenchSpec(json_file=tmp_path / "no" / "a.json"), "--json: .*a.json cannot be written: No such file"),
+        (BenchSpec(json_file=Path("/proc/a.json")), "--json: /proc/a.json cannot be written"),
+        (BenchSpec(plot=tmp_path), "--plot: .* cannot be written: Is a directory"),
+    ):
+        with pytest.raises(UsageError, match=message):
             bench_module.bench(spec)
+
+
+def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> Any:
+        raise UsageError("far enough")
+
+    monkeypatch.setattr(bench_module, "_prepare", stop)
+    kept = tmp_path / "kept.json"
+    kept.write_text("{}")
+    for file in (kept, tmp_path / "new.json"):
+        with pytest.raises(UsageError, match="far enough"):
+            bench_module.bench(BenchSpec(json_file=file))
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("kept.json", "{}")]
 
 
 @pytest.mark.parametrize(

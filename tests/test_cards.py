@@ -129,7 +129,8 @@ def test_a_hub_id_that_is_not_cached_and_no_network(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert message("someone/a-model") == (
-        f'"someone/a-model" is neither a directory nor in the local cache ({tmp_path}), and HF_HUB_OFFLINE is set'
+        f'"someone/a-model" is neither a directory nor in the local cache ({tmp_path}), and HF_HUB_OFFLINE is set: '
+        "give a directory, or unset it where there is a network"
     )
 
 

@@ -33,8 +33,8 @@ def test_a_spec_is_frozen() -> None:
         ({"top_p": 0.0}, "--top-p: Input should be greater than 0, got 0.0"),
         ({"replicas": 0}, "--replicas: Input should be greater than or equal to 1, got 0"),
         ({"format": "csv"}, "--format: Input should be 'auto', 'jsonl' or 'text', got 'csv'"),
-        ({"draft_tokens": 65}, 'draft_tokens must lie between 0 and 64, or be "auto"'),
-        ({"draft_tokens": -1}, 'draft_tokens must lie between 0 and 64, or be "auto"'),
+        ({"draft_tokens": 65}, '--draft-tokens: must lie between 0 and 64, or be "auto", got 65'),
+        ({"draft_tokens": -1}, '--draft-tokens: must lie between 0 and 64, or be "auto", got -1'),
     ],
 )
 def test_a_bad_value_names_its_option(options: dict[str, Any], expected: str) -> None:

@@ -7,7 +7,7 @@ from fakes import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.workers.costs import POINTS, PREFIX, PROBE_ROW, CostCurve, RunningMeans, measure
+from outrider.workers.costs import POINTS, PREFIX, PROBE_ROW, CostCurve, Recent, measure
 
 
 def test_it_is_linear_between_points_and_beyond_the_last() -> None:
@@ -44,12 +44,15 @@ def test_what_passes_take_is_what_the_curve_comes_to_say() -> None:
 
 
 def test_running_means_take_the_nearest_number_of_rows() -> None:
-    means = RunningMeans(0.5)
-    assert means(3) is None
-    means.observe(1, 1.0)
-    means.observe(8, 4.0)
-    means.observe(8, 6.0)
-    assert [means(rows) for rows in (1, 2, 7, 30)] == [1.0, 1.0, 5.0, 5.0]
+    recent = Recent(3)
+    assert recent(3) is None
+    recent.observe(1, 1.0)
+    for seconds in (90.0, 4.0, 6.0):
+        recent.observe(8, seconds)
+    assert [recent(rows) for rows in (1, 2, 7, 30)] == [1.0, 1.0, 6.0, 6.0]
+    recent.observe(8, 5.0)
+    assert recent(8) == 5.0, "the first call, which took long, is forgotten"
+    assert recent.medians == {1: 1.0, 8: 5.0}
 
 
 def test_measuring_leaves_no_row_behind_and_feeds_every_size() -> None:

@@ -39,6 +39,9 @@ class Model:
     def price(self, rows: int) -> Price | None:
         return self.cost
 
+    def unread(self, live: LiveRow) -> int:
+        return 0
+
 
 def test_lookup_and_none() -> None:
     row = live(1, [1, 2, 3, 1, 2])

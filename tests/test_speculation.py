@@ -16,6 +16,7 @@ from outrider.workers.speculation import (
     Overlap,
     Price,
     Probing,
+    Survival,
     accepted,
     best_request,
     expected_tokens,
@@ -62,6 +63,18 @@ def test_expected_tokens_is_the_sum_over_prefixes(chance: float, candidates: int
     assert expected_tokens(chance, candidates) == pytest.approx(sum(chance**power for power in range(candidates + 1)))
 
 
+def test_long_proposals_are_promised_what_their_places_have_shown() -> None:
+    """Half of the proposals hold to the end, the other half fall at the first candidate."""
+    seen = Survival()
+    for _ in range(500):
+        seen.observe(16, 16)
+        seen.observe(16, 0)
+    assert seen.expected_tokens(16) == pytest.approx(9.0, rel=0.02)
+    assert expected_tokens(seen.chance, 16) > 10.5, "one chance for all places promises more"
+    assert Survival().expected_tokens(3) == pytest.approx(1 + 0.7 + 0.49 + 0.343)
+    assert seen.expected_tokens(20) > seen.expected_tokens(16)
+
+
 def test_nothing_is_asked_where_nothing_is_accepted() -> None:
     assert counts_of([0.0] * 4, lambda tokens: 1.0, 0.01) == [0] * 4
 
@@ -102,10 +115,16 @@ def test_the_choice_is_never_worse_than_plain_nor_than_any_other_for_all_alike(
 
 def test_probing_pauses_longer_and_longer_while_asking_does_not_pay() -> None:
     probing = Probing(first=2, longest=8)
-    asked = [index for index in range(60) if probing.due(asking=False)]
+    asked = [index for index in range(60) if probing.due(0.0)]
     assert [right - left for left, right in pairwise(asked)][:4] == [4, 8, 8, 8]
-    assert not probing.due(asking=True)
-    assert [probing.due(asking=False) for _ in range(2)] == [False, True]
+    probing.asked()
+    assert [probing.due(0.0) for _ in range(2)] == [False, True]
+
+
+def test_probing_costs_a_small_share_however_dear_it_is() -> None:
+    probing = Probing(first=2, longest=1024, most_share=0.01)
+    probes = sum(probing.due(5.0) for _ in range(10_000))
+    assert 12 <= probes <= 20, "each costs five rounds, and all together a hundredth"
 
 
 def test_what_runs_beside_the_target_is_hidden() -> None:
@@ -117,6 +136,13 @@ def test_what_runs_beside_the_target_is_hidden() -> None:
     assert round_seconds(Overlap.AHEAD, 1.0, price, 3, 0.0) == 1.875 + 0.125, "one that was wrong starts over"
     for overlap in Overlap:
         assert round_seconds(overlap, 1.0, price, 0, 1.0) == 1.0
+
+
+def test_what_a_token_gains_is_what_it_costs_less_than_without() -> None:
+    request = best_request([1.0], lambda tokens: 1.0, Price(0.25), most=4)
+    assert request.counts == [4]
+    assert request.gain == pytest.approx(1.0 - 2.0 / 5.0)
+    assert best_request([0.0], lambda tokens: 1.0, Price(0.25)).gain == 0.0
 
 
 def test_a_candidate_is_worth_less_the_more_verifying_costs() -> None:

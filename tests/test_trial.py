@@ -19,14 +19,11 @@ def play(
         name = trial.current
         used.append(name)
         assert len(used) < 10_000, "the trial does not end"
-        tried = held = 0
-        for _ in range(4):
-            for _ in range(counts[name]):
-                tried += 1
-                if dice.random() >= chance:
-                    break
-                held += 1
-        trial.observe(Round((counts[name],) * 4, tried, held, 4, True), seconds[name] * dice.uniform(0.9, 1.1))
+        held = [0] * 4
+        for row in range(4):
+            while held[row] < counts[name] and dice.random() < chance:
+                held[row] += 1
+        trial.observe(Round((counts[name],) * 4, tuple(held), 4, True), seconds[name] * dice.uniform(0.9, 1.1))
     return used
 
 
@@ -48,6 +45,14 @@ def test_a_draft_that_never_hits_loses_to_none() -> None:
     assert trial.best == "plain"
 
 
+@pytest.mark.parametrize(("turns", "winner"), [(0.0196, "plain"), (0.0190, "turns")])
+def test_a_draft_that_hardly_gains_loses_to_none(turns: float, winner: str) -> None:
+    trial = Trial(["turns", "plain"], plain="plain")
+    while not trial.over:
+        trial.observe(Round((0,), (0,), 1, True), {"turns": turns, "plain": 0.020}[trial.current])
+    assert trial.best == winner
+
+
 def test_what_is_hopeless_is_tried_once() -> None:
     seconds = {"turns": 0.030, "ahead": 0.031, "plain": 0.5}
     trial = Trial(list(seconds))
@@ -60,11 +65,11 @@ def test_what_is_hopeless_is_tried_once() -> None:
 def test_prompts_and_warming_up_do_not_count() -> None:
     trial = Trial(["turns", "plain"])
     for _ in range(50):
-        trial.observe(Round((), 0, 0, 4, False), 100.0)
+        trial.observe(Round((), (), 4, False), 100.0)
     for _ in range(WARM_UP_ROUNDS):
-        trial.observe(Round((4,) * 4, 4, 4, 4, True), 100.0)
+        trial.observe(Round((4,) * 4, (1,) * 4, 4, True), 100.0)
     assert trial.rates == {}
-    trial.observe(Round((4,) * 4, 4, 4, 4, True), 0.1)
+    trial.observe(Round((4,) * 4, (4,) * 4, 4, True), 0.1)
     assert trial.rates.keys() == {"turns"}
     assert trial.rates["turns"] > 100
 
@@ -81,7 +86,7 @@ def test_reading_prompts_counts_as_far_as_the_job_reads() -> None:
                 return trial.best
             read = read_each if number % 3 == 0 else 0
             name = trial.current
-            trial.observe(Round((4,) * 4, 4, 3, 4, not read, read), seconds[name] + read * reading[name])
+            trial.observe(Round((4,) * 4, (1, 1, 1, 0), 4, not read, read), seconds[name] + read * reading[name])
         raise AssertionError("the trial does not end")
 
     assert play_with(1) == "ahead"
@@ -91,11 +96,11 @@ def test_reading_prompts_counts_as_far_as_the_job_reads() -> None:
 def test_another_number_of_rows_is_another_trial() -> None:
     trial = Trial(["turns", "plain"])
     for _ in range(40):
-        trial.observe(Round((4,) * 8, 8, 8, 8, True), 0.1)
+        trial.observe(Round((4,) * 8, (1,) * 8, 8, True), 0.1)
     assert "turns" in trial.rates
-    trial.observe(Round((4,) * 8, 8, 8, 9, True), 0.1)
+    trial.observe(Round((4,) * 8, (1,) * 8, 9, True), 0.1)
     assert "turns" in trial.rates, "one row more or less is the same"
-    trial.observe(Round((4,) * 4, 4, 4, 4, True), 0.1)
+    trial.observe(Round((4,) * 4, (1,) * 4, 4, True), 0.1)
     assert trial.rates == {}
     assert trial.current == "turns"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from fakes import END, VOCABULARY, FakeEngine, FakePieces, Nonsense, decode, hashed, plain
+from fakes import END, VOCABULARY, FakeEngine, FakePieces, Fixed, Nonsense, decode, hashed, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -241,9 +241,9 @@ def test_nothing_is_asked_while_there_is_no_draft() -> None:
 def test_a_draft_that_seems_too_slow_is_tried_again_now_and_then() -> None:
     """Its price was measured once; nothing else would ever correct it."""
     proposer = Nonsense(0, step=1e9)
-    rows = [Row(1, (1, 2), 900)]
-    target = verifier(FakeEngine(1000), proposer, 1, None, end=())
-    assert_plain(rows, finish(target, rows), 1000, end=())
+    rows = [Row(1, (1, 2), 1500)]
+    target = verifier(FakeEngine(1600), proposer, 1, None, end=())
+    assert_plain(rows, finish(target, rows), 1600, end=())
     assert 1 <= len(proposer.asked) <= 100
 
 
@@ -271,3 +271,44 @@ def test_samples_of_one_row_differ_and_repeat() -> None:
     texts = [ended[key].tokens for key in range(6)]  # type: ignore[union-attr]
     assert texts[:3] == texts[3:]
     assert len(set(texts)) == 3
+
+
+def test_a_text_that_the_draft_must_read_has_to_pay_for_it() -> None:
+    """Long prompts and short answers: reading costs more than all the tokens that are left could gain."""
+    job = [Row(key, (key, *range(1, 9)) * 4, 8, Sampling(seed=key, end_tokens=()), ()) for key in range(3)]
+    cheap, dear = Nonsense(1, read=0.001), Nonsense(1, read=1.0)
+    for proposer in (cheap, dear):
+        target = verifier(FakeEngine(CONTEXT), proposer, draft_tokens=None)
+        target.verify_seconds = Fixed({1: 1.0, 64: 1.1})
+        assert_plain(job, finish(target, job))
+    assert set(cheap.asked) == {0, 1, 2}
+    assert dear.asked == []
+
+
+def test_a_new_row_is_believed_to_accept_what_those_before_it_did() -> None:
+    class Wrong(Nonsense):
+        def _one(self, live: LiveRow, limit: int) -> Sequence[int]:
+            right = self._right(live, max(0, limit))
+            return [(token + 1) % VOCABULARY for token in right]
+
+    proposer = Wrong(1, step=0.02)
+    job = [Row(key, (key % END, 3, 1), 40, Sampling(seed=key, end_tokens=()), ()) for key in range(30)]
+    target = verifier(FakeEngine(CONTEXT), proposer, batch=1, draft_tokens=None)
+    target.verify_seconds = Fixed({1: 1.0, 64: 4.0})
+    finish(target, job)
+    assert target.progress.accepted == 0
+    assert target.progress.proposed < 60, "the first rows have shown that there is nothing to be had"
+
+
+def test_a_round_says_what_was_expected_of_it() -> None:
+    target = verifier(FakeEngine(CONTEXT), Nonsense(1, step=0.02), draft_tokens=2)
+    curve = target.verify_seconds = Fixed({1: 1.0, 64: 4.0})
+    target.add([Row(1, (1, 2, 3), 40, Sampling(end_tokens=()), ())])
+    target.round()
+    target.round()
+    done = target.last_round
+    assert done is not None
+    assert done.foreseen is not None
+    assert done.foreseen.seconds == pytest.approx(curve(3) + 2 * 0.02)
+    assert done.foreseen.tokens == pytest.approx(1 + 0.7 + 0.49)
+    assert done.fed == 1 + sum(done.proposed)

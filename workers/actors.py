@@ -99,7 +99,13 @@ class TargetActor:
             tally=tally,
         )
         arranger = Arranger(
-            verifier, self._link, serve.arrangements, loaded.move, lambda: measure(model.engine), serve.memory_key
+            verifier,
+            self._link,
+            serve.arrangements,
+            loaded.move,
+            lambda only: measure(model.engine, only=only),
+            serve.memory_key,
+            serve.rows,
         )
         self._server = TargetServer(verifier, arranger)
         return loaded.report

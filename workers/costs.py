@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 
 from outrider.workers.engine import Engine, Feed
 from outrider.workers.messages import Sampling
@@ -20,6 +21,8 @@ PREFIX = 32
 PROBE_ROW = -1
 # The share of a new observation in a point's running mean.
 FRESH = 0.1
+# So many values decide what is usual.
+RECENT = 9
 
 
 class CostCurve:
@@ -58,34 +61,54 @@ class CostCurve:
         return min(max(bisect_left(self._counts, tokens), 1), max(1, len(self._counts) - 1))
 
 
-class RunningMeans:
-    """Means by number of rows, in which new observations count most; a number not seen yet takes its nearest's."""
+class Recent:
+    """The median of the last few values by number of rows; a number not seen yet takes its nearest's.
 
-    def __init__(self, fresh: float) -> None:
-        self._fresh = fresh
-        self._means: dict[int, float] = {}
+    Not a running mean: the first call of anything takes many times as long as the next, and a mean would remember it.
+    """
+
+    def __init__(self, most: int = RECENT) -> None:
+        self._most = most
+        self._values: dict[int, deque[float]] = {}
+
+    @property
+    def medians(self) -> dict[int, float]:
+        return {rows: _lower_median(values) for rows, values in list(self._values.items())}
 
     def observe(self, rows: int, value: float) -> None:
-        previous = self._means.get(rows, value)
-        self._means[rows] = previous + self._fresh * (value - previous)
+        self._values.setdefault(rows, deque(maxlen=self._most)).append(value)
 
     def __call__(self, rows: int) -> float | None:
-        nearest = min(self._means, key=lambda count: abs(count - rows), default=None)
-        return None if nearest is None else self._means[nearest]
+        nearest = min(self._values, key=lambda count: abs(count - rows), default=None)
+        return None if nearest is None else _lower_median(self._values[nearest])
 
 
-def measure(engine: Engine, seconds: float = BUDGET_SECONDS) -> CostCurve:
-    """Feed a probe row passes of several sizes: each once, and again as long as the time lasts; the fastest counts."""
+def _lower_median(values: Collection[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def measure(engine: Engine, seconds: float = BUDGET_SECONDS, only: Sequence[int] = ()) -> CostCurve:
+    """Feed a probe row passes of several sizes: each once, and again as long as the time lasts; the fastest counts.
+
+    With ``only``, passes of these sizes, once each.
+    """
+    if only:
+        return CostCurve(_passes(engine, 0.0, only, 1))
+    return CostCurve(_passes(engine, seconds, POINTS, PREFIX))
+
+
+def _passes(engine: Engine, seconds: float, sizes: Sequence[int], prefix: int) -> dict[int, float]:
     deadline = time.perf_counter() + seconds
     points: dict[int, float] = {}
-    engine.open(PROBE_ROW, Sampling(), PREFIX)
+    engine.open(PROBE_ROW, Sampling(), prefix)
     try:
-        prefix = min(PREFIX, engine.context // 2)
+        prefix = min(prefix, engine.context // 2)
         engine.feed([Feed(PROBE_ROW, [1] * prefix, 0)])
         for repeat in range(REPEATS):
-            for count in POINTS:
+            for count in sizes:
                 beyond = prefix + count > engine.context
-                if beyond or ((count not in FIRST_POINTS or repeat) and time.perf_counter() > deadline):
+                needed = not repeat and (count in FIRST_POINTS or sizes is not POINTS)
+                if beyond or (not needed and time.perf_counter() > deadline):
                     continue
                 engine.truncate(PROBE_ROW, prefix)
                 started = time.perf_counter()
@@ -93,4 +116,4 @@ def measure(engine: Engine, seconds: float = BUDGET_SECONDS) -> CostCurve:
                 points[count] = min(points.get(count, math.inf), time.perf_counter() - started)
     finally:
         engine.close(PROBE_ROW)
-    return CostCurve(points)
+    return points

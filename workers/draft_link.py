@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from outrider.workers.costs import RunningMeans
+from outrider.workers.costs import Recent
 from outrider.workers.errors import first_line
 from outrider.workers.messages import Advance, Arrangement, Ask, Candidates
 from outrider.workers.speculation import Overlap, Price, Request
@@ -19,8 +19,6 @@ from outrider.workers.tally import Tally
 from outrider.workers.verify import Answer, LiveRow
 
 logger = logging.getLogger(__name__)
-# The share of a new observation in the running mean of the hop.
-FRESH = 0.1
 # A draft that answers with an error this often in a row is not asked again.
 MOST_ERRORS = 3
 
@@ -40,10 +38,11 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """Seconds of a step, as the draft says, and of the way there and back, by number of rows."""
+    """Seconds of a step, as the draft says, and of the way there and back, by number of rows; and of reading a token."""
 
-    steps: RunningMeans = field(default_factory=lambda: RunningMeans(1.0))
-    hops: RunningMeans = field(default_factory=lambda: RunningMeans(FRESH))
+    steps: Recent = field(default_factory=lambda: Recent(1))
+    hops: Recent = field(default_factory=Recent)
+    reading: Recent = field(default_factory=lambda: Recent(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +101,24 @@ class DraftLink:
             draft.known.pop(key, None)
             draft.closed.append(key)
 
-    def price(self, rows: int) -> Price | None:
+    def price(self, rows: int, arrangement: str | None = None) -> Price | None:
         draft = self._draft
         if draft is None or draft.lost:
             return None
         # Until a round has been measured candidates count as free, so that the first round asks.
-        return Price(self._current.steps(rows) or 0.0, self._current.hops(rows) or 0.0)
+        prices = self._current if arrangement is None else self._prices.get(arrangement, _Prices())
+        return Price(prices.steps(rows) or 0.0, prices.hops(rows) or 0.0, prices.reading(1) or 0.0)
+
+    def costs(self) -> dict[str, dict[str, dict[int, float]]]:
+        """By arrangement, seconds of a step and of the hop by number of rows, and of reading a token."""
+        return {
+            name: {"step": prices.steps.medians, "hop": prices.hops.medians, "read": prices.reading.medians}
+            for name, prices in list(self._prices.items())
+        }
+
+    def unread(self, live: LiveRow) -> int:
+        draft = self._draft
+        return len(live.tokens) - (0 if draft is None else draft.known.get(live.row.key, 0))
 
     def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
         draft = self._draft
@@ -178,6 +189,8 @@ class DraftLink:
             self._tally.hop(hop)
         if candidates.step is not None:
             self._current.steps.observe(len(asked.rows), candidates.step)
+        if candidates.read is not None:
+            self._current.reading.observe(1, candidates.read)
         self._current.hops.observe(len(asked.rows), hop)
         for key in candidates.forgotten:
             draft.known.pop(key, None)

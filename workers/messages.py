@@ -142,8 +142,8 @@ class Ask:
 class Candidates:
     """The draft's reply: proposed tokens by row, and the rows it no longer knows (they are to be sent whole).
 
-    ``seconds`` is how long the draft was at work on it, ``step`` what one more candidate for these rows costs (None where
-    that is not known yet).
+    ``seconds`` is how long the draft was at work on it, ``step`` what one more candidate for these rows costs, and ``read``
+    what a token of a text costs that it did not know (None where that is not known yet).
     """
 
     round: int
@@ -151,6 +151,7 @@ class Candidates:
     forgotten: tuple[int, ...] = ()
     seconds: float = 0.0
     step: float | None = None
+    read: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,8 @@ class ServeSpec:
     Candidates come from a draft ``model``, from the row's own text by ``lookup``, from both, or from nowhere; a draft sends
     none that it holds less likely than ``draft_confidence``. Where there are several ``arrangements``, they are tried on
     the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for. ``replica`` is
-    what metrics name the target by; with ``trace``, target and draft keep a timeline.
+    what metrics name the target by; with ``trace``, target and draft keep a timeline. ``rows`` is about how many are to be
+    expected, 0 where nobody knows.
     """
 
     batch: int
@@ -221,6 +223,7 @@ class ServeSpec:
     memory_key: str = ""
     trace: bool = False
     replica: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +306,12 @@ class LayoutRecord:
 class Harvest:
     """Rows that ended since the last harvest, the totals so far, and the timeline where one is kept.
 
-    ``layout`` is the arrangement in use and what is known of the others, once that is settled.
+    ``layout`` is the arrangement in use and what is known of the others, once that is settled; ``costs`` are the prices by
+    which candidates are asked for, and how well they foretell what rounds take.
     """
 
     ended: tuple[RowResult | RowFailure, ...]
     progress: Progress
     trace: Trace = Trace()
     layout: LayoutRecord | None = None
+    costs: dict[str, Any] = field(default_factory=dict)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from outrider.workers.confidence import Confidence
-from outrider.workers.costs import RunningMeans
-from outrider.workers.engine import Engine, Feed
+from outrider.workers.costs import Recent
+from outrider.workers.engine import Chosen, Engine, Feed
 from outrider.workers.messages import Advance, Ask, Candidates, Sampling
 from outrider.workers.prefixes import Prefixes
 
@@ -17,8 +17,8 @@ from outrider.workers.prefixes import Prefixes
 PREFILL_TOKENS = 512
 # A step that feeds a row more than this reads a text, which says nothing of what a candidate costs.
 MOST_FED = 2
-# The share of a new observation in the running mean of a step's cost.
-FRESH = 0.1
+# A step that feeds more than this is mostly reading.
+MUCH_FED = 32
 # Running ahead beyond candidates that are this unlikely to hold is not worth the power.
 LEAST_REACH = 0.05
 
@@ -52,7 +52,8 @@ class Drafter:
         self._prefixes = Prefixes(engine, prefix_tokens)
         self.end_tokens = frozenset(end_tokens)
         self.confidence = Confidence()
-        self._steps = RunningMeans(FRESH)
+        self._steps = Recent()
+        self._reading = Recent()
         self._rows: dict[int, DraftRow] = {}
         self._asked: list[int] = []
 
@@ -66,7 +67,7 @@ class Drafter:
             pass
         tokens = {key: self._worth_sending(self._rows[key], ask) for key in self._asked}
         seconds = time.perf_counter() - started
-        return Candidates(ask.round, tokens, forgotten, seconds, self._steps(len(self._asked)))
+        return Candidates(ask.round, tokens, forgotten, seconds, self._steps(len(self._asked)), self._reading(1))
 
     def run_ahead(self) -> bool:
         """One step further for the rows of the last request, as if the target were going to accept everything.
@@ -121,7 +122,7 @@ class Drafter:
             return [Feed(key, tokens, 0) for key, tokens in new.items() if tokens]
 
         while feeds := unread():
-            self.engine.feed(feeds)
+            self._feed(feeds)
             for feed in feeds:
                 self._rows[feed.row].cached += len(feed.tokens)
 
@@ -154,16 +155,13 @@ class Drafter:
             row = self._rows[key]
             new = row.uncached()
             while len(new) > PREFILL_TOKENS:
-                self.engine.feed([Feed(key, new[:PREFILL_TOKENS], 0)])
+                self._feed([Feed(key, new[:PREFILL_TOKENS], 0)])
                 row.cached += PREFILL_TOKENS
                 del new[:PREFILL_TOKENS]
             feeds.append(Feed(key, new, 1))
         if not feeds:
             return False
-        started = time.perf_counter()
-        answers = self.engine.feed(feeds)
-        if all(len(feed.tokens) <= MOST_FED for feed in feeds):
-            self._steps.observe(len(feeds), time.perf_counter() - started)
+        answers = self._feed(feeds)
         for feed, chosen in zip(feeds, answers, strict=True):
             row = self._rows[feed.row]
             row.cached += len(feed.tokens)
@@ -171,6 +169,18 @@ class Drafter:
             row.leads.append(chosen.margins[0])
             row.reach *= self.confidence.chance(chosen.margins[0])
         return True
+
+    def _feed(self, feeds: Sequence[Feed]) -> Sequence[Chosen]:
+        """Feed the model, and learn what it costs."""
+        started = time.perf_counter()
+        answers = self.engine.feed(feeds)
+        seconds = time.perf_counter() - started
+        fed = sum(len(feed.tokens) for feed in feeds)
+        if all(len(feed.tokens) <= MOST_FED for feed in feeds):
+            self._steps.observe(len(feeds), seconds)
+        elif fed > MUCH_FED:
+            self._reading.observe(1, seconds / fed)
+        return answers
 
     def _close(self, key: int) -> None:
         if self._rows.pop(key, None) is not None:

@@ -25,6 +25,9 @@ class NoProposer:
     def price(self, rows: int) -> Price | None:
         return None
 
+    def unread(self, live: LiveRow) -> int:
+        return 0
+
 
 class LookupProposer:
     """n-grams of the row's own prompt and text."""
@@ -45,6 +48,9 @@ class LookupProposer:
 
     def price(self, rows: int) -> Price | None:
         return Price(step=0.0)
+
+    def unread(self, live: LiveRow) -> int:
+        return 0
 
 
 @dataclass(slots=True)
@@ -118,3 +124,7 @@ class EitherProposer:
     def price(self, rows: int) -> Price | None:
         # The dearer of the two, as long as there is one: what comes from the text is a gift.
         return self._model.price(rows) or self._text.price(rows)
+
+    def unread(self, live: LiveRow) -> int:
+        # What the text offers costs no reading, so it is never held back.
+        return 0

@@ -63,7 +63,8 @@ class TargetServer:
             tally = self._verifier.tally
             trace = Trace() if tally.timeline is None else tally.timeline.fetch()
             layout = None if self._arranger is None else self._arranger.record
-            return Harvest(ended, tally.snapshot(), trace, layout)
+            costs = {} if self._arranger is None else self._arranger.costs()
+            return Harvest(ended, tally.snapshot(), trace, layout, costs)
 
     def _runs_short(self) -> bool:
         return len(self._inbox) + self._verifier.in_store <= self._verifier.batch // 2

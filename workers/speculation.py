@@ -13,6 +13,10 @@ PRIOR_ACCEPTANCE = 0.7
 PRIOR_WEIGHT = 4.0
 # Older rounds count for less, so that a row which changes its subject is noticed within a few dozen candidates.
 MEMORY = 0.97
+# A round counts for so many candidates at most.
+MOST_WEIGHT = 4
+# All rows together change more slowly.
+LONG_MEMORY = 0.995
 
 
 def accepted(candidates: Sequence[int], chosen: Sequence[int]) -> int:
@@ -26,19 +30,59 @@ def accepted(candidates: Sequence[int], chosen: Sequence[int]) -> int:
 class Acceptance:
     """A row's estimate of the chance that a candidate holds, given that those before it did."""
 
-    def __init__(self, prior: float = PRIOR_ACCEPTANCE, weight: float = PRIOR_WEIGHT) -> None:
+    def __init__(self, prior: float = PRIOR_ACCEPTANCE, weight: float = PRIOR_WEIGHT, memory: float = MEMORY) -> None:
         self._held = prior * weight
         self._tried = weight
+        self._memory = memory
 
     @property
     def chance(self) -> float:
         return self._held / self._tried
 
     def observe(self, proposed: int, held: int) -> None:
-        """Candidates after the first miss were never put to the test, so they say nothing."""
+        """Candidates after the first miss were never put to the test, so they say nothing.
+
+        A long run of hits is one easy stretch of text, so it counts for no more than a few candidates.
+        """
         tried = min(proposed, held + 1)
-        self._held = self._held * MEMORY**tried + held
-        self._tried = self._tried * MEMORY**tried + tried
+        if not tried:
+            return
+        weight = min(tried, MOST_WEIGHT)
+        faded = self._memory**weight
+        self._held = self._held * faded + held / tried * weight
+        self._tried = self._tried * faded + weight
+
+
+class Survival:
+    """How far into a proposal candidates hold, by their place in it, over many rows.
+
+    Text has easy stretches and hard ones, so one chance for all places would promise too much of long proposals. A place
+    of which little is known is believed to be like all others.
+    """
+
+    def __init__(self, most: int = MOST_CANDIDATES) -> None:
+        self._held = [0.0] * most
+        self._tried = [0.0] * most
+
+    def observe(self, proposed: int, held: int) -> None:
+        for place in range(min(proposed, held + 1, len(self._held))):
+            self._tried[place] += 1.0
+            self._held[place] += place < held
+
+    @property
+    def chance(self) -> float:
+        """That a candidate holds, given that those before it did, whatever its place."""
+        return (sum(self._held) + PRIOR_ACCEPTANCE * PRIOR_WEIGHT) / (sum(self._tried) + PRIOR_WEIGHT)
+
+    def expected_tokens(self, candidates: int) -> float:
+        """How many tokens a round commits on average."""
+        usual, reach, tokens = self.chance, 1.0, 1.0
+        for place in range(candidates):
+            # Proposals longer than any that are counted go on as the last place did.
+            index = min(place, len(self._held) - 1)
+            reach *= (self._held[index] + usual * PRIOR_WEIGHT) / (self._tried[index] + PRIOR_WEIGHT)
+            tokens += reach
+        return tokens
 
 
 def expected_tokens(chance: float, candidates: int) -> float:
@@ -56,10 +100,14 @@ class Overlap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What candidates cost: seconds of one draft step for the rows together, and of asking at all (the hop)."""
+    """What candidates cost: seconds of one draft step for the rows together, and of asking at all (the hop).
+
+    ``read`` is what a draft takes for each token of a text that it does not know yet.
+    """
 
     step: float
     hop: float = 0.0
+    read: float = 0.0
 
 
 def round_seconds(overlap: Overlap, verify: float, price: Price, count: int, hit: float) -> float:
@@ -85,12 +133,13 @@ class Request:
     """How many candidates each row is to be asked for, and when it is no use to go on.
 
     A candidate is worth verifying while the chance that it and all before it hold is at least ``keep``, and worth making
-    while that chance is at least ``go_on``.
+    while that chance is at least ``go_on``. ``gain`` is the time that a token is expected to cost less than without.
     """
 
     counts: list[int]
     keep: float = 0.0
     go_on: float = 0.0
+    gain: float = 0.0
 
 
 def best_request(
@@ -108,11 +157,7 @@ def best_request(
     rows = len(chances)
     if not rows:
         return Request([])
-    rates = []
-    for count in range(most + 1):
-        hit = prod(chance**count for chance in chances)
-        seconds = round_seconds(overlap, verify_seconds(rows * (count + 1)), price, count, hit)
-        rates.append(sum(expected_tokens(chance, count) for chance in chances) / seconds)
+    rates = [expected_rate(chances, count, verify_seconds, price, overlap) for count in range(most + 1)]
     best = max(range(most + 1), key=rates.__getitem__)
     if best == 0:
         return Request([0] * rows)
@@ -120,7 +165,16 @@ def best_request(
     drafting = price.step / rows if overlap is Overlap.TURNS else 0.0
     keep = min(0.9, rates[best] * verifying)
     counts = [best] if rows == 1 else [_worthwhile(chance, keep, best) for chance in chances]
-    return Request(counts, keep, min(0.9, rates[best] * (verifying + drafting)))
+    return Request(counts, keep, min(0.9, rates[best] * (verifying + drafting)), 1.0 / rates[0] - 1.0 / rates[best])
+
+
+def expected_rate(
+    chances: Sequence[float], count: int, verify_seconds: Callable[[int], float], price: Price, overlap: Overlap
+) -> float:
+    """Tokens a second of rows that are all asked for ``count`` candidates."""
+    hit = prod(chances) ** count
+    seconds = round_seconds(overlap, verify_seconds(len(chances) * (count + 1)), price, count, hit)
+    return sum(expected_tokens(chance, count) for chance in chances) / seconds
 
 
 def _worthwhile(chance: float, worth: float, most: int) -> int:
@@ -135,22 +189,24 @@ def _worthwhile(chance: float, worth: float, most: int) -> int:
 class Probing:
     """When to ask although it does not seem to pay: costs and rows change, and nothing is learned without asking.
 
-    The pauses double, so that a draft which never pays costs less and less.
+    The pauses double, so that a draft which never pays costs less and less, and never more than a small share.
     """
 
-    def __init__(self, first: int = 32, longest: int = 1024) -> None:
+    def __init__(self, first: int = 32, longest: int = 1024, most_share: float = 0.01) -> None:
         self._first = first
         self._longest = longest
+        self._most_share = most_share
         self._pause = first
         self._rounds = 0
 
-    def due(self, asking: bool) -> bool:
-        """Whether to try with one candidate in this round, in which asking does or does not pay."""
-        if asking:
-            self._pause, self._rounds = self._first, 0
-            return False
+    def asked(self) -> None:
+        """In this round asking paid."""
+        self._pause, self._rounds = self._first, 0
+
+    def due(self, cost: float) -> bool:
+        """Whether to try with one candidate in this round, in which asking does not pay; it costs so many plain rounds."""
         self._rounds += 1
-        if self._rounds < self._pause:
+        if self._rounds < max(self._pause, min(self._longest, cost / self._most_share)):
             return False
         self._rounds = 0
         self._pause = min(2 * self._pause, self._longest)

@@ -3,15 +3,16 @@
 Each arrangement is given a few rounds in turn, twice over, since a machine's speed drifts. What is compared is not how many
 tokens were committed, which is luck over so few rounds, but how many are to be expected at the acceptance seen in all of
 them together, against the seconds that the rounds took; and what it costs to read prompts there, as far as this job reads.
+An arrangement without a draft wins unless another is clearly faster: where they tie, the draft is of no use.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.workers.speculation import PRIOR_ACCEPTANCE, PRIOR_WEIGHT, expected_tokens
+from outrider.workers.speculation import Survival
 
 CYCLES = 2
 # A phase is this long at least, after rounds that do not count: caches are warmed, a draft is brought up to date.
@@ -21,24 +22,41 @@ WARM_UP_ROUNDS = 3
 # What is this much slower than another is given up, in the midst of its phase if need be, and not tried again.
 HOPELESS = 0.8
 ROUNDS_TO_GIVE_UP = 4
+# A draft has to bring this much; less is within what two measurements of the same thing differ by.
+CLEARLY = 1.03
 # A trial starts over when the number of rows changes by more than this share.
 ROWS_TOLERANCE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What a round should take, and the tokens that it should bring."""
+
+    seconds: float
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
-    """One pass: candidates of each row, of which ``tried`` were put to the test and ``accepted`` held.
+    """One pass: how many candidates each row had, and how many of them held.
 
     ``live`` counts all rows under way, ``read`` the tokens of prompts that were fed. ``steady`` says whether all rows of
-    the pass were past their prompts and open to proposals.
+    the pass were past their prompts and open to proposals. The pass over ``fed`` tokens took ``verifying`` seconds.
     """
 
     proposed: tuple[int, ...]
-    tried: int
-    accepted: int
+    held: tuple[int, ...]
     live: int
     steady: bool
     read: int = 0
+    fed: int = 0
+    verifying: float = 0.0
+    foreseen: Foreseen | None = None
+
+    @property
+    def gained(self) -> int:
+        """Tokens committed."""
+        return len(self.held) + sum(self.held)
 
 
 @dataclass(slots=True)
@@ -52,17 +70,28 @@ class _Score:
     read: int = 0
 
 
+def best_of(rates: Mapping[str, float], plain: str | None) -> str | None:
+    """The fastest; ``plain``, unless another is clearly faster."""
+    fastest = max(rates, key=rates.__getitem__, default=None)
+    if fastest is not None and plain is not None and rates[fastest] < CLEARLY * rates.get(plain, 0.0):
+        return plain
+    return fastest
+
+
 class Trial:
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], plain: str | None = None, cycles: int = CYCLES) -> None:
+        """``plain`` is the one of them that does without a draft."""
         self._names = list(names)
+        self._plain = plain
+        self._cycles = cycles
         self._rows: int | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._scores = {name: _Score() for name in self._names}
-        self._tried, self._held = PRIOR_WEIGHT, PRIOR_ACCEPTANCE * PRIOR_WEIGHT
+        self._survival = Survival()
         self._read = self._committed = 0
-        self._phases = [name for _ in range(CYCLES) for name in self._names]
+        self._phases = [name for _ in range(self._cycles) for name in self._names]
         self._phase = 0
         self._begin_phase()
 
@@ -81,24 +110,53 @@ class Trial:
 
     @property
     def best(self) -> str:
-        rates = self.rates
-        return max(rates, key=rates.__getitem__) if rates else self._names[0]
+        return best_of(self.rates, self._plain) or self._names[0]
 
     @property
     def rates(self) -> dict[str, float]:
         """Expected tokens a second, prompts included, of those that have been tried."""
-        chance = self._held / self._tried
-        scores = {name: score for name, score in self._scores.items() if score.seconds > 0.0}
+        scores = self._with_rounds
         # Where no prompt was read it is taken to cost what it costs elsewhere.
         all_read = sum(score.read for score in scores.values())
         usual = sum(score.reading for score in scores.values()) / all_read if all_read else 0.0
-        read_a_token = self._read / self._committed if self._committed else 0.0
+        decoding = self.decoding
         rates = {}
         for name, score in scores.items():
-            expected = sum(count * expected_tokens(chance, each) for each, count in score.proposed.items())
             reading = score.reading / score.read if score.read else usual
-            rates[name] = 1.0 / (score.seconds / expected + reading * read_a_token)
+            rates[name] = 1.0 / (1.0 / decoding[name] + reading * self._read_a_token)
         return rates
+
+    @property
+    def decoding(self) -> dict[str, float]:
+        """Expected tokens a second of the rounds in which nobody read a prompt."""
+        rates = {}
+        for name, score in self._with_rounds.items():
+            expected = sum(count * self.expected_tokens(each) for each, count in score.proposed.items())
+            rates[name] = expected / score.seconds
+        return rates
+
+    def expected_tokens(self, candidates: int) -> float:
+        """What a row gains in a round with so many candidates, by all that was seen in this trial."""
+        return self._survival.expected_tokens(candidates)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there were at once."""
+        return self._rows or 1
+
+    @property
+    def reading(self) -> float:
+        """Seconds that reading prompts adds to a token, as far as this job reads."""
+        read = sum(score.read for score in self._scores.values())
+        return sum(score.reading for score in self._scores.values()) / read * self._read_a_token if read else 0.0
+
+    @property
+    def _with_rounds(self) -> dict[str, _Score]:
+        return {name: score for name, score in self._scores.items() if score.seconds > 0.0}
+
+    @property
+    def _read_a_token(self) -> float:
+        return self._read / self._committed if self._committed else 0.0
 
     def observe(self, round: Round, seconds: float) -> None:
         """A round of the current arrangement, and the time since the end of the one before."""
@@ -108,7 +166,7 @@ class Trial:
             self._rows = round.live
             self._begin()
         self._read += round.read
-        self._committed += round.accepted + len(round.proposed)
+        self._committed += round.gained
         score = self._scores[self.current]
         if round.read and score.rounds:
             score.read += round.read
@@ -122,8 +180,8 @@ class Trial:
         score.seconds += seconds
         score.rounds += 1
         score.proposed.update(round.proposed)
-        self._tried += round.tried
-        self._held += round.accepted
+        for proposed, held in zip(round.proposed, round.held, strict=True):
+            self._survival.observe(proposed, held)
         counted = self._rounds - WARM_UP_ROUNDS
         if counted >= ROUNDS_TO_GIVE_UP and self._is_hopeless(self.current):
             self._phases[self._phase + 1 :] = [name for name in self._phases[self._phase + 1 :] if name != self.current]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,7 +17,7 @@ from outrider.workers.prefixes import Prefixes
 from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.tally import Tally
 from outrider.workers.text import TextWriter
-from outrider.workers.trial import Round
+from outrider.workers.trial import Foreseen, Round
 
 PREFILL_TOKENS = 512
 # Two scores closer than this may change places when float kernels sum in another order.
@@ -66,6 +67,9 @@ class Proposer(Protocol):
     def price(self, rows: int) -> Price | None:
         """What candidates for that many rows cost; None while nothing can be proposed."""
 
+    def unread(self, live: LiveRow) -> int:
+        """How many of the row's tokens the one who proposes would have to read first."""
+
 
 @dataclass(slots=True)
 class Group:
@@ -75,6 +79,7 @@ class Group:
     asked: list[LiveRow] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     answer: Answer | None = None
+    foreseen: Foreseen | None = None
 
 
 class Verifier:
@@ -105,6 +110,9 @@ class Verifier:
         self._probing = speculation.Probing()
         self._waiting: deque[Row] = deque()
         self._groups = deque([Group()])
+        # What a new row is believed to accept.
+        self._acceptance = speculation.Acceptance(memory=speculation.LONG_MEMORY)
+        self._added = 0
 
     def arrange(self, overlap: Overlap, draft_tokens: int | None) -> None:
         """Work in another way from the next round on. What has been asked for is let go."""
@@ -124,8 +132,19 @@ class Verifier:
         """Rows that have not begun."""
         return len(self._waiting)
 
+    def work_left(self, job_rows: int) -> float:
+        """How many tokens are still to be written at most, if ``job_rows`` come in all; infinitely many if that is 0."""
+        if not job_rows:
+            return math.inf
+        live = [live for group in self._groups for live in group.rows]
+        here = [each.row.max_tokens for each in live] + [row.max_tokens for row in self._waiting]
+        to_come = max(0, job_rows - self._added) * sum(here) / max(1, len(here))
+        return sum(each.remaining for each in live) + sum(row.max_tokens for row in self._waiting) + to_come
+
     def add(self, rows: Iterable[Row]) -> None:
+        before = len(self._waiting)
         self._waiting.extend(rows)
+        self._added += len(self._waiting) - before
 
     def cancel(self, keys: Collection[int]) -> None:
         """Drop rows that somebody else has written; what is not here any more is no matter."""
@@ -146,6 +165,7 @@ class Verifier:
         group = self._next_group()
         if not group.rows:
             return ended
+        foreseen = group.foreseen if len(group.asked) == len(group.rows) else None
         live_rows = sum(len(each.rows) for each in self._groups)
         assisted = all(live.row.assisted for live in group.rows)
         candidates = self._candidates(group)
@@ -155,10 +175,9 @@ class Verifier:
         answers = self.engine.feed(feeds)
         verified = time.perf_counter()
         self.tally.verified(started, verified, len(feeds), fed)
-        before, tokens = self.progress.accepted, self.progress.tokens
-        tried = 0
+        tokens, held = self.progress.tokens, []
         for live, guess, answer in zip(list(group.rows), candidates, answers, strict=True):
-            tried += min(len(guess), speculation.accepted(guess, answer.tokens) + 1)
+            held.append(speculation.accepted(guess, answer.tokens))
             reason = self._commit(live, guess, answer)
             if reason is not None:
                 group.rows.remove(live)
@@ -170,11 +189,13 @@ class Verifier:
         read = fed - sum(len(guess) + 1 for guess in candidates)
         self.last_round = Round(
             proposed=tuple(len(guess) for guess in candidates),
-            tried=tried,
-            accepted=self.progress.accepted - before,
+            held=tuple(held),
             live=live_rows,
             steady=assisted and read == 0,
             read=read,
+            fed=fed,
+            verifying=verified - started,
+            foreseen=foreseen,
         )
         self.progress.plain_rounds += not any(candidates)
         return ended
@@ -200,6 +221,7 @@ class Verifier:
                 later.append(row)
                 continue
             live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter(), cached=shared)
+            live.acceptance = speculation.Acceptance(self._acceptance.chance)
             self.progress.prompt_tokens += len(row.prompt)
             self.progress.prompt_tokens_reused += shared
             min(self._groups, key=lambda group: len(group.rows)).rows.append(live)
@@ -223,6 +245,7 @@ class Verifier:
             for live, count in zip(group.asked, request.counts, strict=True)
         ]
         self.tally.asked(group.counts)
+        group.foreseen = self._foresee(group)
         group.answer = None
         if any(group.counts):
             started = time.perf_counter()
@@ -257,7 +280,38 @@ class Verifier:
             return Request([0] * len(rows))
         chances = [live.acceptance.chance for live in rows]
         request = speculation.best_request(chances, self.verify_seconds, price, self._overlap)
-        return Request([1] * len(rows)) if self._probing.due(asking=any(request.counts)) else request
+        # A text that the draft has to read first has to pay for that in what is left of the row.
+        counts = [
+            count if count and price.read * self.proposer.unread(live) <= request.gain * live.remaining else 0
+            for live, count in zip(rows, request.counts, strict=True)
+        ]
+        if not any(counts):
+            return self._probe(rows, price)
+        self._probing.asked()
+        return replace(request, counts=counts)
+
+    def _probe(self, rows: Sequence[LiveRow], price: Price) -> Request:
+        """Nothing, or now and then one candidate for the row of which the draft knows the most."""
+        unread = [self.proposer.unread(live) for live in rows]
+        least = min(range(len(rows)), key=unread.__getitem__)
+        plain, verified = self.verify_seconds(len(rows)), self.verify_seconds(len(rows) + 1)
+        cost = price.hop + price.step + price.read * unread[least] + max(0.0, verified - plain)
+        due = self._probing.due(cost / plain)
+        return Request([int(due and index == least) for index in range(len(rows))])
+
+    def _foresee(self, group: Group) -> Foreseen | None:
+        """What the group's next round should take and bring, by what is known of costs and chances."""
+        rows, counts = group.asked, group.counts
+        if not rows:
+            return None
+        price = self.proposer.price(len(rows)) or Price(0.0)
+        chances = [live.acceptance.chance for live in rows]
+        hit = math.prod(chance**count for chance, count in zip(chances, counts, strict=True))
+        verify = self.verify_seconds(len(rows) + sum(counts))
+        return Foreseen(
+            speculation.round_seconds(self._overlap, verify, price, max(counts), hit),
+            sum(map(speculation.expected_tokens, chances, counts)),
+        )
 
     def _feed(self, live: LiveRow, guess: Sequence[int]) -> Feed:
         new = live.tokens[live.cached :]
@@ -276,6 +330,7 @@ class Verifier:
         held = speculation.accepted(guess, answer.tokens)
         if guess:
             live.acceptance.observe(len(guess), held)
+            self._acceptance.observe(len(guess), held)
         live.cached = len(live.tokens) + held
         self.engine.truncate(live.row.key, live.cached)
         reason, committed = None, 0

@@ -71,7 +71,8 @@ def _from_hub(name: str) -> Path:
         pass
     if constants.HF_HUB_OFFLINE:
         raise ModelError(
-            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE is set'
+            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE '
+            "is set: give a directory, or unset it where there is a network"
         )
     try:
         published = [entry.rfilename for entry in HfApi().model_info(name, timeout=10).siblings or []]

@@ -1,0 +1,241 @@
+"""Plain and assisted decoding in turn, over the same rows, through the user's door (`outrider run`).
+
+    python benchmarks/assisted.py --shape 1b [--batch 4] [--draft-tokens 6] [--trial] [--repeat 3]
+
+The pair is made once: a target inflated from the bundled one, and a draft of 160 million parameters inflated from the same
+with so much noise that a candidate holds in 0.8 of all cases, given that those before it did (3.95 tokens a round at k=6).
+`--draft-noise 5` is a draft that never hits. Speeds are tokens over the target's seconds with rows, prompts included.
+Last comes one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from door import EXAMPLES, Ran, prompts_of, rows_of, run, write_rows
+from forward import model_directory
+from inflate import SHAPES, inflate
+
+from outrider.workers.costs import CostCurve
+from outrider.workers.models.cards import POCKET, find
+from outrider.workers.models.packed_cache import cache_directory
+from outrider.workers.speculation import MOST_CANDIDATES, Overlap, Price, expected_rate
+
+DRAFT = "160m"
+# Found by running this at k=6: see docs/measurements.md.
+DRAFT_NOISE = {"1b": 0.55, "7b": 0.5}
+DRAFT_SEED = 7
+CHANCE = 0.8
+
+
+def pair(shape: str, noise: float) -> tuple[Path, Path]:
+    """The directories of target and draft, made where they are missing."""
+    draft = cache_directory() / "benchmarks" / f"{DRAFT}-noise-{noise:g}"
+    if not (draft / "config.json").is_file():
+        print(f"inflating {DRAFT} into {draft}", file=sys.stderr, flush=True)
+        inflate(find(POCKET), draft, SHAPES[DRAFT], noise, DRAFT_SEED)
+    return model_directory(shape, find(POCKET)), draft
+
+
+def speed(ran: Ran) -> float:
+    """Tokens a second of the time in which the target had rows."""
+    replicas = ran.summary["replicas"]
+    return float(sum(each["tokens"] for each in replicas) / sum(busy_seconds(each) for each in replicas))
+
+
+def busy_seconds(replica: dict[str, Any]) -> float:
+    return float(replica["seconds"] * (1.0 - replica["time"]["idle"]))
+
+
+def tokens_a_round(lengths: Sequence[int]) -> float:
+    """Of the rounds that had candidates: those that held, and the target's own."""
+    rounds = sum(lengths)
+    return 1.0 + sum(length * count for length, count in enumerate(lengths)) / rounds if rounds else 1.0
+
+
+def chance_given_earlier(lengths: Sequence[int], candidates: int) -> float:
+    """How often a candidate held where those before it did, in rounds of so many candidates each."""
+    held = sum(length * count for length, count in enumerate(lengths))
+    tried = sum(min(length + 1, candidates) * count for length, count in enumerate(lengths))
+    return held / tried if tried else 0.0
+
+
+def share_outside(ran: Ran) -> float:
+    """The share of the time with rows in which neither model was at work: on the way between them, or keeping books."""
+    time = ran.summary["time"]
+    return float((time["hop"] + time["other"]) / (1.0 - time["idle"]))
+
+
+def rates_after(trace: Path, tokens: int, skipped: int) -> list[float]:
+    """Tokens a second of each row of ``tokens`` tokens after its first ``skipped``, from a trace of one row at a time."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    commits = sorted((event["ts"] + event["dur"], event["args"].get("tokens committed", 0)) for event in _commits(events))
+    rates, written, since = [], 0, None
+    for moment, gained in commits:
+        written += gained
+        if since is None and written >= skipped:
+            since = (moment, written)
+        if written >= tokens:
+            assert since is not None
+            rates.append((written - since[1]) / (moment - since[0]) * 1e6)
+            written, since = 0, None
+    return rates
+
+
+def _commits(events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (event for event in events if event.get("ph") == "X" and event["name"] == "commit")
+
+
+def decoding(ran: Ran) -> float:
+    """Tokens a second of the rounds in which nobody read a prompt, whatever was tried in them."""
+    rounds = [sums for each in ran.told["costs"].values() for sums in each["rounds"].values()]
+    return float(sum(sums["tokens"] for sums in rounds) / sum(sums["seconds"] for sums in rounds))
+
+
+def foretold(ran: Ran) -> dict[str, str]:
+    """By arrangement: what a round should take and bring, and what it did."""
+    found = {}
+    for costs in ran.told["costs"].values():
+        for name, sums in costs["rounds"].items():
+            rounds = sums["rounds"]
+            should, did = (sums[key] / rounds * 1e3 for key in ("foreseen_seconds", "seconds"))
+            gain, gained = (sums[key] / rounds for key in ("foreseen_tokens", "tokens"))
+            times = f"{should:.2f} ms foreseen, {did:.2f} taken"
+            found[name] = f"{times}; {gain:.2f} tokens foreseen, {gained:.2f} gained; {rounds} rounds"
+    return found
+
+
+def expected_times(
+    verify: Mapping[str, float], draft: Mapping[str, Mapping[str, float]], rows: int, chance: float, candidates: int | None
+) -> float:
+    """What the cost curves promise: tokens a second with the best number of candidates, against those without any.
+
+    ``verify`` are seconds by tokens fed, ``draft`` its step and hop by rows, as job.json has them; prompts are left out.
+    """
+    curve = CostCurve({int(count): seconds for count, seconds in verify.items()})
+    price = Price(_nearest(draft["step"], rows), _nearest(draft["hop"], rows))
+    counts = range(MOST_CANDIDATES + 1) if candidates is None else (candidates,)
+    plain = expected_rate([chance] * rows, 0, curve, price, Overlap.TURNS)
+    return max(expected_rate([chance] * rows, count, curve, price, Overlap.TURNS) for count in counts) / plain
+
+
+def _nearest(means: Mapping[str, float], rows: int) -> float:
+    return means[min(means, key=lambda count: abs(int(count) - rows))]
+
+
+def promise(plain: Ran, with_draft: Ran, rows: int, candidates: int | None, chance: float | None) -> float | None:
+    """By the passes as measured when the plain job began, with nothing else being loaded, and the draft's own prices."""
+    (before,), (costs,) = (list(each.told["costs"].values()) for each in (plain, with_draft))
+    draft = costs["draft"].get("turns") or costs["draft"].get("")
+    tried = sum(sums["tried"] for sums in costs["rounds"].values())
+    if not draft or not draft["step"] or not tried:
+        return None
+    held = sum(sums["held"] for sums in costs["rounds"].values())
+    return expected_times(before["verify_at_start"], draft, rows, held / tried if chance is None else chance, candidates)
+
+
+def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
+    """The medians, and what the assisted run of median speed says of itself."""
+    ranked = sorted(assisted, key=speed)
+    middle = ranked[(len(ranked) - 1) // 2]
+    lengths = middle.summary["accepted_lengths"]
+    layout = next(iter(middle.told.get("layouts", {}).values()), {})
+    base, rounds = statistics.median(map(speed, plain)), statistics.median(map(decoding, plain))
+    return {
+        "plain tokens/s": round(base, 2),
+        "assisted tokens/s": round(speed(middle), 2),
+        "times": round(speed(middle) / base, 3),
+        "times in rounds alone": round(decoding(middle) / rounds, 3),
+        "times of each turn": [round(speed(right) / speed(left), 3) for left, right in zip(plain, assisted, strict=True)],
+        "tokens a round": round(tokens_a_round(lengths), 3),
+        "accepted lengths": lengths,
+        "mean k": middle.summary["mean_k"],
+        "time": middle.summary["time"],
+        "in no forward pass": round(share_outside(middle), 4),
+        "layout": layout.get("took"),
+        "layout in words": layout.get("sentence"),
+        "foretold": foretold(middle),
+        "same bytes": all(left.same_as(right) for left, right in pairwise([*plain, *assisted])),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(DRAFT_NOISE), default="1b")
+    parser.add_argument("--draft-noise", type=float, help=f"default: {DRAFT_NOISE}")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--draft-tokens", default="auto")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--precision", default="w4a8")
+    parser.add_argument("--draft-precision", default="w4a8")
+    parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
+    known = parser.add_mutually_exclusive_group()
+    known.add_argument("--trial", action="store_true", help="forget the layout found in earlier jobs (the default)")
+    known.add_argument("--remembered", action="store_true", help="find the layout out in a job that does not count")
+    parser.add_argument("--after", type=int, help="also the speed after so many tokens of each row; needs --batch 1")
+    parser.add_argument("--work", type=Path, help="keep the jobs here")
+    parser.add_argument("options", nargs="*", help="more options for the assisted jobs, after --")
+    asked = parser.parse_args()
+    if asked.after is not None and (asked.batch != 1 or asked.after >= asked.tokens):
+        parser.error("--after needs --batch 1, and more --tokens than that")
+    with tempfile.TemporaryDirectory() as temporary:
+        found = measure(asked, asked.work or Path(temporary))
+    for name, value in found.items():
+        print(f"{name:24} {value}")
+    print(json.dumps({"asked": {**vars(asked), "work": None, "prompts": [str(file) for file in asked.prompts]}, **found}))
+
+
+def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    target, draft = pair(asked.shape, DRAFT_NOISE[asked.shape] if asked.draft_noise is None else asked.draft_noise)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = folder / "rows.jsonl"
+    write_rows(rows, rows_of(prompts_of(asked.prompts), asked.rows))
+    common = ["-m", str(target), "--precision", asked.precision, "--engine", "native", "--ignore-eos"]
+    common += ["--batch", str(asked.batch), "--max-tokens", str(asked.tokens)]
+    with_draft = ["--draft", str(draft), "--draft-precision", asked.draft_precision, "--draft-tokens", asked.draft_tokens]
+    with_draft += asked.options
+    if asked.remembered:
+        forget_layouts(str(target), str(draft))
+        run(rows, folder / "found-out", [*common, *with_draft])
+    plain, assisted, rates = [], [], {"plain": [], "assisted": []}
+    for turn in range(asked.repeat):
+        if not asked.remembered:
+            forget_layouts(str(target), str(draft))
+        for name, options, kept in (("plain", ["--draft", "none"], plain), ("assisted", with_draft, assisted)):
+            trace = folder / f"{name}-{turn}.trace.json"
+            tracing = ["--trace", str(trace)] if asked.after is not None else []
+            kept.append(run(rows, folder / f"{name}-{turn}", [*common, *options, *tracing]))
+            print(f"{name}: {speed(kept[-1]):.1f} tokens/s", file=sys.stderr, flush=True)
+            if asked.after is not None:
+                rates[name] += rates_after(trace, asked.tokens, asked.after)
+    found = figures(plain, assisted)
+    candidates = None if asked.draft_tokens == "auto" else int(asked.draft_tokens)
+    promised = promise(plain[-1], assisted[-1], asked.batch, candidates, CHANCE if asked.draft_noise is None else None)
+    found["times by the cost curves"] = None if promised is None else round(promised, 3)
+    if asked.after is not None:
+        base, with_them = (statistics.median(rates[name]) for name in ("plain", "assisted"))
+        found |= {f"plain tokens/s after {asked.after}": round(base, 2), "assisted": round(with_them, 2)}
+        found["times after them"] = round(with_them / base, 3)
+    return found
+
+
+def forget_layouts(target: str, draft: str) -> None:
+    """What was measured for this pair in earlier jobs."""
+    for file in (cache_directory() / "layouts").glob("*.json"):
+        key = json.loads(file.read_text())["key"]
+        if target in key and draft in key:
+            file.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Does a row's text depend on how it was made? The same rows through plain decoding and through every way of speculating.
+
+    python benchmarks/equality.py [--rows 10000] [--cases turns,lookup] [--prompts FILE ...]
+
+Each case is a job of its own (`outrider run`), half of the rows greedy and half at temperature 0.8. Its results.jsonl has
+to be that of `--draft none`, byte for byte, and candidates have to have been accepted, or nothing was tested. The exit
+code is 1 where either is not so. Last comes one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from door import EXAMPLES, TEMPERATURES, Ran, descendants, prompts_of, rows_done, rows_of, run, write_rows
+
+DRAFT_PROCESS = "ray::DraftActor"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to speculate. ``killed_every`` rows the drafts get SIGKILL."""
+
+    name: str
+    options: tuple[str, ...]
+    killed_every: int = 0
+
+
+# The tiny pocket target is faster than any hop, so left alone `auto` soon asks for hardly anything; numbers of candidates
+# and layouts are set so that much is proposed.
+CASES = (
+    Case("auto", ()),
+    Case("turns", ("--draft-tokens", "3", "--layout", "shared")),
+    Case("split", ("--draft-tokens", "3", "--layout", "split")),
+    Case("two replicas", ("--draft-tokens", "3", "--replicas", "2")),
+    Case("lookup", ("--draft", "lookup")),
+    Case("auto+lookup", ("--draft", "auto+lookup", "--draft-tokens", "3", "--layout", "shared")),
+    Case("k=1", ("--draft-tokens", "1")),
+    Case("k=16", ("--draft-tokens", "16")),
+    Case("drafts killed", ("--draft-tokens", "3", "--layout", "shared"), killed_every=2000),
+)
+
+
+@dataclass(slots=True)
+class Killer:
+    """Kills all drafts of a job whenever so many more rows have ended."""
+
+    every: int
+    list_processes: Callable[[int], Any] = descendants
+    done: Callable[[Path], int] = rows_done
+    kill: Callable[[int, int], None] = os.kill
+    killed: int = 0
+    _next: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._next = self.every
+
+    def watch(self, process: subprocess.Popen[bytes], job: Path) -> None:
+        if self.done(job) < self._next:
+            return
+        drafts = [number for number, command in self.list_processes(process.pid) if DRAFT_PROCESS in command]
+        if not drafts:
+            return  # the one before is not up again yet
+        self._next += self.every
+        for draft in drafts:
+            self.kill(draft, signal.SIGKILL)
+            self.killed += 1
+
+
+def line_of(case: Case, ran: Ran, plain: Ran, killed: int) -> dict[str, Any]:
+    summary = ran.summary
+    return {
+        "case": case.name,
+        "options": " ".join(case.options),
+        "same bytes": ran.same_as(plain),
+        "proposed": summary["proposed"],
+        "accepted": summary["accepted"],
+        "killed": killed,
+        "draft deaths counted": summary["draft_deaths"],
+        "layout": [each["took"] for each in ran.told.get("layouts", {}).values()],
+        "seconds": round(summary["seconds"], 1),
+    }
+
+
+def is_good(case: Case, line: dict[str, Any]) -> bool:
+    speculated = line["accepted"] > 0
+    killed = not case.killed_every or (line["killed"] > 0 and line["draft deaths counted"] == line["killed"])
+    return bool(line["same bytes"]) and speculated and killed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [case.name for case in CASES]
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--precision", default="w4a8")
+    parser.add_argument("--model", default="pocket")
+    parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
+    parser.add_argument("--cases", default=",".join(names), help=f"some of: {', '.join(names)}")
+    parser.add_argument("--killed-every", type=int, default=2000, help="rows between two deaths of the drafts")
+    parser.add_argument("--work", type=Path, help="keep the jobs here, and go on with those that are there")
+    asked = parser.parse_args()
+    unknown = set(asked.cases.split(",")) - set(names)
+    if unknown:
+        parser.error(f"--cases: unknown {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        lines, good = compare(asked, asked.work or Path(temporary))
+    print(json.dumps({"rows": asked.rows, "tokens": asked.tokens, "batch": asked.batch, "cases": lines}))
+    sys.exit(0 if good else 1)
+
+
+def compare(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], bool]:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = folder / "rows.jsonl"
+    write_rows(rows, rows_of(prompts_of(asked.prompts), asked.rows, TEMPERATURES))
+    common = ["-m", asked.model, "--engine", "native", "--precision", asked.precision, "--draft-precision", asked.precision]
+    common += ["--batch", str(asked.batch), "--max-tokens", str(asked.tokens)]
+    plain = run(rows, folder / "plain", [*common, "--draft", "none"])
+    print(f"plain: {plain.summary['tokens']:,} tokens in {plain.summary['seconds']:.1f} s", flush=True)
+    lines, good = [], True
+    for case in CASES:
+        if case.name not in asked.cases.split(","):
+            continue
+        killer = Killer(asked.killed_every) if case.killed_every else None
+        job = folder / case.name.replace(" ", "-")
+        ran = run(rows, job, [*common, *case.options], killer.watch if killer is not None else None)
+        line = line_of(case, ran, plain, killer.killed if killer is not None else 0)
+        lines.append(line)
+        good &= is_good(case, line)
+        verdict = "the bytes of plain" if line["same bytes"] else "NOT the bytes of plain"
+        share = f"{line['accepted']:,} of {line['proposed']:,} candidates accepted"
+        deaths = f", {line['killed']} drafts killed" if killer is not None else ""
+        print(f"{case.name}: {verdict}, {share}{deaths}, layout {line['layout']}, {line['seconds']} s", flush=True)
+    return lines, good
+
+
+if __name__ == "__main__":
+    main()

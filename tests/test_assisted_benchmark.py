@@ -1,0 +1,142 @@
+"""The pure parts of the benchmarks of assisted jobs and of their equality."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import assisted
+import door
+import equality
+
+
+def ran(folder: Path, text: str = "same", **summary: Any) -> door.Ran:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.jsonl").write_text(text)
+    rounds = {"turns": {"rounds": 10, "seconds": 2.0, "tokens": 30, "foreseen_seconds": 1.0, "foreseen_tokens": 40.0}}
+    return door.Ran(folder, {"summary": summary, "costs": {"0": {"rounds": rounds}}}, 1.0)
+
+
+def replica(tokens: int, seconds: float, idle: float = 0.0) -> dict[str, Any]:
+    time = {"verify": 0.8 - idle, "draft": 0.1, "hop": 0.06, "idle": idle, "other": 0.04}
+    return {"tokens": tokens, "seconds": seconds, "time": time}
+
+
+def assisted_summary(tokens: int, seconds: float) -> dict[str, Any]:
+    one = replica(tokens, seconds)
+    return {"replicas": [one], "accepted_lengths": [1, 0, 3], "mean_k": 2.0, "time": one["time"]}
+
+
+def test_prompts_of_several_files_take_turns(tmp_path: Path) -> None:
+    left, right = tmp_path / "left.jsonl", tmp_path / "right.jsonl"
+    left.write_text('{"prompt": "a"}\n{"messages": []}\n{"prompt": "b"}\n{"prompt": "c"}\n')
+    right.write_text('{"prompt": "x"}\n')
+    assert door.prompts_of([left, right]) == ["a", "x", "b", "c"]
+
+
+def test_rows_are_greedy_and_sampled_in_turn_and_have_ids_of_their_own() -> None:
+    rows = list(door.rows_of(["a", "b", "c"], 7, door.TEMPERATURES))
+    assert [row["temperature"] for row in rows] == [0.0, 0.8, 0.0, 0.8, 0.0, 0.8, 0.0]
+    assert [row["prompt"] for row in rows] == ["a", "b", "c", "a", "b", "c", "a"]
+    assert len({row["id"] for row in rows}) == 7
+
+
+def test_descendants_are_found_with_their_command_lines() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    try:
+        assert any("sys.stdin.read" in command for number, command in door.descendants(os.getpid()) if number == child.pid)
+    finally:
+        child.communicate()
+
+
+def test_acceptance_is_counted_over_candidates_that_were_put_to_the_test() -> None:
+    lengths = [10, 0, 10]
+    assert assisted.tokens_a_round(lengths) == 2.0
+    assert assisted.chance_given_earlier(lengths, 2) == 20 / 30
+    assert assisted.chance_given_earlier(lengths, 6) == 20 / 40
+    assert assisted.tokens_a_round([0] * 17) == 1.0
+
+
+def test_speed_counts_the_time_with_rows_only(tmp_path: Path) -> None:
+    both = ran(tmp_path, replicas=[replica(100, 10.0, idle=0.5), replica(100, 10.0, idle=0.5)])
+    assert assisted.speed(both) == 20.0
+
+
+def test_the_speed_after_the_first_tokens_of_each_row(tmp_path: Path) -> None:
+    """Rows of six tokens: two slow ones, then four at two tokens a second."""
+    moments = [(10.0, 1), (20.0, 1), (21.0, 2), (22.0, 2)] * 2
+    clock, events = 0.0, []
+    for step, tokens in moments:
+        clock += step * 1e6
+        events.append({"ph": "X", "name": "commit", "ts": clock - 5, "dur": 5, "args": {"tokens committed": tokens}})
+    events.append({"ph": "X", "name": "verify", "ts": 0, "dur": 5, "args": {"tokens fed": 9}})
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": [*reversed(events)]}))
+    assert assisted.rates_after(trace, 6, 2) == pytest.approx([4 / 43, 4 / 43])
+
+
+def test_figures_are_those_of_the_median_run(tmp_path: Path) -> None:
+    plain = [ran(tmp_path / f"p{number}", replicas=[replica(100, 10.0)]) for number in range(3)]
+    with_draft = [
+        ran(tmp_path / f"a{number}", **assisted_summary(100, seconds)) for number, seconds in enumerate((2.0, 5.0, 4.0))
+    ]
+    found = assisted.figures(plain, with_draft)
+    assert (found["plain tokens/s"], found["assisted tokens/s"], found["times"]) == (10.0, 25.0, 2.5)
+    assert found["tokens a round"] == 2.5
+    assert found["in no forward pass"] == pytest.approx(0.1)
+    assert found["same bytes"]
+    assert found["times in rounds alone"] == 1.0
+    assert found["foretold"]["turns"].startswith("100.00 ms foreseen, 200.00 taken; 4.00 tokens foreseen, 3.00 gained")
+    (with_draft[2].directory / "results.jsonl").write_text("other")
+    assert not assisted.figures(plain, with_draft)["same bytes"]
+
+
+def test_what_the_cost_curves_promise() -> None:
+    verify, draft = {"1": 1.0, "4": 1.0, "8": 2.0}, {"step": {"1": 0.125, "4": 1.0}, "hop": {"1": 0.125}}
+    assert assisted.expected_times(verify, draft, 1, 1.0, 3) == 4 / 1.5
+    assert assisted.expected_times(verify, draft, 1, 1.0, None) >= 4 / 1.5
+    assert assisted.expected_times(verify, draft, 1, 0.0, None) == 1.0
+    assert assisted.expected_times(verify, draft, 4, 1.0, 1) == 2 * 1.0 / (2.0 + 1.125)
+
+
+@pytest.mark.parametrize(
+    ("change", "good"),
+    [({}, True), ({"same bytes": False}, False), ({"accepted": 0}, False), ({"draft deaths counted": 3}, False)],
+)
+def test_a_case_is_good_if_it_speculated_and_nothing_differs(change: dict[str, Any], good: bool) -> None:
+    case = equality.Case("drafts killed", (), killed_every=10)
+    line = {"same bytes": True, "accepted": 5, "killed": 2, "draft deaths counted": 2}
+    assert equality.is_good(case, line | change) is good
+
+
+def test_drafts_are_killed_whenever_so_many_more_rows_have_ended(tmp_path: Path) -> None:
+    progress: list[int] = []
+    killed: list[int] = []
+    drafts = [(7, "ray::DraftActor.propose"), (8, "ray::TargetActor.harvest")]
+    killer = equality.Killer(
+        100,
+        list_processes=lambda process: drafts,
+        done=lambda job: progress[-1],
+        kill=lambda number, signal: killed.append(number),
+    )
+    process = argparse.Namespace(pid=1)
+    for done in (50, 99, 100, 150, 199, 210):
+        progress.append(done)
+        killer.watch(process, tmp_path)  # type: ignore[arg-type]
+    assert (killed, killer.killed) == ([7, 7], 2)
+    drafts.clear()
+    for done in (300, 310):
+        progress.append(done)
+        killer.watch(process, tmp_path)  # type: ignore[arg-type]
+    assert killer.killed == 2, "it waits for the next draft"
+    drafts.append((9, "ray::DraftActor"))
+    killer.watch(process, tmp_path)  # type: ignore[arg-type]
+    assert killed == [7, 7, 9]
