@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -16,15 +16,14 @@ from outrider.runner import account, schedule
 from outrider.runner.account import Account
 from outrider.runner.admission import samples_of
 from outrider.runner.fleet import Fleet
-from outrider.runner.journal import Journal, StoredRow
+from outrider.runner.journal import Journal
 from outrider.runner.plan import ReplicaPlan
 from outrider.runner.replica import Replica, explain
-from outrider.runner.requests import MOST_SAMPLES
-from outrider.runner.results import error_record, result_record
 from outrider.runner.totals import Totals
 from outrider.runner.trace import TraceFile
+from outrider.runner.under_way import UnderWay
 from outrider.workers.errors import JobChangedError, JobError, LeaseError, UsageError
-from outrider.workers.messages import Harvest, Progress, RowFailure, RowResult, WorkerReport
+from outrider.workers.messages import Harvest, Progress, WorkerReport
 
 TICK_SECONDS = 0.2
 # A replica holds this many times its batch, so that a finished row's place is taken without asking the driver.
@@ -33,14 +32,6 @@ QUEUE_DEPTH = 2
 HARVESTS_A_SECOND = 200
 # What the totals take from the replicas' own counts, work that was lost and done again included.
 OF_PROGRESS = ("rounds", "near_ties", "prompt_tokens", "prompt_tokens_reused")
-
-
-@dataclass(slots=True)
-class _Unfinished:
-    """A row under way: what it is, and the samples that have ended."""
-
-    stored: StoredRow
-    samples: dict[int, RowResult] = field(default_factory=dict)
 
 
 class Driver:
@@ -62,7 +53,6 @@ class Driver:
         self._account = Account(journal.meta(account.KEY), len(plans))
         self._trace = trace or TraceFile(None)
         self._journal = journal
-        self._model = model
         self._agree_on_path = agree_on_path
         self._fleet = fleet
         self._seatless: set[int] = set()
@@ -82,9 +72,7 @@ class Driver:
         # Loading models is no part of the job's speed.
         self._first_up: float | None = None
         self._schedule = schedule.Schedule(self._replicas)
-        self._unfinished: dict[int, _Unfinished] = {}
-        # Rows that went to more than one replica, with the number of their samples.
-        self._copied: dict[int, int] = {}
+        self._under_way = UnderWay(model, self.totals, self._account.latencies)
         self._cursor = -1
         self._finish: schedule.Finish | None = None
         self._rounds: dict[int, Progress] = {}
@@ -342,8 +330,9 @@ class Driver:
         failed: list[tuple[int, str]] = []
         ended: list[schedule.RowsEnded] = []
         for replica, harvest in harvests:
-            before = len(done), len(failed)
-            self._sort(harvest, done, failed)
+            now_done, now_failed = self._under_way.take(harvest)
+            done += now_done
+            failed += now_failed
             self._account.observe(replica.number, harvest.progress, self._now())
             self._trace.actor(replica.number, "target", harvest.trace)
             if harvest.ended:
@@ -354,8 +343,7 @@ class Driver:
                 self.layouts[replica.number] = asdict(harvest.layout)
                 if len(replica.plan.serve.arrangements) > 1:
                     self.totals.note(f"replica {replica.number}: {harvest.layout.sentence}")
-            rows = [number for number, _ in (*done[before[0] :], *failed[before[1] :])]
-            if rows:
+            if rows := [number for number, _ in (*now_done, *now_failed)]:
                 ended.append(schedule.RowsEnded(replica.number, tuple(rows)))
                 self.rows_by_host[self._fleet.host(replica.plan)] += len(rows)
         if harvests:
@@ -367,32 +355,6 @@ class Driver:
             self.totals.done += len(done)
             self.totals.failed += len(failed)
         yield from ended
-
-    def _sort(self, harvest: Harvest, done: list[tuple[int, str]], failed: list[tuple[int, str]]) -> None:
-        """The records of the rows that a harvest completes."""
-        for ended in harvest.ended:
-            number, sample = divmod(ended.key, MOST_SAMPLES)
-            row = self._unfinished.get(number)
-            if row is None:
-                continue  # a sample of a row that has failed already, or that another replica has written as well
-            if isinstance(ended, RowFailure):
-                failed.append((number, error_record(row.stored, "invalid_request", ended.message)))
-                del self._unfinished[number]
-                continue
-            row.samples[sample] = ended
-            if len(row.samples) == row.stored.request["n"]:
-                samples = [row.samples[index] for index in sorted(row.samples)]
-                self._count(samples)
-                self._account.latencies.add(max(sample.seconds for sample in samples))
-                done.append((number, result_record(row.stored, samples, self._model)))
-                del self._unfinished[number]
-
-    def _count(self, samples: Iterable[RowResult]) -> None:
-        """A row counts when it is done, so what was lost with a replica and done again counts once."""
-        for sample in samples:
-            self.totals.tokens += len(sample.tokens)
-            self.totals.proposed += sample.proposed
-            self.totals.accepted += sample.accepted
 
     # What the schedule wants, carried out
 
@@ -406,13 +368,11 @@ class Driver:
                 case schedule.Send(replica, rows):
                     self._send(self._replicas[replica], rows)
                 case schedule.Cancel(replica, rows):
-                    keys = [row * MOST_SAMPLES + sample for row in rows for sample in range(self._copied.pop(row, 1))]
-                    self._replicas[replica].cancel(keys)
+                    self._replicas[replica].cancel(self._under_way.keys(rows))
                 case schedule.RecordAttempts(rows):
                     self._journal.count_attempt(rows)
                 case schedule.FailRow(row, reason):
-                    stored = self._unfinished.pop(row).stored
-                    self._journal.record([], [(row, error_record(stored, "replica_died", reason))])
+                    self._journal.record([], [(row, self._under_way.give_up(row, reason))])
                     self.totals.failed += 1
                 case schedule.Restart(replica):
                     self._start(self._replicas[replica])
@@ -421,11 +381,7 @@ class Driver:
 
     def _send(self, replica: Replica, numbers: Sequence[int]) -> None:
         rows = self._journal.load(numbers)
-        for row in rows:
-            if row.row in self._unfinished:  # a second replica gets it, or a dead one had some of its samples ready
-                self._copied[row.row] = row.request["n"]
-            else:
-                self._unfinished[row.row] = _Unfinished(row)
+        self._under_way.add(rows)
         self._trace.event("rows sent", replica.number, rows=len(rows))
         replica.submit([sample for row in rows for sample in samples_of(row)])
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +57,30 @@ def described(job: Path) -> dict[str, Any]:
     return dict(json.loads((job / "job.json").read_text()))
 
 
-def rows_done(job: Path) -> int:
+def known(job: Path, key: str) -> Any:
+    """What the journal of a job under way says; None where it says nothing yet."""
     if not (job / "job.db").exists():
-        return 0
+        return None
     journal = Journal(job / "job.db", read_only=True)
     try:
-        return journal.counts().done if journal.filled else 0
+        if not journal.filled:
+            return None
+        return journal.counts().done if key == "done" else journal.meta(key)
     finally:
         journal.close()
 
 
-def wait_for_rows(process: subprocess.Popen[str], job: Path, rows: int) -> None:
+def rows_done(job: Path) -> int:
+    return int(known(job, "done") or 0)
+
+
+def wait_for(process: subprocess.Popen[str], come: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + DEADLINE
-    while rows_done(job) < rows:
+    while not come():
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"no {rows} rows within {DEADLINE} s"
+        assert time.monotonic() < deadline, f"no {what} within {DEADLINE} s"
         time.sleep(0.02)
+
+
+def wait_for_rows(process: subprocess.Popen[str], job: Path, rows: int) -> None:
+    wait_for(process, lambda: rows_done(job) >= rows, f"{rows} rows")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import described, finish, outrider, rows_done, start, wait_for_rows
+from command_line import described, finish, known, outrider, rows_done, start, wait_for, wait_for_rows
 from raylets import Raylets
 
 from outrider.workers.models.cards import POCKET, find
@@ -30,9 +30,9 @@ def run(
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows enough that a host can come and go under way."""
+    """Rows enough that a host can come and go under way, on a busy machine too."""
     file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    lines = ({"id": f"r{number}", "prompt": f"def f{number}(x):", "max_tokens": 150, "seed": 1} for number in range(80))
+    lines = ({"id": f"r{number}", "prompt": f"def f{number}(x):", "max_tokens": 150, "seed": 1} for number in range(150))
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
 
@@ -92,7 +92,7 @@ def test_four_hosts_share_two_cores_when_asked(pair: Raylets, rows: Path, undist
         pair.add()
     job = tmp_path / "job"
     process = run(pair, rows, job, "--share-cores", "--replicas", "4", *PLAIN)
-    wait_for_rows(process, job, 4)
+    wait_for(process, lambda: len(known(job, "pinning") or ()) == 4, "replica on each of four hosts")
     pair.kill(pair.nodes[1])
     output = finish(process)
     assert (job / "results.jsonl").read_bytes() == undisturbed

@@ -254,4 +254,4 @@ def test_a_row_that_hangs_is_written_elsewhere_and_counted_once(
     assert (made.totals.done, made.totals.tokens) == (30, 120)
     assert world.submitted.count(3) == 4, "two samples, twice"
     assert {3 * MOST_SAMPLES, 3 * MOST_SAMPLES + 1} <= set(world.cancelled)
-    assert made._copied == {}
+    assert made._under_way._copied == {}

@@ -24,7 +24,7 @@ class Head:
         self.raylets = raylets
         self.folder = folder
         self.rows = folder / "rows.jsonl"
-        prompts = (f"def f{number}(x):" for number in range(90))
+        prompts = (f"def f{number}(x):" for number in range(60))
         lines = [{"prompt": prompt, "max_tokens": 120, "seed": 1} for prompt in prompts]
         self.rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
         # The programs of this environment, wherever the tests' interpreter is from.
@@ -73,24 +73,24 @@ def test_a_job_is_sent_followed_cancelled_and_sent_again(head: Head) -> None:
     cancelled = head.outrider("cancel", "rows-job")
     assert "finishes the rows under way and stops" in cancelled.stderr
     followed = head.outrider("logs", "-f", "rows-job").stdout
-    assert "90 rows are accepted" in followed
+    assert "60 rows are accepted" in followed
     assert "rows to go; the same command goes on with them" in followed
     half = head.status("rows-job")
     assert half["state"] == "stopped"
-    assert 0 < int(str(half["done"])) < 90
+    assert 0 < int(str(half["done"])) < 60
 
     again = head.outrider("submit", "job.yaml", "--follow")
     assert "resuming" in again.stdout
     whole = head.status("rows-job")
-    assert (whole["state"], whole["done"], whole["attempt"]) == ("succeeded", 90, 2)
+    assert (whole["state"], whole["done"], whole["attempt"]) == ("succeeded", 60, 2)
     assert whole["id"] != told["id"]
-    assert len((job / "results.jsonl").read_text().splitlines()) == 90
+    assert len((job / "results.jsonl").read_text().splitlines()) == 60
     listed = json.loads(head.outrider("list", "--json").stdout)
     assert [(each["state"], each["attempt"]) for each in listed] == [("stopped", 1), ("succeeded", 2)]
     assert "is succeeded already" in head.outrider("cancel", "rows-job").stderr
     # The plain status of a directory asks the journal, and needs no cluster.
     plain = subprocess.run([str(head.program), "status", str(job)], capture_output=True, text=True, check=False)
-    assert "90 done" in plain.stdout
+    assert "60 done" in plain.stdout
 
 
 def test_an_input_that_the_driver_does_not_see_is_said_at_once(head: Head) -> None:

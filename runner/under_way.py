@@ -1,0 +1,79 @@
+"""The rows that replicas have: their samples as they come in, and the records that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from outrider.runner.journal import StoredRow
+from outrider.runner.latency import Latencies
+from outrider.runner.requests import MOST_SAMPLES
+from outrider.runner.results import error_record, result_record
+from outrider.runner.totals import Totals
+from outrider.workers.messages import Harvest, RowFailure, RowResult
+
+# A row's number with its record.
+Records = list[tuple[int, str]]
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    """A row under way: what it is, and the samples that have ended."""
+
+    stored: StoredRow
+    samples: dict[int, RowResult] = field(default_factory=dict)
+
+
+class UnderWay:
+    """Counts a row in ``totals`` and ``latencies`` when it is done, so what was lost and done again counts once."""
+
+    def __init__(self, model: str, totals: Totals, latencies: Latencies) -> None:
+        self._model = model
+        self._totals = totals
+        self._latencies = latencies
+        self._rows: dict[int, _Unfinished] = {}
+        # Rows that went to more than one replica, with the number of their samples.
+        self._copied: dict[int, int] = {}
+
+    def add(self, rows: Iterable[StoredRow]) -> None:
+        for row in rows:
+            if row.row in self._rows:  # a second replica gets it, or a dead one had some of its samples ready
+                self._copied[row.row] = row.request["n"]
+            else:
+                self._rows[row.row] = _Unfinished(row)
+
+    def keys(self, rows: Sequence[int]) -> list[int]:
+        """What a replica calls the samples of rows that it need not finish."""
+        return [row * MOST_SAMPLES + sample for row in rows for sample in range(self._copied.pop(row, 1))]
+
+    def give_up(self, row: int, reason: str) -> str:
+        """The record of a row that no replica survives."""
+        return error_record(self._rows.pop(row).stored, "replica_died", reason)
+
+    def take(self, harvest: Harvest) -> tuple[Records, Records]:
+        """The records of the rows that a harvest completes: those done and those failed."""
+        done: Records = []
+        failed: Records = []
+        for ended in harvest.ended:
+            number, sample = divmod(ended.key, MOST_SAMPLES)
+            row = self._rows.get(number)
+            if row is None:
+                continue  # a sample of a row that has failed already, or that another replica has written as well
+            if isinstance(ended, RowFailure):
+                failed.append((number, error_record(row.stored, "invalid_request", ended.message)))
+                del self._rows[number]
+                continue
+            row.samples[sample] = ended
+            if len(row.samples) == row.stored.request["n"]:
+                samples = [row.samples[index] for index in sorted(row.samples)]
+                self._count(samples)
+                done.append((number, result_record(row.stored, samples, self._model)))
+                del self._rows[number]
+        return done, failed
+
+    def _count(self, samples: Sequence[RowResult]) -> None:
+        for sample in samples:
+            self._totals.tokens += len(sample.tokens)
+            self._totals.proposed += sample.proposed
+            self._totals.accepted += sample.accepted
+        self._latencies.add(max(sample.seconds for sample in samples))
