@@ -1,4 +1,4 @@
-"""``--metrics-port`` and ``--trace`` as their readers meet them: scraped while the job runs, checked by Perfetto's rules."""
+"""``--metrics-port`` and ``--trace`` as their readers meet them: scraped from a running job, held to Perfetto's rules."""
 
 from __future__ import annotations
 
