@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.runner import cluster
+from outrider.runner.fleet import OneHost
 from outrider.runner.journal import Counts, Journal, StoredRow
 from outrider.runner.placement import PlannedActor
 from outrider.runner.plan import ActorPlan, ReplicaPlan
@@ -126,7 +127,7 @@ def main() -> None:
             "instant",
             start_deadline=300.0,
             agree_on_path=lambda path: None,
-            seat_anew=lambda: None,
+            fleet=OneHost(lambda: None),
             show=lambda totals: None,
         )
         profile = cProfile.Profile()
@@ -152,6 +153,9 @@ def main() -> None:
                     "rows_a_second": round(given.rows / seconds),
                     "driver_cpu_us_a_row": round(cpu / given.rows * 1e6, 1),
                     "results_us_a_row": round(written / given.rows * 1e6, 1),
+                    "journal_mib": {
+                        name: round((Path(directory) / name).stat().st_size / 2**20, 1) for name in ("job.db", "job.db-wal")
+                    },
                     "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
                 }
             )

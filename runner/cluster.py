@@ -6,13 +6,17 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
+from typing import Any
 from urllib.parse import urlsplit
 
 from outrider.runner.guard import refuse_open
 from outrider.workers.errors import JobError, UsageError, first_line
 
 OBJECT_STORE_BYTES = 256 << 20
+# Ray otherwise starts a process a core before any is asked for; ours are started by command lines of their own.
+NONE_IN_ADVANCE = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 # What Ray's metrics agent is made of; the plain package comes without.
 METRICS_AGENT = ("aiohttp", "opentelemetry", "prometheus_client")
 
@@ -24,30 +28,59 @@ def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None 
         raise UsageError("--metrics-port: Ray's metrics agent is not installed; pip install 'ray[default]' brings it")
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ.update(NONE_IN_ADVANCE)
     _quiet()
     import ray
     from ray.exceptions import RayError
 
     try:
-        ray.init(
-            # Without this, RAY_ADDRESS in the environment would send us to somebody else's cluster.
-            address="local",
-            num_cpus=cores,
-            resources=resources,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            logging_level="ERROR",
-            object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            _metrics_export_port=metrics_port,
-        )
+        with _small_and_on_loopback(ray):
+            ray.init(
+                # Without this, RAY_ADDRESS in the environment would send us to somebody else's cluster.
+                address="local",
+                num_cpus=cores,
+                resources=resources,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                logging_level="ERROR",
+                object_store_memory=OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                _metrics_export_port=metrics_port,
+            )
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise JobError(f"Ray could not be started on this machine: {first_line(error)}") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _small_and_on_loopback(ray: Any) -> Iterator[None]:
+    """While Ray starts: what it has no options for.
+
+    Ray takes the loopback address for the host's outward one, and then listens on every interface. And it starts an
+    autoscaler, a dashboard's server and a collector of logs, which take half of the time of a start, for nobody.
+    """
+    services, parameter, node = ray._private.services, ray._private.parameter, ray._private.node
+
+    def no_dashboard(node: Any, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+        node._webui_url = ""
+
+    changes = [
+        (services, "resolve_ip_for_localhost", lambda host: host),
+        (parameter, "RayParams", partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)),
+        (node.Node, "start_api_server", no_dashboard),
+    ]
+    before = [(where, name, getattr(where, name)) for where, name, _ in changes]
+    for where, name, change in changes:
+        setattr(where, name, change)
+    try:
+        yield
+    finally:
+        for where, name, kept in before:
+            setattr(where, name, kept)
 
 
 @contextmanager

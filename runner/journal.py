@@ -18,6 +18,7 @@ from outrider.workers.errors import JobError
 PENDING, DONE, FAILED = 0, 1, 2
 FORMAT = 1
 FILLED_AT_ONCE = 1000
+LONGEST_LOG = 16 << 20
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -110,6 +111,8 @@ class Journal:
                 remote = on_network_file_system(path.resolve(), Path("/proc/mounts").read_text())
                 self._db.execute(f"PRAGMA journal_mode = {'DELETE' if remote else 'WAL'}")
                 self._db.execute("PRAGMA synchronous = FULL")
+                # Whoever reads for long lets the log grow; once it is empty again its file gets shorter, too.
+                self._db.execute(f"PRAGMA journal_size_limit = {LONGEST_LOG}")
 
     def close(self) -> None:
         self._db.close()

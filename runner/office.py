@@ -1,4 +1,4 @@
-"""A helper process that knows models and tokenizers, so that the driver itself need not load torch."""
+"""A helper process that knows models and tokenizers, so that the driver itself need not load transformers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ class Office:
         self._pool = ProcessPoolExecutor(
             max_workers=1,
             mp_context=multiprocessing.get_context("spawn"),
-            # Ctrl-C reaches the whole group; the helper goes without the traceback that Python would print.
-            initializer=signal.signal,
-            initargs=(signal.SIGINT, signal.SIG_DFL),
+            initializer=_settle_in,
         )
 
     def __enter__(self) -> Self:
@@ -71,7 +69,15 @@ class Office:
         return answer
 
 
-# The modules behind these load torch, so they are imported where they run.
+def _settle_in() -> None:
+    # Ctrl-C reaches the whole group; the helper goes without the traceback that Python would print.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from outrider.workers.models.torchless import go_without_torch
+
+    go_without_torch()
+
+
+# The modules behind these load transformers, so they are imported where they run.
 def _prepare_pair(target: str, draft: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
     from outrider.workers.models.preparation import prepare_pair
 

@@ -15,24 +15,7 @@ from time import perf_counter
 
 import numpy as np
 
-from outrider.runner.schedule import (
-    MOST_ATTEMPTS,
-    Cancel,
-    Command,
-    Event,
-    FailRow,
-    Fetch,
-    Finish,
-    RecordAttempts,
-    ReplicaDown,
-    ReplicaUp,
-    Restart,
-    RowsEnded,
-    RowsFetched,
-    Schedule,
-    Send,
-    Tick,
-)
+from outrider.runner import schedule
 
 TICK_SECONDS = 0.2
 QUEUED, ENDED, FAILED = 0, 1, 2
@@ -112,7 +95,7 @@ class Simulation:
         self.state = bytearray(world.rows)
         self.attempts: Counter[int] = Counter()
         self.under_way: set[int] = set()
-        self.schedule = Schedule(range(world.replicas))
+        self.schedule = schedule.Schedule(range(world.replicas))
         self.machines: dict[int, _Machine] = {}
         self.speeds = world.tokens_a_second * (1 - world.spread * self.dice.random(world.replicas))
         self.agenda: list[tuple[float, int, str, int, int]] = []
@@ -120,7 +103,7 @@ class Simulation:
         self.now, self.counter, self.lives, self.cursor = 0.0, 0, 0, 0
         self.deaths = self.copies = self.second_answers = self.most_held = self.events = 0
         self.scheduling = 0.0
-        self.finish: Finish | None = None
+        self.finish: schedule.Finish | None = None
 
     def run(self) -> Outcome:
         began = perf_counter()
@@ -177,7 +160,7 @@ class Simulation:
     # What happens in the world
 
     def _tick(self, _: int, __: int) -> None:
-        self._tell(Tick(self.now))
+        self._tell(schedule.Tick(self.now))
         self._later(TICK_SECONDS, "tick", 0, 0)
 
     def _up(self, replica: int, _: int) -> None:
@@ -190,7 +173,7 @@ class Simulation:
         self.machines[replica] = _Machine(self.lives, float(self.speeds[replica]), slow_from, factor)
         self._later(life, "death", replica, self.lives)
         self.trace.append((self.now, self.machines[replica].speed * world.slots))
-        self._tell(ReplicaUp(replica, world.capacity, world.slots))
+        self._tell(schedule.ReplicaUp(replica, world.capacity, world.slots))
 
     def _death(self, replica: int, life: int) -> None:
         machine = self.machines.get(replica)
@@ -204,7 +187,7 @@ class Simulation:
             slowed = rate - rate / machine.factor
             self.trace.append((machine.slow_from, -slowed))
         self.trace.append((self.now, slowed - rate))
-        self._tell(ReplicaDown(replica, "boom"))
+        self._tell(schedule.ReplicaDown(replica, "boom"))
 
     def _done(self, replica: int, row: int) -> None:
         machine = self.machines.get(replica)
@@ -229,7 +212,7 @@ class Simulation:
             self.state[row] = ENDED
         self.under_way.difference_update(new)
         if new:
-            self._tell(RowsEnded(replica, new))
+            self._tell(schedule.RowsEnded(replica, new))
 
     def _begin(self, replica: int, machine: _Machine) -> None:
         while machine.queue and len(machine.running) < self.world.slots:
@@ -244,7 +227,7 @@ class Simulation:
 
     # What the schedule is told, and what it wants
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: schedule.Event) -> None:
         began = perf_counter()
         commands = self.schedule.handle(event)
         self.scheduling += perf_counter() - began
@@ -252,33 +235,33 @@ class Simulation:
         self.most_held = max(self.most_held, self.schedule.held)
         self._perform(commands)
 
-    def _perform(self, commands: list[Command]) -> None:
+    def _perform(self, commands: list[schedule.Command]) -> None:
         for command in commands:
             assert self.finish is None, f"{command} after the finish"
             match command:
-                case Fetch(count):
+                case schedule.Fetch(count):
                     last = min(self.world.rows, self.cursor + count)
                     rows = tuple((row, self.attempts[row]) for row in range(self.cursor, last))
                     self.cursor = last
-                    self._tell(RowsFetched(rows, len(rows) < count))
-                case Send(replica, rows):
+                    self._tell(schedule.RowsFetched(rows, len(rows) < count))
+                case schedule.Send(replica, rows):
                     self._send(replica, rows)
-                case Cancel(replica, rows):
+                case schedule.Cancel(replica, rows):
                     machine = self.machines[replica]
                     machine.running.difference_update(rows)
                     machine.queue = deque(row for row in machine.queue if row not in rows)
                     self._begin(replica, machine)
-                case RecordAttempts(rows):
+                case schedule.RecordAttempts(rows):
                     self.attempts.update(rows)
                     self.under_way.difference_update(rows)
-                case FailRow(row, _):
+                case schedule.FailRow(row, _):
                     assert self.state[row] == QUEUED
-                    assert self.attempts[row] >= MOST_ATTEMPTS
+                    assert self.attempts[row] >= schedule.MOST_ATTEMPTS
                     self.state[row] = FAILED
-                case Restart(replica):
+                case schedule.Restart(replica):
                     assert replica not in self.machines
                     self._later(self.world.start_seconds, "up", replica, 0)
-                case Finish():
+                case schedule.Finish():
                     self.finish = command
 
     def _send(self, replica: int, rows: tuple[int, ...]) -> None:

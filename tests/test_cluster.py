@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import described, finish, outrider, rows_done, start, wait_for_rows
 from raylets import Raylets
 
-from outrider.runner.journal import Journal
+from outrider.workers.models.cards import POCKET, find
 
 pytestmark = pytest.mark.slow
 
-OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli import main; main()"]
-DEADLINE = 200
 # No draft, since a start costs the most; one row at a time, so that a job of few tokens takes a while.
 PLAIN = ("--draft", "none", "--batch", "1")
 
 
-def start(environment: dict[str, str], *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*OUTRIDER, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-
-
-def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    output, _ = process.communicate(timeout=DEADLINE)
-    assert process.returncode == code, output
-    assert "Traceback" not in output
-    return output
-
-
-def described(job: Path) -> dict[str, Any]:
-    return dict(json.loads((job / "job.json").read_text()))
-
-
-def rows_done(job: Path) -> int:
-    journal = Journal(job / "job.db", read_only=True) if (job / "job.db").exists() else None
-    return journal.counts().done if journal is not None and journal.filled else 0
-
-
-def wait_for_rows(process: subprocess.Popen[str], job: Path, rows: int) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while rows_done(job) < rows:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"no {rows} rows within {DEADLINE} s"
-        time.sleep(0.1)
+def run(
+    raylets: Raylets, rows: Path, job: Path, *options: object, environment: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """The rows on these raylets, by somebody who has the token."""
+    words = ("run", rows, "-o", job, "--address", raylets.address, *options)
+    return start(*words, environment=raylets.environment if environment is None else environment)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +41,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(rows: Path) -> bytes:
     """The same rows on this machine alone."""
     job = rows.parent / "undisturbed"
-    finish(start({**os.environ, "HF_HUB_OFFLINE": "1"}, "run", rows, "-o", job, "--draft", "none"))
+    done = outrider("run", rows, "-o", job, "--draft", "none")
+    assert done.returncode == 0, done.stderr
     return (job / "results.jsonl").read_bytes()
 
 
@@ -85,7 +55,7 @@ def pair() -> Iterator[Raylets]:
 def test_a_job_runs_on_two_hosts_and_keeps_the_token_to_itself(
     pair: Raylets, rows: Path, undisturbed: bytes, tmp_path: Path
 ) -> None:
-    output = finish(start(pair.environment, "run", rows, "-o", tmp_path / "job", "--address", pair.address, *PLAIN))
+    output = finish(run(pair, rows, tmp_path / "job", *PLAIN))
     assert (tmp_path / "job/results.jsonl").read_bytes() == undisturbed
     told = described(tmp_path / "job")
     assert {each["node"] for each in told["pinning"]} == set(pair.nodes)
@@ -103,7 +73,7 @@ def test_a_host_that_dies_takes_no_row_with_it_and_one_that_joins_gets_some(
     pair: Raylets, rows: Path, undisturbed: bytes, tmp_path: Path
 ) -> None:
     job = tmp_path / "job"
-    process = start(pair.environment, "run", rows, "-o", job, "--address", pair.address, *PLAIN)
+    process = run(pair, rows, job, *PLAIN)
     wait_for_rows(process, job, 4)
     pair.kill(pair.nodes[0])
     joined = pair.add()
@@ -117,15 +87,14 @@ def test_a_host_that_dies_takes_no_row_with_it_and_one_that_joins_gets_some(
     assert any(joined[:6] in host for host in told["rows_by_host"]), told["rows_by_host"]
 
 
-def test_four_hosts_share_two_cores_when_asked(rows: Path, undisturbed: bytes, tmp_path: Path) -> None:
-    with Raylets(4, cores=2) as four:
-        job = tmp_path / "job"
-        process = start(
-            four.environment, "run", rows, "-o", job, "--address", four.address, "--share-cores", "--replicas", "4", *PLAIN
-        )
-        wait_for_rows(process, job, 4)
-        four.kill(four.nodes[1])
-        output = finish(process)
+def test_four_hosts_share_two_cores_when_asked(pair: Raylets, rows: Path, undisturbed: bytes, tmp_path: Path) -> None:
+    while len(pair.nodes) < 4:
+        pair.add()
+    job = tmp_path / "job"
+    process = run(pair, rows, job, "--share-cores", "--replicas", "4", *PLAIN)
+    wait_for_rows(process, job, 4)
+    pair.kill(pair.nodes[1])
+    output = finish(process)
     assert (job / "results.jsonl").read_bytes() == undisturbed
     told = described(job)
     assert len({each["node"] for each in told["pinning"]}) == 4, output
@@ -134,36 +103,30 @@ def test_four_hosts_share_two_cores_when_asked(rows: Path, undisturbed: bytes, t
 
 def test_without_the_token_nobody_joins(pair: Raylets, rows: Path, tmp_path: Path) -> None:
     nobody = {name: value for name, value in pair.environment.items() if name != "RAY_AUTH_TOKEN"} | {"HOME": str(tmp_path)}
-    output = finish(start(nobody, "run", rows, "-o", tmp_path / "a", "--address", pair.address), 2)
+    output = finish(run(pair, rows, tmp_path / "a", environment=nobody), 2)
     assert "there is no token for the cluster in" in output
     stranger = pair.environment | {"RAY_AUTH_TOKEN": "0" * 64}
-    output = finish(start(stranger, "run", rows, "-o", tmp_path / "b", "--address", pair.address), 1)
+    output = finish(run(pair, rows, tmp_path / "b", environment=stranger), 1)
     assert f"the cluster at {pair.address} cannot be joined" in output
 
 
 def test_a_cluster_that_answers_to_anybody_is_refused(rows: Path, tmp_path: Path) -> None:
     with Raylets(0, token="", head_cores=1) as careless:
         mine = {**careless.environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "1" * 64}
-        output = finish(start(mine, "run", rows, "-o", tmp_path / "job", "--address", careless.address), 1)
+        output = finish(run(careless, rows, tmp_path / "job", environment=mine), 1)
     assert "answers without a token" in output
 
 
 def test_a_host_without_the_weights_is_named_before_the_job_starts(pair: Raylets, rows: Path, tmp_path: Path) -> None:
-    import shutil
-
-    from outrider.workers.models.cards import POCKET, find
-
     hub = tmp_path / "hub/models--nobody--tiny"
     shutil.copytree(find(POCKET), hub / "snapshots/1")
     (hub / "refs").mkdir()
     (hub / "refs/main").write_text("1")
     # The driver finds the model in a cache that the raylets do not know.
     mine = pair.environment | {"HF_HUB_CACHE": str(tmp_path / "hub")}
-    process = start(
-        mine, "run", rows, "-o", tmp_path / "job", "-m", "nobody/tiny", "--address", pair.address, "--draft", "none"
-    )
-    output = finish(process, 1)
-    assert "2 of 2 hosts cannot take part in this job:" in output
-    assert output.count('lacks the weights: "nobody/tiny" is neither a directory nor in the local cache') == 2
+    output = finish(run(pair, rows, tmp_path / "job", "-m", "nobody/tiny", "--draft", "none", environment=mine), 1)
+    hosts = len(pair.nodes)
+    assert f"{hosts} of {hosts} hosts cannot take part in this job:" in output
+    assert output.count('lacks the weights: "nobody/tiny" is neither a directory nor in the local cache') == hosts
     assert "rows are accepted" in output
     assert rows_done(tmp_path / "job") == 0

@@ -5,57 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-
-from outrider.runner.journal import Journal
+from command_line import DEADLINE, outrider, start, wait_for_rows
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
-OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli import main; main()"]
-EXAMPLES = ROOT / "examples" / "prompts.jsonl"
-DEADLINE = 240
-
-
-def outrider(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*OUTRIDER, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=DEADLINE, env=environment()
-    )
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "HF_HUB_OFFLINE": "1"}
-
-
-def start(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*OUTRIDER, *map(str, arguments)],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment(),
-        start_new_session=True,
-    )
-
-
-def rows_done(job: Path) -> int:
-    journal = Journal(job / "job.db", read_only=True) if (job / "job.db").exists() else None
-    return journal.counts().done if journal is not None and journal.filled else 0
-
-
-def wait_for_rows(process: subprocess.Popen[str], job: Path, rows: int) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while rows_done(job) < rows:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"no {rows} rows within {DEADLINE} s"
+EXAMPLES = Path(__file__).parent.parent / "examples" / "prompts.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +103,7 @@ def test_interrupted_it_drains_and_refuses_company(undisturbed, tmp_path):
     company = outrider("run", EXAMPLES, "-o", job, cwd=tmp_path)
     assert company.returncode == 1
     assert f"process {process.pid} on" in company.stderr
+    assert_heard_by_nobody_else(process.pid)
     # As a terminal does it: to the whole process group, Ray's processes included.
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=DEADLINE)
@@ -168,9 +129,19 @@ def test_a_dead_target_and_a_dead_draft_only_cost_time(undisturbed, tmp_path):
     assert json.loads((job / "job.json").read_text())["summary"]["target_deaths"] == 1
 
 
-def children_titled(ancestor: int, title: str) -> list[int]:
-    import psutil
+def assert_heard_by_nobody_else(ancestor: int) -> None:
+    """Nothing that a local run has started listens beyond the loopback address."""
+    heard = [
+        (child.name(), connection.laddr.ip)
+        for child in psutil.Process(ancestor).children(recursive=True)
+        for connection in child.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(heard) > 3
+    assert {address.removeprefix("::ffff:") for _, address in heard} == {"127.0.0.1"}, heard
 
+
+def children_titled(ancestor: int, title: str) -> list[int]:
     return [child.pid for child in psutil.Process(ancestor).children(recursive=True) if title in " ".join(child.cmdline())]
 
 

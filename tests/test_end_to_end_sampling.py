@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from test_end_to_end import outrider, start, wait_for_rows
+from command_line import outrider, start, wait_for_rows
 
 pytestmark = pytest.mark.slow
 

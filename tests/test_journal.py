@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.runner.journal import DONE, FAILED, Counts, Journal, StoredRow, on_network_file_system
+from outrider.runner.journal import DONE, FAILED, LONGEST_LOG, Counts, Journal, StoredRow, on_network_file_system
 from outrider.workers.errors import JobError
 
 
@@ -219,3 +219,26 @@ def test_closing_leaves_no_lock_behind(full: Journal) -> None:
     other = sqlite3.connect(full.path)
     other.execute("DELETE FROM rows")
     other.close()
+
+
+def test_the_log_becomes_short_again_though_somebody_was_reading(tmp_path: Path) -> None:
+    """A reader who stays while a large job is filled keeps the log from being emptied then."""
+    journal = Journal(tmp_path / "job.db")
+    reader = sqlite3.connect(tmp_path / "job.db", isolation_level=None)
+    many = (StoredRow(number, str(number), number + 1, "completion", {}, tuple(range(500))) for number in range(12_000))
+
+    def look() -> None:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM sqlite_master").fetchall()
+
+    journal._db.execute("PRAGMA busy_timeout = 1")
+    journal.fill(many, [], {}, look)
+    log = tmp_path / "job.db-wal"
+    assert log.stat().st_size > LONGEST_LOG, "nothing to be made shorter"
+    reader.execute("COMMIT")
+    for row in range(3):
+        journal.record([(row, "x")], [])
+    assert log.stat().st_size <= LONGEST_LOG
+    reader.close()
+    journal.close()
+    assert not log.exists()

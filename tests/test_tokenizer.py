@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tokenizers import models, pre_tokenizers
 
 from outrider.workers.errors import ModelError, PairError
 from outrider.workers.models import preparation
-from outrider.workers.models.cards import ModelCard, read_card
+from outrider.workers.models.cards import ModelCard, find, read_card
 from outrider.workers.models.tokenizer import Tokenizer, check_pair
 
 WORDS = ["<unk>", "the", "cat", "sat", "on", "a", "mat"]
@@ -111,3 +113,25 @@ def test_an_unfit_draft_is_refused_when_named_and_replaced_when_not(
     assert notes[0].startswith("the usual draft cannot be used, proposing by lookup instead: the draft")
     assert preparation.prepare_pair(target.path, "none")[1:] == (None, "none", [])
     assert preparation.prepare_pair(target.path, target.path)[1] == target
+
+
+WITHOUT_TORCH = """
+import sys
+from outrider.workers.models.torchless import go_without_torch
+go_without_torch()
+from outrider.workers.models.cards import find
+from outrider.workers.models.tokenizer import Tokenizer
+tokenizer = Tokenizer(find("pocket"))
+tokens = tokenizer.encode("import os") + tokenizer.encode_chat([{"role": "user", "content": "a"}])
+print(tokens, repr(tokenizer.decode(tokens)), "torch" in sys.modules)
+import torch
+torch.zeros(1)
+"""
+
+
+def test_tokenizers_need_no_torch_and_say_the_same() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
+    tokenizer = Tokenizer(find("pocket"))
+    tokens = tokenizer.encode("import os") + tokenizer.encode_chat([{"role": "user", "content": "a"}])
+    assert done.stdout.strip() == f"{tokens} {tokenizer.decode(tokens)!r} False"
+    assert done.stderr == "", "nobody is to be told that torch is not there"

@@ -52,7 +52,7 @@ class TargetActor:
         from outrider.workers.costs import measure
         from outrider.workers.draft_link import DraftLink
         from outrider.workers.metrics import Metrics
-        from outrider.workers.models.tokenizer import Tokenizer
+        from outrider.workers.models.torchless import go_without_torch
         from outrider.workers.proposers import EitherProposer, LookupProposer, NoProposer
         from outrider.workers.serving import TargetServer
         from outrider.workers.tally import Tally
@@ -62,6 +62,11 @@ class TargetActor:
 
         loaded = self._loaded = _Loaded(spec, seat)
         model = loaded.model
+        if model.kind == "native":
+            go_without_torch()
+        # The hf engine has imported transformers with torch by now.
+        from outrider.workers.models.tokenizer import Tokenizer
+
         tokenizer = Tokenizer(spec.path)
         tally = Tally(Timeline() if serve.trace else None)
         self._metrics = Metrics(serve.replica)

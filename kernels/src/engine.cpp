@@ -174,6 +174,9 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
     }
     op.integer = static_cast<int32_t>(index);
   }
+  engine->next_linear.assign(engine->ops.size(), -1);
+  for (size_t i = engine->ops.size() - 1; i > 0; --i)
+    engine->next_linear[i - 1] = engine->ops[i].kind == OUTRIDER_LINEAR ? static_cast<int32_t>(i) : engine->next_linear[i];
   engine->claims = std::vector<std::atomic<int64_t>>(engine->ops.size());
   engine->spin_microseconds = options.spin_microseconds;
   const int32_t threads = engine->use_threads(options.threads, options.cores);

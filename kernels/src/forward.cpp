@@ -30,6 +30,7 @@ struct Pass {
   void embed(const outrider_op &op, int thread);
   void norm(const outrider_op &op, int count, int thread);
   void linear(const outrider_op &op, size_t index, int count, int thread);
+  int piece_of(const outrider_weight &weight) const;
   void rotate(const outrider_op &op, int thread);
   void rotation_tables(int thread);
   void attention(const outrider_op &op, size_t index, int thread);
@@ -158,11 +159,28 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   task.out_stride = engine.stride(op.out);
   task.width = op.out.width;
   task.activation = op.activation;
-  const int tiles = tile_count(weight);
-  const int piece = std::max(1, tiles / (8 * engine.pool->threads()));
-  claim(index, tiles, piece, [&](int64_t first, int64_t last) {
-    kernels.linear(task, static_cast<int>(first), static_cast<int>(last));
-  });
+  // Everybody's first piece is known beforehand, and the next one is claimed before the last is worked on: a thread asks memory
+  // for what it will read next while it finishes what it has, over barriers and what else lies between two matrices.
+  const int tiles = tile_count(weight), piece = piece_of(weight), pieces = (tiles + piece - 1) / piece;
+  const int threads = engine.pool->threads(), later = engine.next_linear[index];
+  const outrider_weight *later_weight =
+      later < 0 ? nullptr : &engine.weights[static_cast<size_t>(engine.ops[static_cast<size_t>(later)].weight)];
+  const int later_tile = later_weight ? thread * piece_of(*later_weight) : 0;
+  if (later_weight && later_tile >= tile_count(*later_weight)) later_weight = nullptr;
+  for (int mine = thread; mine < pieces;) {
+    const int next = threads + static_cast<int>(engine.claims[index].fetch_add(1, std::memory_order_relaxed));
+    const int first = mine * piece, last = std::min(first + piece, tiles);
+    if (next < pieces) kernels.linear(task, first, last, &weight, next * piece);
+    else kernels.linear(task, first, last, later_weight, later_tile);
+    mine = next;
+  }
+}
+
+// Tiles that a thread takes at once: few enough to even out the threads, and as many as the kernels work on together.
+int Pass::piece_of(const outrider_weight &weight) const {
+  const int threads = engine.pool->threads(), tiles = tile_count(weight), even = tiles / (8 * threads);
+  if (even >= kTilesTogether) return even / kTilesTogether * kTilesTogether;
+  return tiles / threads >= 2 * kTilesTogether ? kTilesTogether : std::max(1, even);
 }
 
 void Pass::rotate(const outrider_op &op, int thread) {

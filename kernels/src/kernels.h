@@ -15,6 +15,7 @@ namespace outrider {
 constexpr int kLanes = 16;         // the logical vector: every float reduction is 16 lanes, folded in halves
 constexpr int kTileRows = 32;      // outputs in one tile of a packed matrix: two vectors
 constexpr int kTileBytes = 128;    // one step of a tile: two vectors
+constexpr int kTilesTogether = 4;  // of a packed matrix, that share a pass over the activations
 constexpr int kBlockTokens = 32;   // tokens in one block of the cache
 constexpr int kChunkTokens = 256;  // keys whose softmax is computed at once; the order of summation depends on it
 
@@ -97,8 +98,9 @@ struct Kernels {
   int32_t (*row_block)(int format, int tokens);
   // Converts row `row` of the input (columns floats at x) for a matrix of the weight's format.
   void (*prepare)(const outrider_weight &weight, const float *x, const Input &input, int row);
-  // Tiles first..last of a matrix product, with bias, activation and residual.
-  void (*linear)(const Linear &task, int first_tile, int last_tile);
+  // Tiles first..last of a matrix product, with bias, activation and residual. `next` is the matrix and the tile that this
+  // thread will go on with, or null.
+  void (*linear)(const Linear &task, int first_tile, int last_tile, const outrider_weight *next, int next_tile);
   void (*rms_norm)(const float *x, const float *weight, float *out, int width, float epsilon);
   void (*layer_norm)(const float *x, const float *weight, const float *bias, float *out, int width, float epsilon);
   // Rotates the halves of one head in place.

@@ -105,5 +105,6 @@ inline F dot_bf16(F acc, I x, I y) {
   return fma(as_float(and_i(x, high)), as_float(and_i(y, high)), acc);
 }
 inline void prefetch(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
+inline void prefetch_second(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1); }
 
 }  // namespace

@@ -86,5 +86,6 @@ inline F dot_bf16(F acc, I a, I b) {
   return fma(as_float(and_i(a, high)), as_float(and_i(b, high)), acc);
 }
 inline void prefetch(const void *) {}
+inline void prefetch_second(const void *) {}
 
 }  // namespace

@@ -1,7 +1,6 @@
 """What the driver needs to know of models and prompts, as functions for a process of its own.
 
-The driver holds no torch; the tokenizers' library loads it. So these run in a helper process that ends before the job
-begins.
+The driver loads neither transformers nor torch. So these run in a helper process that ends before the job begins.
 """
 
 from __future__ import annotations
