@@ -21,6 +21,8 @@ PREFIX = 32
 PROBE_ROW = -1
 # The share of a new observation in a point's running mean.
 FRESH = 0.1
+# How fast the points that a pass says nothing of follow those that it does.
+FOLLOWING = 0.02
 # So many values decide what is usual.
 RECENT = 9
 
@@ -31,13 +33,17 @@ class CostCurve:
     def __init__(self, points: Mapping[int, float]) -> None:
         self._counts = sorted(points)
         self._seconds = [points[count] for count in self._counts]
+        self._at_start = list(self._seconds)
 
     @property
     def points(self) -> dict[int, float]:
         return dict(zip(self._counts, self._seconds, strict=True))
 
     def __call__(self, tokens: int) -> float:
-        counts, seconds = self._counts, self._seconds
+        return self._between(self._seconds, tokens)
+
+    def _between(self, seconds: Sequence[float], tokens: int) -> float:
+        counts = self._counts
         if len(counts) == 1:
             return seconds[0]
         right = self._right_of(tokens)
@@ -45,26 +51,35 @@ class CostCurve:
         return max(seconds[0] / 2, seconds[right - 1] + share * (seconds[right] - seconds[right - 1]))
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Refresh the points on both sides with what a real pass took, the nearer one more."""
+        """Refresh the points on both sides with what a real pass took, the nearer one more.
+
+        A machine slows down and recovers as a whole, so the points further off follow, slowly: those that no pass visits
+        any more would else stay as they were in the worst second.
+        """
         counts = self._counts
         if tokens > counts[-1]:
             return
         # An interruption counts as no more than a pass that took twice as long.
         excess = min(1.0, seconds / self(tokens) - 1.0)
+        slower = (1.0 + excess) * self(tokens) / self._between(self._at_start, tokens)
         right = self._right_of(tokens)
         share = (tokens - counts[right - 1]) / (counts[right] - counts[right - 1]) if len(counts) > 1 else 0.0
         self._seconds[right - 1] *= 1.0 + FRESH * (1.0 - share) * excess
         if len(counts) > 1:
             self._seconds[right] *= 1.0 + FRESH * share * excess
+        for index, start in enumerate(self._at_start):
+            if index not in (right - 1, right):
+                self._seconds[index] += FOLLOWING * (start * slower - self._seconds[index])
 
     def _right_of(self, tokens: int) -> int:
         return min(max(bisect_left(self._counts, tokens), 1), max(1, len(self._counts) - 1))
 
 
 class Recent:
-    """The median of the last few values by number of rows; a number not seen yet takes its nearest's.
+    """What is usual among the last few values, by number of rows; a number not seen yet takes its nearest's.
 
-    Not a running mean: the first call of anything takes many times as long as the next, and a mean would remember it.
+    The lower quartile and not a mean: the first call of anything takes many times as long as the next, and a disturbed
+    second must not make a draft look dear for long, since what looks dear is hardly asked and hardly measured again.
     """
 
     def __init__(self, most: int = RECENT) -> None:
@@ -72,19 +87,19 @@ class Recent:
         self._values: dict[int, deque[float]] = {}
 
     @property
-    def medians(self) -> dict[int, float]:
-        return {rows: _lower_median(values) for rows, values in list(self._values.items())}
+    def usual(self) -> dict[int, float]:
+        return {rows: _usual(values) for rows, values in list(self._values.items())}
 
     def observe(self, rows: int, value: float) -> None:
         self._values.setdefault(rows, deque(maxlen=self._most)).append(value)
 
     def __call__(self, rows: int) -> float | None:
         nearest = min(self._values, key=lambda count: abs(count - rows), default=None)
-        return None if nearest is None else _lower_median(self._values[nearest])
+        return None if nearest is None else _usual(self._values[nearest])
 
 
-def _lower_median(values: Collection[float]) -> float:
-    return sorted(values)[(len(values) - 1) // 2]
+def _usual(values: Collection[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 4]
 
 
 def measure(engine: Engine, seconds: float = BUDGET_SECONDS, only: Sequence[int] = ()) -> CostCurve:

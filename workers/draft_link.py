@@ -112,7 +112,7 @@ class DraftLink:
     def costs(self) -> dict[str, dict[str, dict[int, float]]]:
         """By arrangement, seconds of a step and of the hop by number of rows, and of reading a token."""
         return {
-            name: {"step": prices.steps.medians, "hop": prices.hops.medians, "read": prices.reading.medians}
+            name: {"step": prices.steps.usual, "hop": prices.hops.usual, "read": prices.reading.usual}
             for name, prices in list(self._prices.items())
         }
 

@@ -1,0 +1,129 @@
+"""``--metrics-port`` and ``--trace`` as their readers meet them: scraped from a running job, held to Perfetto's rules."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli import main; main()"]
+# What README promises, by the name of the total it has to agree with in the summary.
+COUNTERS = {"tokens": "tokens", "rounds": "rounds", "proposed": "proposed", "accepted": "accepted"}
+OTHERS = (
+    *("row_rounds_total", "asked_total", "phase_seconds_total", "accepted_length_total", "rows_total"),
+    *("row_seconds_bucket", "k", "acceptance"),
+)
+ROWS = 1200
+SAMPLE = re.compile(r"^ray_outrider_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, Any], list[dict[str, Any]]]:
+    """Everything scraped from a job with metrics and a trace, its summary, and the trace's events."""
+    folder: Path = tmp_path_factory.mktemp("watched")
+    with (folder / "rows.jsonl").open("w") as stream:
+        for number in range(ROWS):
+            stream.write(json.dumps({"prompt": f"def f{number}(x):", "max_tokens": 48}) + "\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = [
+        "--draft-tokens",
+        "3",
+        "--layout",
+        "shared",
+        "--ignore-eos",
+        "--metrics-port",
+        str(port),
+        "--trace",
+        "t.json",
+    ]
+    scraped = []
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*OUTRIDER, "run", "rows.jsonl", "-o", "job", *options, str(port)],
+            cwd=folder,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # Ray tells its agent every ten seconds, which is half of this job.
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "RAY_metrics_report_interval_ms": "500"},
+        )
+        while process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                    scraped.append(answer.read().decode())
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                pass  # not up yet, or gone already
+            time.sleep(0.5)
+    assert process.returncode == 0, (folder / "log").read_text()
+    summary = json.loads((folder / "job" / "job.json").read_text())["summary"]
+    return scraped, summary, json.loads((folder / "t.json").read_text())["traceEvents"]
+
+
+def samples(text: str) -> dict[str, float]:
+    """Values by name, those that differ in a label added up."""
+    found: dict[str, float] = {}
+    for name, labels, value in SAMPLE.findall(text):
+        assert 'replica="0"' in labels
+        found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+def test_prometheus_finds_what_the_readme_lists_and_it_agrees_with_the_summary(watched) -> None:
+    scraped, summary, _ = watched
+    seen = [values for values in map(samples, scraped) if values.get("tokens_total")]
+    assert len(seen) >= 3, "a job of some seconds is seen several times"
+    last = seen[-1]
+    missing = [name for name in (*(f"{name}_total" for name in COUNTERS), *OTHERS) if name not in last]
+    assert not missing, f"not served: {missing}; served: {sorted(last)}"
+    for name, total in COUNTERS.items():
+        values = [each.get(f"{name}_total", 0.0) for each in seen]
+        assert values == sorted(values), f"{name} goes down"
+        assert 0.3 * summary[total] < values[-1] <= summary[total], name
+    assert last["accepted_total"] / last["proposed_total"] == pytest.approx(summary["acceptance"], rel=0.1)
+    assert last["tokens_total"] / last["row_rounds_total"] == pytest.approx(summary["tokens_per_round"], rel=0.1)
+    assert last["accepted_length_total"] <= sum(summary["accepted_lengths"])
+    assert 0 < last["rows_total"] <= ROWS
+    assert last["k"] == pytest.approx(summary["mean_k"], rel=0.1)
+
+
+def test_the_trace_keeps_the_rules_of_its_format(watched) -> None:
+    """https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMh4h6I0nSsKchNAySU, as Perfetto imports it."""
+    events = watched[2]
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    named: dict[tuple[str, int, int], str] = {}
+    for event in events:
+        assert {"name", "ph", "pid", "tid"} <= event.keys()
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert isinstance(event["args"], dict)
+        match event["ph"]:
+            case "M":
+                assert event["name"] in {"process_name", "process_sort_index", "thread_name", "thread_sort_index"}
+                if event["name"].endswith("_name"):
+                    named[event["name"], event["pid"], event["tid"]] = event["args"]["name"]
+            case "X":
+                assert event["ts"] >= 0 and event["dur"] >= 0
+                tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+            case "i":
+                assert event["ts"] >= 0 and event["s"] in {"t", "p", "g"}
+            case other:
+                raise AssertionError(f"no such phase is written: {other}")
+    assert len(tracks) == 2
+    for (process, thread), slices in tracks.items():
+        assert ("process_name", process, thread) in named and ("thread_name", process, thread) in named
+        # Perfetto counts whole nanoseconds, and drops a slice that crosses the end of another on its track.
+        whole = sorted((round(start * 1000), round(end * 1000)) for start, end in slices)
+        crossing = [(one, other) for one, other in pairwise(whole) if other[0] < one[1] < other[1]]
+        assert not crossing, f"{named['thread_name', process, thread]}: {crossing[:3]}"
