@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from outrider.workers.layout_memory import Remembered, recall, remember
 from outrider.workers.messages import Arrangement, Row, RowResult, Sampling
 from outrider.workers.speculation import Overlap
 from outrider.workers.text import TextWriter
+from outrider.workers.trial import Trial
 from outrider.workers.verify import Verifier
 
 ARRANGEMENTS = (
@@ -165,6 +167,23 @@ def test_a_choice_that_turns_out_slower_than_plain_decoding_is_tried_again(
     bench.work(rows(120))
     assert bench.verifier.progress.rounds > 32
     assert ("plain" in bench.draft.settled) == (plain_pass < SECONDS["ahead"])
+
+
+def test_the_pauses_between_trials_grow_while_the_outcome_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arranger, "FIRST_PAUSE", 20)
+    begun: list[int] = []
+    bench = Bench()
+    begin = bench.arranger._begin_trial
+
+    def counted() -> Trial:
+        begun.append(bench.verifier.progress.rounds)
+        return begin()
+
+    monkeypatch.setattr(bench.arranger, "_begin_trial", counted)
+    bench.work(rows(900))
+    pauses = [later - earlier for earlier, later in pairwise(begun)]
+    assert len(pauses) >= 4
+    assert pauses[-1] > 3 * pauses[0], pauses
 
 
 def test_a_memory_that_is_damaged_old_or_of_other_arrangements_is_none(

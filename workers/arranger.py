@@ -11,7 +11,8 @@ from outrider.workers.messages import Arrangement, LayoutRecord
 from outrider.workers.trial import Round, Trial
 from outrider.workers.verify import Verifier
 
-# After so many rounds the arrangements are tried again: rows and neighbours change.
+# After so many rounds the arrangements are tried again: rows and neighbours change. The pauses double while nothing does.
+FIRST_PAUSE = 1024
 ROUNDS_BETWEEN_TRIALS = 4096
 # Over so many rounds a draft must have been worth its while, or they are tried again at once. The pauses double.
 ROUNDS_TO_DOUBT = 128
@@ -52,6 +53,7 @@ class Arranger:
         # The curve that the verifier came with was measured where the target was started.
         self._curves = {first.target_cores: verifier.verify_seconds}
         self._rounds = 0
+        self._pause = min(FIRST_PAUSE, ROUNDS_BETWEEN_TRIALS)
         self._trial: Trial | None = None
         self._holding = False
         # A number of candidates that the user fixed is not put to the vote.
@@ -85,7 +87,7 @@ class Arranger:
         self._rounds += 1
         if self._trial is None:
             doubtful = self._loses_to_plain(done, seconds)
-            if self._rounds >= ROUNDS_BETWEEN_TRIALS or doubtful:
+            if self._rounds >= self._pause or doubtful:
                 self._rounds = 0
                 self._take(self._arrangements[self._begin_trial().current])
             return
@@ -98,6 +100,8 @@ class Arranger:
         if self._trial.over:
             found = Remembered(chosen.name, {name: round(rate, 3) for name, rate in self._trial.rates.items()})
             self._trial, self._rounds = None, 0
+            longer = 2 * self._pause if chosen is self._chosen else FIRST_PAUSE
+            self._pause = min(longer, ROUNDS_BETWEEN_TRIALS)
             self._begin_watch()
             self._settle(found, "measured on this job's rows")
             if self._memory_key:
