@@ -18,7 +18,8 @@ from outrider.workers.speculation import MOST_CANDIDATES, Overlap, Price
 from outrider.workers.trial import ROUNDS_TO_GIVE_UP, WARM_UP_ROUNDS, Round, Trial, best_of
 from outrider.workers.verify import Verifier
 
-# After so many rounds the arrangements are looked at again: rows and neighbours change.
+# After so many rounds the arrangements are looked at again: rows and neighbours change. While nothing does, pauses double.
+FIRST_PAUSE = 1024
 ROUNDS_BETWEEN_TRIALS = 4096
 # What finding out may cost of the rest of the job.
 MOST_SHARE = 0.02
@@ -83,6 +84,7 @@ class Arranger:
         self._foresight = Foresight()
         self._verifying = self._verifying_at_start = 0.0
         self._doubt_after = ROUNDS_TO_DOUBT
+        self._pause = min(FIRST_PAUSE, ROUNDS_BETWEEN_TRIALS)
         self._begin_watch()
         self._rounds = 0
         self._trial: Trial | None = None
@@ -133,7 +135,7 @@ class Arranger:
             self._verifying_at_start += self._at_start(done.fed)
         if self._trial is None:
             self._watch(done, seconds)
-            if self._rounds >= ROUNDS_BETWEEN_TRIALS:
+            if self._rounds >= self._pause:
                 self._open()
                 self._take(self._first)
             return
@@ -166,6 +168,8 @@ class Arranger:
         took = best_of(allowed, self._plain_name) or self._first.name
         self._begin_watch()
         self._trial, self._rounds = None, 0
+        again = self.record is not None and self.record.took == took
+        self._pause = min(2 * self._pause if again else FIRST_PAUSE, ROUNDS_BETWEEN_TRIALS)
         self._chosen = self._arrangements[took]
         if self._chosen is not self._current:
             self._take(self._chosen)
