@@ -21,7 +21,7 @@ from typing import Any
 from inflate import SHAPES, inflate
 from stream import Stream
 
-from outrider.kernels import native
+from outrider.kernels import library, native
 from outrider.workers.engine import Feed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
@@ -189,7 +189,7 @@ def main() -> None:
     timing = time_native(engine, read, arguments.rounds, arguments.shape == "7b")
     figures = {"shape": arguments.shape, "precision": arguments.precision, "threads": arguments.threads}
     figures |= report(engine, timing, max(rates))
-    figures |= {"peak_rss": peak, "load_seconds": round(load_seconds, 2), "isa": native.instruction_set()}
+    figures |= {"peak_rss": peak, "load_seconds": round(load_seconds, 2), "isa": library.instruction_set()}
     if arguments.peer:
         del engine, opened
         peer = time_transformers(path, arguments.threads, read, max(2, arguments.rounds // 3))

@@ -1,235 +1,28 @@
-"""Load the compiled kernels, check that they speak this binding's interface, and give them a Python face.
-
-Status codes become exceptions with the library's own sentence. Arrays are passed by pointer; ctypes lets go of the
-interpreter lock during every call.
-"""
+"""A Python face for the compiled kernels: memory, packing, a model that is fed, sampling. Arrays are passed by pointer."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.kernels.library import (
+    BatchStructure,
+    OpStructure,
+    OptionsStructure,
+    ProgramStructure,
+    SamplingStructure,
+    SliceStructure,
+    WeightStructure,
+    check,
+    load,
+)
 from outrider.kernels.program import Op, Program, Slice, Weight
-
-ABI_VERSION = 3
-LIBRARY_NAME = "liboutrider_kernels.so"
-STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "unsupported", "not finite")
-
-
-class KernelsUnavailable(RuntimeError):
-    """The compiled library is missing or was built for another interface; the message says which."""
-
-
-class KernelError(RuntimeError):
-    """A call that the kernels refused; ``status`` is one of ``STATUSES``."""
-
-    def __init__(self, status: str, message: str) -> None:
-        super().__init__(status, message)
-        self.status = status
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
-
-
-class CacheFull(KernelError):
-    """The cache's limit is reached; nothing was fed. Close or truncate rows and feed again."""
-
-
-class _Slice(Structure):
-    _fields_ = (("buffer", c_int32), ("offset", c_int32), ("width", c_int32))
-
-
-class _Weight(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("format", c_int32),
-        ("rows", c_int32),
-        ("columns", c_int32),
-        ("group", c_int32),
-        ("gated", c_int32),
-        ("table", c_int32),
-    )
-
-
-class _Op(Structure):
-    _fields_ = (
-        ("kind", c_int32),
-        ("input", _Slice),
-        ("key", _Slice),
-        ("value", _Slice),
-        ("residual", _Slice),
-        ("output", _Slice),
-        ("weight", c_int32),
-        ("bias", c_int32),
-        ("activation", c_int32),
-        ("integer", c_int32),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_size", c_int32),
-        ("window", c_int32),
-        ("epsilon", c_float),
-        ("scale", c_float),
-    )
-
-
-class _Program(Structure):
-    _fields_ = (
-        ("ops", POINTER(_Op)),
-        ("weights", POINTER(_Weight)),
-        ("buffers", POINTER(c_int32)),
-        ("op_count", c_int32),
-        ("weight_count", c_int32),
-        ("buffer_count", c_int32),
-        ("layers", c_int32),
-        ("vocabulary", c_int32),
-        ("context", c_int32),
-        ("cache_fp32", c_int32),
-    )
-
-
-class _Options(Structure):
-    _fields_ = (
-        ("cores", POINTER(c_int32)),
-        ("threads", c_int32),
-        ("spin_microseconds", c_int32),
-        ("cache_bytes", c_int64),
-    )
-
-
-class _Sampling(Structure):
-    _fields_ = (
-        ("temperature", c_double),
-        ("top_p", c_double),
-        ("min_p", c_double),
-        ("repetition_penalty", c_double),
-        ("presence_penalty", c_double),
-        ("frequency_penalty", c_double),
-        ("seed", c_uint64),
-        ("bias_tokens", POINTER(c_int32)),
-        ("bias_values", POINTER(c_double)),
-        ("bias_count", c_int32),
-        ("top_k", c_int32),
-        ("sample", c_uint32),
-        ("min_tokens", c_int32),
-        ("end_tokens", POINTER(c_int32)),
-        ("end_count", c_int32),
-    )
-
-
-class _Batch(Structure):
-    _fields_ = (
-        ("feeds", c_int32),
-        ("rows", c_void_p),
-        ("counts", c_void_p),
-        ("tokens", c_void_p),
-        ("choose", c_void_p),
-        ("logits", c_void_p),
-        ("chosen", c_void_p),
-        ("margins", c_void_p),
-        ("logits_out", c_void_p),
-        ("logprobs", c_void_p),
-        ("logprob_tokens", c_void_p),
-        ("logprob_values", c_void_p),
-    )
-
-
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "outrider_message": (c_char_p, ()),
-    "outrider_isa": (c_char_p, ()),
-    "outrider_isa_available": (c_char_p, ()),
-    "outrider_memory_allocate": (c_void_p, (c_int64,)),
-    "outrider_memory_free": (None, (c_void_p, c_int64)),
-    "outrider_stream_read": (c_uint64, (c_void_p, c_int64)),
-    "outrider_packed_bytes": (c_int64, (POINTER(_Weight),)),
-    "outrider_pack_rows": (c_int32, (POINTER(_Weight), c_int32, c_int32, c_void_p, c_int32, c_int64)),
-    "outrider_engine_create": (c_int32, (POINTER(_Program), POINTER(_Options), POINTER(c_void_p))),
-    "outrider_engine_destroy": (None, (c_void_p,)),
-    "outrider_engine_threads": (c_int32, (c_void_p, c_int32, c_void_p)),
-    "outrider_row_open": (c_int32, (c_void_p, POINTER(_Sampling), c_int32, POINTER(c_int32))),
-    "outrider_row_fork": (c_int32, (c_void_p, c_int32, c_int32, POINTER(_Sampling), c_int32, POINTER(c_int32))),
-    "outrider_row_truncate": (c_int32, (c_void_p, c_int32, c_int32)),
-    "outrider_row_close": (c_int32, (c_void_p, c_int32)),
-    "outrider_row_length": (c_int32, (c_void_p, c_int32)),
-    "outrider_cache_use": (None, (c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int32))),
-    "outrider_forward": (c_int32, (c_void_p, POINTER(_Batch))),
-    "outrider_choose": (
-        c_int32,
-        (c_void_p, c_int32, POINTER(_Sampling), c_void_p, c_int32, c_int32, POINTER(c_int32), c_void_p, c_void_p),
-    ),
-    "outrider_log_probabilities": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p)),
-}
-
-
-def library_path() -> Path | None:
-    """Where the library lies: an editable install leaves it in site-packages, away from these sources.
-
-    OUTRIDER_LIBRARY names another build of it, such as one with sanitizers.
-    """
-    if named := os.environ.get("OUTRIDER_LIBRARY"):
-        return Path(named)
-    candidate = files("outrider.kernels").joinpath(LIBRARY_NAME)
-    return Path(str(candidate)) if candidate.is_file() else None
-
-
-def check_abi(found: int, path: Path) -> None:
-    if found != ABI_VERSION:
-        raise KernelsUnavailable(
-            f"{path} has kernel interface {found}, this outrider needs {ABI_VERSION}: reinstall outrider"
-        )
-
-
-@cache
-def load() -> ctypes.CDLL:
-    """The library, checked once a process."""
-    path = library_path()
-    if path is None:
-        raise KernelsUnavailable(
-            f"the compiled kernels ({LIBRARY_NAME}) are not installed: reinstall outrider with a C++ compiler at hand"
-        )
-    library = ctypes.CDLL(str(path))
-    library.outrider_abi_version.restype = c_int32
-    check_abi(library.outrider_abi_version(), path)
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = arguments
-    return library
-
-
-def instruction_set() -> str:
-    """The instruction set in use; refuses an OUTRIDER_ISA that this machine lacks."""
-    name: bytes | None = load().outrider_isa()
-    if name is None:
-        raise KernelError("unsupported", _message())
-    return name.decode()
-
-
-def available_instruction_sets() -> tuple[str, ...]:
-    """All that this machine can run, best first."""
-    names: bytes = load().outrider_isa_available()
-    return tuple(names.decode().split())
-
-
-def _message() -> str:
-    text: bytes = load().outrider_message()
-    return text.decode(errors="replace")
-
-
-def _check(status: int) -> None:
-    if status:
-        name = STATUSES[status]
-        raise (CacheFull if name == "cache full" else KernelError)(name, _message())
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,13 +43,13 @@ class SamplingValues:
     end_tokens: tuple[int, ...] | None = None
 
 
-def _sampling(values: Any) -> _Sampling:
+def _sampling(values: Any) -> SamplingStructure:
     """From anything with the fields of ``SamplingValues``. The arrays live as long as the structure."""
     count = len(values.logit_bias)
     tokens = (c_int32 * count)(*(token for token, _ in values.logit_bias))
     biases = (c_double * count)(*(bias for _, bias in values.logit_bias))
     ends = values.end_tokens or ()
-    return _Sampling(
+    return SamplingStructure(
         values.temperature,
         values.top_p,
         values.min_p,
@@ -300,8 +93,8 @@ def stream_read(address: int, size: int) -> int:
     return int(load().outrider_stream_read(address, size))
 
 
-def weight_structure(weight: Weight, address: int | None) -> _Weight:
-    return _Weight(
+def weight_structure(weight: Weight, address: int | None) -> WeightStructure:
+    return WeightStructure(
         address, int(weight.format), weight.rows, weight.columns, weight.group, int(weight.gated), int(weight.table)
     )
 
@@ -310,7 +103,7 @@ def packed_bytes(weight: Weight) -> int:
     """Bytes of the packed form."""
     size = int(load().outrider_packed_bytes(byref(weight_structure(weight, None))))
     if size < 0:
-        _check(-size)
+        check(-size)
     return size
 
 
@@ -328,17 +121,17 @@ def pack_rows(weight: Weight, address: int, first_row: int, source: NDArray[Any]
     structure = weight_structure(weight, address)
     stride = source.strides[0] // width
     arguments = (first_row, source.shape[0], source.ctypes.data, SOURCE_TYPES[source_type], stride)
-    _check(load().outrider_pack_rows(byref(structure), *arguments))
+    check(load().outrider_pack_rows(byref(structure), *arguments))
 
 
-def _slice(slice: Slice) -> _Slice:
-    return _Slice(slice.buffer, slice.offset, slice.width)
+def _slice(slice: Slice) -> SliceStructure:
+    return SliceStructure(slice.buffer, slice.offset, slice.width)
 
 
-def _op(op: Op) -> _Op:
+def _op(op: Op) -> OpStructure:
     slices = (_slice(s) for s in (op.input, op.key, op.value, op.residual, op.output))
     numbers = (op.weight, op.bias, int(op.activation), op.integer, op.heads, op.kv_heads, op.head_size, op.window)
-    return _Op(int(op.kind), *slices, *numbers, op.epsilon, op.scale)
+    return OpStructure(int(op.kind), *slices, *numbers, op.epsilon, op.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,44 +181,44 @@ class NativeModel:
         self._engine = c_void_p()
         if cores is not None and len(cores) != threads:
             raise ValueError(f"{len(cores)} cores for {threads} threads")
-        ops = (_Op * len(program.ops))(*map(_op, program.ops))
-        weights = (_Weight * len(program.weights))(*map(weight_structure, program.weights, addresses))
+        ops = (OpStructure * len(program.ops))(*map(_op, program.ops))
+        weights = (WeightStructure * len(program.weights))(*map(weight_structure, program.weights, addresses))
         buffers = (c_int32 * len(program.buffers))(*program.buffers)
         counts = (len(ops), len(weights), len(buffers), program.layers, program.vocabulary, program.context)
-        structure = _Program(ops, weights, buffers, *counts, int(program.cache_fp32))
+        structure = ProgramStructure(ops, weights, buffers, *counts, int(program.cache_fp32))
         core_array = (c_int32 * threads)(*cores) if cores is not None else None
-        options = _Options(core_array, threads, spin_microseconds, cache_bytes)
-        _check(load().outrider_engine_create(byref(structure), byref(options), byref(self._engine)))
+        options = OptionsStructure(core_array, threads, spin_microseconds, cache_bytes)
+        check(load().outrider_engine_create(byref(structure), byref(options), byref(self._engine)))
 
     def use_cores(self, cores: Sequence[int]) -> None:
         """Go on with one thread on each of these cores, the caller's on the first. No bit of any result changes."""
         core_array = (c_int32 * len(cores))(*cores)
-        _check(load().outrider_engine_threads(self._engine, len(cores), core_array))
+        check(load().outrider_engine_threads(self._engine, len(cores), core_array))
 
     def open(self, sampling: Any = None, prompt: int = 0) -> int:
         """Begins an empty row; its first ``prompt`` tokens are its prompt. ``sampling``: like ``SamplingValues``."""
         row = c_int32()
         structure = _sampling(SamplingValues() if sampling is None else sampling)
-        _check(load().outrider_row_open(self._engine, byref(structure), prompt, byref(row)))
+        check(load().outrider_row_open(self._engine, byref(structure), prompt, byref(row)))
         return row.value
 
     def fork(self, source: int, length: int, sampling: Any = None, prompt: int = 0) -> int:
         """Begins a row with the first ``length`` tokens of another; their cache is shared until one of them writes."""
         row = c_int32()
         structure = _sampling(SamplingValues() if sampling is None else sampling)
-        _check(load().outrider_row_fork(self._engine, source, length, byref(structure), prompt, byref(row)))
+        check(load().outrider_row_fork(self._engine, source, length, byref(structure), prompt, byref(row)))
         return row.value
 
     def truncate(self, row: int, length: int) -> None:
-        _check(load().outrider_row_truncate(self._engine, row, length))
+        check(load().outrider_row_truncate(self._engine, row, length))
 
     def close_row(self, row: int) -> None:
-        _check(load().outrider_row_close(self._engine, row))
+        check(load().outrider_row_close(self._engine, row))
 
     def length(self, row: int) -> int:
         length = int(load().outrider_row_length(self._engine, row))
         if length < 0:
-            _check(-length)
+            check(-length)
         return length
 
     def cache_use(self) -> tuple[int, int, int]:
@@ -451,8 +244,8 @@ class NativeModel:
         logprob_values = np.full(logprob_tokens.size, np.nan)
         arrays = [rows, counts, tokens, choose, logits, chosen, margins, logits_out]
         arrays += [logprobs, logprob_tokens, logprob_values]
-        batch = _Batch(len(feeds), *(array.ctypes.data for array in arrays))
-        _check(load().outrider_forward(self._engine, byref(batch)))
+        batch = BatchStructure(len(feeds), *(array.ctypes.data for array in arrays))
+        check(load().outrider_forward(self._engine, byref(batch)))
         ends = zip(np.cumsum(choose), np.cumsum(logits), np.cumsum(places), strict=True)
         return [
             Answer(
@@ -491,7 +284,7 @@ def log_probabilities(logits: NDArray[np.float32], chosen: int, count: int) -> l
     values = np.ascontiguousarray(logits, np.float32)
     tokens, found = np.full(1 + count, -1, np.int32), np.full(1 + count, np.nan)
     arguments = (values.ctypes.data, values.size, chosen, count, tokens.ctypes.data, found.ctypes.data)
-    _check(load().outrider_log_probabilities(*arguments))
+    check(load().outrider_log_probabilities(*arguments))
     return list(zip(tokens.tolist(), found.tolist(), strict=True))
 
 
@@ -505,7 +298,7 @@ def choose(
     margin = np.full(1, np.nan)
     chosen = c_int32()
     structure = _sampling(sampling)
-    _check(
+    check(
         load().outrider_choose(
             values.ctypes.data,
             values.size,

@@ -173,17 +173,16 @@ def _core_leases(system: System) -> Iterator[Check]:
 
 
 def _kernels(system: System) -> Iterator[Check]:
-    from outrider.kernels import native
+    from outrider.kernels import library
 
     mend = "pip install --force-reinstall outrider, with a C++ compiler at hand"
-    path = native.library_path()
+    path = library.library_path()
     if path is None:
         yield Check("kernels", BETTER, "not compiled: everything runs on the hf engine, slower", mend)
         return
     try:
-        native.load()
-        describe = getattr(native, "instruction_set", None)
-        running = f", running as {describe()}" if describe else ""
+        library.load()
+        running = f", running as {library.instruction_set()}"
     except (RuntimeError, OSError) as failure:
         yield Check("kernels", WRONG, str(failure), mend)
         return

@@ -103,9 +103,9 @@ def _libraries() -> dict[str, str]:
 
 
 def _instruction_set() -> str:
-    from outrider.kernels import native
+    from outrider.kernels import library
 
     try:
-        return native.instruction_set()
-    except (native.KernelsUnavailable, native.KernelError):
+        return library.instruction_set()
+    except (library.KernelsUnavailable, library.KernelError):
         return "none"

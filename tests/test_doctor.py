@@ -101,22 +101,22 @@ def test_instruction_sets(system: System) -> None:
 
 
 def test_missing_kernels_are_no_error(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    from outrider.kernels import native
+    from outrider.kernels import library
 
-    monkeypatch.setattr(native, "library_path", lambda: None)
+    monkeypatch.setattr(library, "library_path", lambda: None)
     found = check(system, "kernels")
     assert found.state == BETTER
     assert "hf engine" in found.found
 
 
 def test_kernels_of_another_interface_are(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    from outrider.kernels import native
+    from outrider.kernels import library
 
     def refuse() -> None:
-        raise native.KernelsUnavailable("has kernel interface 7, this outrider needs 1")
+        raise library.KernelsUnavailable("has kernel interface 7, this outrider needs 1")
 
-    monkeypatch.setattr(native, "library_path", lambda: Path("x.so"))
-    monkeypatch.setattr(native, "load", refuse)
+    monkeypatch.setattr(library, "library_path", lambda: Path("x.so"))
+    monkeypatch.setattr(library, "load", refuse)
     assert check(system, "kernels").state == WRONG
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.kernels import native
+from outrider.kernels import library
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "ray", "transformers", "numpy", "pydantic", "outrider.runner.driver")
@@ -126,28 +126,27 @@ def test_transformers_and_a_distribution_called_kernels(tmp_path: Path, present:
 
 
 def test_the_library_loads_and_speaks_the_bindings_interface() -> None:
-    library = native.load()
-    assert library.outrider_abi_version() == native.ABI_VERSION
+    assert library.load().outrider_abi_version() == library.ABI_VERSION
 
 
 def test_a_library_of_another_interface_is_refused() -> None:
-    with pytest.raises(native.KernelsUnavailable) as caught:
-        native.check_abi(native.ABI_VERSION + 1, Path("/x/lib.so"))
+    with pytest.raises(library.KernelsUnavailable) as caught:
+        library.check_abi(library.ABI_VERSION + 1, Path("/x/lib.so"))
     assert str(caught.value) == (
-        f"/x/lib.so has kernel interface {native.ABI_VERSION + 1}, this outrider needs {native.ABI_VERSION}: "
+        f"/x/lib.so has kernel interface {library.ABI_VERSION + 1}, this outrider needs {library.ABI_VERSION}: "
         "reinstall outrider"
     )
 
 
 def test_a_missing_library_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "library_path", lambda: None)
-    with pytest.raises(native.KernelsUnavailable, match="are not installed: reinstall outrider with a C"):
-        native.load.__wrapped__()
+    monkeypatch.setattr(library, "library_path", lambda: None)
+    with pytest.raises(library.KernelsUnavailable, match="are not installed: reinstall outrider with a C"):
+        library.load.__wrapped__()
 
 
 def test_the_header_and_the_binding_agree() -> None:
     header = (ROOT / "kernels" / "include" / "outrider_kernels.h").read_text()
-    assert f"#define OUTRIDER_ABI {native.ABI_VERSION}\n" in header
+    assert f"#define OUTRIDER_ABI {library.ABI_VERSION}\n" in header
 
 
 @pytest.mark.slow
@@ -162,9 +161,10 @@ def test_wheel_and_sdist_build_and_the_wheel_works_elsewhere(tmp_path: Path) -> 
     done = python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel))
     assert done.returncode == 0, done.stderr
     program = (
-        "import outrider.kernels.native as native, outrider.workers.engines, outrider.runner.schedule, sys\n"
-        "native.load()\n"
-        "print(native.library_path(), outrider.runner.schedule.__file__)\n"
+        "import outrider.kernels.native, outrider.workers.engines, outrider.runner.schedule\n"
+        "from outrider.kernels import library\n"
+        "library.load()\n"
+        "print(library.library_path(), outrider.runner.schedule.__file__)\n"
     )
     # -S keeps this environment's editable install out; its other packages come back by path, behind the wheel's.
     packages = next(entry for entry in sys.path if entry.endswith("site-packages"))

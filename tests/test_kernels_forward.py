@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from kernel_models import BIGCODE, GROUPED, LLAMA, OPT, QWEN, SHAPES, Packed, Shape, packed, tokens
 
-from outrider.kernels import native
+from outrider.kernels import library
 from outrider.kernels.native import Feeding, NativeModel
 from outrider.kernels.program import Format
 from outrider.kernels.reference import ReferenceModel
 
 FORMATS = (Format.FP32, Format.BF16, Format.W4A8, Format.W8A8)
-INSTRUCTION_SETS = native.available_instruction_sets()
+INSTRUCTION_SETS = library.available_instruction_sets()
 # Largest difference from the float64 reference over the largest logit. fp32: summation over a few hundred channels. bf16:
 # activations are rounded after sums of another order, so some fall on the other side (2^-8 each). Integer: likewise, one
 # int8 step of a group of channels.
@@ -149,7 +149,7 @@ def test_a_full_cache_is_reported_and_nothing_is_fed():
         row, other = engine.open(), engine.open()
         engine.forward([Feeding(other, [1, 2, 3])])
         before = engine.cache_use()[1]
-        with pytest.raises(native.CacheFull):
+        with pytest.raises(library.CacheFull):
             engine.forward([Feeding(other, [4]), Feeding(row, tokens(GROUPED, 640))])
         assert engine.length(row) == 0
         assert engine.length(other) == 3
@@ -180,16 +180,16 @@ def test_mistakes_are_told_in_a_sentence():
             (Feeding(row, [1], choose=2), "2 choices"),
             (Feeding(row, [1] * 641), "context is 640"),
         ]:
-            with pytest.raises(native.KernelError, match=sentence):
+            with pytest.raises(library.KernelError, match=sentence):
                 engine.forward([feed])
             assert engine.length(row) == 0
-        with pytest.raises(native.KernelError, match="twice"):
+        with pytest.raises(library.KernelError, match="twice"):
             engine.forward([Feeding(row, [1]), Feeding(row, [1])])
 
 
 def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setenv("OUTRIDER_ISA", "avx1024")
-    with pytest.raises(native.KernelError, match="OUTRIDER_ISA=avx1024 is not"):
-        native.instruction_set()
-    with pytest.raises(native.KernelError, match=r"which has: .*generic"):
+    with pytest.raises(library.KernelError, match="OUTRIDER_ISA=avx1024 is not"):
+        library.instruction_set()
+    with pytest.raises(library.KernelError, match=r"which has: .*generic"):
         packed(OPT, Format.W8A8).model()

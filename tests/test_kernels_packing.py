@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.kernels import native, packing
+from outrider.kernels import library, native, packing
 from outrider.kernels.program import Format, Weight
 
 FORMATS = (Format.FP32, Format.BF16, Format.W4A8, Format.W8A8)
@@ -77,7 +77,7 @@ def test_four_and_a_quarter_bits():
 def test_a_weight_that_is_no_number_is_named(bad):
     matrix = np.ones((5, 16), np.float32)
     matrix[3, 7] = bad
-    with pytest.raises(native.KernelError, match="row 3, column 7") as caught:
+    with pytest.raises(library.KernelError, match="row 3, column 7") as caught:
         pack_natively(matrix_weight(Format.W8A8, 5, 16), matrix)
     assert caught.value.status == "not finite"
 
@@ -93,5 +93,5 @@ def test_a_weight_that_is_no_number_is_named(bad):
     ],
 )
 def test_weights_that_cannot_be_are_refused(weight):
-    with pytest.raises(native.KernelError):
+    with pytest.raises(library.KernelError):
         native.packed_bytes(weight)

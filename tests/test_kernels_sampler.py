@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_models import LLAMA, packed, tokens
 
-from outrider.kernels import native
+from outrider.kernels import library, native
 from outrider.kernels.native import Feeding
 from outrider.kernels.program import Format
 from outrider.workers import sampling as definition
@@ -33,7 +33,7 @@ def counts(history: list[int]) -> dict[int, int]:
     return {token: history.count(token) for token in history}
 
 
-@pytest.mark.parametrize("isa", native.available_instruction_sets())
+@pytest.mark.parametrize("isa", library.available_instruction_sets())
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_scores_and_choices_are_the_definitions(isa, data):
@@ -56,7 +56,7 @@ def test_scores_and_choices_are_the_definitions(isa, data):
     assert lead == wanted_lead
 
 
-@pytest.mark.parametrize("isa", native.available_instruction_sets())
+@pytest.mark.parametrize("isa", library.available_instruction_sets())
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_log_probabilities_are_the_definitions(isa, data):
@@ -75,7 +75,7 @@ def test_log_probabilities_are_the_definitions(isa, data):
 
 @pytest.mark.parametrize(("chosen", "count"), [(40, 0), (-1, 0), (0, 41), (0, -1)])
 def test_log_probabilities_that_cannot_be_are_refused(chosen, count):
-    with pytest.raises(native.KernelError, match="of a vocabulary of 40"):
+    with pytest.raises(library.KernelError, match="of a vocabulary of 40"):
         native.log_probabilities(np.zeros(40, np.float32), chosen, count)
 
 
@@ -111,7 +111,7 @@ def test_every_position_of_a_pass_has_its_own_past_and_noise():
 def test_a_logit_that_is_no_number_is_an_error(bad):
     logits = np.zeros(40, np.float32)
     logits[33] = bad
-    with pytest.raises(native.KernelError, match="not a finite number"):
+    with pytest.raises(library.KernelError, match="not a finite number"):
         native.choose(logits, Sampling(), [], 0)
 
 
@@ -119,5 +119,5 @@ def test_a_logit_that_is_no_number_is_an_error(bad):
     "wrong", [{"temperature": -1.0}, {"repetition_penalty": 0.0}, {"logit_bias": ((99, 1.0),)}, {"end_tokens": (99,)}]
 )
 def test_parameters_that_cannot_be_are_refused(wrong):
-    with pytest.raises(native.KernelError):
+    with pytest.raises(library.KernelError):
         native.choose(np.zeros(40, np.float32), Sampling(**wrong), [], 0)

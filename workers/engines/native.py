@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outrider.kernels.native import Feeding, KernelError, NativeModel
+from outrider.kernels.library import KernelError
+from outrider.kernels.native import Feeding, NativeModel
 from outrider.workers.engine import Chosen, Feed
 from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Sampling

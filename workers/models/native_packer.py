@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.kernels import native
+from outrider.kernels import library, native
 from outrider.kernels.program import Weight
 from outrider.workers.errors import WorkerError
 from outrider.workers.models.checkpoint import Rows
@@ -21,7 +21,7 @@ class NativeMemory:
 
 
 class NativePacker:
-    version = f"kernels {native.ABI_VERSION}"
+    version = f"kernels {library.ABI_VERSION}"
 
     def allocate(self, size: int) -> NativeMemory:
         return NativeMemory(size)
@@ -32,7 +32,7 @@ class NativePacker:
     def pack_rows(self, weight: Weight, address: int, first_row: int, rows: Rows) -> None:
         try:
             native.pack_rows(weight, address, first_row, rows, SOURCE_TYPES[rows.dtype.name])
-        except native.KernelError as error:
+        except library.KernelError as error:
             if error.status == "not finite":
                 raise NotFiniteError from error
             raise WorkerError(f"the kernels could not pack {weight.sources}: {error}") from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.kernels import native
+from outrider.kernels import library, native
 from outrider.kernels.program import Format
 from outrider.workers.engine import Engine
 from outrider.workers.errors import ModelError, UsageError
@@ -41,10 +41,10 @@ class OpenModel:
 def native_supports(card_path: str) -> str | None:
     """None if the native engine can run the model in this directory, else the sentence that says why not."""
     try:
-        native.instruction_set()
+        library.instruction_set()
         file = Path(card_path) / "config.json"
         build_program(json.loads(file.read_text(encoding="utf-8")), Format.BF16, source=str(file))
-    except (native.KernelsUnavailable, native.KernelError, ModelError, OSError, ValueError) as error:
+    except (library.KernelsUnavailable, library.KernelError, ModelError, OSError, ValueError) as error:
         return str(error)
     return None
 
@@ -71,8 +71,8 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     if spec.device != "cpu":
         raise UsageError(f'--device: the native engine runs on the cpu, not on "{spec.device}"; --engine hf does')
     try:
-        isa = native.instruction_set()
-    except (native.KernelsUnavailable, native.KernelError) as error:
+        isa = library.instruction_set()
+    except (library.KernelsUnavailable, library.KernelError) as error:
         raise UsageError(f"the native engine cannot be used: {error}; --engine hf can") from error
     card = read_card(spec.path)
     file = Path(card.path) / "config.json"

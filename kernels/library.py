@@ -1,0 +1,224 @@
+"""The compiled library and its C interface: where it lies, its structures and functions, its refusals as exceptions.
+
+ctypes lets go of the interpreter lock during every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+ABI_VERSION = 3
+LIBRARY_NAME = "liboutrider_kernels.so"
+STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "unsupported", "not finite")
+
+
+class KernelsUnavailable(RuntimeError):
+    """The compiled library is missing or was built for another interface; the message says which."""
+
+
+class KernelError(RuntimeError):
+    """A call that the kernels refused; ``status`` is one of ``STATUSES``."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(status, message)
+        self.status = status
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class CacheFull(KernelError):
+    """The cache's limit is reached; nothing was fed. Close or truncate rows and feed again."""
+
+
+class SliceStructure(Structure):
+    _fields_ = (("buffer", c_int32), ("offset", c_int32), ("width", c_int32))
+
+
+class WeightStructure(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("format", c_int32),
+        ("rows", c_int32),
+        ("columns", c_int32),
+        ("group", c_int32),
+        ("gated", c_int32),
+        ("table", c_int32),
+    )
+
+
+class OpStructure(Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("input", SliceStructure),
+        ("key", SliceStructure),
+        ("value", SliceStructure),
+        ("residual", SliceStructure),
+        ("output", SliceStructure),
+        ("weight", c_int32),
+        ("bias", c_int32),
+        ("activation", c_int32),
+        ("integer", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_size", c_int32),
+        ("window", c_int32),
+        ("epsilon", c_float),
+        ("scale", c_float),
+    )
+
+
+class ProgramStructure(Structure):
+    _fields_ = (
+        ("ops", POINTER(OpStructure)),
+        ("weights", POINTER(WeightStructure)),
+        ("buffers", POINTER(c_int32)),
+        ("op_count", c_int32),
+        ("weight_count", c_int32),
+        ("buffer_count", c_int32),
+        ("layers", c_int32),
+        ("vocabulary", c_int32),
+        ("context", c_int32),
+        ("cache_fp32", c_int32),
+    )
+
+
+class OptionsStructure(Structure):
+    _fields_ = (
+        ("cores", POINTER(c_int32)),
+        ("threads", c_int32),
+        ("spin_microseconds", c_int32),
+        ("cache_bytes", c_int64),
+    )
+
+
+class SamplingStructure(Structure):
+    _fields_ = (
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("repetition_penalty", c_double),
+        ("presence_penalty", c_double),
+        ("frequency_penalty", c_double),
+        ("seed", c_uint64),
+        ("bias_tokens", POINTER(c_int32)),
+        ("bias_values", POINTER(c_double)),
+        ("bias_count", c_int32),
+        ("top_k", c_int32),
+        ("sample", c_uint32),
+        ("min_tokens", c_int32),
+        ("end_tokens", POINTER(c_int32)),
+        ("end_count", c_int32),
+    )
+
+
+class BatchStructure(Structure):
+    _fields_ = (
+        ("feeds", c_int32),
+        ("rows", c_void_p),
+        ("counts", c_void_p),
+        ("tokens", c_void_p),
+        ("choose", c_void_p),
+        ("logits", c_void_p),
+        ("chosen", c_void_p),
+        ("margins", c_void_p),
+        ("logits_out", c_void_p),
+        ("logprobs", c_void_p),
+        ("logprob_tokens", c_void_p),
+        ("logprob_values", c_void_p),
+    )
+
+
+SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "outrider_message": (c_char_p, ()),
+    "outrider_isa": (c_char_p, ()),
+    "outrider_isa_available": (c_char_p, ()),
+    "outrider_memory_allocate": (c_void_p, (c_int64,)),
+    "outrider_memory_free": (None, (c_void_p, c_int64)),
+    "outrider_stream_read": (c_uint64, (c_void_p, c_int64)),
+    "outrider_packed_bytes": (c_int64, (POINTER(WeightStructure),)),
+    "outrider_pack_rows": (c_int32, (POINTER(WeightStructure), c_int32, c_int32, c_void_p, c_int32, c_int64)),
+    "outrider_engine_create": (c_int32, (POINTER(ProgramStructure), POINTER(OptionsStructure), POINTER(c_void_p))),
+    "outrider_engine_destroy": (None, (c_void_p,)),
+    "outrider_engine_threads": (c_int32, (c_void_p, c_int32, c_void_p)),
+    "outrider_row_open": (c_int32, (c_void_p, POINTER(SamplingStructure), c_int32, POINTER(c_int32))),
+    "outrider_row_fork": (c_int32, (c_void_p, c_int32, c_int32, POINTER(SamplingStructure), c_int32, POINTER(c_int32))),
+    "outrider_row_truncate": (c_int32, (c_void_p, c_int32, c_int32)),
+    "outrider_row_close": (c_int32, (c_void_p, c_int32)),
+    "outrider_row_length": (c_int32, (c_void_p, c_int32)),
+    "outrider_cache_use": (None, (c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int32))),
+    "outrider_forward": (c_int32, (c_void_p, POINTER(BatchStructure))),
+    "outrider_choose": (
+        c_int32,
+        (c_void_p, c_int32, POINTER(SamplingStructure), c_void_p, c_int32, c_int32, POINTER(c_int32), c_void_p, c_void_p),
+    ),
+    "outrider_log_probabilities": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p)),
+}
+
+
+def library_path() -> Path | None:
+    """Where the library lies: an editable install leaves it in site-packages, away from these sources.
+
+    OUTRIDER_LIBRARY names another build of it, such as one with sanitizers.
+    """
+    if named := os.environ.get("OUTRIDER_LIBRARY"):
+        return Path(named)
+    candidate = files("outrider.kernels").joinpath(LIBRARY_NAME)
+    return Path(str(candidate)) if candidate.is_file() else None
+
+
+def check_abi(found: int, path: Path) -> None:
+    if found != ABI_VERSION:
+        raise KernelsUnavailable(
+            f"{path} has kernel interface {found}, this outrider needs {ABI_VERSION}: reinstall outrider"
+        )
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """The library, checked once a process."""
+    path = library_path()
+    if path is None:
+        raise KernelsUnavailable(
+            f"the compiled kernels ({LIBRARY_NAME}) are not installed: reinstall outrider with a C++ compiler at hand"
+        )
+    library = ctypes.CDLL(str(path))
+    library.outrider_abi_version.restype = c_int32
+    check_abi(library.outrider_abi_version(), path)
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def instruction_set() -> str:
+    """The instruction set in use; refuses an OUTRIDER_ISA that this machine lacks."""
+    name: bytes | None = load().outrider_isa()
+    if name is None:
+        raise KernelError("unsupported", message())
+    return name.decode()
+
+
+def available_instruction_sets() -> tuple[str, ...]:
+    """All that this machine can run, best first."""
+    names: bytes = load().outrider_isa_available()
+    return tuple(names.decode().split())
+
+
+def message() -> str:
+    text: bytes = load().outrider_message()
+    return text.decode(errors="replace")
+
+
+def check(status: int) -> None:
+    if status:
+        name = STATUSES[status]
+        raise (CacheFull if name == "cache full" else KernelError)(name, message())
