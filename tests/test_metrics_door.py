@@ -39,21 +39,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[s
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = [
-        "--draft-tokens",
-        "3",
-        "--layout",
-        "shared",
-        "--ignore-eos",
-        "--metrics-port",
-        str(port),
-        "--trace",
-        "t.json",
-    ]
+    speculating = ["--draft-tokens", "3", "--layout", "shared", "--ignore-eos"]
+    options = [*speculating, "--metrics-port", str(port), "--trace", "t.json"]
     scraped = []
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*OUTRIDER, "run", "rows.jsonl", "-o", "job", *options, str(port)],
+            [*OUTRIDER, "run", "rows.jsonl", "-o", "job", *options],
             cwd=folder,
             stdout=log,
             stderr=subprocess.STDOUT,

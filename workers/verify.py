@@ -308,8 +308,9 @@ class Verifier:
         chances = [live.acceptance.chance for live in rows]
         hit = math.prod(chance**count for chance, count in zip(chances, counts, strict=True))
         verify = self.verify_seconds(len(rows) + sum(counts))
+        unread = sum(self.proposer.unread(live) for live, count in zip(rows, counts, strict=True) if count)
         return Foreseen(
-            speculation.round_seconds(self._overlap, verify, price, max(counts), hit),
+            speculation.round_seconds(self._overlap, verify, price, max(counts), hit) + price.read * unread,
             sum(map(speculation.expected_tokens, chances, counts)),
         )
 
