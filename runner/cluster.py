@@ -26,7 +26,6 @@ def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None 
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     _quiet()
     import ray
-    from ray.exceptions import RayError
 
     try:
         ray.init(
@@ -42,7 +41,7 @@ def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None 
             _node_ip_address="127.0.0.1",
             _metrics_export_port=metrics_port,
         )
-    except (RuntimeError, ValueError, OSError, RayError) as error:
+    except Exception as error:  # of a node that does not come up in time Ray says nothing more special
         raise JobError(f"Ray could not be started on this machine: {first_line(error)}") from error
     try:
         yield
