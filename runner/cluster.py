@@ -31,7 +31,6 @@ def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None 
     os.environ.update(NONE_IN_ADVANCE)
     _quiet()
     import ray
-    from ray.exceptions import RayError
 
     try:
         with _small_and_on_loopback(ray):
@@ -48,7 +47,7 @@ def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None 
                 _node_ip_address="127.0.0.1",
                 _metrics_export_port=metrics_port,
             )
-    except (RuntimeError, ValueError, OSError, RayError) as error:
+    except Exception as error:  # of a node that does not come up in time Ray says nothing more special
         raise JobError(f"Ray could not be started on this machine: {first_line(error)}") from error
     try:
         yield
@@ -73,6 +72,8 @@ def _small_and_on_loopback(ray: Any) -> Iterator[None]:
         (parameter, "RayParams", partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)),
         (node.Node, "start_api_server", no_dashboard),
     ]
+    # A Ray that is built otherwise inside starts with all of it.
+    changes = [(where, name, change) for where, name, change in changes if hasattr(where, name)]
     before = [(where, name, getattr(where, name)) for where, name, _ in changes]
     for where, name, change in changes:
         setattr(where, name, change)
