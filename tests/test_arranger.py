@@ -252,3 +252,16 @@ def test_an_arrangement_that_the_first_would_have_beaten_is_left(
     assert bench.draft.settled[-1] == last
     known = recall("pair", names)
     assert known is not None and known.took == last
+
+
+def test_cores_given_up_in_a_disturbed_second_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The opening saw passes take fifty times as long, so that plain decoding looked slow; it is not."""
+    monkeypatch.setattr(arranger, "ROUNDS_TO_DOUBT", 16)
+    names = [each.name for each in ARRANGEMENTS if not each.plain]
+    remember("pair", names, Remembered("ahead", {"ahead": 28.0, "turns": 19.0, "plain": 18.0}))
+    bench = Bench("pair", pass_seconds=0.001)
+    bench.draft.step = 0.0
+    bench.arranger._verifying, bench.arranger._verifying_at_start = 0.05, 0.001
+    bench.work(rows(600))
+    assert bench.draft.settled[0] == "ahead"
+    assert bench.draft.settled[1] == "turns"

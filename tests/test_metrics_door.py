@@ -25,7 +25,7 @@ OTHERS = (
     *("row_rounds_total", "asked_total", "phase_seconds_total", "accepted_length_total", "rows_total"),
     *("row_seconds_bucket", "k", "acceptance"),
 )
-ROWS = 1200
+ROWS = 600
 SAMPLE = re.compile(r"^ray_outrider_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
 

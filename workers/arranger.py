@@ -250,10 +250,12 @@ class Arranger:
             return
         self._watched += 1
         self._spent += seconds
-        self._spent_plainly += done.gained / self._plain_rate(done.live, 0.0)
+        # As passes were at the start: what they have become is known of the first cores only as long as they are used, and
+        # may be of a disturbed second. A doubt that is mistaken costs a few rounds, and the next one comes later.
+        self._spent_plainly += done.gained / done.live * self._at_start(done.live)
         price = self._draft.price(len(done.proposed), self._first.name) or Price(0.0)
         most = max(done.proposed, default=0)
-        self._spent_at_first += self._at_start(done.fed) * self._slower + (price.hop + most * price.step if most else 0.0)
+        self._spent_at_first += self._at_start(done.fed) + (price.hop + most * price.step if most else 0.0)
         if self._watched < self._doubt_after:
             return
         moved = self._chosen.target_cores != self._first.target_cores
