@@ -38,6 +38,20 @@ def test_the_fastest_wins_whatever_the_luck(seed: int) -> None:
     assert trial.rates["ahead"] == pytest.approx(4 * 3.36 / 0.033, rel=0.15)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_an_easy_stretch_of_text_decides_nothing(seed: int) -> None:
+    """The draft proposes a lot where the text is easy. One arrangement meets all of that, and pays more for it."""
+    cost = {"turns": (0.020, 0.003), "ahead": (0.030, 0.004)}
+    trial, dice = Trial(list(cost)), random.Random(seed)
+    while not trial.over:
+        name = trial.current
+        proposed = dice.randint(6, 16) if name == "ahead" else dice.randint(1, 5)
+        held = proposed if name == "ahead" else dice.randint(0, proposed)
+        first, each = cost[name]
+        trial.observe(Round((proposed,), (held,), 1, True), (first + each * proposed) * dice.uniform(0.95, 1.05))
+    assert trial.best == "turns"
+
+
 def test_a_draft_that_never_hits_loses_to_none() -> None:
     seconds = {"turns": 0.040, "plain": 0.020}
     trial = Trial(list(seconds))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from outrider.workers.costs import CostCurve
+from outrider.workers.costs import BUDGET_SECONDS, CostCurve
 from outrider.workers.foresight import Foresight
 from outrider.workers.layout_memory import Remembered, recall, remember
 from outrider.workers.messages import Arrangement, LayoutRecord
@@ -198,9 +198,10 @@ class Arranger:
         left = self._verifier.work_left(self._job_rows) / rate
         worth = []
         for name in self._tried[1:]:
-            if self._trying_seconds(rows, rate) > MOST_SHARE * left:
-                continue
             other = self._arrangements[name]
+            measuring = 0.0 if other.target_cores in self._curves else BUDGET_SECONDS
+            if self._trying_seconds(rows, rate) + measuring > MOST_SHARE * left:
+                continue
             curve = self._glimpse(other.target_cores, MOST_SHARE * left)
             if curve is not None and self._at_best(other, trial, curve) > WORTH_TRYING * rate:
                 worth.append(name)

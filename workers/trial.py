@@ -1,8 +1,9 @@
 """Which arrangement is the fastest: tried on the job's own rows, whose texts do not depend on it. Pure.
 
-Each arrangement is given a few rounds in turn, twice over, since a machine's speed drifts. What is compared is not how many
-tokens were committed, which is luck over so few rounds, but how many are to be expected at the acceptance seen in all of
-them together, against the seconds that the rounds took; and what it costs to read prompts there, as far as this job reads.
+Each arrangement is given a few rounds in turn, twice over, since a machine's speed drifts. Which of them meets an easy
+stretch of text, where drafts propose a lot and most of it holds, is luck. So those with a draft are compared by what all of
+their rounds together would have taken in each, by a line through its seconds against its candidates; and plain decoding by
+the acceptance seen in all rounds. Added is what it costs to read prompts there, as far as this job reads.
 An arrangement without a draft wins unless another is clearly faster: where they tie, the draft is of no use.
 """
 
@@ -24,6 +25,8 @@ HOPELESS = 0.8
 ROUNDS_TO_GIVE_UP = 4
 # A draft has to bring this much; less is within what two measurements of the same thing differ by.
 CLEARLY = 1.03
+# Candidates of a row that vary less than this (their variance) say nothing of what one costs.
+LEAST_SPREAD = 0.1
 # A trial starts over when the number of rows changes by more than this share.
 ROWS_TOLERANCE = 0.25
 
@@ -59,6 +62,13 @@ class Round:
         return len(self.held) + sum(self.held)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    rows: int
+    candidates: int
+    seconds: float
+
+
 @dataclass(slots=True)
 class _Score:
     """``seconds`` of ``rounds`` without prompts and what they proposed; ``reading``, what ``read`` prompt tokens added."""
@@ -66,8 +76,21 @@ class _Score:
     seconds: float = 0.0
     rounds: int = 0
     proposed: Counter[int] = field(default_factory=Counter)
+    passes: list[_Pass] = field(default_factory=list)
     reading: float = 0.0
     read: int = 0
+
+    def line(self) -> tuple[float, float] | None:
+        """Seconds of a row without candidates, and of each candidate; None where the candidates were always as many."""
+        rows = sum(each.rows for each in self.passes)
+        mean = sum(each.candidates for each in self.passes) / rows
+        usual = sum(each.seconds for each in self.passes) / rows
+        spread = sum(each.rows * (each.candidates / each.rows - mean) ** 2 for each in self.passes)
+        if spread < LEAST_SPREAD * rows:
+            return None
+        together = sum((each.candidates / each.rows - mean) * (each.seconds - each.rows * usual) for each in self.passes)
+        slope = min(max(0.0, together / spread), usual / mean)
+        return usual - slope * mean, slope
 
 
 def best_of(rates: Mapping[str, float], plain: str | None) -> str | None:
@@ -129,10 +152,20 @@ class Trial:
     @property
     def decoding(self) -> dict[str, float]:
         """Expected tokens a second of the rounds in which nobody read a prompt."""
-        rates = {}
-        for name, score in self._with_rounds.items():
-            expected = sum(count * self.expected_tokens(each) for each, count in score.proposed.items())
-            rates[name] = expected / score.seconds
+        scores = self._with_rounds
+        expected = {
+            name: sum(count * self.expected_tokens(each) for each, count in score.proposed.items())
+            for name, score in scores.items()
+        }
+        rates = {name: expected[name] / score.seconds for name, score in scores.items()}
+        drafting = {name: score for name, score in scores.items() if any(score.proposed)}
+        lines = {name: score.line() for name, score in drafting.items()}
+        rows = sum(each.rows for score in drafting.values() for each in score.passes)
+        candidates = sum(each.candidates for score in drafting.values() for each in score.passes)
+        tokens = sum(expected[name] for name in drafting)
+        for name, line in lines.items():
+            if line is not None and None not in lines.values():
+                rates[name] = tokens / (line[0] * rows + line[1] * candidates)
         return rates
 
     def expected_tokens(self, candidates: int) -> float:
@@ -180,6 +213,7 @@ class Trial:
         score.seconds += seconds
         score.rounds += 1
         score.proposed.update(round.proposed)
+        score.passes.append(_Pass(len(round.proposed), sum(round.proposed), seconds))
         for proposed, held in zip(round.proposed, round.held, strict=True):
             self._survival.observe(proposed, held)
         counted = self._rounds - WARM_UP_ROUNDS
