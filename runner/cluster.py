@@ -17,6 +17,8 @@ from outrider.workers.errors import JobError, UsageError, first_line
 OBJECT_STORE_BYTES = 256 << 20
 # Ray otherwise starts a process a core before any is asked for; ours are started by command lines of their own.
 NONE_IN_ADVANCE = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+# Any free port for the agent: Ray's usual one is for the job server of a cluster on this host, which would go without.
+SMALL = {"no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
 # What Ray's metrics agent is made of; the plain package comes without.
 METRICS_AGENT = ("aiohttp", "opentelemetry", "prometheus_client")
 
@@ -69,7 +71,7 @@ def _small_and_on_loopback(ray: Any) -> Iterator[None]:
 
     changes = [
         (services, "resolve_ip_for_localhost", lambda host: host),
-        (parameter, "RayParams", partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)),
+        (parameter, "RayParams", partial(parameter.RayParams, **SMALL)),
         (node.Node, "start_api_server", no_dashboard),
     ]
     # A Ray that is built otherwise inside starts with all of it.

@@ -29,6 +29,9 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 POLL_SECONDS = 0.5
 # Ray kills a job that has not ended so long after it was asked to.
 DRAIN_SECONDS = 600
+# What the job server says while it has nobody to start a driver, and how long that may be so.
+NO_AGENT = "No available agent"
+AGENT_SECONDS = 30.0
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 # The drivers' word that all is well; by it a submission knows that the host of the driver has read the input.
 ACCEPTED = "rows are accepted"
@@ -158,14 +161,16 @@ class Server:
         path = shlex.quote(str(Path(sys.executable).parent))
         entrypoint = f"PATH={path}:$PATH exec {shlex.join(command_line(spec))}"
         identifier = f"{base}-{attempt}"
-        self._try(
-            lambda: self._client.submit_job(
+
+        def send() -> None:
+            self._client.submit_job(
                 entrypoint=entrypoint,
                 submission_id=identifier,
                 runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(DRAIN_SECONDS)}},
                 metadata={DIRECTORY: str(spec.out)},
             )
-        )
+
+        self._try(lambda: once_there_is_an_agent(send))
         return self.find(identifier)
 
     def logs(self, job: Submitted) -> str:
@@ -197,6 +202,18 @@ class Server:
     def stop(self, job: Submitted) -> None:
         """The driver is sent SIGTERM: rows under way may end, and the job can be sent again."""
         self._try(lambda: self._client.stop_job(job.id))
+
+
+def once_there_is_an_agent(send: Callable[[], None], wait: Callable[[float], None] = time.sleep) -> None:
+    """The job server answers seconds before the head's agent, which starts the drivers, has come up."""
+    for _ in range(round(AGENT_SECONDS / POLL_SECONDS)):
+        try:
+            return send()
+        except RuntimeError as error:
+            if NO_AGENT not in str(error):
+                raise
+        wait(POLL_SECONDS)
+    return send()
 
 
 def complaint(logs: str) -> str:

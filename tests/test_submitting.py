@@ -13,7 +13,16 @@ from outrider.runner import cli
 from outrider.runner.cli_cluster import _spec
 from outrider.runner.cli_given import given
 from outrider.runner.config import JobSpec, build_spec
-from outrider.runner.submitting import absolute, command_line, complaint, job_id
+from outrider.runner.submitting import (
+    AGENT_SECONDS,
+    NO_AGENT,
+    POLL_SECONDS,
+    absolute,
+    command_line,
+    complaint,
+    job_id,
+    once_there_is_an_agent,
+)
 from outrider.workers.errors import UsageError
 
 
@@ -70,3 +79,26 @@ def test_what_a_driver_complained_of() -> None:
     assert complaint("x\noutrider: rows.jsonl is empty\n\n") == "rows.jsonl is empty"
     assert complaint("sh: outrider: not found\n") == "sh: outrider: not found"
     assert complaint("") == "nothing was said"
+
+
+def test_a_head_that_is_not_all_up_is_waited_for() -> None:
+    answers, waited = [RuntimeError(f"status code 500: {NO_AGENT} to submit job"), None], []
+
+    def send() -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    once_there_is_an_agent(send, waited.append)
+    assert (answers, waited) == ([], [POLL_SECONDS])
+
+
+@pytest.mark.parametrize(("message", "most_waits"), [(NO_AGENT, AGENT_SECONDS / POLL_SECONDS), ("no such job", 0)])
+def test_what_does_not_pass_is_said(message: str, most_waits: float) -> None:
+    waited: list[float] = []
+
+    def send() -> None:
+        raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match=message):
+        once_there_is_an_agent(send, waited.append)
+    assert len(waited) == most_waits
