@@ -21,7 +21,7 @@ MOST_BARREN_DEATHS = 3
 MOST_BLAMED_IN_A_ROW = 3
 # When nothing waits any more, a row under way for so many times the usual is given to an idle replica as well,
 # but not before so many seconds: the last rows of a quick job are not worth it.
-LATE = 2.0
+LATE = 1.5
 LEAST_LATE = 5.0
 # The usual is an average over about so many rows.
 USUAL_OVER = 1000
