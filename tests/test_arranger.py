@@ -49,6 +49,8 @@ class Draft:
     def price(self, rows: int, arrangement: str | None = None) -> Price | None:
         return Price(self.step)
 
+    line = "none"
+
     def costs(self) -> dict[str, Any]:
         return {}
 
@@ -65,7 +67,7 @@ class Bench:
         pass_on_fewer: float = PASS_ON_FEWER,
         job_rows: int = 0,
     ) -> None:
-        self.pass_on_fewer = pass_on_fewer
+        self.pass_seconds, self.pass_on_fewer = pass_seconds, pass_on_fewer
         self.verifier = Verifier(
             engine=FakeEngine(),
             new_writer=lambda row: TextWriter(decode, row.stop, (END,)),
@@ -78,6 +80,7 @@ class Bench:
         self.draft = Draft()
         self.moves: list[tuple[int, ...]] = []
         self.measured: list[tuple[int, ...]] = []
+        self.measured_at_work: list[tuple[int, ...]] = []
         self.arranger = Arranger(
             self.verifier,
             self.draft,
@@ -89,8 +92,10 @@ class Bench:
         )
 
     def _measure(self, only: Sequence[int]) -> CostCurve:
-        self.measured.append(tuple(only))
-        return Fixed({1: self.pass_on_fewer, 64: 1.1 * self.pass_on_fewer})
+        elsewhere = self.moves and self.moves[-1] != ARRANGEMENTS[0].target_cores
+        seconds = self.pass_on_fewer if elsewhere else self.pass_seconds
+        (self.measured if elsewhere else self.measured_at_work).append(tuple(only))
+        return Fixed({count: (1 + count / 640) * seconds for count in only or (1, 64)})
 
     def work(self, rows: Sequence[Row]) -> dict[int, RowResult]:
         self.verifier.add(rows)
@@ -124,6 +129,25 @@ def test_texts_stay_the_same_while_arrangements_change_and_the_fastest_is_kept()
     assert "--batch 8 it would be about" in record.sentence
     assert bench.moves[:2] == [(1,), (0, 1)], "a glimpse"
     assert bench.measured == [arranger.GLIMPSE, ()], "each set of cores is measured once, and glimpsed at before"
+
+
+def test_passes_are_measured_again_once_the_draft_is_there() -> None:
+    bench = Bench(arrangements=ARRANGEMENTS[:1], pass_seconds=2.0)
+    bench.draft.ready = False
+    bench.work(rows(4))
+    assert not bench.measured_at_work, "whatever starts with the job is still at work"
+    assert bench.verifier.verify_seconds.points[1] == 2.0
+    bench.draft.ready, bench.pass_seconds = True, 0.5
+    bench.work(rows(4))
+    assert bench.measured_at_work == [(1,)] * 3
+    assert bench.arranger.costs()["verify_at_start"][1] == pytest.approx(0.5, rel=0.01)
+    assert bench.verifier.verify_seconds.points[1] == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_job_of_a_few_rounds_does_not_wait_for_measurements() -> None:
+    bench = Bench(arrangements=ARRANGEMENTS[:1], job_rows=1)
+    bench.work([Row(0, (1, 2), 10, Sampling())])
+    assert not bench.measured_at_work
 
 
 def test_what_cannot_be_faster_is_not_tried() -> None:

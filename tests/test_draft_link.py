@@ -11,9 +11,10 @@ import pytest
 from fakes import END, FakeEngine, decode, hashed, plain
 from ray.exceptions import RayActorError, RayTaskError
 
-from outrider.workers import draft_link
+from outrider.workers import draft_link, lines
 from outrider.workers.costs import CostCurve
 from outrider.workers.draft_link import MOST_ERRORS, DraftLink
+from outrider.workers.lines import CallLine
 from outrider.workers.messages import Ask, Candidates, Row, Sampling
 from outrider.workers.propose import Drafter
 from outrider.workers.speculation import Overlap, Price, Request
@@ -53,8 +54,8 @@ class FakeRay:
 @pytest.fixture(autouse=True)
 def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
-    monkeypatch.setattr(draft_link.ray, "wait", fake.wait)
-    monkeypatch.setattr(draft_link.ray, "get", fake.get)
+    monkeypatch.setattr(lines.ray, "wait", fake.wait)
+    monkeypatch.setattr(lines.ray, "get", fake.get)
     return fake
 
 
@@ -96,7 +97,7 @@ def broken() -> RayTaskError:
 
 def link(actor: Actor | None) -> DraftLink:
     made = DraftLink(deadline=5.0)
-    made.attach(actor)
+    made.attach(None if actor is None else CallLine(actor))
     return made
 
 
@@ -176,7 +177,7 @@ def test_a_dead_draft_is_not_asked_again_until_another_comes() -> None:
     assert len(actor.asks) == 1
     assert draft.price(1) is None
     other, _ = drafting()
-    draft.attach(other)
+    draft.attach(CallLine(other))
     assert len(propose(draft, [row], [2])[0]) == 2
     assert other.asks[0].rows[0].start == 0
 
@@ -260,7 +261,7 @@ def test_sending_and_waiting_are_the_hop_but_for_what_the_draft_computed(monkeyp
     monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     tally = Tally()
     made = DraftLink(5.0, tally=tally)
-    made.attach(Actor(lambda ask: Reply(Candidates(ask.round, {}, (), 0.7))))
+    made.attach(CallLine(Actor(lambda ask: Reply(Candidates(ask.round, {}, (), 0.7)))))
     propose(made, [live(1, [1, 2])], [4])
     # 0.4 to ask (the draft was at work already, on the same core) and 0.5 to wait, of which it computed for 0.7.
     assert tally.progress.hop_seconds == pytest.approx(0.2)
@@ -344,7 +345,7 @@ def test_ten_thousand_rounds_with_a_draft_that_does_everything_wrong(overlap: Ov
         if moody.dead or dice.random() < 0.002:
             deaths += 1
             moody = Moody(dice)
-            draft.attach(moody)
+            draft.attach(CallLine(moody))
     assert deaths > 5
     assert len(ended) > 500
     assert target.progress.accepted > 1000

@@ -13,6 +13,8 @@ import psutil
 import pytest
 from command_line import DEADLINE, outrider, start, wait_for_rows
 
+from outrider.workers.shared_line import PIECE_BYTES
+
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "prompts.jsonl"
@@ -34,6 +36,7 @@ def test_the_demo_speculates_and_writes_what_plain_decoding_writes(undisturbed, 
     assert summary["rows"] == summary["done"] == len(EXAMPLES.read_text().splitlines())
     described = json.loads((tmp_path / "job" / "job.json").read_text())
     assert described["summary"]["accepted"] > 0
+    assert [costs["line"] for costs in described["costs"].values()] == ["shared memory"]
     assert (tmp_path / "job" / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
     ids = [json.loads(line)["custom_id"] for line in (tmp_path / "job" / "results.jsonl").read_text().splitlines()]
     given = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
@@ -76,6 +79,20 @@ def check_trace(events: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     assert len(waiting) == len(proposing)
     for wait, work in zip(waiting, proposing, strict=True):
         assert work["ts"] + work["dur"] <= wait["ts"] + wait["dur"]
+
+
+def test_prompts_longer_than_a_piece_of_shared_memory_reach_the_draft(tmp_path):
+    """Opening these rows is one message of several pieces, and the draft's first."""
+    text = " ".join(f"def f{number}(x): return x + {number}" for number in range(220))
+    rows = [{"id": f"row {number}", "prompt": f"{number}: {text}", "max_tokens": 8} for number in range(32)]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, options in (("plain", ["--draft", "none"]), ("assisted", ["--draft-tokens", "3", "--layout", "shared"])):
+        done = outrider("run", "long.jsonl", "-o", name, "--batch", "32", "--max-tokens", "8", *options, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    described = json.loads((tmp_path / "assisted" / "job.json").read_text())
+    assert 2 * described["summary"]["prompt_tokens"] > PIECE_BYTES, "a token takes two bytes at the least"
+    assert described["summary"]["accepted"] > 0
+    assert (tmp_path / "assisted" / "results.jsonl").read_bytes() == (tmp_path / "plain" / "results.jsonl").read_bytes()
 
 
 def test_two_replicas_and_lookup_write_the_same(undisturbed, tmp_path):

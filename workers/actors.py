@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -11,8 +12,13 @@ from typing import Any
 
 import ray
 
+from outrider.workers.errors import first_line
+from outrider.workers.lines import CallLine, Line
 from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, Seat, ServeSpec, Trace, WorkerReport
 from outrider.workers.readback import move_threads, read_back, take_place
+from outrider.workers.shared_line import join_line, open_line, serve
+
+logger = logging.getLogger(__name__)
 
 
 class _Loaded:
@@ -111,7 +117,14 @@ class TargetActor:
         return loaded.report
 
     def attach(self, draft: Any) -> None:
-        self._link.attach(draft)
+        """Take this draft from now on, by shared memory where the two have any in common."""
+        line: Line
+        try:
+            line = open_line(draft)
+        except Exception as error:  # of parts of Ray that may change, and of a draft that may have died since
+            logger.warning("the draft is reached by calls, which are slower than shared memory: %s", first_line(error))
+            line = CallLine(draft)
+        self._link.attach(line)
 
     def arrange(self, name: str | None) -> None:
         self._server.arrange(name)
@@ -155,6 +168,16 @@ class DraftActor:
 
     def propose(self, ask: Ask) -> Candidates:
         return self._server.propose(ask)
+
+    def node(self) -> str:
+        """Which of Ray's nodes this is on."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def connect(self, target: Any, asks: Any, path: str) -> Any:
+        """Take requests through these channels from now on, beside calls of ``propose``."""
+        wire, answers = join_line(target, asks, path)
+        threading.Thread(target=serve, args=(wire, self._server.propose), name="answers", daemon=True).start()
+        return answers
 
     def trace(self, seconds: float) -> Trace:
         return self._server.trace(seconds)

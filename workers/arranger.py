@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from outrider.workers.costs import BUDGET_SECONDS, CostCurve
+from outrider.workers.costs import BUDGET_SECONDS, POINTS, REPEATS, CostCurve
 from outrider.workers.foresight import Foresight
 from outrider.workers.layout_memory import Remembered, recall, remember
 from outrider.workers.messages import Arrangement, LayoutRecord
@@ -29,6 +29,8 @@ WORTH_TRYING = 1.02
 NEAR = (0.87, 1.15)
 # Over so many rounds a draft must have been worth its while, or they are looked at again at once. The pauses double.
 ROUNDS_TO_DOUBT = 64
+# Passes are measured at work over so many tokens a row, since more candidates than this are hardly asked for.
+MOST_FED_A_ROW = 8
 # A glimpse of other cores: passes over so many tokens.
 GLIMPSE_ALONE, GLIMPSE = (1, 8), (1, 8, 32)
 
@@ -39,6 +41,10 @@ class Draft(Protocol):
     @property
     def ready(self) -> bool:
         """Whether there is a draft to try anything with."""
+
+    @property
+    def line(self) -> str | None:
+        """Which kind of line there is to it."""
 
     def settle(self, arrangement: Arrangement) -> None:
         """Move the draft there, now or as soon as it comes up."""
@@ -80,6 +86,7 @@ class Arranger:
         # The curve that the verifier came with was measured where the target was started.
         self._curves = {first.target_cores: verifier.verify_seconds}
         self._at_start = CostCurve(verifier.verify_seconds.points)
+        self._measured_at_work = False
         self._glimpses: dict[tuple[int, ...], CostCurve] = {}
         self._foresight = Foresight()
         self._verifying = self._verifying_at_start = 0.0
@@ -118,6 +125,7 @@ class Arranger:
             "verify_at_start": self._at_start.points,
             "verify": curve.points,
             "draft": self._draft.costs(),
+            "line": self._draft.line,
             "rounds": self._foresight.record(),
         }
 
@@ -127,6 +135,8 @@ class Arranger:
         if done is None:
             return
         self._foresight.observe(self._current.name, done, seconds)
+        if not self._measured_at_work and self._draft.ready:
+            self._measure_at_work()
         if self._holding or self._alone:
             return
         self._rounds += 1
@@ -152,6 +162,28 @@ class Arranger:
         wanted = self._arrangements[self._trial.current]
         if wanted is not self._current:
             self._take(wanted)
+
+    def _measure_at_work(self) -> None:
+        """Passes as they are once everything is up: the first measurement had the draft being loaded on the same cores.
+
+        Left out where it would take too much of the job.
+        """
+        self._measured_at_work = True
+        curve, rows = self._curves[self._current.target_cores], self._verifier.batch
+        sizes = [count for count in sorted(POINTS) if count in curve.points and count <= max(16, MOST_FED_A_ROW * rows)]
+        left = self._verifier.work_left(self._job_rows) * curve(rows) / rows
+        repeats = min(REPEATS, MOST_SHARE * left // sum(map(curve, sizes)))
+        if repeats < 1:
+            return
+        # What was asked for is waited for: the draft would else be at work beside what is measured.
+        self._verifier.arrange(self._current.overlap, self._verifier.draft_tokens)
+        with self._verifier.tally.arranging():
+            curves = [self._measure(sizes) for _ in range(int(repeats))]
+        fresh = CostCurve({count: min(each.points[count] for each in curves) for count in sizes})
+        self._curves[self._current.target_cores] = self._verifier.verify_seconds = fresh
+        if self._current.target_cores == self._first.target_cores:
+            self._at_start = CostCurve(fresh.points)
+            self._verifying = self._verifying_at_start = 0.0
 
     def _open(self) -> None:
         """Begin with the first arrangement alone."""

@@ -6,14 +6,10 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from outrider.workers.costs import Recent
-from outrider.workers.errors import first_line
-from outrider.workers.messages import Advance, Arrangement, Ask, Candidates
+from outrider.workers.lines import DraftFailed, DraftLost, Line, Reply
+from outrider.workers.messages import Advance, Arrangement, Ask
 from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.tally import Tally
 from outrider.workers.verify import Answer, LiveRow
@@ -25,12 +21,12 @@ MOST_ERRORS = 3
 
 @dataclass(slots=True)
 class _Draft:
-    """A draft actor and what it has been told: how many tokens of each row, and which rows it may forget."""
+    """A draft and what it has been told: how many tokens of each row, and which rows it may forget."""
 
-    actor: Any
+    line: Line
     known: dict[int, int] = field(default_factory=dict)
     closed: list[int] = field(default_factory=list)
-    late: list[ray.ObjectRef[Candidates]] = field(default_factory=list)
+    late: list[Reply] = field(default_factory=list)
     errors: int = 0
     lost: bool = False
     settled: bool = False
@@ -51,7 +47,7 @@ class _Asked:
 
     draft: _Draft
     round: int
-    reply: ray.ObjectRef[Candidates]
+    reply: Reply
     rows: tuple[int, ...]
     at: float
     sent: float
@@ -79,9 +75,9 @@ class DraftLink:
         name = "" if self._arrangement is None else self._arrangement.name
         return self._prices.setdefault(name, _Prices())
 
-    def attach(self, actor: Any) -> None:
-        """Take this draft from now on; None for the time without one."""
-        self._draft = None if actor is None else _Draft(actor)
+    def attach(self, line: Line | None) -> None:
+        """Take the draft at the end of this line from now on; None for the time without one."""
+        self._draft = None if line is None else _Draft(line)
 
     @property
     def ready(self) -> bool:
@@ -100,6 +96,12 @@ class DraftLink:
             # Told even where it should not know the row: what it kept of a failed round is not certain.
             draft.known.pop(key, None)
             draft.closed.append(key)
+
+    @property
+    def line(self) -> str | None:
+        """Which kind of line there is to the draft, if there is one."""
+        draft = self._draft
+        return None if draft is None else draft.line.name
 
     def price(self, rows: int, arrangement: str | None = None) -> Price | None:
         draft = self._draft
@@ -123,63 +125,53 @@ class DraftLink:
     def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
         draft = self._draft
         asked = None
-        if draft is not None and not draft.lost and _caught_up(draft):
-            asked = self._ask(draft, rows, request)
+        if draft is not None and not draft.lost:
+            try:
+                if _caught_up(draft):
+                    asked = self._ask(draft, rows, request)
+            except DraftLost as error:
+                self._lose(draft, error)
         if asked is None:
             return lambda: [()] * len(rows)
         return lambda: self._collect(asked)
 
-    def _ask(self, draft: _Draft, rows: Sequence[LiveRow], request: Request) -> _Asked | None:
-        if not draft.settled and not self._settle(draft):
-            return None
+    def _ask(self, draft: _Draft, rows: Sequence[LiveRow], request: Request) -> _Asked:
+        if not draft.settled:
+            self._settle(draft)
         self._round += 1
         closed, draft.closed = tuple(draft.closed), []
         advances = tuple(_advance(draft, live, count) for live, count in zip(rows, request.counts, strict=True))
         ask = Ask(self._round, advances, closed, self._confidence, request.keep, request.go_on)
         at = time.perf_counter()
-        try:
-            reply = draft.actor.propose.remote(ask)
-        except RayError as error:
-            self._lose(draft, error)
-            return None
+        reply = draft.line.ask(ask)
         # On shared cores the draft may begin before the call is back, so what is the hop shows in the end only.
         sent = time.perf_counter() - at
         draft.known.update((live.row.key, len(live.tokens)) for live in rows)
         return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), at, sent)
 
-    def _settle(self, draft: _Draft) -> bool:
+    def _settle(self, draft: _Draft) -> None:
         draft.settled = True
-        if self._arrangement is None:
-            return True
-        run_ahead = self._arrangement.overlap is not Overlap.TURNS
-        try:
-            ray.get(draft.actor.settle.remote(self._arrangement.draft_cores, run_ahead), timeout=self._deadline)
-        except GetTimeoutError:
-            # It will come to it; until then it works as it did.
-            return True
-        except RayError as error:
-            self._lose(draft, error)
-            return False
-        return True
+        if self._arrangement is not None:
+            run_ahead = self._arrangement.overlap is not Overlap.TURNS
+            draft.line.settle(self._arrangement.draft_cores, run_ahead, self._deadline)
 
     def _collect(self, asked: _Asked) -> list[Sequence[int]]:
         draft, nothing = asked.draft, [()] * len(asked.rows)
         waiting = time.perf_counter()
         try:
-            ready, _ = ray.wait([asked.reply], timeout=max(0.0, asked.at + self._deadline - waiting))
-            if not ready:
+            if not asked.reply.ready(max(0.0, asked.at + self._deadline - waiting)):
                 draft.late.append(asked.reply)
                 self._current.hops.observe(len(asked.rows), self._deadline)
                 return list(nothing)
-            candidates: Candidates = ray.get(asked.reply)
-        except RayTaskError as error:
+            candidates = asked.reply.take()
+        except DraftFailed as error:
             # It lives, but its rows may be half done: send them whole next time.
             draft.errors += 1
             draft.known.clear()
             draft.lost = draft.errors >= MOST_ERRORS
-            logger.warning("the draft failed, this round goes on without it: %s", first_line(error))
+            logger.warning("the draft failed, this round goes on without it: %s", error)
             return list(nothing)
-        except RayError as error:
+        except DraftLost as error:
             self._lose(draft, error)
             return list(nothing)
         draft.errors = 0
@@ -198,17 +190,17 @@ class DraftLink:
             return list(nothing)
         return [candidates.tokens.get(key, ()) for key in asked.rows]
 
-    def _lose(self, draft: _Draft, error: RayError) -> None:
+    def _lose(self, draft: _Draft, error: DraftLost) -> None:
         """Gone: decode plainly until the driver attaches another."""
         draft.lost = True
-        logger.warning("the draft is lost, going on without it: %s", first_line(error))
+        logger.warning("the draft is lost, going on without it: %s", error)
 
 
 def _caught_up(draft: _Draft) -> bool:
     """Whether the draft has answered everything it was late with. A late answer is read only to be dropped."""
     if not draft.late:
         return True
-    _, draft.late = ray.wait(draft.late, num_returns=len(draft.late), timeout=0)
+    draft.late = [reply for reply in draft.late if not reply.ready(0.0)]
     if not draft.late:
         # What those answers would have said of forgotten rows is unknown, so every row is sent whole.
         draft.known.clear()

@@ -273,11 +273,11 @@ class Verifier:
         return guess
 
     def _request(self, rows: Sequence[LiveRow]) -> Request:
-        if self.draft_tokens is not None:
-            return Request([self.draft_tokens] * len(rows))
         price = self.proposer.price(len(rows)) if rows else None
         if price is None:
             return Request([0] * len(rows))
+        if self.draft_tokens is not None:
+            return Request([self.draft_tokens] * len(rows))
         chances = [live.acceptance.chance for live in rows]
         request = speculation.best_request(chances, self.verify_seconds, price, self._overlap)
         # A text that the draft has to read first has to pay for that in what is left of the row.

@@ -15,6 +15,8 @@ namespace {
 // Between forward passes the host language does its work: long enough to catch a call that follows at once, no longer.
 constexpr int64_t kIdleSpinMicroseconds = 5;
 
+std::atomic<uint64_t> pools_so_far{0};
+
 int64_t now_nanoseconds() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -32,11 +34,11 @@ long futex(std::atomic<uint32_t> *word, int operation, uint32_t value) {
 }  // namespace
 
 Pool::Pool(int threads, const int32_t *cores, int spin_microseconds)
-    : threads_(threads), spin_(spin_microseconds < 0 ? 50 : spin_microseconds) {
-  for (int thread = 1; thread < threads; ++thread) {
-    const int core = cores ? cores[thread] : -1;
-    workers_.emplace_back([this, thread, core] { work(thread, core); });
-  }
+    : threads_(threads),
+      spin_(spin_microseconds < 0 ? 50 : spin_microseconds),
+      cores_(cores ? std::vector<int32_t>(cores, cores + threads) : std::vector<int32_t>()),
+      number_(++pools_so_far) {
+  for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
 }
 
 Pool::~Pool() {
@@ -45,20 +47,28 @@ Pool::~Pool() {
   for (std::thread &worker : workers_) worker.join();
 }
 
+void Pool::keep_to_core(int thread) const {
+  if (cores_.empty() || cores_[static_cast<size_t>(thread)] < 0) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cores_[static_cast<size_t>(thread)], &set);
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+}
+
 void Pool::run(const std::function<void(int)> &job) {
+  thread_local uint64_t called_before = 0;
+  if (called_before != number_) {
+    keep_to_core(0);
+    called_before = number_;
+  }
   job_ = &job;
   meet(spin_);
   job(0);
   meet(spin_);
 }
 
-void Pool::work(int thread, int core) {
-  if (core >= 0) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(core, &set);
-    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
-  }
+void Pool::work(int thread) {
+  keep_to_core(thread);
   for (;;) {
     meet(kIdleSpinMicroseconds);
     if (stopping_) return;

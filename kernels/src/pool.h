@@ -12,7 +12,8 @@
 namespace outrider {
 
 // A waiting thread spins for a few microseconds and then sleeps in the kernel, so that a second engine on the same cores gets
-// them. The calling thread is thread 0.
+// them. The calling thread is thread 0, and is kept to the first of the cores too: left alone, the kernel wakes it beside
+// another thread of the pool now and then, and all of them wait for these two.
 class Pool {
  public:
   Pool(int threads, const int32_t *cores, int spin_microseconds);
@@ -27,11 +28,15 @@ class Pool {
   void barrier() { meet(spin_); }
 
  private:
-  void work(int thread, int core);
+  void work(int thread);
   void meet(int64_t spin);
+  void keep_to_core(int thread) const;
 
   const int threads_;
   const int64_t spin_;
+  const std::vector<int32_t> cores_;
+  // No two pools of a process have the same, so a thread knows whether it has called this one before.
+  const uint64_t number_;
   const std::function<void(int)> *job_ = nullptr;
   bool stopping_ = false;
   alignas(64) std::atomic<int32_t> arrived_{0};

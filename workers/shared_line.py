@@ -1,0 +1,182 @@
+"""A line between two processes of one host: messages lie in Ray's object store, a socket wakes whoever waits for them.
+
+Ray's calls go through several threads and sockets of both processes, which on cores that are busy takes two milliseconds a
+round. A mutable object of its store is written and read in place, in tens of microseconds. But whoever waits for one spins,
+on the very core that the other is working on; so a byte on a Unix socket says when there is something to read. The socket
+also tells at once when the other process dies.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from outrider.workers.errors import first_line
+from outrider.workers.lines import CallLine, DraftFailed, DraftLost, Reply
+from outrider.workers.messages import Ask, Candidates
+
+# A message is sent in pieces of so many bytes; nearly all have one. The buffer also holds what Ray writes about it.
+PIECE_BYTES = 1 << 17
+BUFFER_BYTES = PIECE_BYTES + 4096
+# So many pieces may lie there unread: one of each of two groups, and one to spare.
+BUFFERS = 3
+# To write a piece where the other has not read earlier ones yet, or to read one that was announced.
+PATIENCE_SECONDS = 10.0
+# For the draft to take up the line.
+OPENING_SECONDS = 10.0
+MORE, LAST = b"+", b"."
+
+
+class LineBroken(Exception):
+    """The other end is gone, or what it announced is not there."""
+
+
+class Wire:
+    """One end of a line. Each end is used by one thread at a time."""
+
+    def __init__(self, bell: socket.socket, outgoing: Any, incoming: Any) -> None:
+        self._bell = bell
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._pieces: list[bytes] = []
+
+    def send(self, message: Any) -> None:
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            for start in range(0, len(data), PIECE_BYTES):
+                self._outgoing.write(data[start : start + PIECE_BYTES], timeout=PATIENCE_SECONDS)
+                self._bell.settimeout(None)
+                self._bell.sendall(LAST if start + PIECE_BYTES >= len(data) else MORE)
+        except (OSError, RayError) as error:
+            raise LineBroken(first_line(error)) from error
+
+    def receive(self, timeout: float | None) -> Any:
+        """The next message; None where none has come whole within so many seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while True:
+                self._bell.settimeout(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                mark = self._bell.recv(1)
+                if not mark:
+                    raise LineBroken("its process is gone")
+                self._pieces.append(self._incoming.read(timeout=PATIENCE_SECONDS))
+                if mark == LAST:
+                    data, self._pieces = b"".join(self._pieces), []
+                    return pickle.loads(data)
+        except (TimeoutError, BlockingIOError):
+            return None
+        except (OSError, RayError) as error:
+            raise LineBroken(first_line(error)) from error
+
+    def close(self) -> None:
+        self._bell.close()
+
+
+class SharedLine:
+    """The target's end."""
+
+    name = "shared memory"
+
+    def __init__(self, wire: Wire, actor: Any) -> None:
+        self._wire = wire
+        self._calls = CallLine(actor)
+        self._owed: deque[_Answer] = deque()
+
+    def ask(self, ask: Ask) -> Reply:
+        try:
+            self._wire.send(ask)
+        except LineBroken as error:
+            raise DraftLost(str(error)) from error
+        answer = _Answer(self)
+        self._owed.append(answer)
+        return answer
+
+    def settle(self, cores: Sequence[int], run_ahead: bool, timeout: float) -> None:
+        self._calls.settle(cores, run_ahead, timeout)
+
+    def receive(self, timeout: float) -> bool:
+        """Hand the next message to the request it answers: the oldest that has none."""
+        try:
+            message = self._wire.receive(timeout)
+        except LineBroken as error:
+            raise DraftLost(str(error)) from error
+        if message is None:
+            return False
+        self._owed.popleft().message = message
+        return True
+
+
+class _Answer:
+    def __init__(self, line: SharedLine) -> None:
+        self._line = line
+        self.message: Candidates | str | None = None
+
+    def ready(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while self.message is None:
+            if not self._line.receive(max(0.0, deadline - time.monotonic())):
+                return False
+        return True
+
+    def take(self) -> Candidates:
+        assert self.message is not None
+        if isinstance(self.message, str):
+            raise DraftFailed(self.message)
+        return self.message
+
+
+def open_line(draft: Any) -> SharedLine:
+    """Called in the target's actor. Raises LineBroken where the two cannot share memory."""
+    # Alpha in Ray: where it is missing or built otherwise, the caller falls back to calls, and says so.
+    from ray.experimental.channel.shared_memory_channel import BufferedSharedMemoryChannel
+
+    context = ray.get_runtime_context()
+    node = ray.get(draft.node.remote(), timeout=OPENING_SECONDS)
+    if node != context.get_node_id():
+        raise LineBroken("the draft is on another node")
+    # Only this user's processes can enter the folder, so nobody else's answer.
+    with tempfile.TemporaryDirectory(prefix="outrider-") as folder, socket.socket(socket.AF_UNIX) as door:
+        path = str(Path(folder) / "bell")
+        door.bind(path)
+        door.listen(1)
+        door.settimeout(OPENING_SECONDS)
+        asks = BufferedSharedMemoryChannel(context.current_actor, [(draft, node)], BUFFERS, BUFFER_BYTES)
+        answers = ray.get(draft.connect.remote(context.current_actor, asks, path), timeout=OPENING_SECONDS)
+        bell, _ = door.accept()
+    return SharedLine(Wire(bell, asks, answers), draft)
+
+
+def join_line(target: Any, asks: Any, path: str) -> tuple[Wire, Any]:
+    """Called in the draft's actor: its end of the line, and the channel for its answers."""
+    from ray.experimental.channel.shared_memory_channel import BufferedSharedMemoryChannel
+
+    context = ray.get_runtime_context()
+    readers = [(target, context.get_node_id())]
+    answers = BufferedSharedMemoryChannel(context.current_actor, readers, BUFFERS, BUFFER_BYTES)
+    bell = socket.socket(socket.AF_UNIX)
+    bell.connect(path)
+    return Wire(bell, answers, asks), answers
+
+
+def serve(wire: Wire, propose: Callable[[Ask], Candidates]) -> None:
+    """Answers until the target is gone."""
+    while True:
+        try:
+            ask = wire.receive(None)
+            try:
+                answer: Candidates | str = propose(ask)
+            except Exception as error:  # the target is told, and goes on without
+                answer = f"{type(error).__name__}: {first_line(error)}"
+            wire.send(answer)
+        except LineBroken:
+            wire.close()
+            return
