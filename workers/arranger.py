@@ -29,8 +29,9 @@ WORTH_TRYING = 1.02
 NEAR = (0.87, 1.15)
 # Over so many rounds a draft must have been worth its while, or they are looked at again at once. The pauses double.
 ROUNDS_TO_DOUBT = 64
-# Passes are measured at work over so many tokens a row, since more candidates than this are hardly asked for, and so often.
-MOST_FED_A_ROW, MOST_AT_WORK = 8, 2
+# Passes are measured at work over so many tokens a row, since more candidates than this are hardly asked for,
+# so often at most, and for no more than this share of the job.
+MOST_FED_A_ROW, MOST_AT_WORK, AT_WORK_SHARE = 8, 2, 0.01
 # A glimpse of other cores: passes over so many tokens.
 GLIMPSE_ALONE, GLIMPSE = (1, 8), (1, 8, 32)
 
@@ -172,7 +173,7 @@ class Arranger:
         curve, rows = self._curves[self._current.target_cores], self._verifier.batch
         sizes = [count for count in sorted(POINTS) if count in curve.points and count <= max(16, MOST_FED_A_ROW * rows)]
         left = self._verifier.work_left(self._job_rows) * curve(rows) / rows
-        repeats = min(MOST_AT_WORK, MOST_SHARE * left // sum(map(curve, sizes)))
+        repeats = min(MOST_AT_WORK, AT_WORK_SHARE * left // sum(map(curve, sizes)))
         if repeats < 1:
             return
         # What was asked for is waited for: the draft would else be at work beside what is measured.
