@@ -38,6 +38,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Draft:
+    line = "none"
+
     def __init__(self) -> None:
         self.ready = True
         self.settled: list[str] = []
@@ -48,8 +50,6 @@ class Draft:
 
     def price(self, rows: int, arrangement: str | None = None) -> Price | None:
         return Price(self.step)
-
-    line = "none"
 
     def costs(self) -> dict[str, Any]:
         return {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from local_draft import LocalDraft
 from native_models import PRECISIONS, TOKENS, logits, open_native, save_tiny
 from safetensors.torch import load_file, save_file
 
+from outrider.kernels.native import Feeding
 from outrider.workers.costs import CostCurve, measure
 from outrider.workers.engine import Feed
 from outrider.workers.engines.native import NativeEngine
@@ -161,6 +164,26 @@ def test_assisted_text_is_plain_text_in_every_family(models: Path, name: str, pr
             assisted, verifier = write(target, LocalDraft(Drafter(draft, (0,))), rows, batch, count)
             assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
             assert verifier.progress.accepted > 0
+
+
+def test_every_thread_of_a_pass_is_kept_to_its_core_and_follows_when_they_move(models: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("one core only")
+    model = open_native(models / "llama", "w4a8").model
+
+    def caller_after(order: Sequence[int]) -> set[int]:
+        """Where a thread may run that has asked for a pass."""
+        model.use_cores(order)
+        row = model.open(Sampling(), 3)
+        model.forward([Feeding(row, TOKENS[:3])])
+        model.close_row(row)
+        return os.sched_getaffinity(0)
+
+    with ThreadPoolExecutor(1) as aside:
+        assert aside.submit(caller_after, cores).result() == {cores[0]}
+        assert aside.submit(caller_after, cores[::-1]).result() == {cores[1]}
+    assert os.sched_getaffinity(0) >= set(cores), "whoever asks for nothing stays where it was"
 
 
 def test_what_is_opened_says_how_it_computes(models: Path) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from queue import Empty, Queue
+from queue import Empty, Full, Queue
 from typing import Any
 
 import pytest
 from fakes import END, FakeEngine, decode, plain
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.exceptions import RayChannelTimeoutError
 
 from outrider.workers import shared_line
 from outrider.workers.costs import CostCurve
 from outrider.workers.draft_link import DraftLink
-from outrider.workers.lines import DraftFailed, DraftLost
+from outrider.workers.lines import CallLine, DraftFailed, DraftLost
 from outrider.workers.messages import Ask, Candidates, Row, RowResult, Sampling
 from outrider.workers.propose import Drafter
 from outrider.workers.shared_line import LAST, MORE, LineBroken, SharedLine, Wire, serve
@@ -27,17 +28,20 @@ from outrider.workers.verify import Verifier
 class Channel:
     """Holds so many pieces, as Ray's do; whoever would wait for longer than the timeout is told."""
 
-    def __init__(self, places: int = shared_line.BUFFERS) -> None:
+    def __init__(self, places: int = shared_line.ANSWERS) -> None:
         self.pieces: Queue[bytes] = Queue(places)
 
     def write(self, piece: bytes, timeout: float) -> None:
-        self.pieces.put(piece, timeout=timeout)
+        try:
+            self.pieces.put(piece, timeout=timeout)
+        except Full:
+            raise RayChannelTimeoutError("nobody reads") from None
 
     def read(self, timeout: float) -> bytes:
         try:
             return self.pieces.get(timeout=timeout)
         except Empty:
-            raise OSError("nothing was written") from None
+            raise RayChannelTimeoutError("nothing was written") from None
 
 
 class Ends:
@@ -59,6 +63,12 @@ def ends() -> Iterator[Ends]:
     made = Ends()
     yield made
     made.close()
+
+
+def line(ends: Ends) -> tuple[SharedLine, list[str]]:
+    """The target's end, and what became of the draft's process."""
+    ended: list[str] = []
+    return SharedLine(ends.target, CallLine(None), lambda: ended.append("hung up")), ended
 
 
 @given(st.lists(st.binary(max_size=200), max_size=8), st.integers(20, 64))
@@ -111,9 +121,35 @@ def test_an_announced_piece_that_is_not_there_breaks_the_line(ends: Ends, monkey
         ends.target.receive(1.0)
 
 
+def test_who_is_never_read_stops_sending(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_line, "PATIENCE_SECONDS", 0.01)
+    for number in range(shared_line.ANSWERS):
+        ends.target.send(number)
+    with pytest.raises(LineBroken, match="nobody reads"):
+        ends.target.send("one too many")
+
+
+def test_what_cannot_be_read_breaks_the_line(ends: Ends) -> None:
+    ends.answers.write(b"no pickle", 0.0)
+    ends.bells[1].sendall(LAST)
+    with pytest.raises(LineBroken):
+        ends.target.receive(1.0)
+
+
+def test_an_answer_that_nobody_asked_for_breaks_the_line(ends: Ends) -> None:
+    made, ended = line(ends)
+    reply = made.ask(Ask(1, ()))
+    for number in (1, 2):
+        ends.draft.send(Candidates(number, {}))
+    assert reply.ready(0.0)
+    with pytest.raises(DraftLost, match="nobody asked"):
+        made.receive(0.0)
+    assert ended == ["hung up"], "so that the driver starts another"
+
+
 def test_requests_are_answered_in_their_order_and_a_late_answer_is_still_its_own(ends: Ends) -> None:
-    line = SharedLine(ends.target, None)
-    first, second = line.ask(Ask(1, ())), line.ask(Ask(2, ()))
+    made, _ = line(ends)
+    first, second = made.ask(Ask(1, ())), made.ask(Ask(2, ()))
     assert not first.ready(0.0)
     for number in (1, 2):
         ends.draft.send(Candidates(number, {}))
@@ -127,14 +163,14 @@ def test_an_error_of_the_draft_is_told_and_the_next_request_is_answered(ends: En
             raise IndexError("nine\nof many lines")
         return Candidates(ask.round, {})
 
-    line = SharedLine(ends.target, None)
+    made, _ = line(ends)
     worker = threading.Thread(target=serve, args=(ends.draft, propose))
     worker.start()
-    failed = line.ask(Ask(1, ()))
+    failed = made.ask(Ask(1, ()))
     assert failed.ready(10.0)
     with pytest.raises(DraftFailed, match=r"IndexError: nine$"):
         failed.take()
-    answered = line.ask(Ask(2, ()))
+    answered = made.ask(Ask(2, ()))
     assert answered.ready(10.0)
     assert answered.take() == Candidates(2, {})
     ends.bells[0].shutdown(socket.SHUT_RDWR)
@@ -143,10 +179,12 @@ def test_an_error_of_the_draft_is_told_and_the_next_request_is_answered(ends: En
 
 
 def test_a_draft_that_dies_between_request_and_answer_is_lost(ends: Ends) -> None:
-    reply = SharedLine(ends.target, None).ask(Ask(1, ()))
+    made, ended = line(ends)
+    reply = made.ask(Ask(1, ()))
     ends.bells[1].close()
     with pytest.raises(DraftLost):
         reply.ready(60.0)
+    assert ended == ["hung up"]
 
 
 def test_rows_are_the_same_whether_the_draft_lives_or_dies_in_between() -> None:
@@ -154,7 +192,7 @@ def test_rows_are_the_same_whether_the_draft_lives_or_dies_in_between() -> None:
         made = Ends()
         drafter: Any = Drafter(FakeEngine(), {END})
         threading.Thread(target=serve, args=(made.draft, drafter.propose), daemon=True).start()
-        link.attach(SharedLine(made.target, None))
+        link.attach(line(made)[0])
         return made
 
     link = DraftLink(deadline=10.0)

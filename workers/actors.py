@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -77,7 +78,9 @@ class TargetActor:
         tally = Tally(Timeline() if serve.trace else None)
         self._metrics = Metrics(serve.replica)
         self._link = DraftLink(serve.draft_deadline, serve.draft_confidence, tally)
-        verify_seconds = measure(model.engine)
+        # The thread that asks for a pass stays on the engine's first core: not this one, which answers calls later.
+        with ThreadPoolExecutor(1) as aside:
+            verify_seconds = aside.submit(measure, model.engine).result()
         proposer: Proposer = self._link
         if serve.lookup:
             proposer = (
@@ -118,13 +121,15 @@ class TargetActor:
 
     def attach(self, draft: Any) -> None:
         """Take this draft from now on, by shared memory where the two have any in common."""
+        self._newest = draft
         line: Line
         try:
             line = open_line(draft)
         except Exception as error:  # of parts of Ray that may change, and of a draft that may have died since
             logger.warning("the draft is reached by calls, which are slower than shared memory: %s", first_line(error))
             line = CallLine(draft)
-        self._link.attach(line)
+        if self._newest is draft:  # and not another that came up while the line to this one was being opened
+            self._link.attach(line)
 
     def arrange(self, name: str | None) -> None:
         self._server.arrange(name)

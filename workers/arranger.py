@@ -120,7 +120,7 @@ class Arranger:
             self._take(wanted)
 
     def costs(self) -> dict[str, Any]:
-        """Passes as measured at the start and as they are now, and what rounds took against what was foreseen."""
+        """Passes as first measured with everything up and as they are now; what rounds took against what was foreseen."""
         curve = self._curves[self._first.target_cores]
         return {
             "verify_at_start": self._at_start.points,
@@ -136,7 +136,8 @@ class Arranger:
         if done is None:
             return
         self._foresight.observe(self._current.name, done, seconds)
-        if not self._measured_at_work and self._draft.ready:
+        # On cores of its own the draft runs ahead meanwhile, and would be at work beside what is measured.
+        if not self._measured_at_work and self._draft.ready and self._current.overlap is Overlap.TURNS:
             self._measure_at_work()
         if self._holding or self._alone:
             return
@@ -173,13 +174,13 @@ class Arranger:
         curve, rows = self._curves[self._current.target_cores], self._verifier.batch
         sizes = [count for count in sorted(POINTS) if count in curve.points and count <= max(16, MOST_FED_A_ROW * rows)]
         left = self._verifier.work_left(self._job_rows) * curve(rows) / rows
-        repeats = min(MOST_AT_WORK, AT_WORK_SHARE * left // sum(map(curve, sizes)))
-        if repeats < 1:
+        repeats = int(min(MOST_AT_WORK, AT_WORK_SHARE * left / sum(map(curve, sizes))))
+        if not repeats:
             return
-        # What was asked for is waited for: the draft would else be at work beside what is measured.
+        # What was asked for is waited for first.
         self._verifier.arrange(self._current.overlap, self._verifier.draft_tokens)
         with self._verifier.tally.arranging():
-            curves = [self._measure(sizes) for _ in range(int(repeats))]
+            curves = [self._measure(sizes) for _ in range(repeats)]
         fresh = CostCurve({count: min(each.points[count] for each in curves) for count in sizes})
         self._curves[self._current.target_cores] = self._verifier.verify_seconds = fresh
         if self._current.target_cores == self._first.target_cores:

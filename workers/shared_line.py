@@ -8,12 +8,14 @@ also tells at once when the other process dies.
 
 from __future__ import annotations
 
+import logging
 import pickle
 import socket
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,15 @@ from outrider.workers.errors import first_line
 from outrider.workers.lines import CallLine, DraftFailed, DraftLost, Reply
 from outrider.workers.messages import Ask, Candidates
 
+logger = logging.getLogger(__name__)
 # A message is sent in pieces of so many bytes; nearly all have one. The buffer also holds what Ray writes about it.
 PIECE_BYTES = 1 << 17
 BUFFER_BYTES = PIECE_BYTES + 4096
-# So many pieces may lie there unread: one of each of two groups, and one to spare.
-BUFFERS = 3
+# So many pieces may lie there unread before the sender waits, and while it waits it spins: of requests one for each of two
+# groups, and room for rows that are sent whole (300,000 tokens); of answers one for each group and one to spare.
+ASKS, ANSWERS = 8, 3
 # To write a piece where the other has not read earlier ones yet, or to read one that was announced.
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 5.0
 # For the draft to take up the line.
 OPENING_SECONDS = 10.0
 MORE, LAST = b"+", b"."
@@ -62,40 +66,52 @@ class Wire:
     def receive(self, timeout: float | None) -> Any:
         """The next message; None where none has come whole within so many seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            while True:
-                self._bell.settimeout(None if deadline is None else max(0.0, deadline - time.monotonic()))
-                mark = self._bell.recv(1)
-                if not mark:
-                    raise LineBroken("its process is gone")
+        while True:
+            mark = self._mark(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if mark is None:
+                return None
+            # A piece that was announced and is not there is never waited for again: what follows would be taken for it.
+            try:
                 self._pieces.append(self._incoming.read(timeout=PATIENCE_SECONDS))
                 if mark == LAST:
                     data, self._pieces = b"".join(self._pieces), []
                     return pickle.loads(data)
+            except Exception as error:  # Ray's and whatever unpickling finds wrong
+                raise LineBroken(first_line(error)) from error
+
+    def _mark(self, timeout: float | None) -> bytes | None:
+        try:
+            self._bell.settimeout(timeout)
+            mark = self._bell.recv(1)
         except (TimeoutError, BlockingIOError):
             return None
-        except (OSError, RayError) as error:
+        except OSError as error:
             raise LineBroken(first_line(error)) from error
+        if not mark:
+            raise LineBroken("its process is gone")
+        return mark
 
     def close(self) -> None:
+        """The other end hears of it at once."""
         self._bell.close()
 
 
 class SharedLine:
-    """The target's end."""
+    """The target's end. ``hang_up`` ends the process of a draft that cannot be reached, so that another is started."""
 
     name = "shared memory"
 
-    def __init__(self, wire: Wire, actor: Any) -> None:
+    def __init__(self, wire: Wire, calls: CallLine, hang_up: Callable[[], None]) -> None:
         self._wire = wire
-        self._calls = CallLine(actor)
+        self._calls = calls
+        self._hang_up = hang_up
         self._owed: deque[_Answer] = deque()
 
     def ask(self, ask: Ask) -> Reply:
         try:
             self._wire.send(ask)
         except LineBroken as error:
-            raise DraftLost(str(error)) from error
+            raise self._lost(error) from error
         answer = _Answer(self)
         self._owed.append(answer)
         return answer
@@ -107,12 +123,20 @@ class SharedLine:
         """Hand the next message to the request it answers: the oldest that has none."""
         try:
             message = self._wire.receive(timeout)
+            if message is None:
+                return False
+            if not self._owed:
+                raise LineBroken("it answered what nobody asked")
         except LineBroken as error:
-            raise DraftLost(str(error)) from error
-        if message is None:
-            return False
+            raise self._lost(error) from error
         self._owed.popleft().message = message
         return True
+
+    def _lost(self, error: LineBroken) -> DraftLost:
+        self._owed.clear()
+        self._wire.close()
+        self._hang_up()
+        return DraftLost(str(error))
 
 
 class _Answer:
@@ -149,10 +173,12 @@ def open_line(draft: Any) -> SharedLine:
         door.bind(path)
         door.listen(1)
         door.settimeout(OPENING_SECONDS)
-        asks = BufferedSharedMemoryChannel(context.current_actor, [(draft, node)], BUFFERS, BUFFER_BYTES)
+        asks = BufferedSharedMemoryChannel(context.current_actor, [(draft, node)], ASKS, BUFFER_BYTES)
         answers = ray.get(draft.connect.remote(context.current_actor, asks, path), timeout=OPENING_SECONDS)
         bell, _ = door.accept()
-    return SharedLine(Wire(bell, asks, answers), draft)
+    # Now, while the draft has only begun: what it owns is gone with it, and Ray ends a process that asks for it then.
+    answers.ensure_registered_as_reader()
+    return SharedLine(Wire(bell, asks, answers), CallLine(draft), partial(ray.kill, draft))
 
 
 def join_line(target: Any, asks: Any, path: str) -> tuple[Wire, Any]:
@@ -161,7 +187,8 @@ def join_line(target: Any, asks: Any, path: str) -> tuple[Wire, Any]:
 
     context = ray.get_runtime_context()
     readers = [(target, context.get_node_id())]
-    answers = BufferedSharedMemoryChannel(context.current_actor, readers, BUFFERS, BUFFER_BYTES)
+    answers = BufferedSharedMemoryChannel(context.current_actor, readers, ANSWERS, BUFFER_BYTES)
+    asks.ensure_registered_as_reader()
     bell = socket.socket(socket.AF_UNIX)
     bell.connect(path)
     return Wire(bell, answers, asks), answers
@@ -169,14 +196,15 @@ def join_line(target: Any, asks: Any, path: str) -> tuple[Wire, Any]:
 
 def serve(wire: Wire, propose: Callable[[Ask], Candidates]) -> None:
     """Answers until the target is gone."""
-    while True:
-        try:
+    try:
+        while True:
             ask = wire.receive(None)
             try:
                 answer: Candidates | str = propose(ask)
             except Exception as error:  # the target is told, and goes on without
                 answer = f"{type(error).__name__}: {first_line(error)}"
             wire.send(answer)
-        except LineBroken:
-            wire.close()
-            return
+    except LineBroken as error:
+        logger.info("no more requests: %s", error)
+    finally:
+        wire.close()
