@@ -166,7 +166,7 @@ def test_assisted_text_is_plain_text_in_every_family(models: Path, name: str, pr
             assert verifier.progress.accepted > 0
 
 
-def test_every_thread_of_a_pass_is_kept_to_its_core_and_follows_when_they_move(models: Path) -> None:
+def test_whoever_asks_for_a_pass_is_kept_to_the_first_core_and_follows_when_that_changes(models: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         pytest.skip("one core only")

@@ -12,8 +12,8 @@
 namespace outrider {
 
 // A waiting thread spins for a few microseconds and then sleeps in the kernel, so that a second engine on the same cores gets
-// them. The calling thread is thread 0, and is kept to the first of the cores too: left alone, the kernel wakes it beside
-// another thread of the pool now and then, and all of them wait for these two.
+// them. The calling thread is thread 0, and is kept to the first of the cores too: left alone, the kernel may
+// wake it beside another thread of the pool, and all of them wait for these two.
 class Pool {
  public:
   Pool(int threads, const int32_t *cores, int spin_microseconds);
