@@ -1,0 +1,131 @@
+"""Passes of several builds of the kernels, in lockstep: which is faster, on a machine whose speed changes by the minute?
+
+    cmake -S . -B build/new -DCMAKE_BUILD_TYPE=Release && cmake --build build/new
+    python benchmarks/builds.py --shape 1b installed build/new/kernels/liboutrider_kernels.so
+
+Every build gets a process of its own, and they take turns of a few passes each, so that all of them meet the same
+minutes. Shown are the medians over the turns, and the median of each turn's ratio to the first build. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from forward import model_directory
+from inflate import SHAPES
+
+from outrider.workers.engine import Feed
+from outrider.workers.messages import ModelSpec, Sampling
+from outrider.workers.models.cards import POCKET, find
+from outrider.workers.models.opening import open_model
+
+INSTALLED = "installed"
+ROW = 0
+# Passes of one turn; of many tokens fewer, since they take long.
+PASSES, PASSES_OF_MANY, MANY = 7, 2, 32
+
+
+def serve(model: str, precision: str, context: int) -> None:
+    """Answers lines of "tokens passes" with the seconds of a pass, the lower third of them."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    engine = open_model(ModelSpec(model, "native", precision, threads=len(cores), cores=cores)).engine
+    engine.open(ROW, Sampling(), context)
+    engine.feed([Feed(ROW, [3 + token % 97 for token in range(context)], 0)])
+    print("ready", flush=True)
+    for line in sys.stdin:
+        tokens, passes = map(int, line.split())
+        times = []
+        for _ in range(passes):
+            started = time.perf_counter()
+            engine.feed([Feed(ROW, [5 + token % 97 for token in range(tokens)], min(tokens, 16))])
+            times.append(time.perf_counter() - started)
+            engine.truncate(ROW, context)
+        print(sorted(times)[len(times) // 3], flush=True)
+
+
+class Build:
+    def __init__(self, name: str, command: list[str]) -> None:
+        self.name = name
+        library = {} if name == INSTALLED else {"OUTRIDER_LIBRARY": str(Path(name).resolve())}
+        environment = {**os.environ, **library}
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        if self._answer() != "ready":
+            raise SystemExit(f"{name}: it did not start; its error stands above")
+
+    def seconds(self, tokens: int) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{tokens} {PASSES if tokens < MANY else PASSES_OF_MANY}\n")
+        return float(self._answer())
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def stop(self) -> None:
+        self._process.communicate()
+
+
+def measure(builds: list[Build], sizes: list[int], turns: int) -> dict[str, dict[int, list[float]]]:
+    found: dict[str, dict[int, list[float]]] = {build.name: {tokens: [] for tokens in sizes} for build in builds}
+    for turn in range(turns + 1):
+        for tokens in sizes:
+            for build in builds if turn % 2 else reversed(builds):
+                seconds = build.seconds(tokens)
+                if turn:  # the first one warms up
+                    found[build.name][tokens].append(seconds)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("libraries", nargs="*", default=[INSTALLED], help=f"built kernels, or '{INSTALLED}'")
+    parser.add_argument("--shape", choices=SHAPES, default="1b")
+    parser.add_argument("--model", help="a model directory instead of the shape's inflated one")
+    parser.add_argument("--precision", default="w4a8")
+    parser.add_argument("--context", type=int, default=200)
+    parser.add_argument("--tokens", default="1,2,3,4,5,6,7,8,12,16,64")
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    for library in asked.libraries:
+        if library != INSTALLED and not Path(library).is_file():
+            parser.error(f"{library}: no such file; give a built library, or '{INSTALLED}'")
+    model = asked.model or str(model_directory(asked.shape, find(POCKET)))
+    if asked.serve:
+        serve(model, asked.precision, asked.context)
+        return
+    command = [sys.executable, __file__, "--serve", "--model", model, "--precision", asked.precision]
+    command += ["--context", str(asked.context)]
+    builds = [Build(name, command) for name in asked.libraries]
+    sizes = [int(tokens) for tokens in asked.tokens.split(",")]
+    found = measure(builds, sizes, asked.turns)
+    for build in builds:
+        build.stop()
+    first = found[builds[0].name]
+    print(f"{'M':>24}" + "".join(f"{tokens:>16}" for tokens in sizes))
+    figures: dict[str, dict[int, tuple[float, float]]] = {}
+    for name, times in found.items():
+        figures[name] = {
+            tokens: (
+                round(statistics.median(times[tokens]) * 1e3, 3),
+                round(
+                    statistics.median(mine / theirs for mine, theirs in zip(times[tokens], first[tokens], strict=True)), 3
+                ),
+            )
+            for tokens in sizes
+        }
+        print(f"{name[-24:]:>24}" + "".join(f"{ms:9.2f} ({ratio:.2f})" for ms, ratio in figures[name].values()))
+    print(json.dumps({"model": model, "precision": asked.precision, "context": asked.context, "ms and ratio": figures}))
+
+
+if __name__ == "__main__":
+    main()
