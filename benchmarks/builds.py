@@ -4,7 +4,7 @@
     python benchmarks/builds.py --shape 1b installed build/new/kernels/liboutrider_kernels.so
 
 Every build gets a process of its own, and they take turns of a few passes each, so that all of them meet the same
-minutes. Shown are the medians over the turns, and the median of each turn's ratio to the first build. The last line is JSON.
+minutes. Shown are medians over the turns, and those of the ratios to the first build. Last comes a line of JSON.
 """
 
 from __future__ import annotations

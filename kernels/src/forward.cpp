@@ -143,8 +143,12 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   input.blocks = (count + row_block - 1) / row_block;
   const float *in = engine.buffer(op.in);
   const int64_t in_stride = engine.stride(op.in);
-  share(count, thread, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; ++t) kernels.prepare(weight, in + t * in_stride, input, static_cast<int>(t));
+  // A block's rows lie interleaved, so threads share its channels: with a row each, they would write into the same lines of the
+  // cache, and of one row all but one thread would wait.
+  const int parts = (weight.columns + piece_channels(weight) - 1) / piece_channels(weight);
+  share(static_cast<int64_t>(input.blocks) * parts, thread, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item)
+      kernels.prepare(weight, in, in_stride, input, static_cast<int>(item / parts), static_cast<int>(item % parts));
   });
   engine.pool->barrier();
   Linear task{};

@@ -44,6 +44,9 @@ struct Input {
   int32_t blocks;
 };
 
+// An input is prepared in pieces: so many channels of a block's rows.
+inline int piece_channels(const outrider_weight &weight) { return weight.group ? weight.group : 128; }
+
 // Rows are spread evenly: block b holds rows first(b) .. first(b + 1).
 inline int block_first(int tokens, int blocks, int block) {
   return static_cast<int>(static_cast<int64_t>(tokens) * block / blocks);
@@ -97,7 +100,7 @@ struct Kernels {
   // Activation rows that `linear` works on at once for a format and a number of tokens.
   int32_t (*row_block)(int format, int tokens);
   // Converts row `row` of the input (columns floats at x) for a matrix of the weight's format.
-  void (*prepare)(const outrider_weight &weight, const float *x, const Input &input, int row);
+  void (*prepare)(const outrider_weight &weight, const float *x, int64_t stride, const Input &input, int block, int piece);
   // Tiles first..last of a matrix product, with bias, activation and residual. `next` is the matrix and the tile that this
   // thread will go on with, or null.
   void (*linear)(const Linear &task, int first_tile, int last_tile, const outrider_weight *next, int next_tile);
