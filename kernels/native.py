@@ -232,12 +232,14 @@ class NativeModel:
     def forward(self, feeds: Sequence[Feeding]) -> list[Answer]:
         """One pass over all feeds together; the answers stand in the same order.
 
-        A draft's step takes 2 ms, so what surrounds the kernels here counts: plain arrays are made in a tenth of NumPy's time.
+        A draft's step takes 2 ms, so what surrounds the kernels here counts: plain arrays are made faster than NumPy's.
         """
         choices, positions = [max(0, feed.choose) for feed in feeds], [max(0, feed.logits) for feed in feeds]
         # A choice takes one place for itself, and one for each of the likeliest.
         places = [count * (1 + max(-1, feed.logprobs)) for count, feed in zip(choices, feeds, strict=True)]
-        columns = zip(*((feed.row, len(feed.tokens), feed.choose, feed.logits, feed.logprobs) for feed in feeds), strict=True)
+        columns = zip(
+            *((feed.row, len(feed.tokens), feed.choose, feed.logits, feed.logprobs) for feed in feeds), strict=True
+        )
         asked = array("i", [number for column in columns for number in column])
         for feed in feeds:
             asked.extend(feed.tokens)

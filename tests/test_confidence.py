@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from fakes import FakeEngine
 
-from outrider.workers.confidence import BOUNDS, MOST_OBSERVATIONS, PRIOR, Confidence
+from outrider.workers.confidence import BOUNDS, MOST_OBSERVATIONS, PRIOR, Confidence, Doubt
 from outrider.workers.engine import Chosen, Feed
 from outrider.workers.messages import Advance, Ask, Sampling
 from outrider.workers.propose import Drafter
@@ -73,3 +73,37 @@ def test_what_the_target_committed_is_learned_up_to_the_first_miss() -> None:
     drafter.propose(Ask(2, (Advance(1, 2, (guess[0], (guess[1] + 1) % 11), 1),)))
     held, tried = before * 8.0, 8.0
     assert drafter.confidence.chance(5.0) == pytest.approx((held + 1) / (tried + 2))
+
+
+def test_a_row_is_doubted_as_much_as_it_misses_oftener_than_foretold() -> None:
+    dice, worse, better, new = random.Random(7), Doubt(), Doubt(), Doubt()
+    for _ in range(400):
+        worse.learn(0.8, dice.random() < 0.6)
+        better.learn(0.8, dice.random() < 0.95)
+    assert new.chance(0.8) == pytest.approx(0.8)
+    assert worse.chance(0.8) == pytest.approx(0.6, abs=0.12)
+    assert better.chance(0.8) == pytest.approx(0.95, abs=0.06)
+    hopeless = Doubt()
+    for _ in range(400):
+        hopeless.learn(0.97, False)
+    assert 0.0 < hopeless.chance(0.5) < hopeless.chance(0.99) <= 1.0
+
+
+def test_a_row_whose_guesses_hold_is_given_more_of_them_than_one_whose_guesses_do_not() -> None:
+    """The same leads in two rows, of which one has always been right so far and the other never."""
+    drafter = Drafter(Sure([0.6] * 200), ())
+    rows: dict[int, list[int]] = {1: [1, 2], 2: [1, 2]}
+    told: dict[int, int] = {1: 0, 2: 0}
+    sent: dict[int, list[int]] = {1: [], 2: []}
+    for turn in range(20):
+        advances = tuple(
+            Advance(key, told[key], tuple(tokens[told[key] :]), 4, None if told[key] else GREEDY, 2)
+            for key, tokens in rows.items()
+        )
+        candidates = drafter.propose(Ask(turn, advances, (), 0.0, 0.2, 0.2)).tokens
+        for key, tokens in rows.items():
+            told[key] = len(tokens)
+            sent[key].append(len(candidates[key]))
+            tokens.extend(candidates[key] if key == 1 else [(candidates[key][0] + 1) % 11 if candidates[key] else 3])
+    assert sent[1][-1] == 4
+    assert sent[2][-1] < 2

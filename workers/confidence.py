@@ -15,6 +15,12 @@ PRIOR = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97)
 PRIOR_WEIGHT = 8.0
 # The counts are halved when they reach this, so that a table follows a job whose text changes.
 MOST_OBSERVATIONS = 2048.0
+# A row is believed to be like all others with the weight of this many misses.
+DOUBT_WEIGHT = 2.0
+# Older guesses of a row count for less.
+DOUBT_MEMORY = 0.97
+# However much a row is doubted.
+LEAST_CHANCE = 0.02
 
 
 class Confidence:
@@ -34,3 +40,21 @@ class Confidence:
         if self._tried[span] >= MOST_OBSERVATIONS:
             self._held[span] /= 2.0
             self._tried[span] /= 2.0
+
+
+class Doubt:
+    """How much oftener a row's guesses miss than their leads foretell.
+
+    The table is of all rows together. In a row that the draft knows well it would end proposals too early, in others late.
+    """
+
+    def __init__(self) -> None:
+        self._missed = self._foretold = DOUBT_WEIGHT
+
+    def chance(self, usual: float) -> float:
+        """Of a guess in this row, where it is ``usual`` among all."""
+        return max(LEAST_CHANCE, 1.0 - (1.0 - usual) * self._missed / self._foretold)
+
+    def learn(self, usual: float, held: bool) -> None:
+        self._missed = DOUBT_WEIGHT + (self._missed - DOUBT_WEIGHT) * DOUBT_MEMORY + (not held)
+        self._foretold = DOUBT_WEIGHT + (self._foretold - DOUBT_WEIGHT) * DOUBT_MEMORY + 1.0 - usual

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from outrider.workers.confidence import Confidence
+from outrider.workers.confidence import Confidence, Doubt
 from outrider.workers.costs import Recent
 from outrider.workers.engine import Chosen, Engine, Feed
 from outrider.workers.messages import Advance, Ask, Candidates, Sampling
@@ -35,6 +35,7 @@ class DraftRow:
     guessed: list[int] = field(default_factory=list)
     leads: list[float] = field(default_factory=list)
     reach: float = 1.0
+    doubt: Doubt = field(default_factory=Doubt)
     cached: int = 0
     limit: int = 0
     end_tokens: Collection[int] = ()
@@ -88,11 +89,13 @@ class Drafter:
             return False
         held = _common_prefix(row.guessed, advance.tokens)
         for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
-            self.confidence.learn(row.leads[index], guess == token)
+            lead = row.leads[index]
+            row.doubt.learn(self.confidence.chance(lead), guess == token)
+            self.confidence.learn(lead, guess == token)
         # What was guessed beyond the committed tokens stays good as long as all of them were guessed right.
         keep_from = held if held == len(advance.tokens) else len(row.guessed)
         del row.guessed[:keep_from], row.leads[:keep_from]
-        row.reach = prod(self.confidence.chance(lead) for lead in row.leads)
+        row.reach = prod(self._chance(row, lead) for lead in row.leads)
         row.committed.extend(advance.tokens)
         keep = min(row.cached, advance.start + held, len(row.committed) - 1) if not row.guessed else row.cached
         if keep < row.cached:
@@ -139,10 +142,14 @@ class Drafter:
             return False
         return not row.guessed or row.guessed[-1] not in row.end_tokens
 
+    def _chance(self, row: DraftRow, lead: float) -> float:
+        """That the target takes a guess of this row with this lead, given that it took those before it."""
+        return row.doubt.chance(self.confidence.chance(lead))
+
     def _worth_sending(self, row: DraftRow, ask: Ask) -> tuple[int, ...]:
         reach = 1.0
         for count, lead in enumerate(row.leads[: row.limit]):
-            chance = self.confidence.chance(lead)
+            chance = self._chance(row, lead)
             reach *= chance
             if chance < ask.confidence or reach < ask.keep:
                 return tuple(row.guessed[:count])
@@ -167,7 +174,7 @@ class Drafter:
             row.cached += len(feed.tokens)
             row.guessed.append(chosen.tokens[0])
             row.leads.append(chosen.margins[0])
-            row.reach *= self.confidence.chance(chosen.margins[0])
+            row.reach *= self._chance(row, chosen.margins[0])
         return True
 
     def _feed(self, feeds: Sequence[Feed]) -> Sequence[Chosen]:
