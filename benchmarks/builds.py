@@ -33,7 +33,7 @@ PASSES, PASSES_OF_MANY, MANY = 7, 2, 32
 
 
 def serve(model: str, precision: str, context: int) -> None:
-    """Answers lines of "tokens passes" with the seconds of a pass, the lower third of them."""
+    """Answers lines of "tokens passes" with the seconds of a pass: a third of them took less."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
     engine = open_model(ModelSpec(model, "native", precision, threads=len(cores), cores=cores)).engine
     engine.open(ROW, Sampling(), context)
@@ -53,8 +53,9 @@ def serve(model: str, precision: str, context: int) -> None:
 class Build:
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
-        library = {} if name == INSTALLED else {"OUTRIDER_LIBRARY": str(Path(name).resolve())}
-        environment = {**os.environ, **library}
+        environment = {key: value for key, value in os.environ.items() if key != "OUTRIDER_LIBRARY"}
+        if name != INSTALLED:
+            environment["OUTRIDER_LIBRARY"] = str(Path(name).resolve())
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -64,7 +65,10 @@ class Build:
     def seconds(self, tokens: int) -> float:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{tokens} {PASSES if tokens < MANY else PASSES_OF_MANY}\n")
-        return float(self._answer())
+        answer = self._answer()
+        if not answer:
+            raise SystemExit(f"{self.name}: it ended in the middle; its error stands above")
+        return float(answer)
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
@@ -74,14 +78,14 @@ class Build:
         self._process.communicate()
 
 
-def measure(builds: list[Build], sizes: list[int], turns: int) -> dict[str, dict[int, list[float]]]:
-    found: dict[str, dict[int, list[float]]] = {build.name: {tokens: [] for tokens in sizes} for build in builds}
+def measure(builds: list[Build], sizes: list[int], turns: int) -> list[dict[int, list[float]]]:
+    found: list[dict[int, list[float]]] = [{tokens: [] for tokens in sizes} for _ in builds]
     for turn in range(turns + 1):
         for tokens in sizes:
-            for build in builds if turn % 2 else reversed(builds):
-                seconds = build.seconds(tokens)
+            for index in range(len(builds)) if turn % 2 else reversed(range(len(builds))):
+                seconds = builds[index].seconds(tokens)
                 if turn:  # the first one warms up
-                    found[build.name][tokens].append(seconds)
+                    found[index][tokens].append(seconds)
     return found
 
 
@@ -110,21 +114,25 @@ def main() -> None:
     found = measure(builds, sizes, asked.turns)
     for build in builds:
         build.stop()
-    first = found[builds[0].name]
-    print(f"{'M':>24}" + "".join(f"{tokens:>16}" for tokens in sizes))
-    figures: dict[str, dict[int, tuple[float, float]]] = {}
-    for name, times in found.items():
-        figures[name] = {
-            tokens: (
-                round(statistics.median(times[tokens]) * 1e3, 3),
-                round(
-                    statistics.median(mine / theirs for mine, theirs in zip(times[tokens], first[tokens], strict=True)), 3
-                ),
-            )
-            for tokens in sizes
-        }
-        print(f"{name[-24:]:>24}" + "".join(f"{ms:9.2f} ({ratio:.2f})" for ms, ratio in figures[name].values()))
-    print(json.dumps({"model": model, "precision": asked.precision, "context": asked.context, "ms and ratio": figures}))
+    print(f"{'M':>8}" + "".join(f"{tokens:>16}" for tokens in sizes))
+    figures = [
+        {tokens: (milliseconds(times[tokens]), ratio(times[tokens], found[0][tokens])) for tokens in sizes}
+        for times in found
+    ]
+    for index, row in enumerate(figures):
+        print(f"{index:>8}" + "".join(f"{ms:9.2f} ({times:.2f})" for ms, times in row.values()))
+    print("\n".join(f"{index:>8} {build.name}" for index, build in enumerate(builds)))
+    told = {"model": model, "precision": asked.precision, "context": asked.context}
+    print(json.dumps({**told, "libraries": asked.libraries, "ms and ratio": figures}))
+
+
+def milliseconds(times: list[float]) -> float:
+    return round(statistics.median(times) * 1e3, 3)
+
+
+def ratio(mine: list[float], theirs: list[float]) -> float:
+    """The median of each turn's ratio."""
+    return round(statistics.median(left / right for left, right in zip(mine, theirs, strict=True)), 3)
 
 
 if __name__ == "__main__":

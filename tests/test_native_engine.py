@@ -166,6 +166,16 @@ def test_assisted_text_is_plain_text_in_every_family(models: Path, name: str, pr
             assert verifier.progress.accepted > 0
 
 
+def test_logprobs_without_a_choice_are_nothing_to_write_and_no_error(models: Path) -> None:
+    model = open_native(models / "llama", "w4a8").model
+    row = model.open(Sampling(), 3)
+    [answer] = model.forward([Feeding(row, TOKENS[:3], choose=0, logprobs=2)])
+    assert (answer.tokens, answer.margins, answer.logprobs) == ([], [], [])
+    [answer] = model.forward([Feeding(row, np.array(TOKENS[3:5]), choose=1, logprobs=2)])
+    assert len(answer.tokens) == len(answer.logprobs) == 1
+    assert answer.logprobs[0][0][0] == answer.tokens[0]
+
+
 def test_whoever_asks_for_a_pass_is_kept_to_the_first_core_and_follows_when_that_changes(models: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:

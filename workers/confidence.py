@@ -19,7 +19,7 @@ MOST_OBSERVATIONS = 2048.0
 DOUBT_WEIGHT = 2.0
 # Older guesses of a row count for less.
 DOUBT_MEMORY = 0.97
-# However much a row is doubted.
+# No row is doubted more than that.
 LEAST_CHANCE = 0.02
 
 
@@ -45,14 +45,14 @@ class Confidence:
 class Doubt:
     """How much oftener a row's guesses miss than their leads foretell.
 
-    The table is of all rows together. In a row that the draft knows well it would end proposals too early, in others late.
+    The table is of all rows together: where the draft knows a row well it would stop too early, elsewhere too late.
     """
 
     def __init__(self) -> None:
         self._missed = self._foretold = DOUBT_WEIGHT
 
     def chance(self, usual: float) -> float:
-        """Of a guess in this row, where it is ``usual`` among all."""
+        """The chance of a guess in this row, where it is ``usual`` in all rows together."""
         return max(LEAST_CHANCE, 1.0 - (1.0 - usual) * self._missed / self._foretold)
 
     def learn(self, usual: float, held: bool) -> None:

@@ -99,7 +99,7 @@ struct Kernels {
   const char *name;
   // Activation rows that `linear` works on at once for a format and a number of tokens.
   int32_t (*row_block)(int format, int tokens);
-  // Converts row `row` of the input (columns floats at x) for a matrix of the weight's format.
+  // Converts a piece of the channels of a block's rows for a matrix of the weight's format. Row t lies at x + t * stride.
   void (*prepare)(const outrider_weight &weight, const float *x, int64_t stride, const Input &input, int block, int piece);
   // Tiles first..last of a matrix product, with bias, activation and residual. `next` is the matrix and the tile that this
   // thread will go on with, or null.
