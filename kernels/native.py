@@ -237,9 +237,10 @@ class NativeModel:
         choices, positions = [max(0, feed.choose) for feed in feeds], [max(0, feed.logits) for feed in feeds]
         # A choice takes one place for itself, and one for each of the likeliest.
         places = [count * (1 + max(-1, feed.logprobs)) for count, feed in zip(choices, feeds, strict=True)]
-        columns = zip(
-            *((feed.row, len(feed.tokens), feed.choose, feed.logits, feed.logprobs) for feed in feeds), strict=True
-        )
+        # An empty array has no address, so nothing is asked for that would go into one.
+        explained = [feed.logprobs if count else -1 for count, feed in zip(places, feeds, strict=True)]
+        columns = [[feed.row for feed in feeds], [len(feed.tokens) for feed in feeds]]
+        columns += [[feed.choose for feed in feeds], [feed.logits for feed in feeds], explained]
         asked = array("i", [number for column in columns for number in column])
         for feed in feeds:
             asked.extend(feed.tokens)
