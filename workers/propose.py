@@ -28,8 +28,8 @@ class DraftRow:
     """``committed`` is what the target has decided, ``guessed`` how the draft goes on from there.
 
     ``leads`` say how clear each guess was, ``doubt`` how far to trust that here, ``reach`` is the chance that all of them
-    hold. The engine's cache holds the
-    first ``cached`` tokens of the two in a row. The last guess has not been fed, so it is never among them.
+    hold. The engine's cache holds the first ``cached`` tokens of the two in a row. The last guess has not been fed, so it
+    is never among them.
     """
 
     committed: list[int] = field(default_factory=list)
