@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import assisted
+import classics
 import door
 import equality
 
@@ -140,3 +141,36 @@ def test_drafts_are_killed_whenever_so_many_more_rows_have_ended(tmp_path: Path)
     drafts.append((9, "ray::DraftActor"))
     killer.watch(process, tmp_path)  # type: ignore[arg-type]
     assert killed == [7, 7, 9]
+
+
+PRINTED = """note: something
+| Example# | Prompt Length (tokens) | New Tokens Generated | Total Time (s) | Prefill Phase (ms) | Time/Token (ms) \
+| Tokens/Sec | Accepted (%) | Tokens/Round | Peak Memory (GB) |
+|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
+| 1 | 14 | 30 | 0.02158 | 1.332 | 0.6982 | 1432.3494 | - | 1.00 | 0.375 |
+| 2 | 12 | 30 | 0.02999 | 1.331 | 0.9883 | 1011.8107 | 100.0 | 1.04 | 0.375 |
+"""
+
+
+def test_every_line_of_the_readme_is_one_whose_models_can_be_laid() -> None:
+    lines = classics.lines_of((Path(__file__).resolve().parents[1] / "README.md").read_text())
+    assert len(lines) == 10
+    assert all(" outrider bench " in f" {line}" for line in lines)
+    assert lines[3].startswith(lines[2]) and lines[3].endswith("--top_p 0.95")
+    systems = [[system.name for system in classics.systems_of(line)] for line in lines]
+    assert systems[0] == ["facebook/opt-6.7b"]
+    assert systems[4] == ["codellama/CodeLlama-7b-hf", "amd/AMD-Llama-135m-code"]
+    assert systems[6] == ["facebook/opt-13b", "facebook/opt-125m"], "the options of numactl are not those of outrider"
+    assert systems[7] == ["facebook/opt-13b", "facebook/opt-350m"]
+
+
+def test_a_printed_table_is_read_and_its_arithmetic_held_to_its_digits() -> None:
+    examples = classics.examples_in(PRINTED)
+    assert [example.tokens for example in examples] == [30, 30]
+    assert "| 2 | 1222.08 (1011.81 to 1432.35) | 1 to 1 | 100.0 | 1.02 |" in classics.median_row("x", examples, 0.5)
+    with pytest.raises(ValueError, match=r"are not 1000 / 0\.6982 ms"):
+        classics.examples_in(PRINTED.replace("1432.3494", "1432.5494"))
+    with pytest.raises(ValueError, match=r"0\.02168 s are not 1\.332 ms"):
+        classics.examples_in(PRINTED.replace("0.02158", "0.02168"))
+    with pytest.raises(ValueError, match="no table with the columns"):
+        classics.examples_in(PRINTED.replace("Tokens/Sec", "Tokens/s"))

@@ -23,8 +23,9 @@ OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli import main; main()"
 COUNTERS = {"tokens": "tokens", "rounds": "rounds", "proposed": "proposed", "accepted": "accepted"}
 OTHERS = (
     *("row_rounds_total", "asked_total", "phase_seconds_total", "accepted_length_total", "rows_total"),
-    *("row_seconds_bucket", "k", "acceptance"),
+    "row_seconds_bucket",
 )
+GAUGES = ("k", "acceptance")
 ROWS = 600
 SAMPLE = re.compile(r"^ray_outrider_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
@@ -77,7 +78,11 @@ def test_prometheus_finds_what_the_readme_lists_and_it_agrees_with_the_summary(w
     seen = [values for values in map(samples, scraped) if values.get("tokens_total")]
     assert len(seen) >= 3, "a job of some seconds is seen several times"
     last = seen[-1]
+    # Ray's agent goes on serving the totals of an actor that is gone, but forgets its gauges two seconds after their last
+    # report; on a busy machine the run takes longer than that to end.
+    gauges = [values for values in seen if GAUGES[0] in values][-1:] or [{}]
     missing = [name for name in (*(f"{name}_total" for name in COUNTERS), *OTHERS) if name not in last]
+    missing += [name for name in GAUGES if name not in gauges[0]]
     assert not missing, f"not served: {missing}; served: {sorted(last)}"
     for name, total in COUNTERS.items():
         values = [each.get(f"{name}_total", 0.0) for each in seen]
@@ -87,7 +92,7 @@ def test_prometheus_finds_what_the_readme_lists_and_it_agrees_with_the_summary(w
     assert last["tokens_total"] / last["row_rounds_total"] == pytest.approx(summary["tokens_per_round"], rel=0.1)
     assert last["accepted_length_total"] <= sum(summary["accepted_lengths"])
     assert 0 < last["rows_total"] <= ROWS
-    assert last["k"] == pytest.approx(summary["mean_k"], rel=0.1)
+    assert gauges[0]["k"] == pytest.approx(summary["mean_k"], rel=0.1)
 
 
 def test_the_trace_keeps_the_rules_of_its_format(watched) -> None:
