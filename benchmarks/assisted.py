@@ -4,8 +4,8 @@
 
 The pair is made once: a target inflated from the bundled one, and a draft of 160 million parameters inflated from the same
 with so much noise that a candidate holds in 0.8 of all cases, given that those before it did (3.95 tokens a round at k=6).
-`--draft-noise 5` is a draft that never hits. Speeds are tokens over the target's seconds with rows, prompts included.
-Last comes one line of JSON.
+`--draft-noise 5` is a draft that never hits. Speeds are tokens over the target's seconds with rows, prompts included; every
+second turn goes the other way round, so that a machine that becomes slower harms both. Last comes one line of JSON.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for turn in range(asked.repeat):
         if not asked.remembered:
             forget_layouts(str(target), str(draft))
-        for name, options, kept in (("plain", ["--draft", "none"], plain), ("assisted", with_draft, assisted)):
+        jobs = [("plain", ["--draft", "none"], plain), ("assisted", with_draft, assisted)]
+        for name, options, kept in jobs if turn % 2 == 0 else reversed(jobs):
             trace = folder / f"{name}-{turn}.trace.json"
             tracing = ["--trace", str(trace)] if asked.after is not None else []
             kept.append(run(rows, folder / f"{name}-{turn}", [*common, *options, *tracing]))

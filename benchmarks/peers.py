@@ -109,7 +109,8 @@ def main() -> None:
     ):
         parser.add_argument(f"--{flag}", type=Path, metavar="VENV", help=f"a virtual environment with {name}")
     parser.add_argument("--precisions", default="bf16,w4a8", help="outrider's, each an entry of its own")
-    parser.add_argument("--draft-tokens", default="3,6", help="candidates a round of the others; outrider chooses its own")
+    parser.add_argument("--draft-tokens", default="3,6", help="candidates a round of the others")
+    parser.add_argument("--own-draft-tokens", default="auto", help="outrider's; auto: it chooses")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), choices=range(1, len(PROMPTS) + 1))
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
@@ -132,6 +133,7 @@ def main() -> None:
         "draft": str(draft.resolve()),
         "threads": arguments.threads,
         "draft_tokens": [int(count) for count in arguments.draft_tokens.split(",")],
+        "own_draft_tokens": None if arguments.own_draft_tokens == "auto" else int(arguments.own_draft_tokens),
         "longest": max(map(len, prompts)) + arguments.new_tokens + 16,
         "work": str(arguments.work.resolve()),
     }

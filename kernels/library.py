@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 LIBRARY_NAME = "liboutrider_kernels.so"
 STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "unsupported", "not finite")
 
@@ -136,6 +136,30 @@ class BatchStructure(Structure):
     )
 
 
+class RunStructure(Structure):
+    _fields_ = (
+        ("feeds", c_int32),
+        ("rows", c_void_p),
+        ("counts", c_void_p),
+        ("tokens", c_void_p),
+        ("most", c_void_p),
+        ("end_counts", c_void_p),
+        ("ends", c_void_p),
+        ("reach", c_void_p),
+        ("doubt", c_void_p),
+        ("bounds", c_void_p),
+        ("usual", c_void_p),
+        ("least_chance", c_double),
+        ("least_reach", c_double),
+        ("spans", c_int32),
+        ("stride", c_int32),
+        ("made", c_void_p),
+        ("chosen", c_void_p),
+        ("margins", c_void_p),
+        ("seconds", c_void_p),
+    )
+
+
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_message": (c_char_p, ()),
     "outrider_isa": (c_char_p, ()),
@@ -155,6 +179,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_row_length": (c_int32, (c_void_p, c_int32)),
     "outrider_cache_use": (None, (c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int32))),
     "outrider_forward": (c_int32, (c_void_p, POINTER(BatchStructure))),
+    "outrider_run_on": (c_int32, (c_void_p, POINTER(RunStructure))),
     "outrider_choose": (
         c_int32,
         (c_void_p, c_int32, POINTER(SamplingStructure), c_void_p, c_int32, c_int32, POINTER(c_int32), c_void_p, c_void_p),

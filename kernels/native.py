@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ctypes import byref, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from math import nan
@@ -18,6 +18,7 @@ from outrider.kernels.library import (
     OpStructure,
     OptionsStructure,
     ProgramStructure,
+    RunStructure,
     SamplingStructure,
     SliceStructure,
     WeightStructure,
@@ -163,6 +164,32 @@ class Answer:
     logprobs: list[list[tuple[int, float]]]
 
 
+@dataclass(frozen=True, slots=True)
+class SelfFeeding:
+    """A row that goes on by itself: fed ``tokens``, then what it chose last, up to ``most`` choices or one of ``ends``."""
+
+    row: int
+    tokens: Sequence[int]
+    most: int
+    ends: Collection[int] = ()
+    reach: float = 1.0
+    doubt: float = 1.0
+
+
+# Tokens, and their leads over the second best.
+Choices = tuple[list[int], list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """How a choice's margin lowers its row's reach (see ``outrider_run``), and the reach below which a row stops."""
+
+    bounds: Sequence[float] = ()
+    usual: Sequence[float] = (1.0,)
+    least_chance: float = 0.0
+    least_reach: float = 0.0
+
+
 class NativeModel:
     """A program over packed weights, and the rows it runs for. For one thread at a time."""
 
@@ -265,6 +292,35 @@ class NativeModel:
                 )
             )
         return answers
+
+    def run_on(self, feeds: Sequence[SelfFeeding], stopping: Stopping) -> tuple[list[Choices], list[float]]:
+        """The choices of each feed, and the seconds of each pass: in pass p are the rows that make more than p choices."""
+        count, stride = len(feeds), max(feed.most for feed in feeds)
+        columns = [[feed.row for feed in feeds], [len(feed.tokens) for feed in feeds], [feed.most for feed in feeds]]
+        columns.append([len(feed.ends) for feed in feeds])
+        asked = array("i", [number for column in columns for number in column])
+        for feed in feeds:
+            asked.extend(feed.tokens)
+        ends_at = len(asked)
+        for feed in feeds:
+            asked.extend(feed.ends)
+        beliefs = array("d", [feed.reach for feed in feeds] + [feed.doubt for feed in feeds])
+        spans_at = len(beliefs)
+        beliefs.extend(stopping.bounds)
+        beliefs.extend(stopping.usual)
+        made, chosen = array("i", bytes(4 * count)), array("i", bytes(4 * count * stride))
+        margins, seconds = array("d", bytes(8 * count * stride)), array("d", bytes(8 * stride))
+        rows, counts, most, end_counts, tokens = (_address(asked, index * count) for index in range(5))
+        ends, reach, doubt = _address(asked, ends_at), _address(beliefs), _address(beliefs, count)
+        bounds, usual = _address(beliefs, spans_at), _address(beliefs, spans_at + len(stopping.bounds))
+        numbers = (stopping.least_chance, stopping.least_reach, len(stopping.usual), stride)
+        outputs = (_address(made), _address(chosen), _address(margins), _address(seconds))
+        run = RunStructure(
+            count, rows, counts, tokens, most, end_counts, ends, reach, doubt, bounds, usual, *numbers, *outputs
+        )
+        check(load().outrider_run_on(self._engine, byref(run)))
+        places = [slice(at * stride, at * stride + choices) for at, choices in enumerate(made)]
+        return [(chosen[place].tolist(), margins[place].tolist()) for place in places], seconds[: max(made)].tolist()
 
     def close(self) -> None:
         """Ends the threads and frees the cache. Safe to call again."""

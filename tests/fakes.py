@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from outrider.workers.costs import CostCurve
-from outrider.workers.engine import Chosen, Feed
+from outrider.workers.engine import Chosen, Feed, Ran, Run, Trust
 from outrider.workers.messages import Row, Sampling
+from outrider.workers.runs import run_in_steps
 from outrider.workers.speculation import Price, Request
 from outrider.workers.verify import Answer, LiveRow
 
@@ -100,6 +101,9 @@ class FakeEngine:
             if feed.logprobs is not None:
                 logprobs.append(likely(cache[:length], token, feed.logprobs))
         return Chosen(chosen, [1.0] * len(chosen), logprobs)
+
+    def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
+        return run_in_steps(self, runs, trust)
 
     def length(self, row: int) -> int:
         return len(self.rows[row])

@@ -80,13 +80,17 @@ def test_a_row_is_doubted_as_much_as_it_misses_oftener_than_foretold() -> None:
     for _ in range(400):
         worse.learn(0.8, dice.random() < 0.6)
         better.learn(0.8, dice.random() < 0.95)
-    assert new.chance(0.8) == pytest.approx(0.8)
-    assert worse.chance(0.8) == pytest.approx(0.6, abs=0.12)
-    assert better.chance(0.8) == pytest.approx(0.95, abs=0.06)
+    lead, confidence = 3.5, Confidence()
+    usual = confidence.chance(lead)
+    assert usual == pytest.approx(PRIOR[8])
+    assert confidence.chance(lead, new.factor) == pytest.approx(usual)
+    assert worse.factor == pytest.approx(2.0, abs=0.6)
+    assert better.factor == pytest.approx(0.25, abs=0.3)
+    assert confidence.chance(lead, better.factor) > usual > confidence.chance(lead, worse.factor)
     hopeless = Doubt()
     for _ in range(400):
         hopeless.learn(0.97, False)
-    assert 0.0 < hopeless.chance(0.5) < hopeless.chance(0.99) <= 1.0
+    assert 0.0 < confidence.chance(0.0, hopeless.factor) < confidence.chance(9.0, hopeless.factor) < confidence.chance(9.0)
 
 
 def test_a_row_whose_guesses_hold_is_given_more_of_them_than_one_whose_guesses_do_not() -> None:

@@ -7,7 +7,7 @@ from fakes import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.workers.costs import FOLLOWING, POINTS, PREFIX, PROBE_ROW, CostCurve, Recent, measure
+from outrider.workers.costs import FOLLOWING, POINTS, PREFIX, PROBE_ROW, CostCurve, Recent, measure, rising
 
 
 def test_it_is_linear_between_points_and_beyond_the_last() -> None:
@@ -63,6 +63,11 @@ def test_measuring_leaves_no_row_behind_and_feeds_every_size() -> None:
     assert sizes == set(POINTS)
     assert {feed.row for each in engine.passes for feed in each} == {PROBE_ROW}
     assert curve(1) > 0
+
+
+def test_a_pass_that_took_longer_than_one_over_more_tokens_was_disturbed() -> None:
+    assert rising({1: 5.0, 8: 3.0, 4: 2.0, 16: 9.0}) == {1: 2.0, 4: 2.0, 8: 3.0, 16: 9.0}
+    assert rising({}) == {}
 
 
 @pytest.mark.parametrize("context", [2, 3, 8, PREFIX, PREFIX + 1, PREFIX + 7, 100])

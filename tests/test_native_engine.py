@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from local_draft import LocalDraft
 from native_models import PRECISIONS, TOKENS, logits, open_native, save_tiny
 from safetensors.torch import load_file, save_file
 
 from outrider.kernels.native import Feeding
 from outrider.workers.costs import CostCurve, measure
-from outrider.workers.engine import Feed
+from outrider.workers.engine import Feed, Ran, Run, Trust
 from outrider.workers.engines.native import NativeEngine
-from outrider.workers.errors import ModelError, UsageError
+from outrider.workers.errors import ModelError, UsageError, WorkerError
 from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
 from outrider.workers.models.opening import native_supports, open_model
 from outrider.workers.propose import Drafter
 from outrider.workers.proposers import LookupProposer, NoProposer
+from outrider.workers.runs import run_in_steps
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import Proposer, Verifier
 
@@ -51,6 +54,59 @@ def test_pieces_and_threads_and_neighbours_change_no_bit(models: Path, name: str
     for pieces in ([1] * len(TOKENS), [7, 1, 3], [16]):
         np.testing.assert_array_equal(logits(engine, pieces=pieces), whole, err_msg=f"in pieces of {pieces}")
     np.testing.assert_array_equal(logits(open_native(models / name, precision, threads=1)), whole, err_msg="one thread")
+
+
+# Leads of the tiny models are of this size.
+BOUNDS, USUAL = (0.05, 0.2, 0.5, 1.0), (0.3, 0.6, 0.8, 0.9, 1.0)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(1, 9), st.integers(1, 12), st.floats(0.2, 1.0), st.floats(0.0, 3.0), st.integers(0, 1)),
+        min_size=1,
+        max_size=4,
+    ),
+    least_reach=st.sampled_from([0.0, 0.1, 0.5]),
+    ends=st.integers(0, 60),
+)
+def test_several_steps_in_one_call_are_those_steps(
+    models: Path, rows: list[tuple[int, int, float, float, int]], least_reach: float, ends: int
+) -> None:
+    """The law of ``Engine.run``: choices, leads, the rows in each pass and what the cache holds are those of steps."""
+    engine = open_native(models / "llama", "w4a8", threads=1)
+    trust = Trust(BOUNDS, USUAL, 0.02, least_reach)
+
+    def after(run_all: Callable[[Sequence[Run]], Ran]) -> tuple[Ran, list[int]]:
+        runs = []
+        for key, (fed, most, reach, doubt, temperature) in enumerate(rows):
+            engine.open(key, Sampling(temperature=float(temperature), seed=key), fed)
+            runs.append(Run(key, TOKENS[key : key + fed], most, range(ends), reach, doubt))
+        ran, lengths = run_all(runs), [engine.length(key) for key in range(len(rows))]
+        for key in range(len(rows)):
+            engine.close(key)
+        return ran, lengths
+
+    (ran, lengths), (singly, wanted) = (
+        after(lambda runs: engine.run(runs, trust)),
+        after(lambda runs: run_in_steps(engine, runs, trust)),
+    )
+    assert ran.chosen == singly.chosen
+    assert [going for going, _ in ran.steps] == [going for going, _ in singly.steps]
+    assert all(seconds > 0.0 for _, seconds in ran.steps)
+    assert lengths == wanted
+
+
+def test_a_run_that_cannot_be_made_is_refused_in_a_sentence(models: Path) -> None:
+    engine = open_native(models / "llama", "w4a8", threads=1)
+    engine.open(1, Sampling(), 1)
+    with pytest.raises(WorkerError, match=r"go on with 1 rows: row \d+: 0 choices wanted, there is room for 1 to 0"):
+        engine.run([Run(1, [3], 0, ())], Trust((), (1.0,), 0.0))
+    with pytest.raises(WorkerError, match="token 70000 is not in the vocabulary"):
+        engine.run([Run(1, [70000], 2, ())], Trust((), (1.0,), 0.0))
+    assert engine.run([Run(1, [3], 2, ())], Trust((), (1.0,), 0.0)).steps[0][0] == 1
+    with pytest.raises(WorkerError, match="would hold"):
+        engine.run([Run(1, [3], engine.context + 5, ())], Trust((), (1.0,), 0.0))
 
 
 def choices(engine: NativeEngine, batches: Sequence[Sequence[Feed]], row: int) -> list[int]:

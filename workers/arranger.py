@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from outrider.workers.costs import BUDGET_SECONDS, POINTS, CostCurve
+from outrider.workers.costs import BUDGET_SECONDS, POINTS, CostCurve, rising
 from outrider.workers.foresight import Foresight
 from outrider.workers.layout_memory import Remembered, recall, remember
 from outrider.workers.messages import Arrangement, LayoutRecord
@@ -29,9 +29,9 @@ WORTH_TRYING = 1.02
 NEAR = (0.87, 1.15)
 # Over so many rounds a draft must have been worth its while, or they are looked at again at once. The pauses double.
 ROUNDS_TO_DOUBT = 64
-# Passes are measured at work over so many tokens a row, since more candidates than this are hardly asked for,
-# so often at most, and for no more than this share of the job.
-MOST_FED_A_ROW, MOST_AT_WORK, AT_WORK_SHARE = 8, 2, 0.01
+# Passes are measured at work over up to so many tokens a row, and over this many at least; more candidates are hardly asked for,
+# and are believed to cost what the last ones did. So often at most, and for no more than this share of the job.
+MOST_FED_A_ROW, LEAST_FED, MOST_AT_WORK, AT_WORK_SHARE = 4, 16, 2, 0.02
 # A glimpse of other cores: passes over so many tokens.
 GLIMPSE_ALONE, GLIMPSE = (1, 8), (1, 8, 32)
 
@@ -166,13 +166,17 @@ class Arranger:
             self._take(wanted)
 
     def _measure_at_work(self) -> None:
-        """Passes as they are once everything is up: the first measurement had the draft being loaded on the same cores.
+        """Passes as they are once everything is up: the first measurement had the draft being loaded on the same cores, and
+        of the points that no round visits it is all that is known.
 
         Left out where it would take too much of the job.
         """
         self._measured_at_work = True
         curve, rows = self._curves[self._current.target_cores], self._verifier.batch
-        sizes = [count for count in sorted(POINTS) if count in curve.points and count <= max(16, MOST_FED_A_ROW * rows)]
+        most = max(LEAST_FED, MOST_FED_A_ROW * rows)
+        sizes = [count for count in sorted(POINTS) if count in curve.points and rows <= count <= most]
+        if not sizes:
+            return
         left = self._verifier.work_left(self._job_rows) * curve(rows) / rows
         repeats = int(min(MOST_AT_WORK, AT_WORK_SHARE * left / sum(map(curve, sizes))))
         if not repeats:
@@ -181,7 +185,7 @@ class Arranger:
         self._verifier.arrange(self._current.overlap, self._verifier.draft_tokens)
         with self._verifier.tally.arranging():
             curves = [self._measure(sizes) for _ in range(repeats)]
-        fresh = CostCurve({count: min(each.points[count] for each in curves) for count in sizes})
+        fresh = CostCurve(rising({count: min(each.points[count] for each in curves) for count in sizes}))
         self._curves[self._current.target_cores] = self._verifier.verify_seconds = fresh
         if self._current.target_cores == self._first.target_cores:
             self._at_start = CostCurve(fresh.points)

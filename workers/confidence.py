@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from outrider.workers.engine import Trust
+
 # A guess falls between two of these leads, in units of the scores' own (nats).
 BOUNDS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 # What is believed of each span before anything is known, with the weight of this many observations.
@@ -24,19 +26,26 @@ LEAST_CHANCE = 0.02
 
 
 class Confidence:
+    """Counts by the lead's span, and what follows from them."""
+
     def __init__(self) -> None:
         self._held = [chance * PRIOR_WEIGHT for chance in PRIOR]
         self._tried = [PRIOR_WEIGHT] * len(PRIOR)
+        self._usual = list(PRIOR)
 
-    def chance(self, lead: float) -> float:
+    def trust(self, least_reach: float = 0.0) -> Trust:
+        """What is believed now, for a run that stops below this reach."""
+        return Trust(BOUNDS, self._usual, LEAST_CHANCE, least_reach)
+
+    def chance(self, lead: float, doubt: float = 1.0) -> float:
         """The chance that the target takes a guess with this lead, given that it took those before it."""
-        span = bisect_right(BOUNDS, lead)
-        return self._held[span] / self._tried[span]
+        return self.trust().chance(lead, doubt)
 
     def learn(self, lead: float, held: bool) -> None:
         span = bisect_right(BOUNDS, lead)
         self._held[span] += held
         self._tried[span] += 1.0
+        self._usual[span] = self._held[span] / self._tried[span]
         if self._tried[span] >= MOST_OBSERVATIONS:
             self._held[span] /= 2.0
             self._tried[span] /= 2.0
@@ -51,9 +60,10 @@ class Doubt:
     def __init__(self) -> None:
         self._missed = self._foretold = DOUBT_WEIGHT
 
-    def chance(self, usual: float) -> float:
-        """The chance of a guess in this row, where it is ``usual`` in all rows together."""
-        return max(LEAST_CHANCE, 1.0 - (1.0 - usual) * self._missed / self._foretold)
+    @property
+    def factor(self) -> float:
+        """How many times as often a guess misses here as in all rows together."""
+        return self._missed / self._foretold
 
     def learn(self, usual: float, held: bool) -> None:
         self._missed = DOUBT_WEIGHT + (self._missed - DOUBT_WEIGHT) * DOUBT_MEMORY + (not held)

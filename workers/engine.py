@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,6 +37,46 @@ class Chosen:
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A row that goes on by itself: it is fed ``tokens``, and then again and again what it chose last.
+
+    It stops after ``most`` choices, after one of ``ends``, or where it is not worth while any more: ``reach`` is the chance
+    that everything chosen before holds, and a choice misses ``doubt`` times as often as is usual.
+    """
+
+    row: int
+    tokens: Sequence[int]
+    most: int
+    ends: Collection[int]
+    reach: float = 1.0
+    doubt: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How much a choice's lead is worth: the ``usual`` chances that it holds, below and between ``bounds``.
+
+    A run stops where its reach is below ``least_reach``; no chance is taken for less than ``least_chance``.
+    """
+
+    bounds: Sequence[float]
+    usual: Sequence[float]
+    least_chance: float
+    least_reach: float = 0.0
+
+    def chance(self, lead: float, doubt: float) -> float:
+        return max(self.least_chance, 1.0 - (1.0 - self.usual[bisect_right(self.bounds, lead)]) * doubt)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The choices of each run, and of each pass how many runs were in it and its seconds."""
+
+    chosen: list[Chosen]
+    steps: list[tuple[int, float]]
+
+
 class Engine(Protocol):
     """One loaded model. Rows are named by the caller; each has a cache as long as the tokens fed and not truncated."""
 
@@ -63,6 +104,9 @@ class Engine(Protocol):
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
         """One forward pass over all feeds together; the answers stand in the same order."""
+
+    def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
+        """As many passes as the runs want, those together that go on; the answers stand in the same order."""
 
     def length(self, row: int) -> int:
         """How many tokens the row's cache holds."""

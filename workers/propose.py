@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from outrider.workers.confidence import Confidence, Doubt
 from outrider.workers.costs import Recent
-from outrider.workers.engine import Chosen, Engine, Feed
+from outrider.workers.engine import Engine, Feed, Run
 from outrider.workers.messages import Advance, Ask, Candidates, Sampling
 from outrider.workers.prefixes import Prefixes
 
@@ -65,8 +65,8 @@ class Drafter:
             self._close(key)
         self._asked = [advance.key for advance in ask.rows if self._advance(advance)]
         forgotten = tuple(advance.key for advance in ask.rows if advance.key not in self._rows)
-        while self._step([key for key in self._asked if self._wants_more(key, self._rows[key].limit, ask.go_on)]):
-            pass
+        rows = {key: self._rows[key] for key in self._asked}
+        self._go_on({key: self._wanted(row, row.limit, ask.go_on) for key, row in rows.items()}, ask.go_on)
         tokens = {key: self._worth_sending(self._rows[key], ask) for key in self._asked}
         seconds = time.perf_counter() - started
         return Candidates(ask.round, tokens, forgotten, seconds, self._steps(len(self._asked)), self._reading(1))
@@ -77,7 +77,8 @@ class Drafter:
         A second set of candidates and the target's own token between the two sets are as far as it pays to go. False
         where there is nothing to do.
         """
-        return self._step([key for key in self._asked if self._wants_more(key, 2 * self._rows[key].limit + 1, LEAST_REACH)])
+        rows = {key: self._rows[key] for key in self._asked}
+        return self._go_on({key: min(1, self._wanted(row, 2 * row.limit + 1, LEAST_REACH)) for key, row in rows.items()})
 
     def _advance(self, advance: Advance) -> bool:
         """Take in what the target has committed. False where this row's history here is not the target's."""
@@ -135,17 +136,15 @@ class Drafter:
             return 0  # the target's vocabulary is the larger one, and this row uses it
         return max(0, min(limit, self.engine.context - len(row.committed)))
 
-    def _wants_more(self, key: int, count: int, least_reach: float) -> bool:
-        row = self._rows[key]
-        if row.limit == 0 or len(row.guessed) >= min(count, self.engine.context - len(row.committed)):
-            return False
-        if row.reach < least_reach:
-            return False
-        return not row.guessed or row.guessed[-1] not in row.end_tokens
+    def _wanted(self, row: DraftRow, count: int, least_reach: float) -> int:
+        """How many more guesses there should be, so that there are ``count`` of them; none where they are of no use."""
+        if row.limit == 0 or row.reach < least_reach or (row.guessed and row.guessed[-1] in row.end_tokens):
+            return 0
+        return max(0, min(count, self.engine.context - len(row.committed)) - len(row.guessed))
 
     def _chance(self, row: DraftRow, lead: float) -> float:
         """That the target takes a guess of this row with this lead, given that it took those before it."""
-        return row.doubt.chance(self.confidence.chance(lead))
+        return self.confidence.chance(lead, row.doubt.factor)
 
     def _worth_sending(self, row: DraftRow, ask: Ask) -> tuple[int, ...]:
         reach = 1.0
@@ -156,39 +155,45 @@ class Drafter:
                 return tuple(row.guessed[:count])
         return tuple(row.guessed[: row.limit])
 
-    def _step(self, keys: Sequence[int]) -> bool:
-        """One more guess for each of these rows, all together."""
-        feeds = []
-        for key in keys:
+    def _go_on(self, wanted: Mapping[int, int], least_reach: float = 0.0) -> bool:
+        """So many more guesses for each of these rows, all together; fewer where they become too unlikely."""
+        runs = []
+        for key, count in wanted.items():
+            if count == 0:
+                continue
             row = self._rows[key]
             new = row.uncached()
             while len(new) > PREFILL_TOKENS:
                 self._feed([Feed(key, new[:PREFILL_TOKENS], 0)])
                 row.cached += PREFILL_TOKENS
                 del new[:PREFILL_TOKENS]
-            feeds.append(Feed(key, new, 1))
-        if not feeds:
+            runs.append(Run(key, new, count, row.end_tokens, row.reach, row.doubt.factor))
+        if not runs:
             return False
-        answers = self._feed(feeds)
-        for feed, chosen in zip(feeds, answers, strict=True):
-            row = self._rows[feed.row]
-            row.cached += len(feed.tokens)
-            row.guessed.append(chosen.tokens[0])
-            row.leads.append(chosen.margins[0])
-            row.reach *= self._chance(row, chosen.margins[0])
+        ran = self.engine.run(runs, self.confidence.trust(least_reach))
+        for run, chosen in zip(runs, ran.chosen, strict=True):
+            row = self._rows[run.row]
+            # The last choice has not been fed.
+            row.cached += len(run.tokens) + len(chosen.tokens) - 1
+            row.guessed.extend(chosen.tokens)
+            row.leads.extend(chosen.margins)
+            row.reach *= prod(self._chance(row, lead) for lead in chosen.margins)
+        self._observe([len(run.tokens) for run in runs], ran.steps[0][1])
+        for rows, seconds in ran.steps[1:]:
+            self._observe([1] * rows, seconds)
         return True
 
-    def _feed(self, feeds: Sequence[Feed]) -> Sequence[Chosen]:
-        """Feed the model, and learn what it costs."""
+    def _feed(self, feeds: Sequence[Feed]) -> None:
         started = time.perf_counter()
-        answers = self.engine.feed(feeds)
-        seconds = time.perf_counter() - started
-        fed = sum(len(feed.tokens) for feed in feeds)
-        if all(len(feed.tokens) <= MOST_FED for feed in feeds):
-            self._steps.observe(len(feeds), seconds)
-        elif fed > MUCH_FED:
-            self._reading.observe(1, seconds / fed)
-        return answers
+        self.engine.feed(feeds)
+        self._observe([len(feed.tokens) for feed in feeds], time.perf_counter() - started)
+
+    def _observe(self, fed: Sequence[int], seconds: float) -> None:
+        """Learn what a pass costs that fed so many tokens to each of its rows."""
+        if max(fed) <= MOST_FED:
+            self._steps.observe(len(fed), seconds)
+        elif sum(fed) > MUCH_FED:
+            self._reading.observe(1, seconds / sum(fed))
 
     def _close(self, key: int) -> None:
         if self._rows.pop(key, None) is not None:

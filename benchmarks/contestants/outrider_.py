@@ -26,7 +26,7 @@ class Outrider:
         sizes = Sizes(read_card(setup.target).weight_bytes, read_card(setup.draft).weight_bytes)
         made = plan([machine], sizes, Wishes(replicas=1, layout="shared"))
         models = [ModelSpec(path, "native", setup.precision) for path in (setup.target, setup.draft)]
-        blueprint = Blueprint(models[0], models[1], ServeSpec(batch=1, draft_tokens=None), movable=True)
+        blueprint = Blueprint(models[0], models[1], ServeSpec(batch=1, draft_tokens=setup.own_draft_tokens), movable=True)
         [replica] = blueprint.replicas(made, probed_here())
         assert replica.draft is not None
         replica = replace(replica, target=_unleased(replica.target), draft=_unleased(replica.draft))
@@ -40,8 +40,8 @@ class Outrider:
         for _ in range(MOST_WARM_UPS):
             if self._pair.layout is not None or not self._pair.chooses_layout:
                 break
-            self.generate("auto", [1, 2, 3], WARM_UP_TOKENS)
-        self.modes = ["plain", "auto"]
+            self.generate("warming up", [1, 2, 3], WARM_UP_TOKENS)
+        self.modes = ["plain", "auto" if setup.own_draft_tokens is None else f"k={setup.own_draft_tokens}"]
         self.about = "; ".join(note for report in self._pair.reports.values() for note in report.notes)
         if self._pair.layout is not None:
             self.about += f"; {self._pair.layout.sentence}"

@@ -17,13 +17,15 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Setup:
-    """``draft_tokens`` are numbers of candidates a round, each an assisted mode; ``work`` keeps conversions."""
+    """``draft_tokens`` are numbers of candidates a round, each an assisted mode; outrider has one mode, with its own number
+    (None: as many as pay). ``work`` keeps conversions."""
 
     target: str
     draft: str
     threads: int
     precision: str
     draft_tokens: list[int]
+    own_draft_tokens: int | None
     longest: int
     work: str
 

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 3
+#define OUTRIDER_ABI 4
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -168,6 +168,31 @@ typedef struct outrider_batch {
   double *logprob_values;  /* out, likewise: log-probabilities by the raw logits */
 } outrider_batch;
 
+/* Rows that go on by themselves: feed i appends counts[i] tokens to row rows[i], then again and again what the row chose last. It
+ * stops after most[i] choices, after one that is among its ends, or when its reach falls below least_reach. Each choice multiplies
+ * reach by max(least_chance, 1 - (1 - usual[span]) * doubt[i]), where span is the number of bounds that its margin reaches. */
+typedef struct outrider_run {
+  int32_t feeds;
+  const int32_t *rows;       /* [feeds] */
+  const int32_t *counts;     /* [feeds] at least 1 */
+  const int32_t *tokens;     /* [sum of counts] */
+  const int32_t *most;       /* [feeds] 1 to stride */
+  const int32_t *end_counts; /* [feeds] */
+  const int32_t *ends;       /* [sum of end_counts] */
+  const double *reach;       /* [feeds] before the first choice */
+  const double *doubt;       /* [feeds] */
+  const double *bounds;      /* [spans - 1] rising */
+  const double *usual;       /* [spans] */
+  double least_chance;
+  double least_reach;
+  int32_t spans;
+  int32_t stride;
+  int32_t *made;             /* out [feeds] how many choices there are */
+  int32_t *chosen;           /* out [feeds, stride] */
+  double *margins;           /* out [feeds, stride] */
+  double *seconds;           /* out [stride] of each pass; the rows in pass p are those with more than p choices */
+} outrider_run;
+
 typedef struct outrider_engine outrider_engine;
 
 OUTRIDER_API int32_t outrider_abi_version(void);
@@ -219,6 +244,8 @@ OUTRIDER_API void outrider_cache_use(const outrider_engine *engine, int64_t *byt
 
 /* One forward pass. On any status but OUTRIDER_OK and OUTRIDER_NOT_FINITE nothing has been fed. */
 OUTRIDER_API int32_t outrider_forward(outrider_engine *engine, const outrider_batch *batch);
+/* As many passes as the rows want. On any status but OUTRIDER_OK some passes may have been made; the rows' lengths say. */
+OUTRIDER_API int32_t outrider_run_on(outrider_engine *engine, const outrider_run *run);
 
 /* The sampler alone, for tests: chooses after `history` (its first `prompt` tokens are the prompt; its length is the
  * position). scores: out [vocabulary], the scores before the noise, or NULL. */

@@ -102,6 +102,10 @@ int32_t outrider_forward(outrider_engine *engine, const outrider_batch *batch) {
   return guarded([&] { return engine->engine->forward(*batch); });
 }
 
+int32_t outrider_run_on(outrider_engine *engine, const outrider_run *run) {
+  return guarded([&] { return engine->engine->run_on(*run); });
+}
+
 int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_sampling *sampling, const int32_t *history,
                         int32_t length, int32_t prompt, int32_t *chosen, double *margin, double *scores) {
   return guarded([&]() -> int32_t {

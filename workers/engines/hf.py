@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from outrider.workers.engine import Chosen, Feed
+from outrider.workers.engine import Chosen, Feed, Ran, Run, Trust
 from outrider.workers.messages import Sampling
+from outrider.workers.runs import run_in_steps
 from outrider.workers.sampling import choose, log_probabilities
 
 ATTENTION_NAME = "outrider_ragged"
@@ -166,6 +167,9 @@ class HfEngine:
         other = self._rows[source]
         layers = {index: layer.copy(length) for index, layer in other.layers.items()}
         self._rows[row] = RowState(sampling, prompt_length, other.tokens[:length], layers)
+
+    def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
+        return run_in_steps(self, runs, trust)
 
     def length(self, row: int) -> int:
         return len(self._rows[row].tokens)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from outrider.workers.engine import Chosen, Feed
+from outrider.workers.engine import Chosen, Feed, Ran, Run, Trust
 from outrider.workers.engines.hf import RowState, choose_last
 from outrider.workers.messages import Sampling
+from outrider.workers.runs import run_in_steps
 
 
 class HfRowEngine:
@@ -32,6 +33,9 @@ class HfRowEngine:
     def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
         self.open(row, sampling, prompt_length)
         self.feed([Feed(row, self._rows[source].tokens[:length], 0)])
+
+    def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
+        return run_in_steps(self, runs, trust)
 
     def length(self, row: int) -> int:
         return len(self._rows[row].tokens)

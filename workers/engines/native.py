@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.kernels.library import KernelError
-from outrider.kernels.native import Feeding, NativeModel
-from outrider.workers.engine import Chosen, Feed
+from outrider.kernels.native import Feeding, NativeModel, SelfFeeding, Stopping
+from outrider.workers.engine import Chosen, Feed, Ran, Run, Trust
 from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Sampling
 
@@ -52,6 +52,16 @@ class NativeEngine:
         except KernelError as error:
             raise WorkerError(f"the native engine could not run a pass over {len(feeds)} rows: {error}") from error
         return [Chosen(answer.tokens, answer.margins, answer.logprobs) for answer in answers]
+
+    def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
+        feeds = [SelfFeeding(self._rows[run.row], run.tokens, run.most, run.ends, run.reach, run.doubt) for run in runs]
+        stopping = Stopping(trust.bounds, trust.usual, trust.least_chance, trust.least_reach)
+        try:
+            choices, seconds = self.model.run_on(feeds, stopping)
+        except KernelError as error:
+            raise WorkerError(f"the native engine could not go on with {len(runs)} rows: {error}") from error
+        going = [sum(len(tokens) > step for tokens, _ in choices) for step in range(len(seconds))]
+        return Ran([Chosen(tokens, leads) for tokens, leads in choices], list(zip(going, seconds, strict=True)))
 
     def _feeding(self, feed: Feed) -> Feeding:
         logprobs = -1 if feed.logprobs is None else feed.logprobs

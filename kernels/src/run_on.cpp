@@ -1,0 +1,82 @@
+// Rows that go on by themselves, several passes in one call: between the steps of a small model nothing else should cost time.
+#include <algorithm>
+#include <chrono>
+
+#include "engine.h"
+#include "message.h"
+
+namespace outrider {
+
+namespace {
+
+// A row of the run that has not stopped.
+struct Going {
+  int32_t feed;
+  double reach;
+  const int32_t *ends;
+  int32_t end_count;
+};
+
+bool goes_on(const outrider_run &run, Going *row) {
+  const int32_t made = run.made[row->feed];
+  const int64_t last = static_cast<int64_t>(row->feed) * run.stride + made - 1;
+  const int64_t span = std::upper_bound(run.bounds, run.bounds + run.spans - 1, run.margins[last]) - run.bounds;
+  row->reach *= std::max(run.least_chance, 1.0 - (1.0 - run.usual[span]) * run.doubt[row->feed]);
+  const int32_t *ends_end = row->ends + row->end_count;
+  return made < run.most[row->feed] && row->reach >= run.least_reach && std::find(row->ends, ends_end, run.chosen[last]) == ends_end;
+}
+
+int32_t check_run(const outrider_run &run) {
+  if (run.spans < 1) return fail(OUTRIDER_INVALID, "%d spans of margins", run.spans);
+  for (int i = 0; i < run.feeds; ++i)
+    if (run.most[i] < 1 || run.most[i] > run.stride)
+      return fail(OUTRIDER_INVALID, "row %d: %d choices wanted, there is room for 1 to %d", run.rows[i], run.most[i], run.stride);
+  return OUTRIDER_OK;
+}
+
+}  // namespace
+
+int32_t Engine::run_on(const outrider_run &run) {
+  int32_t status = check_run(run);
+  std::vector<Going> going;
+  const int32_t *ends = run.ends;
+  for (int i = 0; i < run.feeds && status == OUTRIDER_OK; ends += run.end_counts[i], ++i) {
+    run.made[i] = 0;
+    going.push_back({i, run.reach[i], ends, run.end_counts[i]});
+  }
+  std::vector<int32_t> fed_rows(run.rows, run.rows + run.feeds), counts(run.counts, run.counts + run.feeds);
+  std::vector<int32_t> next, choose(static_cast<size_t>(run.feeds), 1), chosen(static_cast<size_t>(run.feeds));
+  std::vector<double> margins(static_cast<size_t>(run.feeds));
+  outrider_batch batch{};
+  batch.tokens = run.tokens;
+  for (int pass = 0; status == OUTRIDER_OK && !going.empty(); ++pass) {
+    batch.feeds = static_cast<int32_t>(going.size());
+    batch.rows = fed_rows.data();
+    batch.counts = counts.data();
+    batch.choose = choose.data();
+    batch.chosen = chosen.data();
+    batch.margins = margins.data();
+    const auto started = std::chrono::steady_clock::now();
+    status = forward(batch);
+    run.seconds[pass] = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    if (status != OUTRIDER_OK) break;
+    for (size_t i = 0; i < going.size(); ++i) {
+      const int32_t feed = going[i].feed;
+      const int64_t at = static_cast<int64_t>(feed) * run.stride + run.made[feed]++;
+      run.chosen[at] = chosen[i];
+      run.margins[at] = margins[i];
+    }
+    going.erase(std::remove_if(going.begin(), going.end(), [&](Going &row) { return !goes_on(run, &row); }), going.end());
+    fed_rows.clear();
+    next.clear();
+    for (const Going &row : going) {
+      fed_rows.push_back(run.rows[row.feed]);
+      next.push_back(run.chosen[static_cast<int64_t>(row.feed) * run.stride + run.made[row.feed] - 1]);
+    }
+    counts.assign(going.size(), 1);
+    batch.tokens = next.data();
+  }
+  return status;
+}
+
+}  // namespace outrider
