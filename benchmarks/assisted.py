@@ -15,7 +15,8 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -74,24 +75,42 @@ def share_outside(ran: Ran) -> float:
     return float((time["hop"] + time["other"]) / (1.0 - time["idle"]))
 
 
-def rates_after(trace: Path, tokens: int, skipped: int) -> list[float]:
-    """Tokens a second of each row of ``tokens`` tokens after its first ``skipped``, from a trace of one row at a time."""
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A row behind its first tokens: how many it wrote there, in what time, and what of that the target's passes took."""
+
+    tokens: int
+    seconds: float
+    passes: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def beside_ms(self) -> float:
+        """Milliseconds a token in no pass of the target: what a draft that never hits costs, as exactly as can be seen."""
+        return (self.seconds - self.passes) / self.tokens * 1e3
+
+
+def stretches_after(trace: Path, tokens: int, skipped: int) -> list[Stretch]:
+    """Each row of ``tokens`` tokens after its first ``skipped``, from a trace of one row at a time."""
     events = json.loads(trace.read_text())["traceEvents"]
-    commits = sorted((event["ts"] + event["dur"], event["args"].get("tokens committed", 0)) for event in _commits(events))
-    rates, written, since = [], 0, None
-    for moment, gained in commits:
-        written += gained
+    slices = [event for event in events if event.get("ph") == "X" and event["name"] in ("commit", "verify")]
+    found, written, passes, since = [], 0, 0.0, None
+    for event in sorted(slices, key=lambda event: event["ts"] + event["dur"]):
+        if event["name"] == "verify":
+            passes += event["dur"] / 1e6
+            continue
+        moment = (event["ts"] + event["dur"]) / 1e6
+        written += event["args"].get("tokens committed", 0)
         if since is None and written >= skipped:
-            since = (moment, written)
+            since = (moment, written, passes)
         if written >= tokens:
             assert since is not None
-            rates.append((written - since[1]) / (moment - since[0]) * 1e6)
+            found.append(Stretch(written - since[1], moment - since[0], passes - since[2]))
             written, since = 0, None
-    return rates
-
-
-def _commits(events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return (event for event in events if event.get("ph") == "X" and event["name"] == "commit")
+    return found
 
 
 def decoding(ran: Ran) -> float:
@@ -205,7 +224,9 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if asked.remembered:
         forget_layouts(str(target), str(draft))
         run(rows, folder / "found-out", [*common, *with_draft])
-    plain, assisted, rates = [], [], {"plain": [], "assisted": []}
+    plain: list[Ran] = []
+    assisted: list[Ran] = []
+    stretches: dict[str, list[list[Stretch]]] = {"plain": [], "assisted": []}
     for turn in range(asked.repeat):
         if not asked.remembered:
             forget_layouts(str(target), str(draft))
@@ -216,16 +237,29 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
             kept.append(run(rows, folder / f"{name}-{turn}", [*common, *options, *tracing]))
             print(f"{name}: {speed(kept[-1]):.1f} tokens/s", file=sys.stderr, flush=True)
             if asked.after is not None:
-                rates[name] += rates_after(trace, asked.tokens, asked.after)
+                stretches[name].append(stretches_after(trace, asked.tokens, asked.after))
     found = figures(plain, assisted)
     candidates = None if asked.draft_tokens == "auto" else int(asked.draft_tokens)
     promised = promise(plain[-1], assisted[-1], asked.batch, candidates, CHANCE if asked.draft_noise is None else None)
     found["times by the cost curves"] = None if promised is None else round(promised, 3)
     if asked.after is not None:
-        base, with_them = (statistics.median(rates[name]) for name in ("plain", "assisted"))
-        found |= {f"plain tokens/s after {asked.after}": round(base, 2), "assisted": round(with_them, 2)}
-        found["times after them"] = round(with_them / base, 3)
+        found |= after(stretches["plain"], stretches["assisted"], asked.after)
     return found
+
+
+def after(plain: Sequence[Sequence[Stretch]], assisted: Sequence[Sequence[Stretch]], skipped: int) -> dict[str, Any]:
+    """What a draft costs or brings behind a row's first tokens, turn by turn: a machine's own pace changes in minutes."""
+    rates = [[statistics.median(each.rate for each in job) for job in jobs] for jobs in (plain, assisted)]
+    beside = [statistics.median(each.beside_ms for job in jobs for each in job) for jobs in (plain, assisted)]
+    token_ms = statistics.median(1e3 / each.rate for job in plain for each in job)
+    times = [right / left for left, right in zip(*rates, strict=True)]
+    return {
+        f"tokens/s after {skipped}": [round(statistics.median(each), 2) for each in rates],
+        "times after them": round(statistics.median(times), 3),
+        "of each turn": [round(each, 3) for each in times],
+        "ms a token in no pass": [round(each, 3) for each in beside],
+        "which costs": round((beside[1] - beside[0]) / token_ms, 4),
+    }
 
 
 def forget_layouts(target: str, draft: str) -> None:

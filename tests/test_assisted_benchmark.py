@@ -72,16 +72,29 @@ def test_speed_counts_the_time_with_rows_only(tmp_path: Path) -> None:
 
 
 def test_the_speed_after_the_first_tokens_of_each_row(tmp_path: Path) -> None:
-    """Rows of six tokens: two slow ones, then four at two tokens a second."""
+    """Rows of six tokens: two slow ones, then two rounds of two tokens. A second of each round is no pass."""
     moments = [(10.0, 1), (20.0, 1), (21.0, 2), (22.0, 2)] * 2
     clock, events = 0.0, []
     for step, tokens in moments:
+        events.append({"ph": "X", "name": "verify", "ts": clock, "dur": (step - 1) * 1e6, "args": {"tokens fed": 9}})
         clock += step * 1e6
         events.append({"ph": "X", "name": "commit", "ts": clock - 5, "dur": 5, "args": {"tokens committed": tokens}})
-    events.append({"ph": "X", "name": "verify", "ts": 0, "dur": 5, "args": {"tokens fed": 9}})
+    events.append({"ph": "X", "name": "ask", "ts": 0, "dur": 5, "args": {}})
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps({"traceEvents": [*reversed(events)]}))
-    assert assisted.rates_after(trace, 6, 2) == pytest.approx([4 / 43, 4 / 43])
+    stretches = assisted.stretches_after(trace, 6, 2)
+    assert [each.rate for each in stretches] == pytest.approx([4 / 43] * 2)
+    assert [each.beside_ms for each in stretches] == pytest.approx([500.0] * 2)
+
+
+def test_what_a_draft_costs_behind_the_first_tokens_is_told_turn_by_turn() -> None:
+    plain = [[assisted.Stretch(10, seconds, 0.9 * seconds)] for seconds in (1.0, 2.0, 4.0)]
+    with_draft = [[assisted.Stretch(10, seconds, 0.88 * seconds)] for seconds in (1.25, 2.0, 8.0)]
+    found = assisted.after(plain, with_draft, 50)
+    assert found["of each turn"] == [0.8, 1.0, 0.5]
+    assert found["times after them"] == 0.8
+    assert found["ms a token in no pass"] == [20.0, 24.0]
+    assert found["which costs"] == pytest.approx(4.0 / 200.0)
 
 
 def test_figures_are_those_of_the_median_run(tmp_path: Path) -> None:

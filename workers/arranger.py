@@ -29,7 +29,7 @@ WORTH_TRYING = 1.02
 NEAR = (0.87, 1.15)
 # Over so many rounds a draft must have been worth its while, or they are looked at again at once. The pauses double.
 ROUNDS_TO_DOUBT = 64
-# Passes are measured at work over up to so many tokens a row, and over this many at least; more candidates are hardly asked for,
+# Passes are measured at work over up to so many tokens a row, and this many at least; more candidates are hardly asked for,
 # and are believed to cost what the last ones did. So often at most, and for no more than this share of the job.
 MOST_FED_A_ROW, LEAST_FED, MOST_AT_WORK, AT_WORK_SHARE = 4, 16, 2, 0.02
 # A glimpse of other cores: passes over so many tokens.
