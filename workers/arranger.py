@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from outrider.workers.costs import BUDGET_SECONDS, POINTS, CostCurve, rising
+from outrider.workers.costs import BUDGET_SECONDS, POINTS, CostCurve
 from outrider.workers.foresight import Foresight
 from outrider.workers.layout_memory import Remembered, recall, remember
 from outrider.workers.messages import Arrangement, LayoutRecord
@@ -30,8 +30,8 @@ NEAR = (0.87, 1.15)
 # Over so many rounds a draft must have been worth its while, or they are looked at again at once. The pauses double.
 ROUNDS_TO_DOUBT = 64
 # Passes are measured at work over up to so many tokens a row, and this many at least; more candidates are hardly asked for,
-# and are believed to cost what the last ones did. So often at most, and for no more than this share of the job.
-MOST_FED_A_ROW, LEAST_FED, MOST_AT_WORK, AT_WORK_SHARE = 4, 16, 2, 0.02
+# and are believed to cost what the last ones did. For no more than this share of the job.
+MOST_FED_A_ROW, LEAST_FED, AT_WORK_SHARE = 4, 16, 0.015
 # A glimpse of other cores: passes over so many tokens.
 GLIMPSE_ALONE, GLIMPSE = (1, 8), (1, 8, 32)
 
@@ -175,17 +175,13 @@ class Arranger:
         curve, rows = self._curves[self._current.target_cores], self._verifier.batch
         most = max(LEAST_FED, MOST_FED_A_ROW * rows)
         sizes = [count for count in sorted(POINTS) if count in curve.points and rows <= count <= most]
-        if not sizes:
-            return
         left = self._verifier.work_left(self._job_rows) * curve(rows) / rows
-        repeats = int(min(MOST_AT_WORK, AT_WORK_SHARE * left / sum(map(curve, sizes))))
-        if not repeats:
+        if not sizes or sum(map(curve, sizes)) > AT_WORK_SHARE * left:
             return
         # What was asked for is waited for first.
         self._verifier.arrange(self._current.overlap, self._verifier.draft_tokens)
         with self._verifier.tally.arranging():
-            curves = [self._measure(sizes) for _ in range(repeats)]
-        fresh = CostCurve(rising({count: min(each.points[count] for each in curves) for count in sizes}))
+            fresh = self._measure(sizes)
         self._curves[self._current.target_cores] = self._verifier.verify_seconds = fresh
         if self._current.target_cores == self._first.target_cores:
             self._at_start = CostCurve(fresh.points)
