@@ -141,9 +141,9 @@ def test_passes_are_measured_again_once_the_draft_is_there() -> None:
     assert bench.verifier.verify_seconds.points[4] == pytest.approx(2.0, rel=0.01)
     bench.draft.ready, bench.pass_seconds = True, 0.5
     bench.work(rows(4))
-    assert bench.measured_at_work == [(4, 8)], "what rounds of four rows may feed"
+    assert bench.measured_at_work == [(4, 8, 16)], "what rounds of four rows may feed"
     for points in (bench.arranger.costs()["verify_at_start"], bench.verifier.verify_seconds.points):
-        assert points == {count: pytest.approx(0.5, rel=0.02) for count in (4, 8)}
+        assert points == {count: pytest.approx(0.5 * (1 + count / 640), rel=0.01) for count in (1, 4, 8, 16, 64)}
 
 
 def test_a_job_of_a_few_rounds_does_not_wait_for_measurements() -> None:

@@ -65,6 +65,11 @@ def test_measuring_leaves_no_row_behind_and_feeds_every_size() -> None:
     assert curve(1) > 0
 
 
+def test_points_beside_those_measured_anew_change_like_the_nearest() -> None:
+    curve = CostCurve({1: 1.0, 2: 1.2, 4: 2.0, 8: 4.0, 32: 16.0}).measured_anew({4: 1.0, 8: 6.0, 16: 9.0})
+    assert curve.points == {1: 0.5, 2: 0.6, 4: 1.0, 8: 6.0, 16: 9.0, 32: 18.0}
+
+
 def test_a_pass_that_took_longer_than_one_over_more_tokens_was_disturbed() -> None:
     assert rising({1: 5.0, 8: 3.0, 4: 2.0, 16: 9.0}) == {1: 2.0, 4: 2.0, 8: 3.0, 16: 9.0}
     assert rising({}) == {}

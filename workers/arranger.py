@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from outrider.workers.costs import BUDGET_SECONDS, POINTS, CostCurve
+from outrider.workers.costs import BUDGET_SECONDS, CostCurve
 from outrider.workers.foresight import Foresight
 from outrider.workers.layout_memory import Remembered, recall, remember
 from outrider.workers.messages import Arrangement, LayoutRecord
@@ -174,14 +174,14 @@ class Arranger:
         self._measured_at_work = True
         curve, rows = self._curves[self._current.target_cores], self._verifier.batch
         most = max(LEAST_FED, MOST_FED_A_ROW * rows)
-        sizes = [count for count in sorted(POINTS) if count in curve.points and rows <= count <= most]
+        sizes = [rows << doubled for doubled in range(8) if rows << doubled <= min(most, max(curve.points))]
         left = self._verifier.work_left(self._job_rows) * curve(rows) / rows
         if not sizes or sum(map(curve, sizes)) > AT_WORK_SHARE * left:
             return
         # What was asked for is waited for first.
         self._verifier.arrange(self._current.overlap, self._verifier.draft_tokens)
         with self._verifier.tally.arranging():
-            fresh = self._measure(sizes)
+            fresh = curve.measured_anew(self._measure(sizes).points)
         self._curves[self._current.target_cores] = self._verifier.verify_seconds = fresh
         if self._current.target_cores == self._first.target_cores:
             self._at_start = CostCurve(fresh.points)

@@ -39,6 +39,13 @@ class CostCurve:
     def points(self) -> dict[int, float]:
         return dict(zip(self._counts, self._seconds, strict=True))
 
+    def measured_anew(self, points: Mapping[int, float]) -> CostCurve:
+        """With these points; those on either side of all of them are believed to have changed like the nearest one."""
+        first, last = min(points), max(points)
+        below = {count: self(count) * points[first] / self(first) for count in self._counts if count < first}
+        above = {count: self(count) * points[last] / self(last) for count in self._counts if count > last}
+        return type(self)(rising({**below, **points, **above}))
+
     def __call__(self, tokens: int) -> float:
         return self._between(self._seconds, tokens)
 
