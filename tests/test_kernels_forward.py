@@ -5,7 +5,8 @@ import pytest
 from kernel_models import BIGCODE, GROUPED, LLAMA, OPT, QWEN, SHAPES, Packed, Shape, packed, tokens
 
 from outrider.kernels import library
-from outrider.kernels.native import Feeding, NativeModel
+from outrider.kernels.library import KernelError
+from outrider.kernels.native import Feeding, NativeModel, SamplingValues, SelfFeeding, Stopping
 from outrider.kernels.program import Format
 from outrider.kernels.reference import ReferenceModel
 
@@ -193,3 +194,56 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch):
         library.instruction_set()
     with pytest.raises(library.KernelError, match=r"which has: .*generic"):
         packed(OPT, Format.W8A8).model()
+
+
+def step_by_step(engine, feeds, stopping):
+    """What ``run_on`` is to bring, by single passes."""
+    brought = []
+    for feed in feeds:
+        tokens, margins, reach, next_tokens = [], [], feed.reach, feed.tokens
+        while True:
+            [answer] = engine.forward([Feeding(feed.row, next_tokens)])
+            tokens += answer.tokens
+            margins += answer.margins
+            span = sum(bound <= margins[-1] for bound in stopping.bounds)
+            reach *= max(stopping.least_chance, 1.0 - (1.0 - stopping.usual[span]) * feed.doubt)
+            if len(tokens) == feed.most or tokens[-1] in feed.ends or reach < stopping.least_reach:
+                break
+            next_tokens = tokens[-1:]
+        brought.append((tokens, margins))
+    return brought
+
+
+def test_rows_that_go_on_by_themselves_stop_one_by_one(models):
+    model = models["llama", Format.W4A8]
+    text = tokens(LLAMA, 30)
+    stopping = Stopping((0.05, 0.3, 1.0), (0.5, 0.8, 0.9, 1.0), 0.02, 0.2)
+    wanted = [
+        dict(tokens=text[:7], most=9),
+        dict(tokens=text[7:8], most=1),
+        dict(tokens=text[8:20], most=12, ends=range(0, 211, 5)),
+        dict(tokens=text[3:9], most=12, reach=0.6, doubt=2.0),
+    ]
+    with model.model() as engine:
+        feeds = [
+            SelfFeeding(engine.open(SamplingValues(temperature=1.0, seed=at)), **each) for at, each in enumerate(wanted)
+        ]
+        alone = step_by_step(engine, feeds, stopping)
+        for feed in feeds:
+            engine.truncate(feed.row, 0)
+        together, seconds = engine.run_on(feeds, stopping)
+        lengths = [engine.length(feed.row) for feed in feeds]
+    assert together == alone
+    assert len({len(chosen) for chosen, _ in together}) == 4, "each stops for a reason of its own"
+    assert len(seconds) == max(len(chosen) for chosen, _ in together)
+    assert lengths == [len(feed.tokens) + len(chosen) - 1 for feed, (chosen, _) in zip(feeds, together, strict=True)]
+
+
+def test_a_run_without_room_is_refused(models):
+    with models["llama", Format.W4A8].model() as engine:
+        row = engine.open()
+        with pytest.raises(KernelError, match="0 choices wanted, there is room for 1 to 0"):
+            engine.run_on([SelfFeeding(row, [1], 0)], Stopping())
+        with pytest.raises(KernelError, match="0 spans of margins"):
+            engine.run_on([SelfFeeding(row, [1], 1)], Stopping(usual=()))
+        assert engine.length(row) == 0
