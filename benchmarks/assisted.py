@@ -77,11 +77,15 @@ def share_outside(ran: Ran) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A row behind its first tokens: how many it wrote there, in what time, and what of that the target's passes took."""
+    """A row behind its first tokens: how many it wrote there, in what time, and its target's passes.
+
+    Those are ``alone`` over the row's last token, or ``longer`` over candidates too.
+    """
 
     tokens: int
     seconds: float
-    passes: float
+    alone: tuple[float, ...]
+    longer: tuple[float, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -89,27 +93,36 @@ class Stretch:
 
     @property
     def beside_ms(self) -> float:
-        """Milliseconds a token in no pass of the target: what a draft that never hits costs, as exactly as can be seen."""
-        return (self.seconds - self.passes) / self.tokens * 1e3
+        """Milliseconds a token in no plain pass: what a draft that never hits costs, whatever the passes' own pace.
+
+        Of a pass over candidates, what it took longer than is usual without counts too.
+        """
+        usual = statistics.median(self.alone) if self.alone else float("inf")
+        plain = sum(self.alone) + sum(min(each, usual) for each in self.longer)
+        return (self.seconds - plain) / self.tokens * 1e3
 
 
 def stretches_after(trace: Path, tokens: int, skipped: int) -> list[Stretch]:
     """Each row of ``tokens`` tokens after its first ``skipped``, from a trace of one row at a time."""
     events = json.loads(trace.read_text())["traceEvents"]
     slices = [event for event in events if event.get("ph") == "X" and event["name"] in ("commit", "verify")]
-    found, written, passes, since = [], 0, 0.0, None
+    found: list[Stretch] = []
+    passes: list[tuple[int, float]] = []
+    written, begun = 0, None
     for event in sorted(slices, key=lambda event: event["ts"] + event["dur"]):
         if event["name"] == "verify":
-            passes += event["dur"] / 1e6
+            passes.append((event["args"]["tokens fed"], event["dur"] / 1e6))
             continue
         moment = (event["ts"] + event["dur"]) / 1e6
         written += event["args"].get("tokens committed", 0)
-        if since is None and written >= skipped:
-            since = (moment, written, passes)
         if written >= tokens:
-            assert since is not None
-            found.append(Stretch(written - since[1], moment - since[0], passes - since[2]))
-            written, since = 0, None
+            if begun is not None:
+                alone, longer = (tuple(took for fed, took in passes if (fed == 1) is one) for one in (True, False))
+                found.append(Stretch(written - begun[1], moment - begun[0], alone, longer))
+            written, begun = 0, None
+        elif begun is None and written >= skipped:
+            begun = (moment, written)
+            passes.clear()
     return found
 
 

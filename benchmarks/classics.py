@@ -123,6 +123,27 @@ def median_row(command: str, examples: Sequence[Example], minutes: float) -> str
     return f"| {' | '.join(cells)} |"
 
 
+def lay(names: Sequence[str], hub: Path, log: Path) -> None:
+    with log.open("w") as out:
+        laying = [sys.executable, "-m", "benchmarks.shapes", *names, "--hub", str(hub)]
+        code = subprocess.run(laying, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
+    if code:
+        raise ValueError(f"its models could not be laid: {last_words(log)}")
+
+
+def run(command: str, environment: dict[str, str], log: Path) -> str:
+    """What the command line prints; its complaints go beside it."""
+    with log.with_suffix(".out").open("w") as out, log.with_suffix(".err").open("w") as err:
+        code = subprocess.run(shlex.split(command), env=environment, stdout=out, stderr=err, check=False).returncode
+    if code:
+        raise ValueError(f"exit {code}: {last_words(log.with_suffix('.err'))}")
+    return log.with_suffix(".out").read_text()
+
+
+def last_words(log: Path) -> str:
+    return " ".join(log.read_text(errors="replace").split()[-60:])
+
+
 HEAD = (
     "| command | examples | tokens/s, median (range) | prefill, ms | accepted, % | tokens a round | peak, GB | minutes |\n"
     "|---|---|---|---|---|---|---|---|"
@@ -151,19 +172,15 @@ def main() -> None:
         later = {system.name for each in chosen[turn + 1 :] for system in systems_of(commands[each - 1])}
         systems = systems_of(command)
         names = [system.name for system in systems]
-        laying = [sys.executable, "-m", "benchmarks.shapes", *names, "--hub", str(hub)]
-        with (logs / f"{number}.shapes.log").open("w") as log:
-            subprocess.run(laying, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=True)
         started = time.perf_counter()
-        with (logs / f"{number}.out").open("w") as out, (logs / f"{number}.err").open("w") as err:
-            code = subprocess.run(shlex.split(command), env=environment, stdout=out, stderr=err, check=False).returncode
-        minutes = (time.perf_counter() - started) / 60
         try:
-            if code:
-                raise ValueError(f"exit {code}: {' '.join((logs / f'{number}.err').read_text().split()[-60:])}")
-            print(median_row(command, examples_in((logs / f"{number}.out").read_text()), minutes), flush=True)
-        except ValueError as error:
+            lay(names, hub, logs / f"{number}.shapes.log")
+            started = time.perf_counter()
+            printed = run(command, environment, logs / str(number))
+            print(median_row(command, examples_in(printed), (time.perf_counter() - started) / 60), flush=True)
+        except (ValueError, ArithmeticError, OSError) as error:
             failed = True
+            minutes = (time.perf_counter() - started) / 60
             print(f"| `{command}` | {error} | | | | | | {minutes:.1f} |", flush=True)
         for system in systems:
             if system.name not in later:

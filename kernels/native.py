@@ -259,7 +259,7 @@ class NativeModel:
     def forward(self, feeds: Sequence[Feeding]) -> list[Answer]:
         """One pass over all feeds together; the answers stand in the same order.
 
-        A draft's step takes 2 ms, so what surrounds the kernels here counts: plain arrays are made faster than NumPy's.
+        A small model's pass takes 2 ms, so what surrounds the kernels counts: plain arrays are made faster than NumPy's.
         """
         choices, positions = [max(0, feed.choose) for feed in feeds], [max(0, feed.logits) for feed in feeds]
         # A choice takes one place for itself, and one for each of the likeliest.
@@ -295,6 +295,8 @@ class NativeModel:
 
     def run_on(self, feeds: Sequence[SelfFeeding], stopping: Stopping) -> tuple[list[Choices], list[float]]:
         """The choices of each feed, and the seconds of each pass: in pass p are the rows that make more than p choices."""
+        if not feeds:
+            return [], []
         count, stride = len(feeds), max(feed.most for feed in feeds)
         columns = [[feed.row for feed in feeds], [len(feed.tokens) for feed in feeds], [feed.most for feed in feeds]]
         columns.append([len(feed.ends) for feed in feeds])

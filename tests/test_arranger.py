@@ -68,13 +68,14 @@ class Bench:
         pass_seconds: float = PASS,
         pass_on_fewer: float = PASS_ON_FEWER,
         job_rows: int = 0,
+        batch: int = 4,
     ) -> None:
         self.pass_seconds, self.pass_on_fewer = pass_seconds, pass_on_fewer
         self.verifier = Verifier(
             engine=FakeEngine(),
             new_writer=lambda row: TextWriter(decode, row.stop, (END,)),
             proposer=Nonsense(3),
-            batch=4,
+            batch=batch,
             draft_tokens=draft_tokens,
             verify_seconds=Fixed({count: (1 + count / 640) * pass_seconds for count in (1, 4, 8, 64)}),
             end_tokens=(END,),
@@ -141,9 +142,19 @@ def test_passes_are_measured_again_once_the_draft_is_there() -> None:
     assert bench.verifier.verify_seconds.points[4] == pytest.approx(2.0, rel=0.01)
     bench.draft.ready, bench.pass_seconds = True, 0.5
     bench.work(rows(4))
-    assert bench.measured_at_work == [(4, 8, 16)], "what rounds of four rows may feed"
+    assert bench.measured_at_work == [(4, 8, 16, 16)], "what rounds of four rows may feed"
     for points in (bench.arranger.costs()["verify_at_start"], bench.verifier.verify_seconds.points):
         assert points == {count: pytest.approx(0.5 * (1 + count / 640), rel=0.01) for count in (1, 4, 8, 16, 64)}
+
+
+def test_rows_under_way_say_what_is_measured_and_not_the_batch_nor_what_was_measured_before() -> None:
+    alone = Bench(arrangements=ARRANGEMENTS[:1])
+    alone.work([Row(0, (1, 2), 90, Sampling())])
+    assert alone.measured_at_work == [(1, 2, 4, 8, 16, 16)]
+    many = Bench(arrangements=ARRANGEMENTS[:1], batch=40)
+    many.work(rows(400))
+    assert many.measured_at_work == [(40, 80, 160, 160)], "the curve had nothing beyond 64"
+    assert many.verifier.verify_seconds.points.keys() == {1, 4, 8, 40, 80, 160}
 
 
 def test_a_job_of_a_few_rounds_does_not_wait_for_measurements() -> None:

@@ -76,7 +76,8 @@ def test_the_speed_after_the_first_tokens_of_each_row(tmp_path: Path) -> None:
     moments = [(10.0, 1), (20.0, 1), (21.0, 2), (22.0, 2)] * 2
     clock, events = 0.0, []
     for step, tokens in moments:
-        events.append({"ph": "X", "name": "verify", "ts": clock, "dur": (step - 1) * 1e6, "args": {"tokens fed": 9}})
+        passing = {"ts": clock, "dur": (step - 1) * 1e6, "args": {"tokens fed": 1 + (step > 21)}}
+        events.append({"ph": "X", "name": "verify", **passing})
         clock += step * 1e6
         events.append({"ph": "X", "name": "commit", "ts": clock - 5, "dur": 5, "args": {"tokens committed": tokens}})
     events.append({"ph": "X", "name": "ask", "ts": 0, "dur": 5, "args": {}})
@@ -84,12 +85,15 @@ def test_the_speed_after_the_first_tokens_of_each_row(tmp_path: Path) -> None:
     trace.write_text(json.dumps({"traceEvents": [*reversed(events)]}))
     stretches = assisted.stretches_after(trace, 6, 2)
     assert [each.rate for each in stretches] == pytest.approx([4 / 43] * 2)
-    assert [each.beside_ms for each in stretches] == pytest.approx([500.0] * 2)
+    # The passes take 20 s over one token and 21 over two, of which one second is the candidate's fault.
+    assert [(each.alone, each.longer) for each in stretches] == [((20.0,), (21.0,))] * 2
+    assert [each.beside_ms for each in stretches] == pytest.approx([3000 / 4] * 2)
+    assert assisted.stretches_after(trace, 6, 5) == [], "the last round of a row brings the fifth and the sixth"
 
 
 def test_what_a_draft_costs_behind_the_first_tokens_is_told_turn_by_turn() -> None:
-    plain = [[assisted.Stretch(10, seconds, 0.9 * seconds)] for seconds in (1.0, 2.0, 4.0)]
-    with_draft = [[assisted.Stretch(10, seconds, 0.88 * seconds)] for seconds in (1.25, 2.0, 8.0)]
+    plain = [[assisted.Stretch(10, seconds, (0.9 * seconds,))] for seconds in (1.0, 2.0, 4.0)]
+    with_draft = [[assisted.Stretch(10, seconds, (0.88 * seconds,))] for seconds in (1.25, 2.0, 8.0)]
     found = assisted.after(plain, with_draft, 50)
     assert found["of each turn"] == [0.8, 1.0, 0.5]
     assert found["times after them"] == 0.8

@@ -68,6 +68,7 @@ def test_measuring_leaves_no_row_behind_and_feeds_every_size() -> None:
 def test_points_beside_those_measured_anew_change_like_the_nearest() -> None:
     curve = CostCurve({1: 1.0, 2: 1.2, 4: 2.0, 8: 4.0, 32: 16.0}).measured_anew({4: 1.0, 8: 6.0, 16: 9.0})
     assert curve.points == {1: 0.5, 2: 0.6, 4: 1.0, 8: 6.0, 16: 9.0, 32: 18.0}
+    assert curve.measured_anew({}) is curve, "a context too short for any of them"
 
 
 def test_a_pass_that_took_longer_than_one_over_more_tokens_was_disturbed() -> None:

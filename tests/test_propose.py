@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.workers import propose
+from outrider.workers.engine import Chosen, Feed, Ran, Run, Trust
 from outrider.workers.messages import Advance, Ask, Candidates, Sampling
 from outrider.workers.propose import Drafter
 
@@ -186,3 +187,50 @@ def test_whatever_the_target_decides_the_draft_keeps_in_step(data: st.DataObject
             assert guess == written(rows[key], limits[key])
             held = data.draw(st.integers(0, len(guess)))
             rows[key].extend([*guess[:held], data.draw(st.integers(0, END - 1))])
+
+
+class Timed(FakeEngine):
+    """Says of the passes of a run that they took so many seconds."""
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        super().__init__(choose=never_ends)
+        self.seconds = seconds
+
+    def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
+        ran = super().run(runs, trust)
+        return Ran(ran.chosen, [(going, seconds) for (going, _), seconds in zip(ran.steps, self.seconds, strict=False)])
+
+
+def test_prices_are_those_of_the_passes_by_their_rows() -> None:
+    """A prompt's pass is the price of reading; then two rows take a step, and one of them another two."""
+    drafter = Drafter(Timed((4.0, 0.3, 0.2, 0.2)), ())
+    reply = ask(drafter, opening(1, [1] * 40, 4), opening(2, [2] * 10, 2))
+    assert reply.read == pytest.approx(4.0 / 50)
+    assert reply.step == 0.3, "of two rows"
+    assert reply.beside == 0.0, "the passes are said to have taken longer than all of it"
+    alone = ask(drafter, Advance(1, 40, reply.tokens[1][:1], 1, None, 40), closed=[2])
+    assert alone.step == 0.2, "of one row"
+    assert alone.beside == alone.seconds, "what it had guessed was still good"
+
+
+def test_what_is_no_pass_is_told_apart(drafter: Drafter) -> None:
+    reply = ask(drafter, opening(1, (1, 2, 3), 4))
+    assert 0.0 < reply.beside < reply.seconds
+
+
+def test_after_a_failure_between_two_passes_the_account_is_that_of_the_cache() -> None:
+    class Failing(FakeEngine):
+        broken = True
+
+        def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
+            if self.broken and len(self.passes) == 2:
+                raise RuntimeError("the cache is full")
+            return super().feed(feeds)
+
+    engine = Failing(choose=never_ends)
+    drafter = Drafter(engine, ())
+    with pytest.raises(RuntimeError):
+        ask(drafter, opening(1, (1, 2, 3), 4))
+    assert engine.length(1) == 0, "as the drafter believes"
+    engine.broken = False
+    assert ask(drafter, Advance(1, 3, (4,), 2, None, 3)).tokens[1] == written((1, 2, 3, 4), 2)

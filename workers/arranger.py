@@ -138,7 +138,7 @@ class Arranger:
         self._foresight.observe(self._current.name, done, seconds)
         # On cores of its own the draft runs ahead meanwhile, and would be at work beside what is measured.
         if not self._measured_at_work and self._draft.ready and self._current.overlap is Overlap.TURNS:
-            self._measure_at_work()
+            self._measure_at_work(done.live)
         if self._holding or self._alone:
             return
         self._rounds += 1
@@ -165,18 +165,19 @@ class Arranger:
         if wanted is not self._current:
             self._take(wanted)
 
-    def _measure_at_work(self) -> None:
+    def _measure_at_work(self, rows: int) -> None:
         """Passes as they are once everything is up: the first measurement had the draft being loaded on the same cores, and
         of the points that no round visits it is all that is known.
 
         Left out where it would take too much of the job.
         """
         self._measured_at_work = True
-        curve, rows = self._curves[self._current.target_cores], self._verifier.batch
-        most = max(LEAST_FED, MOST_FED_A_ROW * rows)
-        sizes = [rows << doubled for doubled in range(8) if rows << doubled <= min(most, max(curve.points))]
+        curve, most = self._curves[self._current.target_cores], max(LEAST_FED, MOST_FED_A_ROW * rows)
+        sizes = [rows << doubled for doubled in range(most.bit_length()) if rows << doubled <= most]
+        # What a pass over fewer takes bounds each but the last, which all beyond it is judged by: that one is taken twice.
+        sizes.append(sizes[-1])
         left = self._verifier.work_left(self._job_rows) * curve(rows) / rows
-        if not sizes or sum(map(curve, sizes)) > AT_WORK_SHARE * left:
+        if sum(map(curve, sizes)) > AT_WORK_SHARE * left:
             return
         # What was asked for is waited for first.
         self._verifier.arrange(self._current.overlap, self._verifier.draft_tokens)

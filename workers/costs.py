@@ -41,6 +41,8 @@ class CostCurve:
 
     def measured_anew(self, points: Mapping[int, float]) -> CostCurve:
         """With these points; those on either side of all of them are believed to have changed like the nearest one."""
+        if not points:
+            return self
         first, last = min(points), max(points)
         below = {count: self(count) * points[first] / self(first) for count in self._counts if count < first}
         above = {count: self(count) * points[last] / self(last) for count in self._counts if count > last}

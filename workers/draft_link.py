@@ -183,7 +183,8 @@ class DraftLink:
             self._current.steps.observe(len(asked.rows), candidates.step)
         if candidates.read is not None:
             self._current.reading.observe(1, candidates.read)
-        self._current.hops.observe(len(asked.rows), hop)
+        # Whatever number of candidates is asked for, this is paid once.
+        self._current.hops.observe(len(asked.rows), hop + candidates.beside)
         for key in candidates.forgotten:
             draft.known.pop(key, None)
         if candidates.round != asked.round:

@@ -142,8 +142,8 @@ class Ask:
 class Candidates:
     """The draft's reply: proposed tokens by row, and the rows it no longer knows (they are to be sent whole).
 
-    ``seconds`` is how long the draft was at work on it, ``step`` what one more candidate for these rows costs, and ``read``
-    what a token of a text costs that it did not know (None where that is not known yet).
+    ``seconds`` is how long the draft was at work on it, ``beside`` what of that was no pass of its model. ``step`` is what
+    one more candidate for these rows costs, ``read`` a token of a text that it did not know (None where not known yet).
     """
 
     round: int
@@ -152,6 +152,7 @@ class Candidates:
     seconds: float = 0.0
     step: float | None = None
     read: float | None = None
+    beside: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,12 @@ class Drafter:
         self.confidence = Confidence()
         self._steps = Recent()
         self._reading = Recent()
+        self._passing = 0.0
         self._rows: dict[int, DraftRow] = {}
         self._asked: list[int] = []
 
     def propose(self, ask: Ask) -> Candidates:
-        started = time.perf_counter()
+        started, self._passing = time.perf_counter(), 0.0
         for key in ask.closed:
             self._close(key)
         self._asked = [advance.key for advance in ask.rows if self._advance(advance)]
@@ -69,7 +70,8 @@ class Drafter:
         self._go_on({key: self._wanted(row, row.limit, ask.go_on) for key, row in rows.items()}, ask.go_on)
         tokens = {key: self._worth_sending(self._rows[key], ask) for key in self._asked}
         seconds = time.perf_counter() - started
-        return Candidates(ask.round, tokens, forgotten, seconds, self._steps(len(self._asked)), self._reading(1))
+        prices = (self._steps(len(self._asked)), self._reading(1), max(0.0, seconds - self._passing))
+        return Candidates(ask.round, tokens, forgotten, seconds, *prices)
 
     def run_ahead(self) -> bool:
         """One step further for the rows of the last request, as if the target were going to accept everything.
@@ -170,7 +172,13 @@ class Drafter:
             runs.append(Run(key, new, count, row.end_tokens, row.reach, row.doubt.factor))
         if not runs:
             return False
-        ran = self.engine.run(runs, self.confidence.trust(least_reach))
+        try:
+            ran = self.engine.run(runs, self.confidence.trust(least_reach))
+        except Exception:
+            # Some passes may have been made, and a row's account must not lag behind its cache.
+            for run in runs:
+                self.engine.truncate(run.row, self._rows[run.row].cached)
+            raise
         for run, chosen in zip(runs, ran.chosen, strict=True):
             row = self._rows[run.row]
             # The last choice has not been fed.
@@ -190,6 +198,7 @@ class Drafter:
 
     def _observe(self, fed: Sequence[int], seconds: float) -> None:
         """Learn what a pass costs that fed so many tokens to each of its rows."""
+        self._passing += seconds
         if max(fed) <= MOST_FED:
             self._steps.observe(len(fed), seconds)
         elif sum(fed) > MUCH_FED:

@@ -168,9 +168,9 @@ typedef struct outrider_batch {
   double *logprob_values;  /* out, likewise: log-probabilities by the raw logits */
 } outrider_batch;
 
-/* Rows that go on by themselves: feed i appends counts[i] tokens to row rows[i], then again and again what the row chose last. It
- * stops after most[i] choices, after one that is among its ends, or when its reach falls below least_reach. Each choice multiplies
- * reach by max(least_chance, 1 - (1 - usual[span]) * doubt[i]), where span is the number of bounds that its margin reaches. */
+/* Rows that go on by themselves: feed i appends counts[i] tokens to row rows[i], then again and again what the row chose last.
+ * It stops after most[i] choices, after one that is among its ends, or when its reach falls below least_reach. Each choice
+ * multiplies reach by max(least_chance, 1 - (1 - usual[span]) * doubt[i]); span is the number of bounds that its margin reaches. */
 typedef struct outrider_run {
   int32_t feeds;
   const int32_t *rows;       /* [feeds] */

@@ -1,6 +1,8 @@
-// Rows that go on by themselves, several passes in one call: between the steps of a small model nothing else should cost time.
+// Rows that go on by themselves, several passes in one call: between a small model's steps nothing else should take time.
 #include <algorithm>
 #include <chrono>
+#include <utility>
+#include <vector>
 
 #include "engine.h"
 #include "message.h"
@@ -17,20 +19,24 @@ struct Going {
   int32_t end_count;
 };
 
-bool goes_on(const outrider_run &run, Going *row) {
-  const int32_t made = run.made[row->feed];
-  const int64_t last = static_cast<int64_t>(row->feed) * run.stride + made - 1;
-  const int64_t span = std::upper_bound(run.bounds, run.bounds + run.spans - 1, run.margins[last]) - run.bounds;
+// Takes the choice of a pass down; false where the row stops with it.
+bool take(const outrider_run &run, Going *row, int32_t chosen, double margin) {
+  const int32_t made = run.made[row->feed]++;
+  const int64_t at = static_cast<int64_t>(row->feed) * run.stride + made;
+  run.chosen[at] = chosen;
+  run.margins[at] = margin;
+  const int64_t span = std::upper_bound(run.bounds, run.bounds + run.spans - 1, margin) - run.bounds;
   row->reach *= std::max(run.least_chance, 1.0 - (1.0 - run.usual[span]) * run.doubt[row->feed]);
-  const int32_t *ends_end = row->ends + row->end_count;
-  return made < run.most[row->feed] && row->reach >= run.least_reach && std::find(row->ends, ends_end, run.chosen[last]) == ends_end;
+  const int32_t *end = row->ends + row->end_count;
+  return made + 1 < run.most[row->feed] && row->reach >= run.least_reach && std::find(row->ends, end, chosen) == end;
 }
 
 int32_t check_run(const outrider_run &run) {
   if (run.spans < 1) return fail(OUTRIDER_INVALID, "%d spans of margins", run.spans);
   for (int i = 0; i < run.feeds; ++i)
     if (run.most[i] < 1 || run.most[i] > run.stride)
-      return fail(OUTRIDER_INVALID, "row %d: %d choices wanted, there is room for 1 to %d", run.rows[i], run.most[i], run.stride);
+      return fail(OUTRIDER_INVALID, "row %d: %d choices wanted, there is room for 1 to %d", run.rows[i], run.most[i],
+                  run.stride);
   return OUTRIDER_OK;
 }
 
@@ -60,19 +66,16 @@ int32_t Engine::run_on(const outrider_run &run) {
     status = forward(batch);
     run.seconds[pass] = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     if (status != OUTRIDER_OK) break;
-    for (size_t i = 0; i < going.size(); ++i) {
-      const int32_t feed = going[i].feed;
-      const int64_t at = static_cast<int64_t>(feed) * run.stride + run.made[feed]++;
-      run.chosen[at] = chosen[i];
-      run.margins[at] = margins[i];
-    }
-    going.erase(std::remove_if(going.begin(), going.end(), [&](Going &row) { return !goes_on(run, &row); }), going.end());
+    std::vector<Going> still_going;
     fed_rows.clear();
     next.clear();
-    for (const Going &row : going) {
-      fed_rows.push_back(run.rows[row.feed]);
-      next.push_back(run.chosen[static_cast<int64_t>(row.feed) * run.stride + run.made[row.feed] - 1]);
+    for (size_t i = 0; i < going.size(); ++i) {
+      if (!take(run, &going[i], chosen[i], margins[i])) continue;
+      still_going.push_back(going[i]);
+      fed_rows.push_back(run.rows[going[i].feed]);
+      next.push_back(chosen[i]);
     }
+    going = std::move(still_going);
     counts.assign(going.size(), 1);
     batch.tokens = next.data();
   }

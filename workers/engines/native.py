@@ -1,4 +1,4 @@
-"""A model on our own kernels: one call is one forward pass, and its bits do not depend on what else is in the batch."""
+"""A model on our own kernels: passes of which no bit depends on what else is in the batch, singly or several in a call."""
 
 from __future__ import annotations
 
