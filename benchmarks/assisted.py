@@ -175,18 +175,19 @@ def promise(plain: Ran, with_draft: Ran, rows: int, candidates: int | None, chan
 
 
 def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
-    """The medians, and what the assisted run of median speed says of itself."""
+    """Medians over the turns, in each of which both ran one after the other, and what a middling assisted run says of itself."""
     ranked = sorted(assisted, key=speed)
     middle = ranked[(len(ranked) - 1) // 2]
     lengths = middle.summary["accepted_lengths"]
     layout = next(iter(middle.told.get("layouts", {}).values()), {})
-    base, rounds = statistics.median(map(speed, plain)), statistics.median(map(decoding, plain))
+    turns = list(zip(plain, assisted, strict=True))
+    times = [speed(right) / speed(left) for left, right in turns]
     return {
-        "plain tokens/s": round(base, 2),
-        "assisted tokens/s": round(speed(middle), 2),
-        "times": round(speed(middle) / base, 3),
-        "times in rounds alone": round(decoding(middle) / rounds, 3),
-        "times of each turn": [round(speed(right) / speed(left), 3) for left, right in zip(plain, assisted, strict=True)],
+        "plain tokens/s": round(statistics.median(map(speed, plain)), 2),
+        "assisted tokens/s": round(statistics.median(map(speed, assisted)), 2),
+        "times": round(statistics.median(times), 3),
+        "times in rounds alone": round(statistics.median(decoding(right) / decoding(left) for left, right in turns), 3),
+        "times of each turn": [round(each, 3) for each in times],
         "tokens a round": round(tokens_a_round(lengths), 3),
         "accepted lengths": lengths,
         "mean k": middle.summary["mean_k"],
