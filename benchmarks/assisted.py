@@ -175,7 +175,7 @@ def promise(plain: Ran, with_draft: Ran, rows: int, candidates: int | None, chan
 
 
 def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
-    """Medians over the turns, in each of which both ran one after the other, and what a middling assisted run says of itself."""
+    """Medians over the turns, in each of which both ran side by side, and what a middling assisted run says of itself."""
     ranked = sorted(assisted, key=speed)
     middle = ranked[(len(ranked) - 1) // 2]
     lengths = middle.summary["accepted_lengths"]
