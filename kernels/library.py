@@ -151,6 +151,7 @@ class RunStructure(Structure):
         ("usual", c_void_p),
         ("least_chance", c_double),
         ("least_reach", c_double),
+        ("least_sum", c_double),
         ("spans", c_int32),
         ("stride", c_int32),
         ("made", c_void_p),

@@ -182,12 +182,13 @@ Choices = tuple[list[int], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """How a choice's margin lowers its row's reach (see ``outrider_run``), and the reach below which a row stops."""
+    """How a choice's margin lowers its row's reach, and when a row stops, or all of them (see ``outrider_run``)."""
 
     bounds: Sequence[float] = ()
     usual: Sequence[float] = (1.0,)
     least_chance: float = 0.0
     least_reach: float = 0.0
+    least_sum: float = 0.0
 
 
 class NativeModel:
@@ -315,7 +316,8 @@ class NativeModel:
         rows, counts, most, end_counts, tokens = (_address(asked, index * count) for index in range(5))
         ends, reach, doubt = _address(asked, ends_at), _address(beliefs), _address(beliefs, count)
         bounds, usual = _address(beliefs, spans_at), _address(beliefs, spans_at + len(stopping.bounds))
-        numbers = (stopping.least_chance, stopping.least_reach, len(stopping.usual), stride)
+        least = (stopping.least_chance, stopping.least_reach, stopping.least_sum)
+        numbers = (*least, len(stopping.usual), stride)
         outputs = (_address(made), _address(chosen), _address(margins), _address(seconds))
         run = RunStructure(
             count, rows, counts, tokens, most, end_counts, ends, reach, doubt, bounds, usual, *numbers, *outputs

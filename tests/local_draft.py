@@ -27,7 +27,7 @@ class LocalDraft:
             advances.append(Advance(live.row.key, start, new, max(0, limit), sampling, len(live.row.prompt)))
             self._known[live.row.key] = len(live.tokens)
         closed, self._closed = tuple(self._closed), []
-        reply = self._drafter.propose(Ask(self._round, tuple(advances), closed, 0.0, request.keep, request.go_on))
+        reply = self._drafter.propose(Ask(self._round, tuple(advances), closed, 0.0, request.keep, request.a_step))
         assert not reply.forgotten
         return lambda: [reply.tokens.get(live.row.key, ()) for live in rows]
 

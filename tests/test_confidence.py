@@ -49,8 +49,8 @@ class Sure(FakeEngine):
         return Chosen([token % 11 for token in chosen.tokens], [self.leads[written]])
 
 
-def ask(drafter: Drafter, confidence: float = 0.0, keep: float = 0.0, go_on: float = 0.0) -> tuple[int, ...]:
-    return drafter.propose(Ask(1, (Advance(1, 0, (1, 2), 6, GREEDY, 2),), (), confidence, keep, go_on)).tokens[1]
+def ask(drafter: Drafter, confidence: float = 0.0, keep: float = 0.0, a_step: float = 0.0) -> tuple[int, ...]:
+    return drafter.propose(Ask(1, (Advance(1, 0, (1, 2), 6, GREEDY, 2),), (), confidence, keep, a_step)).tokens[1]
 
 
 def test_a_guess_that_is_not_sure_enough_is_not_sent_nor_what_follows_it() -> None:
@@ -62,8 +62,20 @@ def test_a_guess_that_is_not_sure_enough_is_not_sent_nor_what_follows_it() -> No
 
 def test_nothing_more_is_made_where_there_is_no_hope() -> None:
     engine = Sure((9.0, 0.0, 9.0, 9.0, 9.0, 9.0))
-    assert len(ask(Drafter(engine, ()), go_on=0.5)) == 2
+    assert len(ask(Drafter(engine, ()), a_step=0.5)) == 2
     assert len(engine.passes) == 2
+
+
+def test_a_step_that_is_not_worth_it_for_one_row_may_be_for_two() -> None:
+    def steps(*keys: int) -> int:
+        engine = Sure((1.2,) * 6)  # 0.65 each
+        advances = tuple(Advance(key, 0, (1, 2), 5, GREEDY, 2) for key in keys)
+        Drafter(engine, ()).propose(Ask(1, advances, (), 0.0, 0.1, 0.6))
+        return len(engine.passes)
+
+    assert steps(1) == 1, "0.55 beyond keep"
+    assert steps(1, 2) == 3, "twice that, then twice 0.32, then twice 0.17"
+    assert steps(1, 2, 3, 4) == 4
 
 
 def test_what_the_target_committed_is_learned_up_to_the_first_miss() -> None:

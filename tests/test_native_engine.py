@@ -68,14 +68,15 @@ BOUNDS, USUAL = (0.05, 0.2, 0.5, 1.0), (0.3, 0.6, 0.8, 0.9, 1.0)
         max_size=4,
     ),
     least_reach=st.sampled_from([0.0, 0.1, 0.5]),
+    least_sum=st.sampled_from([0.0, 0.3, 1.2]),
     ends=st.integers(0, 60),
 )
 def test_several_steps_in_one_call_are_those_steps(
-    models: Path, rows: list[tuple[int, int, float, float, int]], least_reach: float, ends: int
+    models: Path, rows: list[tuple[int, int, float, float, int]], least_reach: float, least_sum: float, ends: int
 ) -> None:
     """The law of ``Engine.run``: choices, leads, the rows in each pass and what the cache holds are those of steps."""
     engine = open_native(models / "llama", "w4a8", threads=1)
-    trust = Trust(BOUNDS, USUAL, 0.02, least_reach)
+    trust = Trust(BOUNDS, USUAL, 0.02, least_reach, least_sum)
 
     def after(run_all: Callable[[Sequence[Run]], Ran]) -> tuple[Ran, list[int]]:
         runs = []

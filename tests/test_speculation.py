@@ -149,4 +149,7 @@ def test_a_candidate_is_worth_less_the_more_verifying_costs() -> None:
     cheap = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, Price(0.05))
     dear = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.05 * tokens, Price(0.05))
     assert 0.0 < cheap.keep < dear.keep < 1.0
-    assert cheap.keep <= cheap.go_on
+    free = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, Price(0.0))
+    assert cheap.a_step > free.a_step == 0.0
+    ahead = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, Price(0.05), Overlap.AHEAD)
+    assert ahead.a_step == 0.0, "the draft's time is not the target's"

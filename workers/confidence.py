@@ -33,9 +33,9 @@ class Confidence:
         self._tried = [PRIOR_WEIGHT] * len(PRIOR)
         self._usual = list(PRIOR)
 
-    def trust(self, least_reach: float = 0.0) -> Trust:
-        """What is believed now, for a run that stops below this reach."""
-        return Trust(BOUNDS, self._usual, LEAST_CHANCE, least_reach)
+    def trust(self, least_reach: float = 0.0, least_sum: float = 0.0) -> Trust:
+        """What is believed now, for runs that stop below this reach, or together below this sum."""
+        return Trust(BOUNDS, self._usual, LEAST_CHANCE, least_reach, least_sum)
 
     def chance(self, lead: float, doubt: float = 1.0) -> float:
         """The chance that the target takes a guess with this lead, given that it took those before it."""

@@ -148,7 +148,7 @@ class DraftLink:
         self._round += 1
         closed, draft.closed = tuple(draft.closed), []
         advances = tuple(_advance(draft, live, count) for live, count in wanted)
-        ask = Ask(self._round, advances, closed, self._confidence, request.keep, request.go_on)
+        ask = Ask(self._round, advances, closed, self._confidence, request.keep, request.a_step)
         at = time.perf_counter()
         reply = draft.line.ask(ask)
         # On shared cores the draft may begin before the call is back, so what is the hop shows in the end only.

@@ -57,13 +57,15 @@ class Run:
 class Trust:
     """How much a choice's lead is worth: the ``usual`` chances that it holds, below and between ``bounds``.
 
-    A run stops where its reach is below ``least_reach``; no chance is taken for less than ``least_chance``.
+    No chance is taken for less than ``least_chance``. A run stops where its reach is below ``least_reach``, and all of them
+    where the reaches of those that go on, each less that, come to less than ``least_sum``: another pass is not worth it.
     """
 
     bounds: Sequence[float]
     usual: Sequence[float]
     least_chance: float
     least_reach: float = 0.0
+    least_sum: float = 0.0
 
     def chance(self, lead: float, doubt: float) -> float:
         return max(self.least_chance, 1.0 - (1.0 - self.usual[bisect_right(self.bounds, lead)]) * doubt)

@@ -127,7 +127,8 @@ class Ask:
     """The target's request of one round. ``closed`` names rows that the draft may forget.
 
     The draft may stop early: a candidate is not sent where the chance that it holds is under ``confidence``, or the chance
-    that it and all before it hold is under ``keep``; nor is it made where there is little hope for the latter, ``go_on``.
+    that it and all before it hold is under ``keep``. It stops for all rows where what the latter chances exceed ``keep`` by
+    comes to less than ``a_step``.
     """
 
     round: int
@@ -135,7 +136,7 @@ class Ask:
     closed: tuple[int, ...] = ()
     confidence: float = 0.0
     keep: float = 0.0
-    go_on: float = 0.0
+    a_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Drafter:
         self._asked = [advance.key for advance in ask.rows if self._advance(advance)]
         forgotten = tuple(advance.key for advance in ask.rows if advance.key not in self._rows)
         rows = {key: self._rows[key] for key in self._asked}
-        self._go_on({key: self._wanted(row, row.limit, ask.go_on) for key, row in rows.items()}, ask.go_on)
+        self._go_on({key: self._wanted(row, row.limit, ask.keep) for key, row in rows.items()}, ask.keep, ask.a_step)
         tokens = {key: self._worth_sending(self._rows[key], ask) for key in self._asked}
         seconds = time.perf_counter() - started
         prices = (self._steps(len(self._asked)), self._reading(1), max(0.0, seconds - self._passing))
@@ -157,7 +157,7 @@ class Drafter:
                 return tuple(row.guessed[:count])
         return tuple(row.guessed[: row.limit])
 
-    def _go_on(self, wanted: Mapping[int, int], least_reach: float = 0.0) -> bool:
+    def _go_on(self, wanted: Mapping[int, int], least_reach: float = 0.0, least_sum: float = 0.0) -> bool:
         """So many more guesses for each of these rows, all together; fewer where they become too unlikely."""
         runs = []
         for key, count in wanted.items():
@@ -173,7 +173,7 @@ class Drafter:
         if not runs:
             return False
         try:
-            ran = self.engine.run(runs, self.confidence.trust(least_reach))
+            ran = self.engine.run(runs, self.confidence.trust(least_reach, least_sum))
         except Exception:
             # Some passes may have been made, and a row's account must not lag behind its cache.
             for run in runs:

@@ -19,6 +19,7 @@ def run_in_steps(engine: Engine, runs: Sequence[Run], trust: Trust) -> Ran:
         answers = engine.feed([Feed(run.row, tokens, 1) for run, tokens in going])
         steps.append((len(going), time.perf_counter() - started))
         still_going: list[tuple[Run, Sequence[int]]] = []
+        worth = 0.0
         for (run, _), answer in zip(going, answers, strict=True):
             choice, lead, chosen = answer.tokens[0], answer.margins[0], choices[run.row]
             chosen.tokens.append(choice)
@@ -27,5 +28,6 @@ def run_in_steps(engine: Engine, runs: Sequence[Run], trust: Trust) -> Ran:
             hopeful = reach[run.row] >= trust.least_reach and choice not in run.ends
             if hopeful and len(chosen.tokens) < run.most:
                 still_going.append((run, [choice]))
-        going = still_going
+                worth += reach[run.row] - trust.least_reach
+        going = still_going if worth >= trust.least_sum else []
     return Ran([choices[run.row] for run in runs], steps)

@@ -136,13 +136,14 @@ def round_seconds(overlap: Overlap, verify: float, price: Price, count: int, hit
 class Request:
     """How many candidates each row is to be asked for, and when it is no use to go on.
 
-    A candidate is worth verifying while the chance that it and all before it hold is at least ``keep``, and worth making
-    while that chance is at least ``go_on``. ``gain`` is the time that a token is expected to cost less than without.
+    A candidate is worth verifying while the chance that it and all before it hold is at least ``keep``. A step of the
+    draft, one for all rows that go on, is worth it while what those chances exceed ``keep`` by comes to ``a_step`` tokens.
+    ``gain`` is the time that a token is expected to cost less than without.
     """
 
     counts: list[int]
     keep: float = 0.0
-    go_on: float = 0.0
+    a_step: float = 0.0
     gain: float = 0.0
 
 
@@ -166,10 +167,10 @@ def best_request(
     if best == 0:
         return Request([0] * rows)
     verifying = max(0.0, verify_seconds(rows * (best + 1)) - verify_seconds(rows)) / (rows * best)
-    drafting = price.step / rows if overlap is Overlap.TURNS else 0.0
+    drafting = price.step if overlap is Overlap.TURNS else 0.0
     keep = min(0.9, rates[best] * verifying)
     counts = [best] if rows == 1 else [_worthwhile(chance, keep, best) for chance in chances]
-    return Request(counts, keep, min(0.9, rates[best] * (verifying + drafting)), 1.0 / rates[0] - 1.0 / rates[best])
+    return Request(counts, keep, rates[best] * drafting, 1.0 / rates[0] - 1.0 / rates[best])
 
 
 def expected_rate(

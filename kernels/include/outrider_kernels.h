@@ -170,7 +170,8 @@ typedef struct outrider_batch {
 
 /* Rows that go on by themselves: feed i appends counts[i] tokens to row rows[i], then again and again what the row chose last.
  * It stops after most[i] choices, after one that is among its ends, or when its reach falls below least_reach. Each choice
- * multiplies reach by max(least_chance, 1 - (1 - usual[span]) * doubt[i]); span is the number of bounds that its margin reaches. */
+ * multiplies reach by max(least_chance, 1 - (1 - usual[span]) * doubt[i]); span is the number of bounds that its margin reaches.
+ * All stop where the reaches of those that go on, each less least_reach, come to less than least_sum. */
 typedef struct outrider_run {
   int32_t feeds;
   const int32_t *rows;       /* [feeds] */
@@ -185,6 +186,7 @@ typedef struct outrider_run {
   const double *usual;       /* [spans] */
   double least_chance;
   double least_reach;
+  double least_sum;
   int32_t spans;
   int32_t stride;
   int32_t *made;             /* out [feeds] how many choices there are */

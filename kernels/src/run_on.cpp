@@ -67,14 +67,17 @@ int32_t Engine::run_on(const outrider_run &run) {
     run.seconds[pass] = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     if (status != OUTRIDER_OK) break;
     std::vector<Going> still_going;
+    double sum = 0.0;
     fed_rows.clear();
     next.clear();
     for (size_t i = 0; i < going.size(); ++i) {
       if (!take(run, &going[i], chosen[i], margins[i])) continue;
       still_going.push_back(going[i]);
+      sum += going[i].reach - run.least_reach;
       fed_rows.push_back(run.rows[going[i].feed]);
       next.push_back(chosen[i]);
     }
+    if (sum < run.least_sum) break;
     going = std::move(still_going);
     counts.assign(going.size(), 1);
     batch.tokens = next.data();

@@ -55,7 +55,7 @@ class NativeEngine:
 
     def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
         feeds = [SelfFeeding(self._rows[run.row], run.tokens, run.most, run.ends, run.reach, run.doubt) for run in runs]
-        stopping = Stopping(trust.bounds, trust.usual, trust.least_chance, trust.least_reach)
+        stopping = Stopping(trust.bounds, trust.usual, trust.least_chance, trust.least_reach, trust.least_sum)
         try:
             choices, seconds = self.model.run_on(feeds, stopping)
         except KernelError as error:
