@@ -239,25 +239,13 @@ def test_a_forgotten_row_is_sent_whole() -> None:
     assert [ask.rows[0].start for ask in actor.asks] == [0, 2, 0]
 
 
-def test_a_row_of_which_nothing_is_wanted_is_not_told_and_stays_unread() -> None:
-    actor, _ = drafting()
-    draft = link(actor)
-    first, second = live(1, [1, 2]), live(2, [4, 5, 6])
-    guesses = propose(draft, [first, second], [0, 3])
-    assert [len(guess) for guess in guesses] == [0, 3]
-    assert [advance.key for advance in actor.asks[0].rows] == [2]
-    assert (draft.unread(first), draft.unread(second)) == (2, 0)
-    assert propose(draft, [first, second], [0, 0]) == [(), ()]
-    assert len(actor.asks) == 1
-
-
 def test_the_hop_is_what_the_target_waited_beyond_the_drafts_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
     # When it asks, when it has asked, when it begins to wait, when the answer is there.
     clock = iter([0.0, 0.3, 1.0, 1.2, 10.0, 10.0, 10.0, 14.0])
     monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     replies = iter([Candidates(1, {}, (), 0.4, 0.1), Candidates(2, {}, (), 3.0, 0.3)])
     draft = link(Actor(lambda ask: Reply(next(replies))))
-    assert draft.price(1) == Price(0.0, 0.0, known=False)
+    assert draft.price(1) == Price(0.0, 0.0), "until something is known candidates count as free"
     propose(draft, [live(1, [1, 2])], [4])
     assert draft.price(1) == Price(0.1, pytest.approx(0.1))
     propose(draft, [live(key, [key, 2]) for key in range(2, 10)], [1] * 8)

@@ -13,9 +13,8 @@ from outrider.workers import verify
 from outrider.workers.costs import CostCurve
 from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
 from outrider.workers.proposers import LookupProposer, NoProposer
-from outrider.workers.speculation import FIRST_CANDIDATES, Price, Request
 from outrider.workers.text import TextWriter
-from outrider.workers.verify import Answer, LiveRow, Proposer, Verifier
+from outrider.workers.verify import LiveRow, Proposer, Verifier
 
 CONTEXT = 96
 CURVE = CostCurve({1: 1.0, 8: 1.2, 64: 3.0})
@@ -237,27 +236,6 @@ def test_nothing_is_asked_while_there_is_no_draft() -> None:
     assert_plain(rows, finish(target, rows))
     assert proposer.asked == []
     assert target.progress.plain_rounds == target.progress.rounds
-
-
-def test_a_draft_whose_price_is_unknown_is_tried_on_one_row_first() -> None:
-    """What all rows would have it read first may be more than it will ever bring."""
-    requests: list[list[int]] = []
-
-    class New(Nonsense):
-        def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
-            requests.append(list(request.counts))
-            return super().ask(rows, request)
-
-        def price(self, rows: int) -> Price | None:
-            return Price(0.0, known=bool(requests))
-
-    rows = [Row(key, (1, 2, 3, 4)[: 4 - key], 12, Sampling()) for key in range(3)]
-    finish(verifier(FakeEngine(CONTEXT), New(3), draft_tokens=None), rows)
-    assert requests[0] == [0, 0, FIRST_CANDIDATES], "the row of which there is the least to read"
-    assert all(requests[1])
-    requests.clear()
-    finish(verifier(FakeEngine(CONTEXT), New(3), draft_tokens=2), rows)
-    assert requests[0] == [2, 2, 2], "the user's own number needs no price"
 
 
 def test_a_draft_that_seems_too_slow_is_tried_again_now_and_then() -> None:

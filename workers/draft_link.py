@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.workers.costs import Recent
@@ -107,9 +107,9 @@ class DraftLink:
         draft = self._draft
         if draft is None or draft.lost:
             return None
+        # Until a round has been measured candidates count as free, so that the first round asks.
         prices = self._current if arrangement is None else self._prices.get(arrangement, _Prices())
-        step = prices.steps(rows)
-        return Price(step or 0.0, prices.hops(rows) or 0.0, prices.reading(1) or 0.0, known=step is not None)
+        return Price(prices.steps(rows) or 0.0, prices.hops(rows) or 0.0, prices.reading(1) or 0.0)
 
     def costs(self) -> dict[str, dict[str, dict[int, float]]]:
         """By arrangement, seconds of a step and of the hop by number of rows, and of reading a token."""
@@ -125,36 +125,29 @@ class DraftLink:
     def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
         draft = self._draft
         asked = None
-        # A row of which nothing is wanted is not told either: what its draft has been told counts as read (see unread).
-        wanted = [(live, count) for live, count in zip(rows, request.counts, strict=True) if count > 0]
-        if draft is not None and not draft.lost and wanted:
+        if draft is not None and not draft.lost:
             try:
                 if _caught_up(draft):
-                    asked = self._ask(draft, wanted, request)
+                    asked = self._ask(draft, rows, request)
             except DraftLost as error:
                 self._lose(draft, error)
         if asked is None:
             return lambda: [()] * len(rows)
+        return lambda: self._collect(asked)
 
-        def collect() -> list[Sequence[int]]:
-            found = self._collect(asked)
-            return [found.get(live.row.key, ()) for live in rows]
-
-        return collect
-
-    def _ask(self, draft: _Draft, wanted: Sequence[tuple[LiveRow, int]], request: Request) -> _Asked:
+    def _ask(self, draft: _Draft, rows: Sequence[LiveRow], request: Request) -> _Asked:
         if not draft.settled:
             self._settle(draft)
         self._round += 1
         closed, draft.closed = tuple(draft.closed), []
-        advances = tuple(_advance(draft, live, count) for live, count in wanted)
+        advances = tuple(_advance(draft, live, count) for live, count in zip(rows, request.counts, strict=True))
         ask = Ask(self._round, advances, closed, self._confidence, request.keep, request.a_step)
         at = time.perf_counter()
         reply = draft.line.ask(ask)
         # On shared cores the draft may begin before the call is back, so what is the hop shows in the end only.
         sent = time.perf_counter() - at
-        draft.known.update((live.row.key, len(live.tokens)) for live, _ in wanted)
-        return _Asked(draft, self._round, reply, tuple(live.row.key for live, _ in wanted), at, sent)
+        draft.known.update((live.row.key, len(live.tokens)) for live in rows)
+        return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), at, sent)
 
     def _settle(self, draft: _Draft) -> None:
         draft.settled = True
@@ -162,14 +155,14 @@ class DraftLink:
             run_ahead = self._arrangement.overlap is not Overlap.TURNS
             draft.line.settle(self._arrangement.draft_cores, run_ahead, self._deadline)
 
-    def _collect(self, asked: _Asked) -> Mapping[int, Sequence[int]]:
-        draft = asked.draft
+    def _collect(self, asked: _Asked) -> list[Sequence[int]]:
+        draft, nothing = asked.draft, [()] * len(asked.rows)
         waiting = time.perf_counter()
         try:
             if not asked.reply.ready(max(0.0, asked.at + self._deadline - waiting)):
                 draft.late.append(asked.reply)
                 self._current.hops.observe(len(asked.rows), self._deadline)
-                return {}
+                return list(nothing)
             candidates = asked.reply.take()
         except DraftFailed as error:
             # It lives, but its rows may be half done: send them whole next time.
@@ -177,10 +170,10 @@ class DraftLink:
             draft.known.clear()
             draft.lost = draft.errors >= MOST_ERRORS
             logger.warning("the draft failed, this round goes on without it: %s", error)
-            return {}
+            return list(nothing)
         except DraftLost as error:
             self._lose(draft, error)
-            return {}
+            return list(nothing)
         draft.errors = 0
         # While the target asked and waited the draft was at work, but for the hop.
         hop = max(0.0, asked.sent + time.perf_counter() - waiting - candidates.seconds)
@@ -194,7 +187,9 @@ class DraftLink:
         self._current.hops.observe(len(asked.rows), hop + candidates.beside)
         for key in candidates.forgotten:
             draft.known.pop(key, None)
-        return candidates.tokens if candidates.round == asked.round else {}
+        if candidates.round != asked.round:
+            return list(nothing)
+        return [candidates.tokens.get(key, ()) for key in asked.rows]
 
     def _lose(self, draft: _Draft, error: DraftLost) -> None:
         """Gone: decode plainly until the driver attaches another."""

@@ -11,9 +11,6 @@ MOST_CANDIDATES = 16
 # A new row is believed to accept this share of its candidates, with the weight of this many observations.
 PRIOR_ACCEPTANCE = 0.7
 PRIOR_WEIGHT = 4.0
-# Of a draft whose price is not known yet one row is given so many, which tells it: what all rows have it read first may be
-# more than it will ever bring.
-FIRST_CANDIDATES = 4
 # Older rounds count for less, so that a row which changes its subject is noticed within a few dozen candidates.
 MEMORY = 0.97
 # A round counts for so many candidates at most.
@@ -105,13 +102,12 @@ class Overlap(StrEnum):
 class Price:
     """What candidates cost: seconds of one draft step for the rows together, and of asking at all (the hop).
 
-    ``read`` is what a draft takes for each token of a text that it does not know yet. Until ``known``, all are guesses.
+    ``read`` is what a draft takes for each token of a text that it does not know yet.
     """
 
     step: float
     hop: float = 0.0
     read: float = 0.0
-    known: bool = True
 
 
 def round_seconds(overlap: Overlap, verify: float, price: Price, count: int, hit: float) -> float:

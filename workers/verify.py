@@ -278,8 +278,6 @@ class Verifier:
             return Request([0] * len(rows))
         if self.draft_tokens is not None:
             return Request([self.draft_tokens] * len(rows))
-        if not price.known:
-            return self._of_one(rows, speculation.FIRST_CANDIDATES)
         chances = [live.acceptance.chance for live in rows]
         request = speculation.best_request(chances, self.verify_seconds, price, self._overlap)
         # A text that the draft has to read first has to pay for that in what is left of the row.
@@ -293,17 +291,13 @@ class Verifier:
         return replace(request, counts=counts)
 
     def _probe(self, rows: Sequence[LiveRow], price: Price) -> Request:
-        """Nothing, or now and then one candidate."""
-        plain, verified = self.verify_seconds(len(rows)), self.verify_seconds(len(rows) + 1)
-        unread = min(map(self.proposer.unread, rows))
-        cost = price.hop + price.step + price.read * unread + max(0.0, verified - plain)
-        return self._of_one(rows, int(self._probing.due(cost / plain)))
-
-    def _of_one(self, rows: Sequence[LiveRow], count: int) -> Request:
-        """Of the row of which the draft knows the most."""
+        """Nothing, or now and then one candidate for the row of which the draft knows the most."""
         unread = [self.proposer.unread(live) for live in rows]
         least = min(range(len(rows)), key=unread.__getitem__)
-        return Request([count if index == least else 0 for index in range(len(rows))])
+        plain, verified = self.verify_seconds(len(rows)), self.verify_seconds(len(rows) + 1)
+        cost = price.hop + price.step + price.read * unread[least] + max(0.0, verified - plain)
+        due = self._probing.due(cost / plain)
+        return Request([int(due and index == least) for index in range(len(rows))])
 
     def _foresee(self, group: Group) -> Foreseen | None:
         """What the group's next round should take and bring, by what is known of costs and chances."""
