@@ -263,6 +263,8 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def after(plain: Sequence[Sequence[Stretch]], assisted: Sequence[Sequence[Stretch]], skipped: int) -> dict[str, Any]:
     """What a draft costs or brings behind a row's first tokens, turn by turn: a machine's own pace changes in minutes."""
+    if not all(jobs and all(jobs) for jobs in (plain, assisted)):
+        return {f"tokens/s after {skipped}": "a round passed over all that was left of a row: ask for more --tokens"}
     rates = [[statistics.median(each.rate for each in job) for job in jobs] for jobs in (plain, assisted)]
     beside = [statistics.median(each.beside_ms for job in jobs for each in job) for jobs in (plain, assisted)]
     token_ms = statistics.median(1e3 / each.rate for job in plain for each in job)

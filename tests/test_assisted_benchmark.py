@@ -99,6 +99,7 @@ def test_what_a_draft_costs_behind_the_first_tokens_is_told_turn_by_turn() -> No
     assert found["times after them"] == 0.8
     assert found["ms a token in no pass"] == [20.0, 24.0]
     assert found["which costs"] == pytest.approx(4.0 / 200.0)
+    assert "more --tokens" in assisted.after(plain, [[], [], []], 50)["tokens/s after 50"]
 
 
 def test_times_are_those_of_the_turns_and_the_rest_is_a_middling_runs_own(tmp_path: Path) -> None:

@@ -239,6 +239,19 @@ def test_rows_that_go_on_by_themselves_stop_one_by_one(models):
     assert lengths == [len(feed.tokens) + len(chosen) - 1 for feed, (chosen, _) in zip(feeds, together, strict=True)]
 
 
+def test_rows_stop_together_where_another_pass_is_worth_it_for_none(models):
+    """A reach of a half after each choice: three rows are worth 1.5, then 0.75, then 0.375."""
+    halving = dict(bounds=(), usual=(0.5,), least_chance=0.0, least_reach=0.0)
+    with models["llama", Format.W4A8].model() as engine:
+        feeds = [SelfFeeding(engine.open(), [1 + row], 9) for row in range(3)]
+        for least_sum, passes in ((2.0, 1), (1.5, 2), (0.4, 3), (0.0, 9)):
+            for feed in feeds:
+                engine.truncate(feed.row, 0)
+            choices, seconds = engine.run_on(feeds, Stopping(**halving, least_sum=least_sum))
+            assert [len(tokens) for tokens, _ in choices] == [passes] * 3
+            assert len(seconds) == passes
+
+
 def test_a_run_without_room_is_refused(models):
     with models["llama", Format.W4A8].model() as engine:
         row = engine.open()

@@ -34,7 +34,9 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """Seconds of a step, as the draft says, and of the way there and back, by number of rows; and of reading a token."""
+    """Seconds, by number of rows: of a step, as the draft says, and of a request whatever it asks for, which is the way
+    there and back and what the draft does beside its passes. And seconds of reading a token.
+    """
 
     steps: Recent = field(default_factory=lambda: Recent(1))
     hops: Recent = field(default_factory=Recent)
