@@ -106,7 +106,7 @@ class TraceFile:
         lost = {"cut": self._cut, "dropped": self._dropped}
         seconds = (time.perf_counter_ns() - self._zero) / 1e9
         # Every other event ends with a comma, so one more closes the list.
-        last = json.dumps({"name": "end", "ph": "i", "s": "g", "pid": DRIVER, "tid": 1, "ts": seconds * 1e6, "args": lost})
+        last = json.dumps({"name": "end", "ph": "i", "s": "t", "pid": DRIVER, "tid": 1, "ts": seconds * 1e6, "args": lost})
         stream, self._stream = self._stream, None
         try:
             with stream:
