@@ -158,7 +158,11 @@ def main() -> None:
     hub, cache, logs = (arguments.work / name for name in ("hub", "cache", "logs"))
     logs.mkdir(parents=True, exist_ok=True)
     commands = lines_of((ROOT / "README.md").read_text(encoding="utf-8"))
-    chosen = [int(part) for part in arguments.lines.split(",") if part] or list(range(1, len(commands) + 1))
+    every = range(1, len(commands) + 1)
+    asked = arguments.lines.split(",") if arguments.lines else list(map(str, every))
+    if not set(asked) <= set(map(str, every)):
+        parser.error(f"--lines: the table has the lines 1 to {len(commands)}; {arguments.lines} asks for others")
+    chosen = [int(number) for number in asked]
     environment = os.environ | {
         "HF_HUB_CACHE": str(hub),
         "HF_HUB_OFFLINE": "1",

@@ -174,7 +174,7 @@ class Arranger:
         self._measured_at_work = True
         curve, most = self._curves[self._current.target_cores], max(LEAST_FED, MOST_FED_A_ROW * rows)
         sizes = [rows << doubled for doubled in range(most.bit_length()) if rows << doubled <= most]
-        # What a pass over fewer takes bounds each but the last, which all beyond it is judged by: that one is taken twice.
+        # Each but the last is bounded by those over more, and all beyond is judged by the last: that one is taken twice.
         sizes.append(sizes[-1])
         left = self._verifier.work_left(self._job_rows) * curve(rows) / rows
         if sum(map(curve, sizes)) > AT_WORK_SHARE * left:
