@@ -17,7 +17,7 @@ is packed from, so a program can be laid out, hashed and checked before a single
         ...
         m = builder.gated(h, gate, up, Activation.SILU)
         x = builder.linear(m, [down], residual=x)
-    x = builder.norm(builder.select(x), ...)
+    x = builder.norm(x, ...)
     program = builder.finish(builder.linear(x, [head]))
 """
 
@@ -303,18 +303,12 @@ class Builder:
         self._layers += 1
         return output
 
-    def select(self, x: Slice) -> Slice:
-        """Only the positions whose choice or logits are asked for; all that follows works on these alone."""
-        output = self._buffer(x.width)
-        self._ops.append(Op(Kind.SELECT, x, output=output))
-        return output
-
     def finish(self, logits: Slice) -> Program:
         """The program that ends with a choice from ``logits``."""
         if logits.width != self.vocabulary:
             raise ValueError(f"{logits.width} logits for a vocabulary of {self.vocabulary}")
         self._ops.append(Op(Kind.CHOOSE, logits))
-        ops, buffers = _share_buffers(self._ops, self._widths)
+        ops, buffers = _share_buffers(*_select(self._ops, self._widths))
         cache_fp32 = self.precision is Format.FP32
         return Program(ops, tuple(self._weights), buffers, self._layers, self.vocabulary, self.context, cache_fp32)
 
@@ -344,6 +338,29 @@ class Builder:
         rows = sum(part.count for part in parts)
         group = self.group if format.integer else 0
         return self._add(Weight(format, rows, columns, tuple(parts), group=group, gated=gated))
+
+
+# What needs all of a batch's tokens: positions' own inputs, and the attention, which keeps their keys and values.
+_EVERY_TOKEN = (Kind.EMBED, Kind.POSITION, Kind.ROPE, Kind.ATTENTION)
+
+
+def _select(ops: Sequence[Op], widths: Sequence[int]) -> tuple[list[Op], list[int]]:
+    """Behind the last attention only the positions go on whose choice or logits are asked for.
+
+    Of a prompt that is the last one, so its last layer is hardly more than its keys and values.
+    """
+    border = 1 + max(index for index, op in enumerate(ops) if op.kind in _EVERY_TOKEN)
+    before, after = list(ops[:border]), ops[border:]
+    made = {op.output.buffer for op in before}
+    selected = {}
+    longer = list(widths)
+    for buffer in sorted({read.buffer for op in after for read in op.reads} & made):
+        selected[buffer] = len(longer)
+        longer.append(widths[buffer])
+        whole = Slice(buffer, 0, widths[buffer])
+        before.append(Op(Kind.SELECT, whole, output=replace(whole, buffer=selected[buffer])))
+    kept = {buffer: selected.get(buffer, buffer) for buffer in range(len(longer))}
+    return before + [_rename(op, kept) for op in after], longer
 
 
 def _share_buffers(ops: Sequence[Op], widths: Sequence[int]) -> tuple[tuple[Op, ...], tuple[int, ...]]:

@@ -80,7 +80,7 @@ def build(shape: Shape, precision: Format) -> Program:
             matrix = (shape.inner, width)
             m = builder.gated(h, Tensor(at + "gate", matrix), Tensor(at + "up", matrix), shape.activation)
         x = builder.linear(m, [Tensor(at + "down", (width, shape.inner))], residual=x)
-    x = norm(builder.select(x), "norm")
+    x = norm(x, "norm")
     return builder.finish(builder.linear(x, [Tensor("head", (shape.vocabulary, width))]))
 
 

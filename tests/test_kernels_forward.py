@@ -1,5 +1,7 @@
 """The compiled forward pass against the NumPy reference, and against itself: bit for bit however it is asked."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kernel_models import BIGCODE, GROUPED, LLAMA, OPT, QWEN, SHAPES, Packed, Shape, packed, tokens
@@ -7,7 +9,7 @@ from kernel_models import BIGCODE, GROUPED, LLAMA, OPT, QWEN, SHAPES, Packed, Sh
 from outrider.kernels import library
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import Feeding, NativeModel, SamplingValues, SelfFeeding, Stopping
-from outrider.kernels.program import Format
+from outrider.kernels.program import Format, Kind
 from outrider.kernels.reference import ReferenceModel
 
 FORMATS = (Format.FP32, Format.BF16, Format.W4A8, Format.W8A8)
@@ -167,6 +169,42 @@ def test_greedy_choices_are_the_highest_logits_and_their_lead():
     assert answer.tokens == answer.logits[13:].argmax(axis=1).tolist()
     ordered = np.sort(answer.logits[13:].astype(np.float64), axis=1)
     np.testing.assert_array_equal(answer.margins, ordered[:, -1] - ordered[:, -2])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_not_asked_for_changes_no_bit(models, name, format):
+    """Behind the last attention only the positions go on whose logits are wanted."""
+    model, shape = models[name, format], SHAPES[name]
+    texts = [tokens(shape, count) for count in (21, 9, 30)]
+    with model.model() as engine:
+        wanted = [all_logits(engine, engine.open(), text) for text in texts]
+        rows = [engine.open() for _ in texts]
+        asked = (1, 0, 12)
+        feeds = [Feeding(row, text, count, count) for row, text, count in zip(rows, texts, asked, strict=True)]
+        for answer, whole, count in zip(engine.forward(feeds), wanted, asked, strict=True):
+            assert_same_bits(answer.logits, whole[len(whole) - count :])
+
+
+def test_programs_that_would_miss_positions_are_refused():
+    model = packed(LLAMA, Format.W4A8)
+    ops = list(model.program.ops)
+    selects = [index for index, op in enumerate(ops) if op.kind is Kind.SELECT]
+    last = max(index for index, op in enumerate(ops) if op.kind is Kind.ATTENTION)
+    assert selects == [last + 1, last + 2]
+    first, second = (ops[index] for index in selects)
+    rope = next(op for op in ops if op.kind is Kind.ROPE)
+    behind = last + 3
+    for at, extra, sentence in [
+        (last, first, "attention after select"),
+        (behind, rope, "rope after select"),
+        (behind, ops[0], "an embedding after select"),
+        (behind, replace(second, input=second.output, output=second.input), "what is selected already"),
+        (behind + 1, first, "selects stand side by side"),
+    ]:
+        program = replace(model.program, ops=(*ops[:at], extra, *ops[at:]))
+        with pytest.raises(KernelError, match=sentence):
+            Packed(program, model.memory).model()
 
 
 def test_mistakes_are_told_in_a_sentence():

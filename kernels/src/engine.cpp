@@ -41,10 +41,12 @@ int32_t Engine::check_op(const outrider_op &op, bool *selected) {
   };
   switch (op.kind) {
     case OUTRIDER_EMBED:
+      refuse(*selected, "an embedding after select");
       refuse(!weight->table || weight->rows < vocabulary, "an embedding needs a table with a row for every token");
       check(op.out, weight->columns, "embedding output");
       break;
     case OUTRIDER_POSITION:
+      refuse(*selected, "a position embedding after select");
       refuse(!weight->table || op.integer < 0 || weight->rows < context + op.integer,
              "a position embedding needs a table with a row for every position");
       check(op.in, weight->columns, "position input");
@@ -71,6 +73,7 @@ int32_t Engine::check_op(const outrider_op &op, bool *selected) {
       refuse(op.heads < 1 || op.head_size < 2 || op.head_size % 2, "rope needs heads of an even size");
       refuse(!is_vector(*weight, op.head_size / 2), "rope's frequencies are an fp32 vector of half a head");
       check(op.in, op.heads * op.head_size, "rope input");
+      refuse(*selected, "rope after select");
       break;
     case OUTRIDER_ATTENTION:
       refuse(op.head_size < 8 || op.head_size % 8, "a head size must be a multiple of 8");
@@ -83,10 +86,12 @@ int32_t Engine::check_op(const outrider_op &op, bool *selected) {
       refuse(*selected, "attention after select: its keys would miss positions");
       break;
     case OUTRIDER_SELECT:
-      refuse(*selected, "a program selects once");
+      refuse(*selected && (&op - 1)->kind != OUTRIDER_SELECT, "selects stand side by side");
       check(op.in, op.in.width, "select input");
       check(op.out, op.in.width, "select output");
       refuse(op.in.buffer == op.out.buffer, "select cannot write into its input's buffer");
+      for (const outrider_op *other = &op - 1; *selected && other->kind == OUTRIDER_SELECT; --other)
+        refuse(op.in.buffer == other->out.buffer, "what is selected already cannot be selected from");
       *selected = true;
       break;
     case OUTRIDER_CHOOSE:

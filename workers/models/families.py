@@ -149,7 +149,7 @@ def _llama_style(config: Config, precision: Format, group: int, style: _LlamaSty
         down = [mlp.weight("down_proj", hidden, ffn)]
         x = builder.linear(m, down, biases=mlp.biases(style.mlp_bias, ("down_proj", hidden)), residual=x)
     final = Tensor("model.norm.weight", (hidden,))
-    x = builder.norm(builder.select(x), final, kind=Norm.RMS, epsilon=epsilon)
+    x = builder.norm(x, final, kind=Norm.RMS, epsilon=epsilon)
     head = embedding if config.flag("tie_word_embeddings", False) else Tensor("lm_head.weight", (vocabulary, hidden))
     return builder.finish(builder.linear(x, [head]))
 
@@ -192,7 +192,6 @@ def _opt(config: Config, precision: Format, group: int) -> Program:
         m = builder.linear(h, first, biases=block.biases(bias, ("fc1", ffn)), activation=activation)
         x = builder.linear(m, second, biases=block.biases(bias, ("fc2", hidden)), residual=x)
         x = x if before else norm(x, block, "final_layer_norm")
-    x = builder.select(x)
     if before and not config.flag("_remove_final_layer_norm", False):
         x = norm(x, root, "final_layer_norm")
     if embedded != hidden:
@@ -241,7 +240,7 @@ def _gpt_bigcode(config: Config, precision: Format, group: int) -> Program:
         h = norm(x, block, "ln_2")
         m = builder.linear(h, first, biases=[block.bias("mlp.c_fc", ffn)], activation=activation)
         x = builder.linear(m, second, biases=[block.bias("mlp.c_proj", hidden)], residual=x)
-    x = norm(builder.select(x), root, "ln_f")
+    x = norm(x, root, "ln_f")
     tied = config.flag("tie_word_embeddings", True)
     return builder.finish(builder.linear(x, [embedding if tied else Tensor("lm_head.weight", (vocabulary, hidden))]))
 
