@@ -14,7 +14,7 @@ from test_verify import assert_plain, finish, verifier
 from outrider.workers import prefixes
 from outrider.workers.engine import Feed
 from outrider.workers.messages import Advance, Ask, Row, Sampling
-from outrider.workers.prefixes import LEAST_SHARED, Prefixes
+from outrider.workers.prefixes import KEPT_AT_FIRST, LEAST_SHARED, Prefixes
 from outrider.workers.propose import Drafter
 
 CONTEXT = 400
@@ -94,6 +94,32 @@ def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
     store.close(2)
     assert store.held == 80
     assert [store.open(20 + kind, prompt, PLAIN) for kind, prompt in enumerate(prompts)] == [39, 0, 39]
+
+
+def serve(store: Prefixes, engine: FakeEngine, row: int, prompt: Sequence[int]) -> int:
+    shared = store.open(row, prompt, PLAIN)
+    assert shared is not None
+    fill(engine, row, prompt)
+    store.close(row)
+    return shared
+
+
+def test_little_is_kept_of_prompts_that_have_nothing_in_common() -> None:
+    engine = FakeEngine(CONTEXT)
+    store = Prefixes(engine, 4000)
+    for row in range(30):
+        assert serve(store, engine, row, [row % 7, row // 7, *SYSTEM, *SYSTEM]) == 0
+        assert store.held <= KEPT_AT_FIRST == store.allowed
+    assert len(engine.rows) == 2
+
+
+def test_more_is_kept_once_prompts_begin_like_some_that_were_given_up() -> None:
+    engine = FakeEngine(CONTEXT)
+    store = Prefixes(engine, 4000)
+    kinds = [(kind, *SYSTEM, *SYSTEM, *SYSTEM) for kind in range(4)]
+    shared = [serve(store, engine, row, (*kinds[row % 4], row % 5, row % 7)) for row in range(16)]
+    assert shared == [0] * 7 + [181] * 9, "the one kept last is found; the others are known, and kept from then on"
+    assert store.held == 4 * 183
 
 
 def test_a_prompt_longer_than_all_that_may_be_kept_is_kept_in_part() -> None:

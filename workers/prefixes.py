@@ -19,6 +19,10 @@ from outrider.workers.messages import Sampling
 LEAST_SHARED = 16
 # Prompts kept of rows that have ended; each is looked at when a row of the same beginning comes.
 MOST_KEPT = 16
+# Memory that is new to a process is slow to come by, above all in a virtual machine: 2 MB can take 5 ms, a third of a pass. So
+# little is kept until prompts turn out to begin alike, and then so many times what they have had in common. Of the prompts
+# that were given up the tokens are remembered, since they tell that too.
+KEPT_AT_FIRST, KEPT_FOR_EACH, MOST_REMEMBERED = 256, 8, 64
 # Names of kept rows in the engine: below those that anybody else uses.
 FIRST_NAME = -1000
 
@@ -34,8 +38,9 @@ class Prefixes:
         # Live rows' prompts, and those kept (the one used last at the end), by their names in the engine.
         self._live: dict[int, Tokens] = {}
         self._kept: OrderedDict[int, Tokens] = OrderedDict()
+        self._given_up: OrderedDict[int, Tokens] = OrderedDict()
         self._alike: dict[bytes, dict[int, Tokens]] = {}
-        self._held = 0
+        self._held = self._in_common = 0
         self._next_name = FIRST_NAME
 
     @property
@@ -43,13 +48,18 @@ class Prefixes:
         """How many tokens are kept of ended rows; what they have in common counts once."""
         return self._held
 
+    @property
+    def allowed(self) -> int:
+        """How many may be, by what prompts have had in common so far."""
+        return min(self._most_tokens, KEPT_AT_FIRST + KEPT_FOR_EACH * self._in_common)
+
     def open(self, row: int, prompt: Sequence[int], sampling: Sampling, wait: bool = True) -> int | None:
         """Begin a row with as much of its prompt as another row has; how many tokens that is.
 
         None, and nothing is opened, where a row under way will soon have more of it: then it pays to wait for that one.
         """
         tokens = np.asarray(prompt, np.int32)
-        source, shared, coming = self._best_source(tokens)
+        source, shared, coming, known = self._best_source(tokens)
         if wait and coming - shared >= LEAST_SHARED:
             return None
         if source is not None and shared >= LEAST_SHARED:
@@ -59,6 +69,8 @@ class Prefixes:
         else:
             shared = 0
             self._engine.open(row, sampling, len(prompt))
+        if known >= LEAST_SHARED:
+            self._in_common += known
         if self._most_tokens and len(tokens) >= LEAST_SHARED:
             self._live[row] = tokens
             self._beginning_like(tokens)[row] = tokens
@@ -69,24 +81,27 @@ class Prefixes:
         tokens = self._live.pop(row, None)
         if tokens is not None:
             self._forget(row, tokens)
-            tokens = tokens[: min(self._engine.length(row), self._most_tokens)]
+            tokens = tokens[: min(self._engine.length(row), self.allowed)]
             new = len(tokens) - self._covered(tokens)
             if new >= LEAST_SHARED:
                 self._keep(row, tokens, new)
         self._engine.close(row)
 
-    def _best_source(self, tokens: Tokens) -> tuple[int | None, int, int]:
-        """The row with most of these tokens in its cache, how many it has, and how many some row is going to have."""
-        source, shared, coming = None, 0, 0
+    def _best_source(self, tokens: Tokens) -> tuple[int | None, int, int, int]:
+        """The row with most of these tokens in its cache and how many it has, how many some row will have, or once had."""
+        source, shared, coming, known = None, 0, 0, 0
         # At least one token has to be fed, for the choice behind it.
         most = len(tokens) - 1
         for row, others in self._alike.get(_beginning(tokens), {}).items():
             common = min(most, _common(tokens, others))
+            known = max(known, common)
+            if row in self._given_up:
+                continue
             cached = common if row in self._kept else min(common, self._engine.length(row))
             coming = max(coming, common)
             if cached > shared:
                 source, shared = row, cached
-        return source, shared, coming
+        return source, shared, coming, known
 
     def _keep(self, row: int, tokens: Tokens, new: int) -> None:
         name = self._next_name
@@ -95,11 +110,13 @@ class Prefixes:
         self._kept[name] = tokens
         self._beginning_like(tokens)[name] = tokens
         self._held += new
-        while self._held > self._most_tokens or len(self._kept) > MOST_KEPT:
+        while self._held > self.allowed or len(self._kept) > MOST_KEPT:
             oldest, others = self._kept.popitem(last=False)
-            self._forget(oldest, others)
             self._held -= len(others) - self._covered(others)
             self._engine.close(oldest)
+            self._given_up[oldest] = others
+        while len(self._given_up) > MOST_REMEMBERED:
+            self._forget(*self._given_up.popitem(last=False))
 
     def _covered(self, tokens: Tokens) -> int:
         """How many of the tokens a kept row has."""
