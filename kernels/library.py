@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 LIBRARY_NAME = "liboutrider_kernels.so"
 STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "unsupported", "not finite")
 
@@ -173,6 +173,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_engine_create": (c_int32, (POINTER(ProgramStructure), POINTER(OptionsStructure), POINTER(c_void_p))),
     "outrider_engine_destroy": (None, (c_void_p,)),
     "outrider_engine_threads": (c_int32, (c_void_p, c_int32, c_void_p)),
+    "outrider_engine_reserve": (c_int32, (c_void_p, c_int32, c_int32, c_int64)),
     "outrider_row_open": (c_int32, (c_void_p, POINTER(SamplingStructure), c_int32, POINTER(c_int32))),
     "outrider_row_fork": (c_int32, (c_void_p, c_int32, c_int32, POINTER(SamplingStructure), c_int32, POINTER(c_int32))),
     "outrider_row_truncate": (c_int32, (c_void_p, c_int32, c_int32)),

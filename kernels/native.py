@@ -225,6 +225,10 @@ class NativeModel:
         core_array = (c_int32 * len(cores))(*cores)
         check(load().outrider_engine_threads(self._engine, len(cores), core_array))
 
+    def reserve(self, tokens: int, selected: int, cache_tokens: int) -> None:
+        """Take memory now for passes of so many tokens and choices, and for so many tokens of cache (256 MB at most)."""
+        check(load().outrider_engine_reserve(self._engine, tokens, selected, cache_tokens))
+
     def open(self, sampling: Any = None, prompt: int = 0) -> int:
         """Begins an empty row; its first ``prompt`` tokens are its prompt. ``sampling``: like ``SamplingValues``."""
         row = c_int32()

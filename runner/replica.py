@@ -56,7 +56,7 @@ class Replica:
             return
         self._draft = _start_actor(DraftActor, self.plan.draft)
         plan = self.plan.draft
-        loaded = self._draft.load.remote(plan.model, plan.seat, self.plan.serve.trace)
+        loaded = self._draft.load.remote(plan.model, plan.seat, self.plan.serve)
         self.pending[loaded] = "draft ready"
 
     def target_is_ready(self, report: WorkerReport) -> None:

@@ -207,6 +207,24 @@ def test_programs_that_would_miss_positions_are_refused():
             Packed(program, model.memory).model()
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_memory_taken_before_the_work_is_that_of_the_work(cache_bytes):
+    model, text = packed(LLAMA, Format.W4A8), tokens(LLAMA, 90)
+    with model.model() as engine:
+        wanted = all_logits(engine, engine.open(), text)
+    with model.model(cache_bytes=cache_bytes) as engine:
+        engine.reserve(64, 8, 200)
+        held, used, _ = engine.cache_use()
+        assert held > 0 and used == 0
+        assert_same_bits(all_logits(engine, engine.open(), text, (7, 60)), wanted)
+        assert engine.cache_use()[0] == held, "nothing more had to be taken"
+        for tokens_a_pass, choices, cached in [(0, 0, 1), (4, 5, 1), (4, 1, -1)]:
+            with pytest.raises(KernelError, match="memory for passes of"):
+                engine.reserve(tokens_a_pass, choices, cached)
+        engine.reserve(1, 1, 1 << 40)
+        assert engine.cache_use()[0] <= max(held, (256 + 64) << 20)
+
+
 def test_mistakes_are_told_in_a_sentence():
     model = packed(OPT, Format.W8A8)
     with model.model() as engine:

@@ -25,12 +25,14 @@ logger = logging.getLogger(__name__)
 class _Loaded:
     """A model in this process, on the cores that it was given, and what there is to say about it."""
 
-    def __init__(self, spec: ModelSpec, seat: Seat) -> None:
+    def __init__(self, spec: ModelSpec, seat: Seat, rows: int) -> None:
         started = time.perf_counter()
         take_place(seat.launch, seat.leases, seat.lease_seconds, shared=seat.shared)
         from outrider.workers.models.opening import open_model
 
         self.model = open_model(spec)
+        if self.model.reserve is not None:
+            self.model.reserve(rows)
         pinned = read_back(seat.launch, self.model.weights, self.model.threads)
         self.report = WorkerReport(
             pid=os.getpid(),
@@ -67,7 +69,7 @@ class TargetActor:
         from outrider.workers.timeline import Timeline
         from outrider.workers.verify import Proposer, Verifier
 
-        loaded = self._loaded = _Loaded(spec, seat)
+        loaded = self._loaded = _Loaded(spec, seat, serve.rows_at_once)
         model = loaded.model
         if model.kind == "native":
             go_without_torch()
@@ -157,14 +159,14 @@ class TargetActor:
 class DraftActor:
     """Holds the draft model, and answers a target's requests. The other threads are there for ``watch`` and ``trace``."""
 
-    def load(self, spec: ModelSpec, seat: Seat, trace: bool) -> WorkerReport:
+    def load(self, spec: ModelSpec, seat: Seat, serve: ServeSpec) -> WorkerReport:
         from outrider.workers.propose import Drafter
         from outrider.workers.serving import DraftServer
         from outrider.workers.timeline import Timeline
 
-        loaded = self._loaded = _Loaded(spec, seat)
+        loaded = self._loaded = _Loaded(spec, seat, serve.rows_at_once)
         drafter = Drafter(loaded.model.engine, loaded.model.end_tokens, spec.prefix_tokens)
-        self._server = DraftServer(drafter, Timeline() if trace else None)
+        self._server = DraftServer(drafter, Timeline() if serve.trace else None)
         return loaded.report
 
     def settle(self, cores: Sequence[int], run_ahead: bool) -> None:

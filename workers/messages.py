@@ -227,6 +227,10 @@ class ServeSpec:
     replica: int = 0
     rows: int = 0
 
+    @property
+    def rows_at_once(self) -> int:
+        return min(self.batch, self.rows) if self.rows else self.batch
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:

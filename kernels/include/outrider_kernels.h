@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 4
+#define OUTRIDER_ABI 5
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -229,6 +229,9 @@ OUTRIDER_API int32_t outrider_engine_create(const outrider_program *program, con
 OUTRIDER_API void outrider_engine_destroy(outrider_engine *engine);
 /* Go on with another number of threads, on other cores (NULL: unpinned). Not while a pass is under way; no bit changes. */
 OUTRIDER_API int32_t outrider_engine_threads(outrider_engine *engine, int32_t threads, const int32_t *cores);
+/* Takes memory now that passes of `tokens` tokens with `selected` choices would take in the middle of the work, and a cache for
+ * `cache_tokens` tokens (of 256 MB at most). */
+OUTRIDER_API int32_t outrider_engine_reserve(outrider_engine *engine, int32_t tokens, int32_t selected, int64_t cache_tokens);
 
 /* Begins an empty row and writes its id. The first `prompt` tokens fed are its prompt, the rest counts as written (only penalties
  * care). The bias arrays are copied. */

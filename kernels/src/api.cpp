@@ -73,6 +73,10 @@ int32_t outrider_engine_threads(outrider_engine *engine, int32_t threads, const 
   return guarded([&] { return engine->engine->use_threads(threads, cores); });
 }
 
+int32_t outrider_engine_reserve(outrider_engine *engine, int32_t tokens, int32_t selected, int64_t cache_tokens) {
+  return guarded([&] { return engine->engine->reserve(tokens, selected, cache_tokens); });
+}
+
 int32_t outrider_row_open(outrider_engine *engine, const outrider_sampling *sampling, int32_t prompt, int32_t *row) {
   return guarded([&] { return engine->engine->open(*sampling, prompt, row); });
 }

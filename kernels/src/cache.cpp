@@ -10,6 +10,7 @@ namespace outrider {
 namespace {
 // Memory is asked for in pieces about this large.
 constexpr int64_t kSlabBytes = int64_t{64} << 20;
+constexpr int64_t kMostReserved = int64_t{256} << 20;
 }  // namespace
 
 Cache::Cache(std::vector<CacheLayer> layers, int64_t block_bytes, int64_t limit_bytes)
@@ -35,6 +36,22 @@ int32_t Cache::grow() {
   for (int64_t i = 0; i < blocks; ++i) data_.push_back(memory + i * block_bytes_);
   references_.resize(data_.size(), 0);
   for (int block = static_cast<int>(data_.size()) - 1; block >= first; --block) free_.push_back(block);
+  return OUTRIDER_OK;
+}
+
+int32_t Cache::reserve(int64_t blocks) {
+  blocks = std::min(blocks, kMostReserved / block_bytes_);
+  if (limit_bytes_ > 0) blocks = std::min(blocks, limit_bytes_ / block_bytes_);
+  while (static_cast<int64_t>(data_.size()) < blocks) {
+    const int32_t status = grow();
+    if (status != OUTRIDER_OK) return status;
+  }
+  int64_t left = blocks * block_bytes_;
+  for (const Slab &slab : slabs_) {
+    const int64_t bytes = std::min(left, slab.bytes);
+    if (bytes > 0) touch_pages(slab.memory, bytes);
+    left -= bytes;
+  }
   return OUTRIDER_OK;
 }
 

@@ -26,6 +26,8 @@ class Cache {
 
   // A block with one reference, or -1 and the status in *status.
   int take(int32_t *status);
+  // Takes the memory of the first `blocks` blocks now, of kMostReserved bytes at most.
+  int32_t reserve(int64_t blocks);
   void retain(int block) { ++references_[static_cast<size_t>(block)]; }
   void release(int block);
   bool shared(int block) const { return references_[static_cast<size_t>(block)] > 1; }

@@ -197,6 +197,19 @@ int32_t Engine::use_threads(int threads, const int32_t *cores) {
   return OUTRIDER_OK;
 }
 
+int32_t Engine::reserve(int tokens, int selected, int64_t cache_tokens) {
+  if (tokens < 1 || selected < 0 || selected > tokens || cache_tokens < 0)
+    return fail(OUTRIDER_INVALID, "memory for passes of %d tokens, %d choices and %lld tokens of cache", tokens, selected,
+                static_cast<long long>(cache_tokens));
+  int32_t status = reserve_scratch(tokens, selected);
+  if (status == OUTRIDER_OK) status = cache->reserve((cache_tokens + kBlockTokens - 1) / kBlockTokens);
+  if (status != OUTRIDER_OK) return status;
+  for (const Scratch *scratch : {&words, &scales, &offsets, &attention}) scratch->touch();
+  for (const auto &buffer : buffers) buffer->touch();
+  for (const auto &rotation : rotations) rotation->tables.touch();
+  return OUTRIDER_OK;
+}
+
 int32_t Engine::check_row(int row) const {
   if (row < 0 || row >= static_cast<int>(rows.size()) || !rows[static_cast<size_t>(row)].open)
     return fail(OUTRIDER_NO_ROW, "row %d is not open", row);

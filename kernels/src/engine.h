@@ -46,6 +46,7 @@ struct Engine {
   int32_t close(int row);
   int32_t length(int row) const;
   int32_t use_threads(int threads, const int32_t *cores);
+  int32_t reserve(int tokens, int selected, int64_t cache_tokens);
   int32_t forward(const outrider_batch &batch);
   int32_t run_on(const outrider_run &run);
 

@@ -46,6 +46,14 @@ void free_pages(void *memory, int64_t bytes) {
   if (memory) munmap(memory, static_cast<size_t>(round_up(bytes, kHugePage)));
 }
 
+void touch_pages(void *memory, int64_t bytes) {
+#ifndef MADV_POPULATE_WRITE
+  constexpr int MADV_POPULATE_WRITE = 23;
+#endif
+  // A wish: older systems refuse, and the first use takes the memory then.
+  if (memory) madvise(memory, static_cast<size_t>(bytes), MADV_POPULATE_WRITE);
+}
+
 bool Scratch::reserve(int64_t bytes) {
   if (bytes <= bytes_) return true;
   // A quarter more than asked for, so that slowly growing batches do not allocate every time.

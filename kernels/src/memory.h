@@ -10,6 +10,8 @@ namespace outrider {
 
 void *allocate_pages(int64_t bytes);
 void free_pages(void *memory, int64_t bytes);
+// Has the system find memory for these pages now. Where a virtual machine's own memory is lent, 2 MB can take 5 ms.
+void touch_pages(void *memory, int64_t bytes);
 
 // Scratch that only ever grows; its content does not survive growing.
 class Scratch {
@@ -19,6 +21,7 @@ class Scratch {
   Scratch(const Scratch &) = delete;
   Scratch &operator=(const Scratch &) = delete;
   bool reserve(int64_t bytes);
+  void touch() const { touch_pages(memory_, bytes_); }
   template <typename T> T *as() const { return static_cast<T *>(memory_); }
 
  private:

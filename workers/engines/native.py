@@ -10,6 +10,11 @@ from outrider.kernels.native import Feeding, NativeModel, SelfFeeding, Stopping
 from outrider.workers.engine import Chosen, Feed, Ran, Run, Trust
 from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Sampling
+from outrider.workers.speculation import MOST_CANDIDATES
+
+
+# Memory that is taken before the work: for passes over this much of a prompt, and this many tokens of every row.
+RESERVED_PASS, RESERVED_ROW = 512, 256
 
 
 class NativeEngine:
@@ -23,6 +28,14 @@ class NativeEngine:
         self.context = context
         self.vocabulary = model.program.vocabulary
         self._rows: dict[int, int] = {}
+
+    def reserve(self, rows: int) -> None:
+        """Take the memory that so many rows at once commonly need."""
+        choices = min(rows + MOST_CANDIDATES, RESERVED_PASS)
+        try:
+            self.model.reserve(RESERVED_PASS, choices, rows * min(RESERVED_ROW, self.context))
+        except KernelError as error:
+            raise WorkerError(f"the native engine has no room for {rows} rows at once: {error}") from error
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         if row in self._rows:

@@ -36,6 +36,8 @@ class OpenModel:
     threads: int | None = None
     # Move the engine's threads to other cores of this process; None where the engine cannot.
     use_cores: Callable[[Sequence[int]], None] | None = None
+    # Take memory for so many rows now rather than in the middle of the work; None where there is nothing to take.
+    reserve: Callable[[int], None] | None = None
 
 
 def native_supports(card_path: str) -> str | None:
@@ -95,7 +97,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
         path["instruction_set"] = isa
     engine = NativeEngine(model, min(card.context, program.context))
     weights = ((packed.memory.address, packed.size),)
-    return OpenModel(engine, "native", card.end_tokens, notes, path, weights, threads, model.use_cores)
+    return OpenModel(engine, "native", card.end_tokens, notes, path, weights, threads, model.use_cores, engine.reserve)
 
 
 def _open_hf(spec: ModelSpec) -> OpenModel:
