@@ -19,8 +19,8 @@ from outrider.workers.messages import Sampling
 LEAST_SHARED = 16
 # Prompts kept of rows that have ended; each is looked at when a row of the same beginning comes.
 MOST_KEPT = 16
-# Memory that is new to a process is slow to come by, above all in a virtual machine: 2 MB can take 5 ms, a third of a pass. So
-# little is kept until prompts turn out to begin alike, and then so many times what they have had in common. Of the prompts
+# Memory that is new to a process is slow to come by, above all in a virtual machine: 2 MB can take 5 ms, a third of a pass.
+# So little is kept until prompts turn out to begin alike, and then so many times what they have had in common. Of prompts
 # that were given up the tokens are remembered, since they tell that too.
 KEPT_AT_FIRST, KEPT_FOR_EACH, MOST_REMEMBERED = 256, 8, 64
 # Names of kept rows in the engine: below those that anybody else uses.

@@ -12,7 +12,6 @@ from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Sampling
 from outrider.workers.speculation import MOST_CANDIDATES
 
-
 # Memory that is taken before the work: for passes over this much of a prompt, and this many tokens of every row.
 RESERVED_PASS, RESERVED_ROW = 512, 256
 
