@@ -132,6 +132,14 @@ def decoding(ran: Ran) -> float:
     return float(sum(sums["tokens"] for sums in rounds) / sum(sums["seconds"] for sums in rounds))
 
 
+def reached(ran: Ran) -> float:
+    """Tokens a second of the rounds over what the job's own cost curves, as they were in each round, said that it would be."""
+    rounds = [sums for each in ran.told["costs"].values() for sums in each["rounds"].values()]
+    tokens, foreseen = (sum(sums[key] for sums in rounds) for key in ("tokens", "foreseen_tokens"))
+    seconds, expected = (sum(sums[key] for sums in rounds) for key in ("seconds", "foreseen_seconds"))
+    return float(tokens / seconds / (foreseen / expected))
+
+
 def foretold(ran: Ran) -> dict[str, str]:
     """By arrangement: what a round should take and bring, and what it did."""
     found = {}
@@ -196,6 +204,7 @@ def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
         "layout": layout.get("took"),
         "layout in words": layout.get("sentence"),
         "foretold": foretold(middle),
+        "reached of that": round(statistics.median(map(reached, assisted)), 3),
         "same bytes": all(left.same_as(right) for left, right in pairwise([*plain, *assisted])),
     }
 
@@ -256,6 +265,8 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     candidates = None if asked.draft_tokens == "auto" else int(asked.draft_tokens)
     promised = promise(plain[-1], assisted[-1], asked.batch, candidates, CHANCE if asked.draft_noise is None else None)
     found["times by the cost curves"] = None if promised is None else round(promised, 3)
+    if promised is not None and promised > 1.0:
+        found["of that gain in rounds"] = round((found["times in rounds alone"] - 1.0) / (promised - 1.0), 3)
     if asked.after is not None:
         found |= after(stretches["plain"], stretches["assisted"], asked.after)
     return found

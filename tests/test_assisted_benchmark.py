@@ -115,6 +115,7 @@ def test_times_are_those_of_the_turns_and_the_rest_is_a_middling_runs_own(tmp_pa
     assert found["same bytes"]
     assert found["times in rounds alone"] == 1.0
     assert found["foretold"]["turns"].startswith("100.00 ms foreseen, 200.00 taken; 4.00 tokens foreseen, 3.00 gained")
+    assert found["reached of that"] == (3.0 / 200.0) / (4.0 / 100.0)
     (with_draft[2].directory / "results.jsonl").write_text("other")
     assert not assisted.figures(plain, with_draft)["same bytes"]
 
