@@ -171,15 +171,39 @@ def _nearest(means: Mapping[str, float], rows: int) -> float:
     return means[min(means, key=lambda count: abs(int(count) - rows))]
 
 
-def promise(plain: Ran, with_draft: Ran, rows: int, candidates: int | None, chance: float | None) -> float | None:
-    """By the passes as measured when the plain job began, with nothing else being loaded, and the draft's own prices."""
+def promises(
+    plain: Ran, with_draft: Ran, rows: int, candidates: int | None, chance: float | None
+) -> tuple[float, float] | None:
+    """By the cost curves as the assisted job ended with them, and by passes as measured when the plain job began.
+
+    When that began nothing else was being loaded or at work. The draft's prices are its own in both.
+    """
     (before,), (costs,) = (list(each.told["costs"].values()) for each in (plain, with_draft))
     draft = costs["draft"].get("turns") or costs["draft"].get("")
     tried = sum(sums["tried"] for sums in costs["rounds"].values())
     if not draft or not draft["step"] or not tried:
         return None
     held = sum(sums["held"] for sums in costs["rounds"].values())
-    return expected_times(before["verify_at_start"], draft, rows, held / tried if chance is None else chance, candidates)
+    chance = held / tried if chance is None else chance
+    at_work, idle = (
+        expected_times(curve, draft, rows, chance, candidates) for curve in (costs["verify"], before["verify_at_start"])
+    )
+    return at_work, idle
+
+
+def against_promises(
+    reached: float, plain: Sequence[Ran], assisted: Sequence[Ran], rows: int, candidates: int | None, noise: float | None
+) -> dict[str, Any]:
+    """Medians over the turns of what the curves promise, and how much of that gain there is in rounds."""
+    chance = CHANCE if noise is None else None
+    turns = [promises(left, right, rows, candidates, chance) for left, right in zip(plain, assisted, strict=True)]
+    found: dict[str, Any] = {}
+    for at, name in enumerate(("at work", "idle")):
+        promised = statistics.median([turn[at] for turn in turns if turn is not None] or [1.0])
+        found[f"times by curves {name}"] = round(promised, 3)
+        if promised > 1.0:
+            found[f"of that gain, {name}"] = round((reached - 1.0) / (promised - 1.0), 3)
+    return found
 
 
 def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
@@ -263,10 +287,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 stretches[name].append(stretches_after(trace, asked.tokens, asked.after))
     found = figures(plain, assisted)
     candidates = None if asked.draft_tokens == "auto" else int(asked.draft_tokens)
-    promised = promise(plain[-1], assisted[-1], asked.batch, candidates, CHANCE if asked.draft_noise is None else None)
-    found["times by the cost curves"] = None if promised is None else round(promised, 3)
-    if promised is not None and promised > 1.0:
-        found["of that gain in rounds"] = round((found["times in rounds alone"] - 1.0) / (promised - 1.0), 3)
+    found |= against_promises(found["times in rounds alone"], plain, assisted, asked.batch, candidates, asked.draft_noise)
     if asked.after is not None:
         found |= after(stretches["plain"], stretches["assisted"], asked.after)
     return found

@@ -128,6 +128,26 @@ def test_what_the_cost_curves_promise() -> None:
     assert assisted.expected_times(verify, draft, 4, 1.0, 1) == 2 * 1.0 / (2.0 + 1.125)
 
 
+def test_what_was_reached_of_what_the_curves_promise(tmp_path: Path) -> None:
+    plain, with_draft = ran(tmp_path / "p"), ran(tmp_path / "a")
+    idle, at_work = {"1": 1.0, "2": 1.0, "3": 2.0}, {"1": 1.0, "2": 1.5, "3": 3.0}
+    for each, curve in ((plain, idle), (with_draft, at_work)):
+        each.told["costs"]["0"] |= {"verify": curve, "verify_at_start": curve}
+    with_draft.told["costs"]["0"]["draft"] = {"turns": {"step": {"1": 0.0}, "hop": {"1": 0.0}}}
+    with_draft.told["costs"]["0"]["rounds"]["turns"] |= {"tried": 10, "held": 5}
+    found = assisted.against_promises(1.2, [plain], [with_draft], 1, 1, None)
+    assert found == {
+        "times by curves at work": pytest.approx(1.2),
+        "of that gain, at work": pytest.approx(1.0),
+        "times by curves idle": pytest.approx(1.8),
+        "of that gain, idle": pytest.approx(0.25),
+    }
+    assert assisted.against_promises(1.2, [plain], [with_draft], 1, 1, 0.5)["times by curves idle"] == pytest.approx(1.5)
+    nothing_tried = ran(tmp_path / "n")
+    nothing_tried.told["costs"]["0"]["draft"] = {}
+    assert "of that gain, idle" not in assisted.against_promises(1.0, [plain], [nothing_tried], 1, None, None)
+
+
 @pytest.mark.parametrize(
     ("change", "good"),
     [({}, True), ({"same bytes": False}, False), ({"accepted": 0}, False), ({"draft deaths counted": 3}, False)],
