@@ -133,7 +133,7 @@ def decoding(ran: Ran) -> float:
 
 
 def reached(ran: Ran) -> float:
-    """Tokens a second of the rounds over what the job's own cost curves, as they were in each round, said that it would be."""
+    """Tokens a second of the rounds over what the job's own cost curves said before each of them."""
     rounds = [sums for each in ran.told["costs"].values() for sums in each["rounds"].values()]
     tokens, foreseen = (sum(sums[key] for sums in rounds) for key in ("tokens", "foreseen_tokens"))
     seconds, expected = (sum(sums[key] for sums in rounds) for key in ("seconds", "foreseen_seconds"))

@@ -23,6 +23,7 @@ def ran(folder: Path, text: str = "same", **summary: Any) -> door.Ran:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.jsonl").write_text(text)
     rounds = {"turns": {"rounds": 10, "seconds": 2.0, "tokens": 30, "foreseen_seconds": 1.0, "foreseen_tokens": 40.0}}
+    rounds["turns"] |= {"tried": 0, "held": 0}
     return door.Ran(folder, {"summary": summary, "costs": {"0": {"rounds": rounds}}}, 1.0)
 
 
