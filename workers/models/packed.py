@@ -123,7 +123,7 @@ def _cache_key(card: ModelCard, program: Program, packer: Packer, offsets: list[
     return {
         "model": card.digest,
         "changed": changed,
-        "program": program.digest(),
+        "weights": program.digest(),
         "packing": packer.version,
         "loading": LOADING_VERSION,
         "layout": hashlib.sha256(repr(offsets).encode()).hexdigest(),
