@@ -132,7 +132,7 @@ def decoding(ran: Ran) -> float:
     return float(sum(sums["tokens"] for sums in rounds) / sum(sums["seconds"] for sums in rounds))
 
 
-def reached(ran: Ran) -> float:
+def kept_of_foretold(ran: Ran) -> float:
     """Tokens a second of the rounds over what the job's own cost curves said before each of them."""
     rounds = [sums for each in ran.told["costs"].values() for sums in each["rounds"].values()]
     tokens, foreseen = (sum(sums[key] for sums in rounds) for key in ("tokens", "foreseen_tokens"))
@@ -192,17 +192,22 @@ def promises(
 
 
 def against_promises(
-    reached: float, plain: Sequence[Ran], assisted: Sequence[Ran], rows: int, candidates: int | None, noise: float | None
+    plain: Sequence[Ran], assisted: Sequence[Ran], rows: int, candidates: int | None, noise: float | None
 ) -> dict[str, Any]:
-    """Medians over the turns of what the curves promise, and how much of that gain there is in rounds."""
+    """What the curves promise, and how much of that gain rounds have: medians over turns in which drafts were tried."""
     chance = CHANCE if noise is None else None
-    turns = [promises(left, right, rows, candidates, chance) for left, right in zip(plain, assisted, strict=True)]
+    turns = [
+        (promised, decoding(right) / decoding(left))
+        for left, right in zip(plain, assisted, strict=True)
+        if (promised := promises(left, right, rows, candidates, chance)) is not None
+    ]
     found: dict[str, Any] = {}
     for at, name in enumerate(("at work", "idle")):
-        promised = statistics.median([turn[at] for turn in turns if turn is not None] or [1.0])
-        found[f"times by curves {name}"] = round(promised, 3)
-        if promised > 1.0:
-            found[f"of that gain, {name}"] = round((reached - 1.0) / (promised - 1.0), 3)
+        promised = statistics.median(each[at] for each, _ in turns) if turns else None
+        found[f"times by curves {name}"] = None if promised is None else round(promised, 3)
+        if promised is not None and promised > 1.0:
+            times = statistics.median(times for _, times in turns)
+            found[f"of that gain, {name}"] = round((times - 1.0) / (promised - 1.0), 3)
     return found
 
 
@@ -228,7 +233,7 @@ def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
         "layout": layout.get("took"),
         "layout in words": layout.get("sentence"),
         "foretold": foretold(middle),
-        "reached of that": round(statistics.median(map(reached, assisted)), 3),
+        "rate, of the foretold": round(statistics.median(map(kept_of_foretold, assisted)), 3),
         "same bytes": all(left.same_as(right) for left, right in pairwise([*plain, *assisted])),
     }
 
@@ -287,7 +292,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 stretches[name].append(stretches_after(trace, asked.tokens, asked.after))
     found = figures(plain, assisted)
     candidates = None if asked.draft_tokens == "auto" else int(asked.draft_tokens)
-    found |= against_promises(found["times in rounds alone"], plain, assisted, asked.batch, candidates, asked.draft_noise)
+    found |= against_promises(plain, assisted, asked.batch, candidates, asked.draft_noise)
     if asked.after is not None:
         found |= after(stretches["plain"], stretches["assisted"], asked.after)
     return found

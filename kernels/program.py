@@ -347,7 +347,7 @@ _EVERY_TOKEN = (Kind.EMBED, Kind.POSITION, Kind.ROPE, Kind.ATTENTION)
 def _select(ops: Sequence[Op], widths: Sequence[int]) -> tuple[list[Op], list[int]]:
     """Behind the last attention only the positions go on whose choice or logits are asked for.
 
-    Of a prompt that is the last one, so its last layer is hardly more than its keys and values.
+    Of a prompt that is the last one, so most of its last layer is spared.
     """
     border = 1 + max(index for index, op in enumerate(ops) if op.kind in _EVERY_TOKEN)
     before, after = list(ops[:border]), ops[border:]

@@ -63,7 +63,7 @@ def run_command(
     draft_deadline: options.DraftDeadline = 5.0,
     batch: Annotated[int, typer.Option(help="Rows at once on a replica.")] = 8,
     prefix_tokens: Annotated[
-        int, typer.Option(help="Tokens of ended prompts kept for rows that begin alike; 0 shares nothing.")
+        int, typer.Option(help="Most tokens of ended prompts kept for rows that begin alike; 0 shares nothing.")
     ] = 4096,
     replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: one a unit of --per].")] = None,
     per: options.Per = "auto",

@@ -16,12 +16,13 @@ from local_draft import LocalDraft
 from native_models import PRECISIONS, TOKENS, logits, open_native, save_tiny
 from safetensors.torch import load_file, save_file
 
+from outrider.kernels.library import KernelError
 from outrider.kernels.native import Feeding
 from outrider.workers.costs import CostCurve, measure
 from outrider.workers.engine import Feed, Ran, Run, Trust
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.errors import ModelError, UsageError, WorkerError
-from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
+from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling, ServeSpec
 from outrider.workers.models.opening import native_supports, open_model
 from outrider.workers.propose import Drafter
 from outrider.workers.proposers import LookupProposer, NoProposer
@@ -251,6 +252,28 @@ def test_whoever_asks_for_a_pass_is_kept_to_the_first_core_and_follows_when_that
         assert aside.submit(caller_after, cores).result() == {cores[0]}
         assert aside.submit(caller_after, cores[::-1]).result() == {cores[1]}
     assert os.sched_getaffinity(0) >= set(cores), "whoever asks for nothing stays where it was"
+
+
+def test_memory_for_the_first_rows_can_be_taken_beforehand_and_need_not_be(
+    models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = open_native(models / "llama", "w4a8")
+    engine.reserve(4)
+    held, used, _ = engine.model.cache_use()
+    assert held > 0 and used == 0
+
+    def refuse(*asked: int) -> None:
+        raise KernelError("no memory")
+
+    monkeypatch.setattr(engine.model, "reserve", refuse)
+    with caplog.at_level("INFO"):
+        engine.reserve(1000)
+    assert "memory for 1000 rows was not taken beforehand: no memory" in caplog.text
+
+
+def test_a_target_has_no_more_rows_at_once_than_there_are() -> None:
+    rows_at_once = [ServeSpec(8, None, rows=rows).rows_at_once for rows in (0, 3, 100)]
+    assert rows_at_once == [8, 3, 8]
 
 
 def test_what_is_opened_says_how_it_computes(models: Path) -> None:

@@ -122,6 +122,24 @@ def test_more_is_kept_once_prompts_begin_like_some_that_were_given_up() -> None:
     assert store.held == 4 * 183
 
 
+def test_what_was_shared_as_it_is_asks_for_no_more() -> None:
+    """Many chat prompts have nothing in common but their template's first words, and the last prompt kept has those."""
+    engine = FakeEngine(CONTEXT)
+    store = Prefixes(engine, 4000)
+    for row in range(40):
+        shared = serve(store, engine, row, (*SYSTEM[:20], row % 7, row // 7, *SYSTEM, *SYSTEM))
+        assert shared == (20 if row else 0)
+        assert store.allowed == KEPT_AT_FIRST
+
+
+def test_a_prompt_too_long_to_be_kept_at_first_is_kept_whole_once_it_comes_again() -> None:
+    engine = FakeEngine(CONTEXT)
+    store = Prefixes(engine, 4000)
+    system = SYSTEM * 6
+    shared = [serve(store, engine, row, (*system, row, row)) for row in range(4)]
+    assert shared == [0, KEPT_AT_FIRST, 360, 360]
+
+
 def test_a_prompt_longer_than_all_that_may_be_kept_is_kept_in_part() -> None:
     engine = FakeEngine(CONTEXT)
     store = Prefixes(engine, 50)
@@ -166,6 +184,7 @@ def test_what_is_kept_is_bounded_and_counted(seed: int, most: int, most_rows: in
     live: dict[int, tuple[int, ...]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefixes, "MOST_KEPT", most_rows)
+        patch.setattr(prefixes, "MOST_REMEMBERED", most_rows)
         for row in range(60):
             prompt = tuple(dice.choices((0, 0, 1), k=2)) + SYSTEM[: dice.choice((10, 30, 60))]
             prompt += tuple(dice.choices(range(3), k=dice.randrange(40)))
@@ -178,7 +197,10 @@ def test_what_is_kept_is_bounded_and_counted(seed: int, most: int, most_rows: in
                 store.close(key := dice.choice(list(live)))
                 del live[key]
             kept = [tokens for name, tokens in engine.rows.items() if name < 0]
-            assert store.held <= most
+            assert store.held <= store.allowed <= most
+            assert len(store._given_up) <= most_rows
+            known = {name for alike in store._alike.values() for name in alike}
+            assert known == {*store._live, *store._kept, *store._given_up}
             assert len(kept) <= most_rows
             # Rows that differ within their first tokens are counted apart.
             by_beginning: dict[tuple[int, ...], list[list[int]]] = {}

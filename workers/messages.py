@@ -211,8 +211,8 @@ class ServeSpec:
     Candidates come from a draft ``model``, from the row's own text by ``lookup``, from both, or from nowhere; a draft sends
     none that it holds less likely than ``draft_confidence``. Where there are several ``arrangements``, they are tried on
     the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for. ``replica`` is
-    what metrics name the target by; with ``trace``, target and draft keep a timeline. ``rows`` is about how many are to be
-    expected, 0 where nobody knows.
+    what metrics name the target by; with ``trace``, target and draft keep a timeline. ``rows`` is about how many requests
+    are to be expected, 0 where nobody knows. A draft is told the same.
     """
 
     batch: int

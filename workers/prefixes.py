@@ -19,9 +19,9 @@ from outrider.workers.messages import Sampling
 LEAST_SHARED = 16
 # Prompts kept of rows that have ended; each is looked at when a row of the same beginning comes.
 MOST_KEPT = 16
-# Memory that is new to a process is slow to come by, above all in a virtual machine: 2 MB can take 5 ms, a third of a pass.
-# So little is kept until prompts turn out to begin alike, and then so many times what they have had in common. Of prompts
-# that were given up the tokens are remembered, since they tell that too.
+# Memory that is new to a process is slow to come by, above all in a virtual machine (docs/measurements.md, fourth day).
+# So little is kept until that turns out to be too little, and then so many times what was missed: of prompts that were
+# given up the tokens are remembered.
 KEPT_AT_FIRST, KEPT_FOR_EACH, MOST_REMEMBERED = 256, 8, 64
 # Names of kept rows in the engine: below those that anybody else uses.
 FIRST_NAME = -1000
@@ -40,7 +40,7 @@ class Prefixes:
         self._kept: OrderedDict[int, Tokens] = OrderedDict()
         self._given_up: OrderedDict[int, Tokens] = OrderedDict()
         self._alike: dict[bytes, dict[int, Tokens]] = {}
-        self._held = self._in_common = 0
+        self._held = self._missed = 0
         self._next_name = FIRST_NAME
 
     @property
@@ -50,8 +50,8 @@ class Prefixes:
 
     @property
     def allowed(self) -> int:
-        """How many may be, by what prompts have had in common so far."""
-        return min(self._most_tokens, KEPT_AT_FIRST + KEPT_FOR_EACH * self._in_common)
+        """How many may be, by what would have been shared so far if more had been kept."""
+        return min(self._most_tokens, KEPT_AT_FIRST + KEPT_FOR_EACH * self._missed)
 
     def open(self, row: int, prompt: Sequence[int], sampling: Sampling, wait: bool = True) -> int | None:
         """Begin a row with as much of its prompt as another row has; how many tokens that is.
@@ -69,8 +69,8 @@ class Prefixes:
         else:
             shared = 0
             self._engine.open(row, sampling, len(prompt))
-        if known >= LEAST_SHARED:
-            self._in_common += known
+        if known - shared >= LEAST_SHARED:
+            self._missed += known - shared
         if self._most_tokens and len(tokens) >= LEAST_SHARED:
             self._live[row] = tokens
             self._beginning_like(tokens)[row] = tokens
@@ -81,10 +81,13 @@ class Prefixes:
         tokens = self._live.pop(row, None)
         if tokens is not None:
             self._forget(row, tokens)
-            tokens = tokens[: min(self._engine.length(row), self.allowed)]
-            new = len(tokens) - self._covered(tokens)
+            tokens = tokens[: self._engine.length(row)]
+            kept = tokens[: self.allowed]
+            new = len(kept) - self._covered(kept)
             if new >= LEAST_SHARED:
-                self._keep(row, tokens, new)
+                self._keep(row, kept, new)
+            if len(tokens) - len(kept) >= LEAST_SHARED:
+                self._give_up(tokens)
         self._engine.close(row)
 
     def _best_source(self, tokens: Tokens) -> tuple[int | None, int, int, int]:
@@ -104,19 +107,37 @@ class Prefixes:
         return source, shared, coming, known
 
     def _keep(self, row: int, tokens: Tokens, new: int) -> None:
-        name = self._next_name
-        self._next_name -= 1
+        name = self._new_name()
         self._engine.fork(name, row, len(tokens), Sampling(), len(tokens))
         self._kept[name] = tokens
         self._beginning_like(tokens)[name] = tokens
         self._held += new
         while self._held > self.allowed or len(self._kept) > MOST_KEPT:
             oldest, others = self._kept.popitem(last=False)
+            self._forget(oldest, others)
             self._held -= len(others) - self._covered(others)
             self._engine.close(oldest)
-            self._given_up[oldest] = others
-        while len(self._given_up) > MOST_REMEMBERED:
+            self._give_up(others)
+
+    def _give_up(self, tokens: Tokens) -> None:
+        """Remember a prompt that is not kept, or not whole."""
+        for name, others in list(self._alike.get(_beginning(tokens), {}).items()):
+            if name in self._given_up:
+                common = _common(tokens, others)
+                if common == len(tokens):
+                    self._given_up.move_to_end(name)
+                    return
+                if common == len(others):
+                    del self._given_up[name]
+                    self._forget(name, others)
+        name = self._new_name()
+        self._given_up[name] = self._beginning_like(tokens)[name] = tokens
+        if len(self._given_up) > MOST_REMEMBERED:
             self._forget(*self._given_up.popitem(last=False))
+
+    def _new_name(self) -> int:
+        self._next_name -= 1
+        return self._next_name + 1
 
     def _covered(self, tokens: Tokens) -> int:
         """How many of the tokens a kept row has."""

@@ -50,8 +50,8 @@ enum outrider_operation {
   OUTRIDER_LINEAR = 3,        /* out = activation(in * weight^T + bias) + residual */
   OUTRIDER_ROPE = 4,          /* in place on in: heads of head_size, halves rotated; weight = inverse frequencies */
   OUTRIDER_ATTENTION = 5,     /* stores key and value in the cache of layer `integer`, out = attention of in over the cache */
-  OUTRIDER_SELECT = 6,        /* out = the rows of in whose choice or logits are asked for; behind it, and others beside it, there are
-                                 only these */
+  OUTRIDER_SELECT = 6,        /* out = the rows of in whose choice or logits are asked for; selects stand side by side, and what
+                                 follows them has these rows only */
   OUTRIDER_CHOOSE = 7         /* in = logits; ends the program */
 };
 

@@ -32,10 +32,11 @@ int32_t Cache::grow() {
   slabs_.push_back({memory, bytes});
   bytes_held_ += bytes;
   // The lowest block is taken first, so that short runs touch little memory.
-  const int first = static_cast<int>(data_.size());
-  for (int64_t i = 0; i < blocks; ++i) data_.push_back(memory + i * block_bytes_);
+  for (int64_t i = 0; i < blocks; ++i) {
+    free_.insert(free_.begin(), static_cast<int>(data_.size()));
+    data_.push_back(memory + i * block_bytes_);
+  }
   references_.resize(data_.size(), 0);
-  for (int block = static_cast<int>(data_.size()) - 1; block >= first; --block) free_.push_back(block);
   return OUTRIDER_OK;
 }
 

@@ -24,7 +24,9 @@ int32_t Engine::check_slice(const outrider_slice &slice, int width, const char *
   return OUTRIDER_OK;
 }
 
-int32_t Engine::check_op(const outrider_op &op, bool *selected) {
+// `selected` are the buffers that hold selected positions only, none before the first select; `selecting`: the operation before
+// was a select.
+int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected) {
   const int weight_count = static_cast<int>(weights.size());
   const bool needs_weight = op.kind <= OUTRIDER_ROPE;
   if (op.weight >= weight_count || op.bias >= weight_count || (needs_weight && op.weight < 0))
@@ -39,14 +41,21 @@ int32_t Engine::check_op(const outrider_op &op, bool *selected) {
   const auto refuse = [&](bool bad, const char *what) {
     if (status == OUTRIDER_OK && bad) status = fail(OUTRIDER_INVALID, "%s", what);
   };
+  const bool behind = std::find(selected->begin(), selected->end(), true) != selected->end();
+  const auto holds_selected = [&](const outrider_slice &slice) {
+    return slice.buffer >= 0 && slice.buffer < static_cast<int>(selected->size()) && (*selected)[static_cast<size_t>(slice.buffer)];
+  };
+  const bool every_token = op.kind == OUTRIDER_EMBED || op.kind == OUTRIDER_POSITION || op.kind == OUTRIDER_ROPE ||
+                           op.kind == OUTRIDER_ATTENTION;
+  refuse(behind && every_token, "embeddings, rope and attention work on all positions, and come before select");
+  refuse(behind && op.kind != OUTRIDER_SELECT && (!holds_selected(op.in) || (op.residual.buffer >= 0 && !holds_selected(op.residual))),
+         "behind select an operation reads positions that were not selected");
   switch (op.kind) {
     case OUTRIDER_EMBED:
-      refuse(*selected, "an embedding after select");
       refuse(!weight->table || weight->rows < vocabulary, "an embedding needs a table with a row for every token");
       check(op.out, weight->columns, "embedding output");
       break;
     case OUTRIDER_POSITION:
-      refuse(*selected, "a position embedding after select");
       refuse(!weight->table || op.integer < 0 || weight->rows < context + op.integer,
              "a position embedding needs a table with a row for every position");
       check(op.in, weight->columns, "position input");
@@ -73,7 +82,6 @@ int32_t Engine::check_op(const outrider_op &op, bool *selected) {
       refuse(op.heads < 1 || op.head_size < 2 || op.head_size % 2, "rope needs heads of an even size");
       refuse(!is_vector(*weight, op.head_size / 2), "rope's frequencies are an fp32 vector of half a head");
       check(op.in, op.heads * op.head_size, "rope input");
-      refuse(*selected, "rope after select");
       break;
     case OUTRIDER_ATTENTION:
       refuse(op.head_size < 8 || op.head_size % 8, "a head size must be a multiple of 8");
@@ -83,23 +91,22 @@ int32_t Engine::check_op(const outrider_op &op, bool *selected) {
       check(op.value, op.kv_heads * op.head_size, "values");
       check(op.out, op.heads * op.head_size, "attention output");
       refuse(op.in.buffer == op.out.buffer, "attention cannot write into its queries' buffer");
-      refuse(*selected, "attention after select: its keys would miss positions");
       break;
     case OUTRIDER_SELECT:
-      refuse(*selected && (&op - 1)->kind != OUTRIDER_SELECT, "selects stand side by side");
+      refuse(behind && !selecting, "selects stand side by side");
+      refuse(holds_selected(op.in) || holds_selected(op.out), "what is selected already is neither selected from nor written again");
       check(op.in, op.in.width, "select input");
       check(op.out, op.in.width, "select output");
       refuse(op.in.buffer == op.out.buffer, "select cannot write into its input's buffer");
-      for (const outrider_op *other = &op - 1; *selected && other->kind == OUTRIDER_SELECT; --other)
-        refuse(op.in.buffer == other->out.buffer, "what is selected already cannot be selected from");
-      *selected = true;
       break;
     case OUTRIDER_CHOOSE:
-      refuse(!*selected, "choose needs a select before it");
+      refuse(!behind, "choose needs a select before it");
       check(op.in, vocabulary, "logits");
       break;
     default: return fail(OUTRIDER_INVALID, "operation kind %d is unknown", op.kind);
   }
+  if (status == OUTRIDER_OK && op.kind != OUTRIDER_CHOOSE && (behind || op.kind == OUTRIDER_SELECT))
+    (*selected)[static_cast<size_t>(op.out.buffer)] = true;
   return status;
 }
 
@@ -113,10 +120,12 @@ int32_t Engine::check(const outrider_program &program) {
     if (!weight.data || reinterpret_cast<uintptr_t>(weight.data) % 64)
       return fail(OUTRIDER_INVALID, "packed weights must lie at a multiple of 64 bytes");
   }
-  bool selected = false;
+  std::vector<bool> selected(widths.size());
+  bool selecting = false;
   for (const outrider_op &op : ops) {
-    const int32_t status = check_op(op, &selected);
+    const int32_t status = check_op(op, selecting, &selected);
     if (status != OUTRIDER_OK) return status;
+    selecting = op.kind == OUTRIDER_SELECT;
   }
   if (ops.back().kind != OUTRIDER_CHOOSE) return fail(OUTRIDER_INVALID, "a program ends with choose");
   return OUTRIDER_OK;

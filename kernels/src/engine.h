@@ -65,7 +65,7 @@ struct Engine {
  private:
   friend struct Pass;
   int32_t check(const outrider_program &program);
-  int32_t check_op(const outrider_op &op, bool *selected);
+  int32_t check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected);
   int32_t check_slice(const outrider_slice &slice, int width, const char *what) const;
   int32_t plan_cache(int layers, int64_t limit);
   int32_t check_row(int row) const;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,8 +13,12 @@ from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Sampling
 from outrider.workers.speculation import MOST_CANDIDATES
 
-# Memory that is taken before the work: for passes over this much of a prompt, and this many tokens of every row.
-RESERVED_PASS, RESERVED_ROW = 512, 256
+logger = logging.getLogger(__name__)
+
+# Memory that is taken before the work: every row's cache for its first tokens, and that of passes over as much as the first
+# rows' prompts and candidates commonly come to.
+RESERVED_ROW, RESERVED_PROMPT, RESERVED_CHOICES = 256, 128, 5
+LEAST_PASS, MOST_PASS, MOST_CHOICES = 512, 2048, 128
 
 
 class NativeEngine:
@@ -29,12 +34,13 @@ class NativeEngine:
         self._rows: dict[int, int] = {}
 
     def reserve(self, rows: int) -> None:
-        """Take the memory that so many rows at once commonly need."""
-        choices = min(rows + MOST_CANDIDATES, RESERVED_PASS)
+        """Take the memory that so many rows at once commonly need. A wish: where it fails, it is taken as it is needed."""
+        tokens = min(max(LEAST_PASS, rows * RESERVED_PROMPT), MOST_PASS)
+        choices = min(MOST_CANDIDATES + rows * RESERVED_CHOICES, MOST_CHOICES)
         try:
-            self.model.reserve(RESERVED_PASS, choices, rows * min(RESERVED_ROW, self.context))
+            self.model.reserve(tokens, choices, rows * min(RESERVED_ROW, self.context))
         except KernelError as error:
-            raise WorkerError(f"the native engine has no room for {rows} rows at once: {error}") from error
+            logger.info("memory for %d rows was not taken beforehand: %s", rows, error)
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         if row in self._rows:
