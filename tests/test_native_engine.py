@@ -263,7 +263,7 @@ def test_memory_for_the_first_rows_can_be_taken_beforehand_and_need_not_be(
     assert held > 0 and used == 0
 
     def refuse(*asked: int) -> None:
-        raise KernelError(1, "no memory")
+        raise KernelError("no memory", "no memory")
 
     monkeypatch.setattr(engine.model, "reserve", refuse)
     with caplog.at_level("INFO"):
