@@ -173,8 +173,8 @@ class Program:
         return all(weight.table or weight.format.integer for weight in self.weights)
 
     def digest(self) -> str:
-        """Names what is packed: equal digests mean equal pieces of memory out of tensors of the same names."""
-        return hashlib.sha256(repr(self.weights).encode()).hexdigest()
+        """Names the program: equal digests mean equal operations over equally packed tensors of the same names."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
 @dataclass

@@ -1,12 +1,9 @@
 """The compiled packer against the NumPy definition, and what packing may lose."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_models import LLAMA, build
 
 from outrider.kernels import library, native, packing
 from outrider.kernels.program import Format, Weight
@@ -98,10 +95,3 @@ def test_a_weight_that_is_no_number_is_named(bad):
 def test_weights_that_cannot_be_are_refused(weight):
     with pytest.raises(library.KernelError):
         native.packed_bytes(weight)
-
-
-def test_a_program_is_named_by_what_is_packed():
-    program = build(LLAMA, Format.W4A8)
-    assert replace(program, ops=program.ops[1:], context=1).digest() == program.digest()
-    assert build(LLAMA, Format.W8A8).digest() != program.digest()
-    assert build(replace(LLAMA, inner=LLAMA.inner * 2), Format.W4A8).digest() != program.digest()

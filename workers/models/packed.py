@@ -123,7 +123,8 @@ def _cache_key(card: ModelCard, program: Program, packer: Packer, offsets: list[
     return {
         "model": card.digest,
         "changed": changed,
-        "weights": program.digest(),
+        # The operations too: what is balanced before it is rounded (balance.py) depends on who reads what.
+        "program": program.digest(),
         "packing": packer.version,
         "loading": LOADING_VERSION,
         "layout": hashlib.sha256(repr(offsets).encode()).hexdigest(),
