@@ -23,7 +23,7 @@ MOST_KEPT = 16
 # So little is kept until that turns out to be too little, and then so many times what was missed: of prompts that were
 # given up the tokens are remembered.
 KEPT_AT_FIRST, KEPT_FOR_EACH, MOST_REMEMBERED = 256, 8, 64
-# Names of kept rows in the engine: below those that anybody else uses.
+# Names of kept prompts, and of those given up: below those that anybody else uses.
 FIRST_NAME = -1000
 
 Tokens = NDArray[np.int32]
@@ -35,7 +35,8 @@ class Prefixes:
     def __init__(self, engine: Engine, most_tokens: int) -> None:
         self._engine = engine
         self._most_tokens = most_tokens if engine.forks else 0
-        # Live rows' prompts, and those kept (the one used last at the end), by their names in the engine.
+        # Live rows' prompts, and those kept (the one used last at the end), by their names in the engine. Names of those given up
+        # are known here only. All three by their beginnings: `_alike`.
         self._live: dict[int, Tokens] = {}
         self._kept: OrderedDict[int, Tokens] = OrderedDict()
         self._given_up: OrderedDict[int, Tokens] = OrderedDict()
