@@ -35,8 +35,8 @@ class Prefixes:
     def __init__(self, engine: Engine, most_tokens: int) -> None:
         self._engine = engine
         self._most_tokens = most_tokens if engine.forks else 0
-        # Live rows' prompts, and those kept (the one used last at the end), by their names in the engine. Names of those given up
-        # are known here only. All three by their beginnings: `_alike`.
+        # Live rows' prompts, and those kept (the one used last at the end), by their names in the engine. Those given
+        # up have names here only. All three by their beginnings: `_alike`.
         self._live: dict[int, Tokens] = {}
         self._kept: OrderedDict[int, Tokens] = OrderedDict()
         self._given_up: OrderedDict[int, Tokens] = OrderedDict()
