@@ -27,26 +27,29 @@ from outrider.workers.models.cards import POCKET, find
 from outrider.workers.models.opening import open_model
 
 INSTALLED = "installed"
-ROW = 0
 # Passes of one turn; of many tokens fewer, since they take long.
 PASSES, PASSES_OF_MANY, MANY = 7, 2, 32
 
 
-def serve(model: str, precision: str, context: int) -> None:
-    """Answers lines of "tokens passes" with the seconds of a pass: a third of them took less."""
+def serve(model: str, precision: str, context: int, rows: int) -> None:
+    """Answers lines of "tokens passes" with the seconds of a pass over them, shared by the rows: a third of them took less."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
     engine = open_model(ModelSpec(model, "native", precision, threads=len(cores), cores=cores)).engine
-    engine.open(ROW, Sampling(), context)
-    engine.feed([Feed(ROW, [3 + token % 97 for token in range(context)], 0)])
+    for row in range(rows):
+        engine.open(row, Sampling(), context)
+        engine.feed([Feed(row, [3 + token % 97 for token in range(context)], 0)])
     print("ready", flush=True)
     for line in sys.stdin:
         tokens, passes = map(int, line.split())
+        each = tokens // rows
+        feeds = [Feed(row, [5 + token % 97 for token in range(each)], min(each, 16)) for row in range(rows)]
         times = []
         for _ in range(passes):
             started = time.perf_counter()
-            engine.feed([Feed(ROW, [5 + token % 97 for token in range(tokens)], min(tokens, 16))])
+            engine.feed(feeds)
             times.append(time.perf_counter() - started)
-            engine.truncate(ROW, context)
+            for row in range(rows):
+                engine.truncate(row, context)
         print(sorted(times)[len(times) // 3], flush=True)
 
 
@@ -96,6 +99,7 @@ def main() -> None:
     parser.add_argument("--model", help="a model directory instead of the shape's inflated one")
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--context", type=int, default=200)
+    parser.add_argument("--rows", type=int, default=1, help="that share the tokens of a pass, evenly")
     parser.add_argument("--tokens", default="1,2,3,4,5,6,7,8,12,16,64")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
@@ -105,12 +109,14 @@ def main() -> None:
             parser.error(f"{library}: no such file; give a built library, or '{INSTALLED}'")
     model = asked.model or str(model_directory(asked.shape, find(POCKET)))
     if asked.serve:
-        serve(model, asked.precision, asked.context)
+        serve(model, asked.precision, asked.context, asked.rows)
         return
     command = [sys.executable, __file__, "--serve", "--model", model, "--precision", asked.precision]
-    command += ["--context", str(asked.context)]
-    builds = [Build(name, command) for name in asked.libraries]
+    command += ["--context", str(asked.context), "--rows", str(asked.rows)]
     sizes = [int(tokens) for tokens in asked.tokens.split(",")]
+    if uneven := [tokens for tokens in sizes if tokens % asked.rows]:
+        parser.error(f"--tokens {uneven[0]}: {asked.rows} rows cannot share them evenly")
+    builds = [Build(name, command) for name in asked.libraries]
     found = measure(builds, sizes, asked.turns)
     for build in builds:
         build.stop()
@@ -122,7 +128,7 @@ def main() -> None:
     for index, row in enumerate(figures):
         print(f"{index:>8}" + "".join(f"{ms:9.2f} ({times:.2f})" for ms, times in row.values()))
     print("\n".join(f"{index:>8} {build.name}" for index, build in enumerate(builds)))
-    told = {"model": model, "precision": asked.precision, "context": asked.context}
+    told = {"model": model, "precision": asked.precision, "context": asked.context, "rows": asked.rows}
     print(json.dumps({**told, "libraries": asked.libraries, "ms and ratio": figures}))
 
 

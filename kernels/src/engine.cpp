@@ -191,7 +191,6 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   engine->next_linear.assign(engine->ops.size(), -1);
   for (size_t i = engine->ops.size() - 1; i > 0; --i)
     engine->next_linear[i - 1] = engine->ops[i].kind == OUTRIDER_LINEAR ? static_cast<int32_t>(i) : engine->next_linear[i];
-  engine->claims = std::vector<std::atomic<int64_t>>(engine->ops.size());
   engine->spin_microseconds = options.spin_microseconds;
   const int32_t threads = engine->use_threads(options.threads, options.cores);
   if (threads != OUTRIDER_OK) return threads;
@@ -202,6 +201,7 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
 int32_t Engine::use_threads(int threads, const int32_t *cores) {
   if (threads < 1 || threads > 1024) return fail(OUTRIDER_INVALID, "%d threads", threads);
   samplers.resize(static_cast<size_t>(threads));
+  claims = std::vector<std::atomic<int64_t>>(ops.size() * static_cast<size_t>(threads));
   pool = std::make_unique<Pool>(threads, cores, spin_microseconds);
   return OUTRIDER_OK;
 }

@@ -78,7 +78,7 @@ struct Engine {
   std::vector<std::unique_ptr<Scratch>> buffers;
   std::vector<std::unique_ptr<Rotation>> rotations;
   Scratch words, scales, offsets, attention;
-  std::vector<std::atomic<int64_t>> claims;
+  std::vector<std::atomic<int64_t>> claims;  // [ops][threads]
   std::vector<SamplerScratch> samplers;
   int64_t most_words = 0, most_groups = 0, most_attention = 0;
 };

@@ -10,6 +10,15 @@
 
 namespace outrider {
 
+// Attention is shared out in so many pieces a thread at least, and so many blocks of queries a piece at most.
+constexpr int64_t kPiecesAThread = 4, kMostQueryBlocks = 4;
+
+// How a matrix is shared out: every thread has pieces that lie one after the other, from first(thread) to first(thread + 1).
+struct Pieces {
+  int tiles, tiles_each, count;
+  int first(int thread, int threads) const { return static_cast<int>(static_cast<int64_t>(count) * thread / threads); }
+};
+
 // What all threads of one pass share.
 struct Pass {
   Engine &engine;
@@ -30,7 +39,8 @@ struct Pass {
   void embed(const outrider_op &op, int thread);
   void norm(const outrider_op &op, int count, int thread);
   void linear(const outrider_op &op, size_t index, int count, int thread);
-  int piece_of(const outrider_weight &weight) const;
+  Pieces pieces_of(const outrider_weight &weight) const;
+  int claim_piece(size_t index, const Pieces &pieces, int thread, int *owner);
   void rotate(const outrider_op &op, int thread);
   void rotation_tables(int thread);
   void attention(const outrider_op &op, size_t index, int thread);
@@ -45,7 +55,8 @@ struct Pass {
   // Calls work(first, last) over pieces of 0..count that the threads claim one after the other.
   template <typename Work> void claim(size_t index, int64_t count, int64_t piece, Work work) {
     for (;;) {
-      const int64_t first = engine.claims[index].fetch_add(piece, std::memory_order_relaxed);
+      const size_t at = index * static_cast<size_t>(engine.pool->threads());
+      const int64_t first = engine.claims[at].fetch_add(piece, std::memory_order_relaxed);
       if (first >= count) return;
       work(first, std::min(first + piece, count));
     }
@@ -165,26 +176,47 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   task.activation = op.activation;
   // Everybody's first piece is known beforehand, and the next one is claimed before the last is worked on: a thread asks memory
   // for what it will read next while it finishes what it has, over barriers and what else lies between two matrices.
-  const int tiles = tile_count(weight), piece = piece_of(weight), pieces = (tiles + piece - 1) / piece;
+  const Pieces pieces = pieces_of(weight);
   const int threads = engine.pool->threads(), later = engine.next_linear[index];
   const outrider_weight *later_weight =
       later < 0 ? nullptr : &engine.weights[static_cast<size_t>(engine.ops[static_cast<size_t>(later)].weight)];
-  const int later_tile = later_weight ? thread * piece_of(*later_weight) : 0;
-  if (later_weight && later_tile >= tile_count(*later_weight)) later_weight = nullptr;
-  for (int mine = thread; mine < pieces;) {
-    const int next = threads + static_cast<int>(engine.claims[index].fetch_add(1, std::memory_order_relaxed));
-    const int first = mine * piece, last = std::min(first + piece, tiles);
-    if (next < pieces) kernels.linear(task, first, last, &weight, next * piece);
+  int later_tile = 0;
+  if (later_weight) {
+    const Pieces to_come = pieces_of(*later_weight);
+    later_tile = to_come.first(thread, threads) * to_come.tiles_each;
+    if (to_come.first(thread, threads) == to_come.first(thread + 1, threads)) later_weight = nullptr;
+  }
+  int owner = thread, mine = pieces.first(thread, threads);
+  if (mine == pieces.first(thread + 1, threads)) mine = claim_piece(index, pieces, thread, &owner);
+  while (mine >= 0) {
+    const int next = claim_piece(index, pieces, thread, &owner);
+    const int first = mine * pieces.tiles_each, last = std::min(first + pieces.tiles_each, pieces.tiles);
+    if (next >= 0) kernels.linear(task, first, last, &weight, next * pieces.tiles_each);
     else kernels.linear(task, first, last, later_weight, later_tile);
     mine = next;
   }
 }
 
+// The next piece of this thread's share, which it reads from end to end; once that is done, of the share of another. -1 behind the last.
+int Pass::claim_piece(size_t index, const Pieces &pieces, int thread, int *owner) {
+  const int threads = engine.pool->threads();
+  do {
+    const int first = pieces.first(*owner, threads), end = pieces.first(*owner + 1, threads);
+    std::atomic<int64_t> &claimed = engine.claims[index * static_cast<size_t>(threads) + static_cast<size_t>(*owner)];
+    // An owner's first piece is its own, without a claim.
+    const int64_t piece = first + 1 + claimed.fetch_add(1, std::memory_order_relaxed);
+    if (piece < end) return static_cast<int>(piece);
+    *owner = (*owner + 1) % threads;
+  } while (*owner != thread);
+  return -1;
+}
+
 // Tiles that a thread takes at once: few enough to even out the threads, and as many as the kernels work on together.
-int Pass::piece_of(const outrider_weight &weight) const {
+Pieces Pass::pieces_of(const outrider_weight &weight) const {
   const int threads = engine.pool->threads(), tiles = tile_count(weight), even = tiles / (8 * threads);
-  if (even >= kTilesTogether) return even / kTilesTogether * kTilesTogether;
-  return tiles / threads >= 2 * kTilesTogether ? kTilesTogether : std::max(1, even);
+  const int together = tiles / threads >= 2 * kTilesTogether ? kTilesTogether : std::max(1, even);
+  const int each = even >= kTilesTogether ? even / kTilesTogether * kTilesTogether : together;
+  return {tiles, each, (tiles + each - 1) / each};
 }
 
 void Pass::rotate(const outrider_op &op, int thread) {
@@ -219,16 +251,22 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
   });
   engine.pool->barrier();
   const int group = op.heads / op.kv_heads;
-  const auto blocks_of = [&](const FeedState &feed) {
-    return (static_cast<int64_t>(feed.count) * group + kQueryBlock - 1) / kQueryBlock;
+  // Queries of a head that one thread takes at once share what the first of them brings into its cache.
+  const int64_t heads = static_cast<int64_t>(feeds.size()) * op.kv_heads, even = kPiecesAThread * engine.pool->threads();
+  const auto queries_of = [&](const FeedState &feed) {
+    const int64_t blocks = (static_cast<int64_t>(feed.count) * group + kQueryBlock - 1) / kQueryBlock;
+    return kQueryBlock * std::clamp<int64_t>(blocks * heads / even, 1, kMostQueryBlocks);
+  };
+  const auto pieces_of = [&](const FeedState &feed) {
+    return (static_cast<int64_t>(feed.count) * group + queries_of(feed) - 1) / queries_of(feed);
   };
   int64_t items = 0;
-  for (const FeedState &feed : feeds) items += blocks_of(feed) * op.kv_heads;
+  for (const FeedState &feed : feeds) items += pieces_of(feed) * op.kv_heads;
   claim(index, items, 1, [&](int64_t item, int64_t) {
     size_t number = 0;
-    while (item >= blocks_of(feeds[number]) * op.kv_heads) item -= blocks_of(feeds[number++]) * op.kv_heads;
+    while (item >= pieces_of(feeds[number]) * op.kv_heads) item -= pieces_of(feeds[number++]) * op.kv_heads;
     const FeedState &feed = feeds[number];
-    const int64_t head = item / blocks_of(feed), block = item % blocks_of(feed);
+    const int64_t head = item / pieces_of(feed), first_query = item % pieces_of(feed) * queries_of(feed);
     Attend task{};
     task.cache = view(feed, head);
     task.query_stride = engine.stride(op.in);
@@ -236,8 +274,8 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     task.query = engine.buffer(op.in) + feed.first_token * task.query_stride + head * group * op.head_size;
     task.out = engine.buffer(op.out) + feed.first_token * task.out_stride + head * group * op.head_size;
     task.position = feed.position;
-    task.first_query = static_cast<int32_t>(block * kQueryBlock);
-    task.query_count = std::min(kQueryBlock, feed.count * group - task.first_query);
+    task.first_query = static_cast<int32_t>(first_query);
+    task.query_count = static_cast<int32_t>(std::min(queries_of(feed), feed.count * group - first_query));
     task.group = group;
     task.head_size = op.head_size;
     task.window = op.window;
