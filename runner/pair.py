@@ -1,9 +1,9 @@
-"""One target and its draft, asked one row at a time: what a benchmark needs of a job's replica."""
+"""One target and its draft, asked for a few rows at a time: what a benchmark needs of a job's replica."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +28,7 @@ class Pair:
         self._start_deadline = start_deadline
         self.reports: dict[str, WorkerReport] = {}
         self.layout: LayoutRecord | None = None
+        self.costs: dict[str, Any] = {}
 
     @property
     def chooses_layout(self) -> bool:
@@ -65,18 +66,24 @@ class Pair:
         self._replica.stop()
 
     def answer(self, row: Row) -> RowResult:
-        self._replica.submit([row])
-        while True:
+        return self.answers([row])[0]
+
+    def answers(self, rows: Sequence[Row]) -> list[RowResult]:
+        """Of rows that are worked on together, in their order."""
+        results: dict[int, RowResult] = {}
+        self._replica.submit(list(rows))
+        while len(results) < len(rows):
             self._replica.harvest()
             for what, value in self._events():
                 if what != "harvest":
                     continue
                 self._replica.harvested()
-                self.layout = value.layout
+                self.layout, self.costs = value.layout, value.costs
                 for ended in value.ended:
                     if isinstance(ended, RowFailure):
                         raise JobError(ended.message)
-                    return ended  # type: ignore[no-any-return]
+                    results[ended.key] = ended
+        return [results[row.key] for row in rows]
 
     def peak_bytes(self) -> int:
         """The most memory that both processes have held at one time each, as the kernel counts it."""

@@ -1,0 +1,153 @@
+"""Plain and assisted decoding of the same rows by the same pair of actors, a second or two of each in turn.
+
+    python benchmarks/paired.py --shape 1b --batch 4 [--pairs 12] [--draft-tokens 2]
+
+Whole jobs (assisted.py) meet different minutes of a machine whose memory is a third faster in some than in others; here
+either kind meets all of them. Every pair is a batch of prompts, answered without a draft and with it, the first of the two
+in turn; texts must be the same. What the target learns of its passes in one kind it knows in the other.
+Last comes one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assisted import DRAFT_NOISE, pair
+from door import EXAMPLES, prompts_of
+
+from outrider.runner.cluster import local_ray
+from outrider.runner.placement import plan
+from outrider.runner.plan import Blueprint, ReplicaPlan, probed_here
+from outrider.runner.topology import ray_resources, read_topology
+from outrider.runner.wishes import Sizes, Wishes
+from outrider.workers.messages import ModelSpec, Row, Sampling, ServeSpec
+from outrider.workers.models.cards import read_card
+from outrider.workers.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from outrider.runner.pair import Pair
+
+START_SECONDS = 600.0
+MODES = ("plain", "assisted")
+# The layout is found out on the rows of so many batches at most, which do not count.
+MOST_WARM_UPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """One batch: seconds with its prompts, and tokens and seconds of the rounds in which nobody read a prompt."""
+
+    seconds: float
+    tokens: int
+    round_seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.round_seconds
+
+
+def replica(target: str, draft: str, precision: str, batch: int, draft_tokens: int | None) -> ReplicaPlan:
+    machine = read_topology()
+    sizes = Sizes(read_card(target).weight_bytes, read_card(draft).weight_bytes)
+    made = plan([machine], sizes, Wishes(replicas=1, layout="shared"))
+    models = [ModelSpec(path, "native", precision) for path in (target, draft)]
+    serve = ServeSpec(batch=batch, draft_tokens=draft_tokens)
+    [found] = Blueprint(models[0], models[1], serve, movable=True).replicas(made, probed_here())
+    assert found.draft is not None
+    # Nothing is leased: a benchmark has the machine to itself.
+    target_plan, draft_plan = (replace(each, seat=replace(each.seat, leases=())) for each in (found.target, found.draft))
+    return replace(found, target=target_plan, draft=draft_plan)
+
+
+class Runner:
+    def __init__(self, both: Pair, new_tokens: int) -> None:
+        self._both = both
+        self._new_tokens = new_tokens
+        self._key = 0
+
+    def run(self, mode: str, prompts: list[list[int]]) -> tuple[Took, list[tuple[int, ...]]]:
+        self._both.arrange("plain" if mode == "plain" else None)
+        before = self._sums()
+        rows = [Row(self._key + at, tuple(ids), self._new_tokens, Sampling(end_tokens=())) for at, ids in enumerate(prompts)]
+        self._key += len(rows)
+        started = time.perf_counter()
+        results = self._both.answers(rows)
+        seconds = time.perf_counter() - started
+        tokens, round_seconds = (new - old for new, old in zip(self._sums(), before, strict=True))
+        return Took(seconds, int(tokens), round_seconds), [result.tokens for result in results]
+
+    def _sums(self) -> tuple[float, float]:
+        rounds = self._both.costs.get("rounds", {}).values()
+        return sum(each["tokens"] for each in rounds), sum(each["seconds"] for each in rounds)
+
+
+def measure(runner: Runner, batches: list[list[list[int]]]) -> dict[str, Any]:
+    took: dict[str, list[Took]] = {mode: [] for mode in MODES}
+    same = True
+    for number, prompts in enumerate(batches):
+        texts = {}
+        for mode in MODES if number % 2 == 0 else reversed(MODES):
+            measured, texts[mode] = runner.run(mode, prompts)
+            took[mode].append(measured)
+        same = same and texts["plain"] == texts["assisted"]
+    pairs = list(zip(took["plain"], took["assisted"], strict=True))
+    rates = [right.rate / left.rate for left, right in pairs]
+    return {
+        "times": round(statistics.median(left.seconds / right.seconds for left, right in pairs), 3),
+        "times in rounds alone": round(statistics.median(rates), 3),
+        "quartiles": [round(each, 3) for each in statistics.quantiles(rates, n=4)],
+        "plain tokens/s in rounds": round(statistics.median(left.rate for left, _ in pairs), 1),
+        "assisted": round(statistics.median(right.rate for _, right in pairs), 1),
+        "same texts": same,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(DRAFT_NOISE), default="1b")
+    parser.add_argument("--draft-noise", type=float, help=f"default: {DRAFT_NOISE}")
+    parser.add_argument("--precision", default="w4a8")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--draft-tokens", type=int, help="default: whatever is best in each round")
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
+    asked = parser.parse_args()
+    target, draft = pair(asked.shape, DRAFT_NOISE[asked.shape] if asked.draft_noise is None else asked.draft_noise)
+    tokenizer = Tokenizer(target)
+    prompts = [tokenizer.encode(text) for text in prompts_of(asked.prompts)]
+    batches = [
+        [prompts[(start + at) % len(prompts)] for at in range(asked.batch)]
+        for start in range(0, (asked.pairs + MOST_WARM_UPS) * asked.batch, asked.batch)
+    ]
+    machine = read_topology()
+    plan_of_pair = replica(str(target), str(draft), asked.precision, asked.batch, asked.draft_tokens)
+    with ExitStack() as stack:
+        stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
+        # Ray reads its token while it is imported.
+        from outrider.runner.pair import Pair
+
+        both = stack.enter_context(Pair(plan_of_pair, START_SECONDS))
+        runner = Runner(both, asked.tokens)
+        for warm_up in batches[asked.pairs :]:
+            runner.run("assisted", warm_up)
+            if both.layout is not None:
+                break
+        found = measure(runner, batches[: asked.pairs])
+        found["layout"] = None if both.layout is None else both.layout.sentence
+        found["rounds"] = both.costs.get("rounds")
+        found["costs"] = {name: both.costs.get(name) for name in ("verify", "draft")}
+    for name, value in found.items():
+        print(f"{name:26} {value}")
+    print(json.dumps({"asked": {**vars(asked), "prompts": [str(file) for file in asked.prompts]}, **found}))
+
+
+if __name__ == "__main__":
+    main()
