@@ -32,7 +32,7 @@ PASSES, PASSES_OF_MANY, MANY = 7, 2, 32
 
 
 def serve(model: str, precision: str, context: int, rows: int) -> None:
-    """Answers lines of "tokens passes" with the seconds of a pass over them, shared by the rows: a third of them took less."""
+    """Answers lines of "tokens passes", tokens of all rows together, with seconds of a pass: a third of them took less."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
     engine = open_model(ModelSpec(model, "native", precision, threads=len(cores), cores=cores)).engine
     for row in range(rows):

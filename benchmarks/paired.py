@@ -75,7 +75,8 @@ class Runner:
     def run(self, mode: str, prompts: list[list[int]]) -> tuple[Took, list[tuple[int, ...]]]:
         self._both.arrange("plain" if mode == "plain" else None)
         before = self._sums()
-        rows = [Row(self._key + at, tuple(ids), self._new_tokens, Sampling(end_tokens=())) for at, ids in enumerate(prompts)]
+        sampling = Sampling(end_tokens=())
+        rows = [Row(self._key + at, tuple(ids), self._new_tokens, sampling) for at, ids in enumerate(prompts)]
         self._key += len(rows)
         started = time.perf_counter()
         results = self._both.answers(rows)

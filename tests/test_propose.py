@@ -156,14 +156,15 @@ def test_a_draft_bans_end_tokens_as_long_as_the_target_does() -> None:
     assert ask(Drafter(engine, ()), opening(1, (1, 2), 9, sampling)).tokens[1] == (0, 0, 0, END)
 
 
-def test_a_long_prompt_enters_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_enter_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(propose, "PREFILL_TOKENS", 8)
     engine = FakeEngine(choose=never_ends)
-    prompt = [index % END for index in range(27)]
-    reply = ask(Drafter(engine, ()), opening(1, prompt, 2), opening(2, (1,), 2))
-    assert reply.tokens[1] == written(prompt, 2)
-    assert reply.tokens[2] == written((1,), 2)
-    assert max(len(feed.tokens) for each in engine.passes for feed in each) <= 8
+    prompts = [[index % END for index in range(length)] for length in (27, 1, 5, 9)]
+    reply = ask(Drafter(engine, ()), *(opening(key, prompt, 2) for key, prompt in enumerate(prompts)))
+    assert [reply.tokens[key] for key in range(4)] == [written(prompt, 2) for prompt in prompts]
+    fed = [sum(len(feed.tokens) for feed in each) for each in engine.passes]
+    assert fed[:4] == [8, 8, 8, 8]
+    assert fed[4] == sum(map(len, prompts)) - 4 * 8, "what is left, with the last token of each"
 
 
 @given(st.data())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -13,8 +13,9 @@ from outrider.workers.engine import Engine, Feed, Run
 from outrider.workers.messages import Advance, Ask, Candidates, Sampling
 from outrider.workers.prefixes import Prefixes
 
-# A long prompt enters the draft's cache in pieces, so that its working memory stays small.
-PREFILL_TOKENS = 512
+# Prompts enter the draft's cache in passes over so many tokens in all: what lies between its small matrices then stays in
+# the processor's caches.
+PREFILL_TOKENS = 256
 # A step that feeds a row more than this reads a text, which says nothing of what a candidate costs.
 MOST_FED = 2
 # A step that feeds more than this is mostly reading.
@@ -123,12 +124,21 @@ class Drafter:
 
     def _read_on(self) -> None:
         """Bring all but the last token of every text into the cache."""
+        self._read([key for key, row in self._rows.items() if row.limit], 0)
 
-        def unread() -> list[Feed]:
-            new = {key: row.uncached()[:-1][:PREFILL_TOKENS] for key, row in self._rows.items() if row.limit}
-            return [Feed(key, tokens, 0) for key, tokens in new.items() if tokens]
+    def _read(self, keys: Iterable[int], most_left: int) -> None:
+        """Bring these rows' texts into the cache, in their order, until no more than so many tokens of all are left.
 
-        while feeds := unread():
+        The last token of each stays out: the engine is to choose what comes after it.
+        """
+        unread = {key: self._rows[key].uncached()[:-1] for key in keys}
+        while sum(map(len, unread.values())) > most_left:
+            feeds, room = [], PREFILL_TOKENS
+            for key, tokens in unread.items():
+                if piece := tokens[:room]:
+                    feeds.append(Feed(key, piece, 0))
+                    room -= len(piece)
+                    del tokens[: len(piece)]
             self._feed(feeds)
             for feed in feeds:
                 self._rows[feed.row].cached += len(feed.tokens)
@@ -159,19 +169,14 @@ class Drafter:
 
     def _go_on(self, wanted: Mapping[int, int], least_reach: float = 0.0, least_sum: float = 0.0) -> bool:
         """So many more guesses for each of these rows, all together; fewer where they become too unlikely."""
-        runs = []
-        for key, count in wanted.items():
-            if count == 0:
-                continue
-            row = self._rows[key]
-            new = row.uncached()
-            while len(new) > PREFILL_TOKENS:
-                self._feed([Feed(key, new[:PREFILL_TOKENS], 0)])
-                row.cached += PREFILL_TOKENS
-                del new[:PREFILL_TOKENS]
-            runs.append(Run(key, new, count, row.end_tokens, row.reach, row.doubt.factor))
-        if not runs:
+        wanted = {key: count for key, count in wanted.items() if count}
+        if not wanted:
             return False
+        self._read(wanted, PREFILL_TOKENS)
+        rows = {key: self._rows[key] for key in wanted}
+        runs = [
+            Run(key, row.uncached(), wanted[key], row.end_tokens, row.reach, row.doubt.factor) for key, row in rows.items()
+        ]
         try:
             ran = self.engine.run(runs, self.confidence.trust(least_reach, least_sum))
         except Exception:
@@ -187,8 +192,8 @@ class Drafter:
             row.leads.extend(chosen.margins)
             row.reach *= prod(self._chance(row, lead) for lead in chosen.margins)
         self._observe([len(run.tokens) for run in runs], ran.steps[0][1])
-        for rows, seconds in ran.steps[1:]:
-            self._observe([1] * rows, seconds)
+        for going_on, seconds in ran.steps[1:]:
+            self._observe([1] * going_on, seconds)
         return True
 
     def _feed(self, feeds: Sequence[Feed]) -> None:
