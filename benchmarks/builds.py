@@ -107,15 +107,15 @@ def main() -> None:
     for library in asked.libraries:
         if library != INSTALLED and not Path(library).is_file():
             parser.error(f"{library}: no such file; give a built library, or '{INSTALLED}'")
+    sizes = [int(tokens) for tokens in asked.tokens.split(",")] if not asked.serve else []
+    if uneven := [tokens for tokens in sizes if tokens % asked.rows]:
+        parser.error(f"--tokens {uneven[0]}: {asked.rows} rows cannot share them evenly; give other numbers")
     model = asked.model or str(model_directory(asked.shape, find(POCKET)))
     if asked.serve:
         serve(model, asked.precision, asked.context, asked.rows)
         return
     command = [sys.executable, __file__, "--serve", "--model", model, "--precision", asked.precision]
     command += ["--context", str(asked.context), "--rows", str(asked.rows)]
-    sizes = [int(tokens) for tokens in asked.tokens.split(",")]
-    if uneven := [tokens for tokens in sizes if tokens % asked.rows]:
-        parser.error(f"--tokens {uneven[0]}: {asked.rows} rows cannot share them evenly")
     builds = [Build(name, command) for name in asked.libraries]
     found = measure(builds, sizes, asked.turns)
     for build in builds:

@@ -121,6 +121,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
     asked = parser.parse_args()
+    if asked.pairs < 2:
+        parser.error("--pairs: two at least")
+    machine = read_topology()
+    if len(machine.usable_cores) < 2:
+        parser.error("one core only: there the pair has one arrangement, which cannot be held to plain decoding")
     target, draft = pair(asked.shape, DRAFT_NOISE[asked.shape] if asked.draft_noise is None else asked.draft_noise)
     tokenizer = Tokenizer(target)
     prompts = [tokenizer.encode(text) for text in prompts_of(asked.prompts)]
@@ -128,7 +133,6 @@ def main() -> None:
         [prompts[(start + at) % len(prompts)] for at in range(asked.batch)]
         for start in range(0, (asked.pairs + MOST_WARM_UPS) * asked.batch, asked.batch)
     ]
-    machine = read_topology()
     plan_of_pair = replica(str(target), str(draft), asked.precision, asked.batch, asked.draft_tokens)
     with ExitStack() as stack:
         stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
@@ -138,9 +142,9 @@ def main() -> None:
         both = stack.enter_context(Pair(plan_of_pair, START_SECONDS))
         runner = Runner(both, asked.tokens)
         for warm_up in batches[asked.pairs :]:
-            runner.run("assisted", warm_up)
             if both.layout is not None:
                 break
+            runner.run("assisted", warm_up)
         found = measure(runner, batches[: asked.pairs])
         found["layout"] = None if both.layout is None else both.layout.sentence
         found["rounds"] = both.costs.get("rounds")

@@ -1,7 +1,9 @@
 """The compiled forward pass against the NumPy reference, and against itself: bit for bit however it is asked."""
 
 import mmap
+import os
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +77,23 @@ def test_feeding_threads_and_neighbours_change_no_bit(models, name, format, isa,
             parts.append(engine.forward(feeds)[[feed.row for feed in feeds].index(row)].logits)
             start += piece
         assert_same_bits(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("format", [Format.W4A8, Format.BF16])
+@pytest.mark.parametrize("name", SHAPES)
+def test_any_number_of_threads_does_the_same_work(models, name, format):
+    """Some of them have nothing of their own, and more than one share to help with."""
+    model, text, cores = models[name, format], tokens(SHAPES[name], 44), sorted(os.sched_getaffinity(0))
+    with model.model() as engine, ThreadPoolExecutor(1) as aside:
+        whole = all_logits(engine, engine.open(), text)
+
+        def by(threads):
+            engine.use_cores([cores[thread % len(cores)] for thread in range(threads)])
+            return all_logits(engine, engine.open(), text, (9, 1, 34))
+
+        for threads in (3, 7, 40, 2, 1):
+            # Whoever asks for a pass is kept to the first core, so that is somebody else.
+            assert_same_bits(aside.submit(by, threads).result(), whole)
 
 
 @pytest.mark.parametrize("format", [Format.W4A8, Format.W8A8])

@@ -197,17 +197,24 @@ class Drafter:
         return True
 
     def _feed(self, feeds: Sequence[Feed]) -> None:
+        """Read, and choose nothing."""
         started = time.perf_counter()
         self.engine.feed(feeds)
-        self._observe([len(feed.tokens) for feed in feeds], time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._passing += seconds
+        self._observe_reading(sum(len(feed.tokens) for feed in feeds), seconds)
 
     def _observe(self, fed: Sequence[int], seconds: float) -> None:
-        """Learn what a pass costs that fed so many tokens to each of its rows."""
+        """Learn what a pass costs that fed so many tokens to each of its rows, and chose one for each."""
         self._passing += seconds
         if max(fed) <= MOST_FED:
             self._steps.observe(len(fed), seconds)
-        elif sum(fed) > MUCH_FED:
-            self._reading.observe(1, seconds / sum(fed))
+        else:
+            self._observe_reading(sum(fed), seconds)
+
+    def _observe_reading(self, tokens: int, seconds: float) -> None:
+        if tokens > MUCH_FED:
+            self._reading.observe(1, seconds / tokens)
 
     def _close(self, key: int) -> None:
         if self._rows.pop(key, None) is not None:

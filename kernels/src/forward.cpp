@@ -10,7 +10,7 @@
 
 namespace outrider {
 
-// Attention is shared out in so many pieces a thread at least, and so many blocks of queries a piece at most.
+// Attention is shared out in about so many pieces a thread, with so many blocks of queries a piece at most.
 constexpr int64_t kPiecesAThread = 4, kMostQueryBlocks = 4;
 
 // How a matrix is shared out: every thread has pieces that lie one after the other, from first(thread) to first(thread + 1).
@@ -197,7 +197,8 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   }
 }
 
-// The next piece of this thread's share, which it reads from end to end; once that is done, of the share of another. -1 behind the last.
+// The next piece of this thread's share, which it reads from end to end; once that is done, of the share of another; -1 behind
+// the last.
 int Pass::claim_piece(size_t index, const Pieces &pieces, int thread, int *owner) {
   const int threads = engine.pool->threads();
   do {
@@ -211,7 +212,7 @@ int Pass::claim_piece(size_t index, const Pieces &pieces, int thread, int *owner
   return -1;
 }
 
-// Tiles that a thread takes at once: few enough to even out the threads, and as many as the kernels work on together.
+// So few tiles in a piece that the threads are evened out, and as many as some kernels work on together.
 Pieces Pass::pieces_of(const outrider_weight &weight) const {
   const int threads = engine.pool->threads(), tiles = tile_count(weight), even = tiles / (8 * threads);
   const int together = tiles / threads >= 2 * kTilesTogether ? kTilesTogether : std::max(1, even);
@@ -252,13 +253,10 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
   engine.pool->barrier();
   const int group = op.heads / op.kv_heads;
   // Queries of a head that one thread takes at once share what the first of them brings into its cache.
-  const int64_t heads = static_cast<int64_t>(feeds.size()) * op.kv_heads, even = kPiecesAThread * engine.pool->threads();
-  const auto queries_of = [&](const FeedState &feed) {
-    const int64_t blocks = (static_cast<int64_t>(feed.count) * group + kQueryBlock - 1) / kQueryBlock;
-    return kQueryBlock * std::clamp<int64_t>(blocks * heads / even, 1, kMostQueryBlocks);
-  };
+  const int64_t all_queries = static_cast<int64_t>(tokens) * op.heads, even = kPiecesAThread * engine.pool->threads();
+  const int64_t piece = kQueryBlock * std::clamp<int64_t>(all_queries / kQueryBlock / even, 1, kMostQueryBlocks);
   const auto pieces_of = [&](const FeedState &feed) {
-    return (static_cast<int64_t>(feed.count) * group + queries_of(feed) - 1) / queries_of(feed);
+    return (static_cast<int64_t>(feed.count) * group + piece - 1) / piece;
   };
   int64_t items = 0;
   for (const FeedState &feed : feeds) items += pieces_of(feed) * op.kv_heads;
@@ -266,7 +264,7 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     size_t number = 0;
     while (item >= pieces_of(feeds[number]) * op.kv_heads) item -= pieces_of(feeds[number++]) * op.kv_heads;
     const FeedState &feed = feeds[number];
-    const int64_t head = item / pieces_of(feed), first_query = item % pieces_of(feed) * queries_of(feed);
+    const int64_t head = item / pieces_of(feed), first_query = item % pieces_of(feed) * piece;
     Attend task{};
     task.cache = view(feed, head);
     task.query_stride = engine.stride(op.in);
@@ -275,7 +273,7 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     task.out = engine.buffer(op.out) + feed.first_token * task.out_stride + head * group * op.head_size;
     task.position = feed.position;
     task.first_query = static_cast<int32_t>(first_query);
-    task.query_count = static_cast<int32_t>(std::min(queries_of(feed), feed.count * group - first_query));
+    task.query_count = static_cast<int32_t>(std::min(piece, feed.count * group - first_query));
     task.group = group;
     task.head_size = op.head_size;
     task.window = op.window;

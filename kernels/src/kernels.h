@@ -15,7 +15,7 @@ namespace outrider {
 constexpr int kLanes = 16;         // the logical vector: every float reduction is 16 lanes, folded in halves
 constexpr int kTileRows = 32;      // outputs in one tile of a packed matrix: two vectors
 constexpr int kTileBytes = 128;    // one step of a tile: two vectors
-constexpr int kTilesTogether = 4;  // of a packed matrix, that share a pass over the activations
+constexpr int kTilesTogether = 4;  // of a packed matrix, that some kernels work on together
 constexpr int kBlockTokens = 32;   // tokens in one block of the cache
 constexpr int kChunkTokens = 256;  // keys whose softmax is computed at once; the order of summation depends on it
 
