@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assisted import DRAFT_NOISE, pair
+from assisted import DRAFT_NOISE, forget_layouts, pair
 from door import EXAMPLES, prompts_of
 
 from outrider.runner.cluster import local_ray
@@ -134,6 +134,7 @@ def main() -> None:
         for start in range(0, (asked.pairs + MOST_WARM_UPS) * asked.batch, asked.batch)
     ]
     plan_of_pair = replica(str(target), str(draft), asked.precision, asked.batch, asked.draft_tokens)
+    forget_layouts(str(target), str(draft))
     with ExitStack() as stack:
         stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
         # Ray reads its token while it is imported.
