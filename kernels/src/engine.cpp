@@ -200,9 +200,10 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
 
 int32_t Engine::use_threads(int threads, const int32_t *cores) {
   if (threads < 1 || threads > 1024) return fail(OUTRIDER_INVALID, "%d threads", threads);
-  pool = std::make_unique<Pool>(threads, cores, spin_microseconds);
+  auto made = std::make_unique<Pool>(threads, cores, spin_microseconds);
   samplers.resize(static_cast<size_t>(threads));
   claims = std::vector<std::atomic<int64_t>>(ops.size() * static_cast<size_t>(threads));
+  pool = std::move(made);
   return OUTRIDER_OK;
 }
 
