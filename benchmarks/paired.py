@@ -15,20 +15,17 @@ import json
 import statistics
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assisted import DRAFT_NOISE, forget_layouts, pair
+from contestants.unleased import unleased_replica
 from door import EXAMPLES, prompts_of
 
 from outrider.runner.cluster import local_ray
-from outrider.runner.placement import plan
-from outrider.runner.plan import Blueprint, ReplicaPlan, probed_here
 from outrider.runner.topology import ray_resources, read_topology
-from outrider.runner.wishes import Sizes, Wishes
-from outrider.workers.messages import ModelSpec, Row, Sampling, ServeSpec
-from outrider.workers.models.cards import read_card
+from outrider.workers.messages import Row, Sampling, ServeSpec
 from outrider.workers.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -51,19 +48,6 @@ class Took:
     @property
     def rate(self) -> float:
         return self.tokens / self.round_seconds
-
-
-def replica(target: str, draft: str, precision: str, batch: int, draft_tokens: int | None) -> ReplicaPlan:
-    machine = read_topology()
-    sizes = Sizes(read_card(target).weight_bytes, read_card(draft).weight_bytes)
-    made = plan([machine], sizes, Wishes(replicas=1, layout="shared"))
-    models = [ModelSpec(path, "native", precision) for path in (target, draft)]
-    serve = ServeSpec(batch=batch, draft_tokens=draft_tokens)
-    [found] = Blueprint(models[0], models[1], serve, movable=True).replicas(made, probed_here())
-    assert found.draft is not None
-    # Nothing is leased: a benchmark has the machine to itself.
-    target_plan, draft_plan = (replace(each, seat=replace(each.seat, leases=())) for each in (found.target, found.draft))
-    return replace(found, target=target_plan, draft=draft_plan)
 
 
 class Runner:
@@ -133,7 +117,8 @@ def main() -> None:
         [prompts[(start + at) % len(prompts)] for at in range(asked.batch)]
         for start in range(0, (asked.pairs + MOST_WARM_UPS) * asked.batch, asked.batch)
     ]
-    plan_of_pair = replica(str(target), str(draft), asked.precision, asked.batch, asked.draft_tokens)
+    serve = ServeSpec(batch=asked.batch, draft_tokens=asked.draft_tokens)
+    plan_of_pair = unleased_replica(machine, str(target), str(draft), asked.precision, serve)
     forget_layouts(str(target), str(draft))
     with ExitStack() as stack:
         stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))

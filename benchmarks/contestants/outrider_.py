@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 
 from protocol import Answer, Setup, serve
+from unleased import unleased_replica
 
 from outrider.runner.cluster import local_ray
-from outrider.runner.placement import plan
-from outrider.runner.plan import ActorPlan, Blueprint, probed_here
 from outrider.runner.topology import ray_resources, read_topology
-from outrider.runner.wishes import Sizes, Wishes
-from outrider.workers.messages import ModelSpec, Row, Sampling, ServeSpec
-from outrider.workers.models.cards import read_card
+from outrider.workers.messages import Row, Sampling, ServeSpec
 
 START_SECONDS = 600.0
 MOST_WARM_UPS, WARM_UP_TOKENS = 40, 32
@@ -22,14 +18,8 @@ MOST_WARM_UPS, WARM_UP_TOKENS = 40, 32
 class Outrider:
     def __init__(self, setup: Setup) -> None:
         machine = read_topology()
-        # Nothing is leased: the contestants take turns on the same cores, and several of them stay loaded.
-        sizes = Sizes(read_card(setup.target).weight_bytes, read_card(setup.draft).weight_bytes)
-        made = plan([machine], sizes, Wishes(replicas=1, layout="shared"))
-        models = [ModelSpec(path, "native", setup.precision) for path in (setup.target, setup.draft)]
-        blueprint = Blueprint(models[0], models[1], ServeSpec(batch=1, draft_tokens=setup.own_draft_tokens), movable=True)
-        [replica] = blueprint.replicas(made, probed_here())
-        assert replica.draft is not None
-        replica = replace(replica, target=_unleased(replica.target), draft=_unleased(replica.draft))
+        serve_spec = ServeSpec(batch=1, draft_tokens=setup.own_draft_tokens)
+        replica = unleased_replica(machine, setup.target, setup.draft, setup.precision, serve_spec)
         self._stack = ExitStack()
         self._stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
         from outrider.runner.pair import Pair
@@ -52,10 +42,6 @@ class Outrider:
         row = Row(self._key, tuple(prompt), new_tokens, Sampling(end_tokens=()), assisted=mode != "plain")
         result = self._pair.answer(row)
         return Answer(list(result.tokens), result.rounds - result.prefill_rounds + 1)
-
-
-def _unleased(actor: ActorPlan) -> ActorPlan:
-    return replace(actor, seat=replace(actor.seat, leases=()))
 
 
 if __name__ == "__main__":
