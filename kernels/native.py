@@ -209,6 +209,7 @@ class NativeModel:
         self.program = program
         self._keep = keep
         self._engine = c_void_p()
+        self._no_logits = np.empty((0, program.vocabulary), np.float32)
         if cores is not None and len(cores) != threads:
             raise ValueError(f"{len(cores)} cores for {threads} threads")
         ops = (OpStructure * len(program.ops))(*map(_op, program.ops))
@@ -264,38 +265,35 @@ class NativeModel:
     def forward(self, feeds: Sequence[Feeding]) -> list[Answer]:
         """One pass over all feeds together; the answers stand in the same order.
 
-        A small model's pass takes 2 ms, so what surrounds the kernels counts: plain arrays are made faster than NumPy's.
+        A pass leaves nothing of ours in the processor's caches, and a small model's takes 2 ms: what surrounds it counts.
         """
-        choices, positions = [max(0, feed.choose) for feed in feeds], [max(0, feed.logits) for feed in feeds]
-        # A choice takes one place for itself, and one for each of the likeliest.
-        places = [count * (1 + max(-1, feed.logprobs)) for count, feed in zip(choices, feeds, strict=True)]
-        # An empty array has no address, so nothing is asked for that would go into one.
-        explained = [feed.logprobs if count else -1 for count, feed in zip(places, feeds, strict=True)]
-        columns = [[feed.row for feed in feeds], [len(feed.tokens) for feed in feeds]]
-        columns += [[feed.choose for feed in feeds], [feed.logits for feed in feeds], explained]
-        asked = array("i", [number for column in columns for number in column])
+        choices = [max(0, feed.choose) for feed in feeds]
+        asked = array("i", [feed.row for feed in feeds])
+        asked.extend([len(feed.tokens) for feed in feeds])
+        asked.extend([feed.choose for feed in feeds])
+        details = None
+        if any(feed.logits or feed.logprobs >= 0 for feed in feeds):
+            details = _Details(feeds, choices, self.program.vocabulary)
+            asked.extend(details.asked)
+        tokens_at = len(asked)
         for feed in feeds:
             asked.extend(feed.tokens)
-        chosen, likeliest = array("i", [-1]) * sum(choices), array("i", [-1]) * sum(places)
-        margins, values = array("d", [nan]) * len(chosen), array("d", [nan]) * len(likeliest)
-        logits = np.full((sum(positions), self.program.vocabulary), np.nan, np.float32)
-        rows, counts, choose, wanted, logprobs, tokens = (_address(asked, index * len(feeds)) for index in range(6))
-        outputs = (_address(chosen), _address(margins), logits.ctypes.data, logprobs, _address(likeliest), _address(values))
-        batch = BatchStructure(len(feeds), rows, counts, tokens, choose, wanted, *outputs)
+        count = sum(choices)
+        chosen, margins = array("i", [-1]) * count, array("d", [nan]) * count
+        rows, counts, choose = _address(asked), _address(asked, len(feeds)), _address(asked, 2 * len(feeds))
+        batch = BatchStructure(len(feeds), rows, counts, _address(asked, tokens_at), choose)
+        batch.chosen, batch.margins = _address(chosen), _address(margins)
+        if details is not None:
+            batch.logits, batch.logprobs = _address(asked, 3 * len(feeds)), _address(asked, 4 * len(feeds))
+            batch.logits_out = details.logits.ctypes.data
+            batch.logprob_tokens, batch.logprob_values = _address(details.likeliest), _address(details.values)
         check(load().outrider_forward(self._engine, byref(batch)))
-        answers, choice, position, place = [], 0, 0, 0
-        for feed, choice_count, position_count, place_count in zip(feeds, choices, positions, places, strict=True):
-            choice, position, place = choice + choice_count, position + position_count, place + place_count
-            answers.append(
-                Answer(
-                    chosen[choice - choice_count : choice].tolist(),
-                    margins[choice - choice_count : choice].tolist(),
-                    logits[position - position_count : position],
-                    _by_choice(feed, likeliest[place - place_count : place], values[place - place_count : place])
-                    if place_count
-                    else [],
-                )
-            )
+        answers, start = [], 0
+        for feed, count in zip(feeds, choices, strict=True):
+            place = slice(start, start + count)
+            logits, logprobs = (self._no_logits, []) if details is None else details.take(feed, count)
+            answers.append(Answer(chosen[place].tolist(), margins[place].tolist(), logits, logprobs))
+            start += count
         return answers
 
     def run_on(self, feeds: Sequence[SelfFeeding], stopping: Stopping) -> tuple[list[Choices], list[float]]:
@@ -350,10 +348,26 @@ def _address(values: array[Any], index: int = 0) -> int:
     return values.buffer_info()[0] + index * values.itemsize
 
 
-def _by_choice(feed: Feeding, tokens: array[int], values: array[float]) -> list[list[tuple[int, float]]]:
-    pairs = list(zip(tokens, values, strict=True))
-    size = 1 + feed.logprobs
-    return [pairs[start : start + size] for start in range(0, len(pairs), size)]
+class _Details:
+    """What a pass is asked for beside choices: logits, and log-probabilities. Taken feed by feed, in their order."""
+
+    def __init__(self, feeds: Sequence[Feeding], choices: Sequence[int], vocabulary: int) -> None:
+        # A choice takes one place for itself, and one for each of the likeliest.
+        places = [count * (1 + max(-1, feed.logprobs)) for count, feed in zip(choices, feeds, strict=True)]
+        # An empty array has no address, so nothing is asked for that would go into one.
+        explained = [feed.logprobs if count else -1 for count, feed in zip(places, feeds, strict=True)]
+        self.asked = [*(feed.logits for feed in feeds), *explained]
+        self.logits = np.full((sum(max(0, feed.logits) for feed in feeds), vocabulary), nan, np.float32)
+        self.likeliest, self.values = array("i", [-1]) * sum(places), array("d", [nan]) * sum(places)
+        self._position = self._place = 0
+
+    def take(self, feed: Feeding, choices: int) -> tuple[NDArray[np.float32], list[list[tuple[int, float]]]]:
+        position, place, size = self._position, self._place, 1 + max(-1, feed.logprobs)
+        self._position += max(0, feed.logits)
+        self._place += choices * size
+        pairs = list(zip(self.likeliest[place : self._place], self.values[place : self._place], strict=True))
+        by_choice = [pairs[start : start + size] for start in range(0, len(pairs), size)] if size else []
+        return self.logits[position : self._position], by_choice
 
 
 def log_probabilities(logits: NDArray[np.float32], chosen: int, count: int) -> list[tuple[int, float]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from outrider.workers.speculation import (
     Survival,
     accepted,
     best_request,
+    expected_rates,
     expected_tokens,
     round_seconds,
 )
@@ -153,3 +155,23 @@ def test_a_candidate_is_worth_less_the_more_verifying_costs() -> None:
     assert cheap.a_step > free.a_step == 0.0
     ahead = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, Price(0.05), Overlap.AHEAD)
     assert ahead.a_step == 0.0, "the draft's time is not the target's"
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=6),
+    st.lists(st.floats(0, 0.5), min_size=102, max_size=102),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_no_number_of_candidates_beyond_a_bound_does_better(
+    chances: list[float], rises: list[float], step: float, hop: float
+) -> None:
+    """By any cost of verifying that does not fall: so nothing is lost where the search for the best number ends early."""
+    seconds = [1.0 + rise for rise in accumulate(rises)]
+    found = list(expected_rates(chances, lambda tokens: seconds[tokens - 1], Price(step, hop)))
+    assert len(found) == MOST_CANDIDATES + 1
+    for count, (rate, bound) in enumerate(found):
+        assert all(later <= bound * (1 + 1e-9) for later, _ in found[count:])
+        hit = math.prod(chance**count for chance in chances)
+        paid = round_seconds(Overlap.TURNS, seconds[len(chances) * (count + 1) - 1], Price(step, hop), count, hit)
+        assert rate == pytest.approx(sum(expected_tokens(chance, count) for chance in chances) / paid)

@@ -32,6 +32,8 @@ class Confidence:
         self._held = [chance * PRIOR_WEIGHT for chance in PRIOR]
         self._tried = [PRIOR_WEIGHT] * len(PRIOR)
         self._usual = list(PRIOR)
+        # Always what is believed now: it holds the list itself.
+        self._trust = Trust(BOUNDS, self._usual, LEAST_CHANCE)
 
     def trust(self, least_reach: float = 0.0, least_sum: float = 0.0) -> Trust:
         """What is believed now, for runs that stop below this reach, or together below this sum."""
@@ -39,7 +41,7 @@ class Confidence:
 
     def chance(self, lead: float, doubt: float = 1.0) -> float:
         """The chance that the target takes a guess with this lead, given that it took those before it."""
-        return self.trust().chance(lead, doubt)
+        return self._trust.chance(lead, doubt)
 
     def learn(self, lead: float, held: bool) -> None:
         span = bisect_right(BOUNDS, lead)

@@ -28,14 +28,15 @@ LEAST_REACH = 0.05
 class DraftRow:
     """``committed`` is what the target has decided, ``guessed`` how the draft goes on from there.
 
-    ``leads`` say how clear each guess was, ``doubt`` how far to trust that here, ``reach`` is the chance that all of them
-    hold. The engine's cache holds the first ``cached`` tokens of the two in a row. The last guess has not been fed, so it
-    is never among them.
+    ``leads`` say how clear each guess was, ``chances`` what that makes of it where guesses are to be trusted less by
+    ``doubt``, and ``reach`` is the chance that all of them hold. The engine's cache holds the first ``cached`` tokens of
+    the two in a row. The last guess has not been fed, so it is never among them.
     """
 
     committed: list[int] = field(default_factory=list)
     guessed: list[int] = field(default_factory=list)
     leads: list[float] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
     reach: float = 1.0
     doubt: Doubt = field(default_factory=Doubt)
     cached: int = 0
@@ -99,8 +100,8 @@ class Drafter:
             self.confidence.learn(lead, guess == token)
         # What was guessed beyond the committed tokens stays good as long as all of them were guessed right.
         keep_from = held if held == len(advance.tokens) else len(row.guessed)
-        del row.guessed[:keep_from], row.leads[:keep_from]
-        row.reach = prod(self._chance(row, lead) for lead in row.leads)
+        del row.guessed[:keep_from], row.leads[:keep_from], row.chances[:keep_from]
+        row.reach = prod(row.chances)
         row.committed.extend(advance.tokens)
         keep = min(row.cached, advance.start + held, len(row.committed) - 1) if not row.guessed else row.cached
         if keep < row.cached:
@@ -154,14 +155,9 @@ class Drafter:
             return 0
         return max(0, min(count, self.engine.context - len(row.committed)) - len(row.guessed))
 
-    def _chance(self, row: DraftRow, lead: float) -> float:
-        """That the target takes a guess of this row with this lead, given that it took those before it."""
-        return self.confidence.chance(lead, row.doubt.factor)
-
     def _worth_sending(self, row: DraftRow, ask: Ask) -> tuple[int, ...]:
         reach = 1.0
-        for count, lead in enumerate(row.leads[: row.limit]):
-            chance = self._chance(row, lead)
+        for count, chance in enumerate(row.chances[: row.limit]):
             reach *= chance
             if chance < ask.confidence or reach < ask.keep:
                 return tuple(row.guessed[:count])
@@ -190,7 +186,10 @@ class Drafter:
             row.cached += len(run.tokens) + len(chosen.tokens) - 1
             row.guessed.extend(chosen.tokens)
             row.leads.extend(chosen.margins)
-            row.reach *= prod(self._chance(row, lead) for lead in chosen.margins)
+            # As the engine has reckoned with them.
+            chances = [self.confidence.chance(lead, run.doubt) for lead in chosen.margins]
+            row.chances.extend(chances)
+            row.reach *= prod(chances)
         self._observe([len(run.tokens) for run in runs], ran.steps[0][1])
         for going_on, seconds in ran.steps[1:]:
             self._observe([1] * going_on, seconds)

@@ -9,7 +9,9 @@ also tells at once when the other process dies.
 from __future__ import annotations
 
 import logging
+import math
 import pickle
+import select
 import socket
 import tempfile
 import time
@@ -44,11 +46,43 @@ class LineBroken(Exception):
     """The other end is gone, or what it announced is not there."""
 
 
+class Buffers:
+    """One direction: the places of a channel of Ray's in turn, written and read by what is below the channel's classes.
+
+    Those look at all places anew and pack bytes as they would any value, which of a round is a hundredth. The channel has
+    to be registered already.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        # With a Ray that is built otherwise inside this fails, and requests go by its calls.
+        from ray._private.serialization import RawSerializedObject
+
+        self._packed = RawSerializedObject
+        self._core = ray._private.worker.global_worker.core_worker
+        self._written = deque(place._writer_ref for place in channel._buffers)
+        self._read = deque([place._local_reader_ref] for place in channel._buffers)
+        self._channel = channel  # its end would be the places' end
+
+    def write(self, piece: bytes, timeout: float) -> None:
+        self._core.experimental_channel_put_serialized(self._packed(piece), self._written[0], 1, int(1000.0 * timeout))
+        self._written.rotate(-1)
+
+    def read(self, timeout: float) -> bytes:
+        # Once what was found is let go, the place may be written again.
+        piece: bytes = self._core.get_objects(self._read[0], int(1000.0 * timeout))[0][0].to_pybytes()
+        self._read.rotate(-1)
+        return piece
+
+
 class Wire:
     """One end of a line. Each end is used by one thread at a time."""
 
     def __init__(self, bell: socket.socket, outgoing: Any, incoming: Any) -> None:
         self._bell = bell
+        # A socket with a timeout would be told of it, in calls of the system, at each turn.
+        bell.setblocking(True)
+        self._heard = select.poll()
+        self._heard.register(bell, select.POLLIN)
         self._outgoing = outgoing
         self._incoming = incoming
         self._pieces: list[bytes] = []
@@ -58,7 +92,6 @@ class Wire:
         try:
             for start in range(0, len(data), PIECE_BYTES):
                 self._outgoing.write(data[start : start + PIECE_BYTES], timeout=PATIENCE_SECONDS)
-                self._bell.settimeout(None)
                 self._bell.sendall(LAST if start + PIECE_BYTES >= len(data) else MORE)
         except (OSError, RayError) as error:
             raise LineBroken(first_line(error)) from error
@@ -81,10 +114,9 @@ class Wire:
 
     def _mark(self, timeout: float | None) -> bytes | None:
         try:
-            self._bell.settimeout(timeout)
+            if timeout is not None and not self._heard.poll(math.ceil(1000.0 * timeout)):
+                return None
             mark = self._bell.recv(1)
-        except (TimeoutError, BlockingIOError):
-            return None
         except OSError as error:
             raise LineBroken(first_line(error)) from error
         if not mark:
@@ -178,7 +210,8 @@ def open_line(draft: Any) -> SharedLine:
         bell, _ = door.accept()
     # Now, while the draft has only begun: what it owns is gone with it, and Ray ends a process that asks for it then.
     answers.ensure_registered_as_reader()
-    return SharedLine(Wire(bell, asks, answers), CallLine(draft), partial(ray.kill, draft))
+    asks.ensure_registered_as_writer()
+    return SharedLine(Wire(bell, Buffers(asks), Buffers(answers)), CallLine(draft), partial(ray.kill, draft))
 
 
 def join_line(target: Any, asks: Any, path: str) -> tuple[Wire, Any]:
@@ -189,9 +222,10 @@ def join_line(target: Any, asks: Any, path: str) -> tuple[Wire, Any]:
     readers = [(target, context.get_node_id())]
     answers = BufferedSharedMemoryChannel(context.current_actor, readers, ANSWERS, BUFFER_BYTES)
     asks.ensure_registered_as_reader()
+    answers.ensure_registered_as_writer()
     bell = socket.socket(socket.AF_UNIX)
     bell.connect(path)
-    return Wire(bell, answers, asks), answers
+    return Wire(bell, Buffers(answers), Buffers(asks)), answers
 
 
 def serve(wire: Wire, propose: Callable[[Ask], Candidates]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import prod
+from itertools import islice
+from math import inf, prod
 
 MOST_CANDIDATES = 16
 # A new row is believed to accept this share of its candidates, with the weight of this many observations.
@@ -158,8 +159,12 @@ def best_request(
     rows = len(chances)
     if not rows:
         return Request([])
-    rates = [expected_rate(chances, count, verify_seconds, price, overlap) for count in range(most + 1)]
-    best = max(range(most + 1), key=rates.__getitem__)
+    rates: list[float] = []
+    for rate, bound in islice(expected_rates(chances, verify_seconds, price, overlap), most + 1):
+        rates.append(rate)
+        if bound < max(rates):
+            break
+    best = max(range(len(rates)), key=rates.__getitem__)
     if best == 0:
         return Request([0] * rows)
     verifying = max(0.0, verify_seconds(rows * (best + 1)) - verify_seconds(rows)) / (rows * best)
@@ -169,13 +174,25 @@ def best_request(
     return Request(counts, keep, rates[best] * drafting, 1.0 / rates[0] - 1.0 / rates[best])
 
 
-def expected_rate(
-    chances: Sequence[float], count: int, verify_seconds: Callable[[int], float], price: Price, overlap: Overlap
-) -> float:
-    """Tokens a second of rows that are all asked for ``count`` candidates."""
-    hit = prod(chances) ** count
-    seconds = round_seconds(overlap, verify_seconds(len(chances) * (count + 1)), price, count, hit)
-    return sum(expected_tokens(chance, count) for chance in chances) / seconds
+def expected_rates(
+    chances: Sequence[float], verify_seconds: Callable[[int], float], price: Price, overlap: Overlap = Overlap.TURNS
+) -> Iterator[tuple[float, float]]:
+    """Tokens a second of rows that are all asked for 0, 1, 2 candidates and so on, each with what no larger number exceeds.
+
+    The bound takes for granted that more candidates do not take less time.
+    """
+    rows, every, hit = len(chances), prod(chances), 1.0
+    reaches, tokens = [1.0] * rows, float(rows)
+    # What all further candidates of a row would bring, for each that it has reached.
+    beyond = [chance / (1.0 - chance) if chance < 1.0 else inf for chance in chances]
+    for count in range(MOST_CANDIDATES + 1):
+        seconds = round_seconds(overlap, verify_seconds(rows * (count + 1)), price, count, hit)
+        still = sum(reach * more for reach, more in zip(reaches, beyond, strict=True))
+        # Without candidates nothing is paid for the draft, and running ahead may take less time than one candidate alone.
+        yield tokens / seconds, (tokens + still) / seconds if count and overlap is Overlap.TURNS else inf
+        reaches = [reach * chance for reach, chance in zip(reaches, chances, strict=True)]
+        tokens += sum(reaches)
+        hit *= every
 
 
 def _worthwhile(chance: float, worth: float, most: int) -> int:

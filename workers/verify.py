@@ -244,13 +244,15 @@ class Verifier:
             max(0, min(count, live.remaining - 1, self.engine.context - len(live.tokens)))
             for live, count in zip(group.asked, request.counts, strict=True)
         ]
-        self.tally.asked(group.counts)
-        group.foreseen = self._foresee(group)
+        unread = sum(self.proposer.unread(live) for live, count in zip(group.asked, group.counts, strict=True) if count)
         group.answer = None
         if any(group.counts):
             started = time.perf_counter()
             group.answer = self.proposer.ask(group.asked, replace(request, counts=group.counts))
             self.tally.waited("ask", started, len(group.asked), sum(group.counts))
+        # What the draft need not wait for.
+        self.tally.asked(group.counts)
+        group.foreseen = self._foresee(group, unread)
 
     def _candidates(self, group: Group) -> list[Sequence[int]]:
         """What was proposed for each row of the group; nothing for those that were not asked for."""
@@ -299,8 +301,11 @@ class Verifier:
         due = self._probing.due(cost / plain)
         return Request([int(due and index == least) for index in range(len(rows))])
 
-    def _foresee(self, group: Group) -> Foreseen | None:
-        """What the group's next round should take and bring, by what is known of costs and chances."""
+    def _foresee(self, group: Group, unread: int) -> Foreseen | None:
+        """What the group's next round should take and bring, by what is known of costs and chances.
+
+        ``unread`` are the tokens that whoever proposes has to read first.
+        """
         rows, counts = group.asked, group.counts
         if not rows:
             return None
@@ -308,7 +313,6 @@ class Verifier:
         chances = [live.acceptance.chance for live in rows]
         hit = math.prod(chance**count for chance, count in zip(chances, counts, strict=True))
         verify = self.verify_seconds(len(rows) + sum(counts))
-        unread = sum(self.proposer.unread(live) for live, count in zip(rows, counts, strict=True) if count)
         return Foreseen(
             speculation.round_seconds(self._overlap, verify, price, max(counts), hit) + price.read * unread,
             sum(map(speculation.expected_tokens, chances, counts)),
