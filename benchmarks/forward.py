@@ -129,7 +129,7 @@ def matrix_bytes(engine: NativeEngine) -> int:
 def cache_bytes(engine: NativeEngine, tokens: int) -> int:
     program = engine.model.program
     attentions = [op for op in program.ops if op.key.buffer >= 0]
-    return tokens * sum(2 * op.key.width for op in attentions) * (4 if program.cache_fp32 else 2)
+    return tokens * sum(2 * op.key.width for op in attentions) * program.cache.element_bytes
 
 
 def report(engine: NativeEngine, timing: Timing, stream: float) -> dict[str, Any]:

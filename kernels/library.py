@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 LIBRARY_NAME = "liboutrider_kernels.so"
 STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "unsupported", "not finite")
 
@@ -86,7 +86,7 @@ class ProgramStructure(Structure):
         ("layers", c_int32),
         ("vocabulary", c_int32),
         ("context", c_int32),
-        ("cache_fp32", c_int32),
+        ("cache", c_int32),
     )
 
 

@@ -216,7 +216,7 @@ class NativeModel:
         weights = (WeightStructure * len(program.weights))(*map(weight_structure, program.weights, addresses))
         buffers = (c_int32 * len(program.buffers))(*program.buffers)
         counts = (len(ops), len(weights), len(buffers), program.layers, program.vocabulary, program.context)
-        structure = ProgramStructure(ops, weights, buffers, *counts, int(program.cache_fp32))
+        structure = ProgramStructure(ops, weights, buffers, *counts, int(program.cache))
         core_array = (c_int32 * threads)(*cores) if cores is not None else None
         options = OptionsStructure(core_array, threads, spin_microseconds, cache_bytes)
         check(load().outrider_engine_create(byref(structure), byref(options), byref(self._engine)))

@@ -44,6 +44,18 @@ class Format(IntEnum):
         return self not in (Format.FP32, Format.BF16)
 
 
+class Cache(IntEnum):
+    """How keys and values are kept; the numbers are the C interface's ``outrider_cache``."""
+
+    BF16 = 0
+    FP32 = 1
+    INT8 = 2
+
+    @property
+    def element_bytes(self) -> int:
+        return {Cache.BF16: 2, Cache.FP32: 4, Cache.INT8: 1}[self]
+
+
 class Kind(IntEnum):
     EMBED = 0
     POSITION = 1
@@ -165,7 +177,7 @@ class Program:
     layers: int
     vocabulary: int
     context: int
-    cache_fp32: bool
+    cache: Cache
 
     @property
     def integer(self) -> bool:
@@ -173,8 +185,11 @@ class Program:
         return all(weight.table or weight.format.integer for weight in self.weights)
 
     def digest(self) -> str:
-        """Names the program: equal digests mean equal operations over equally packed tensors of the same names."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()
+        """Names the program: equal digests mean equal operations over equally packed tensors of the same names.
+
+        How keys and values are kept makes no difference to what is packed.
+        """
+        return hashlib.sha256(repr(replace(self, cache=Cache.BF16)).encode()).hexdigest()
 
 
 @dataclass
@@ -309,8 +324,8 @@ class Builder:
             raise ValueError(f"{logits.width} logits for a vocabulary of {self.vocabulary}")
         self._ops.append(Op(Kind.CHOOSE, logits))
         ops, buffers = _share_buffers(*_select(self._ops, self._widths))
-        cache_fp32 = self.precision is Format.FP32
-        return Program(ops, tuple(self._weights), buffers, self._layers, self.vocabulary, self.context, cache_fp32)
+        cache = Cache.FP32 if self.precision is Format.FP32 else Cache.BF16
+        return Program(ops, tuple(self._weights), buffers, self._layers, self.vocabulary, self.context, cache)
 
     def _buffer(self, width: int) -> Slice:
         self._widths.append(width)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels import packing
-from outrider.kernels.program import Activation, Format, Kind, Norm, Op, Program, Slice, Weight
+from outrider.kernels.program import Activation, Cache, Format, Kind, Norm, Op, Program, Slice, Weight
 
 Array = NDArray[np.float64]
 
@@ -59,8 +59,10 @@ class ReferenceModel:
         if op.kind is Kind.ROPE:
             return _rope(op, x, self.weights[op.weight][0])
         key, value = _read(buffers, op.key), _read(buffers, op.value)
-        if not self.program.cache_fp32:
+        if self.program.cache is Cache.BF16:
             key, value = _bf16(key), _bf16(value)
+        elif self.program.cache is Cache.INT8:
+            x, key, value = (quantised_activations(each, op.head_size) for each in (x, key, value))
         return _attention(op, x, key, value)
 
 

@@ -232,7 +232,8 @@ def choose_models(
     if precision == "auto" and draft.dtype == "float16" and not draft_on_accelerator and spec.engine != "hf":
         # Drafts are hints: rounding one costs no text, and keeps it on the native engine, which has no fp16.
         precision = "bf16"
-    return target_model, _model(spec, draft, precision, draft_on_accelerator, office, say)
+    draft_model = _model(spec, draft, precision, draft_on_accelerator, office, say)
+    return target_model, replace(draft_model, small_cache=spec.small_draft_cache)
 
 
 def _model(

@@ -162,7 +162,8 @@ class ModelSpec:
     ``threads`` of 0 leaves the count to the engine. ``cores`` are the CPUs that the native engine pins its threads to, one
     each; without them, or with another number of threads, it pins none. ``prefix_tokens`` bounds how much of ended rows'
     prompts is kept for rows that begin alike; with 0, rows share nothing. ``fast_attention`` of False spells attention out
-    step by step, which only the hf engine can.
+    step by step, which only the hf engine can. With ``small_cache`` keys and values take 8 bits where the engine can, which
+    is for drafts: no text depends on their rounding.
     """
 
     path: str
@@ -174,6 +175,7 @@ class ModelSpec:
     cores: tuple[int, ...] = ()
     prefix_tokens: int = 0
     fast_attention: bool = True
+    small_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)

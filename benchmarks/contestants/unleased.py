@@ -15,7 +15,7 @@ from outrider.workers.models.cards import read_card
 def unleased_replica(machine: Topology, target: str, draft: str, precision: str, serve: ServeSpec) -> ReplicaPlan:
     sizes = Sizes(read_card(target).weight_bytes, read_card(draft).weight_bytes)
     made = plan([machine], sizes, Wishes(replicas=1, layout="shared"))
-    models = [ModelSpec(path, "native", precision) for path in (target, draft)]
+    models = [ModelSpec(target, "native", precision), ModelSpec(draft, "native", precision, small_cache=True)]
     [found] = Blueprint(models[0], models[1], serve, movable=True).replicas(made, probed_here())
     assert found.draft is not None
     return replace(found, target=_unleased(found.target), draft=_unleased(found.draft))

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 5
+#define OUTRIDER_ABI 6
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -41,6 +41,13 @@ enum outrider_format {
   OUTRIDER_W8A8 = 3,          /* int8 by group of channels, activations likewise */
   OUTRIDER_W4ABF16 = 4,       /* reserved */
   OUTRIDER_W8AF32 = 5         /* reserved */
+};
+
+/* How the keys and values of rows are kept. */
+enum outrider_cache {
+  OUTRIDER_CACHE_BF16 = 0,
+  OUTRIDER_CACHE_FP32 = 1,
+  OUTRIDER_CACHE_INT8 = 2     /* one scale for each token and kv head, of its key and of its value; queries likewise int8 */
 };
 
 enum outrider_operation {
@@ -120,7 +127,7 @@ typedef struct outrider_program {
   int32_t layers;                  /* attention layers, that is caches */
   int32_t vocabulary;
   int32_t context;                 /* the longest row */
-  int32_t cache_fp32;              /* 1: the cache is fp32, 0: bf16 */
+  int32_t cache;                   /* outrider_cache */
 } outrider_program;
 
 typedef struct outrider_options {

@@ -132,7 +132,10 @@ int32_t Engine::check(const outrider_program &program) {
 }
 
 int32_t Engine::plan_cache(int layers, int64_t limit) {
-  const int64_t element = cache_fp32 ? 4 : 2;
+  if (cache_format < OUTRIDER_CACHE_BF16 || cache_format > OUTRIDER_CACHE_INT8)
+    return fail(OUTRIDER_INVALID, "cache format %d is unknown", cache_format);
+  const int64_t scales = cache_format == OUTRIDER_CACHE_INT8 ? kScaleBytes : 0;
+  const int64_t element = cache_format == OUTRIDER_CACHE_FP32 ? 4 : cache_format == OUTRIDER_CACHE_INT8 ? 1 : 2;
   std::vector<CacheLayer> plan(static_cast<size_t>(layers));
   int64_t block_bytes = 0;
   int found = 0;
@@ -142,8 +145,8 @@ int32_t Engine::plan_cache(int layers, int64_t limit) {
       return fail(OUTRIDER_INVALID, "attention layer %d of %d, or twice", op.integer, layers);
     CacheLayer &layer = plan[static_cast<size_t>(op.integer)];
     layer.offset = block_bytes;
-    layer.key_bytes = kBlockTokens * static_cast<int64_t>(op.head_size) * element;
-    layer.head_bytes = layer.key_bytes + kBlockTokens * round_up(op.head_size, kLanes) * element;
+    layer.key_bytes = kBlockTokens * static_cast<int64_t>(op.head_size) * element + scales;
+    layer.head_bytes = layer.key_bytes + kBlockTokens * round_up(op.head_size, kLanes) * element + scales;
     block_bytes += layer.head_bytes * op.kv_heads;
     most_attention = std::max(most_attention, attention_scratch(op.head_size));
     ++found;
@@ -163,7 +166,7 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   engine->widths.assign(program.buffers, program.buffers + program.buffer_count);
   engine->vocabulary = program.vocabulary;
   engine->context = program.context;
-  engine->cache_fp32 = program.cache_fp32 != 0;
+  engine->cache_format = program.cache;
   int32_t status = engine->check(program);
   if (status == OUTRIDER_OK) status = engine->plan_cache(program.layers, options.cache_bytes);
   if (status != OUTRIDER_OK) return status;

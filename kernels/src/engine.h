@@ -56,7 +56,7 @@ struct Engine {
   std::vector<int32_t> widths;
   std::vector<int32_t> next_linear;  // [ops] the matrix product after each operation, -1 behind the last
   int32_t vocabulary = 0, context = 0;
-  bool cache_fp32 = false;
+  int32_t cache_format = OUTRIDER_CACHE_BF16;
   int32_t spin_microseconds = -1;
   std::unique_ptr<Pool> pool;
   std::unique_ptr<Cache> cache;

@@ -238,7 +238,7 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
   const CacheLayer &layer = engine.cache->layer(op.integer);
   const auto view = [&](const FeedState &feed, int64_t head) {
     const int64_t at = layer.offset + head * layer.head_bytes;
-    return CacheView{feed.blocks.data(), at, at + layer.key_bytes, engine.cache_fp32 ? 1 : 0};
+    return CacheView{feed.blocks.data(), at, at + layer.key_bytes, engine.cache_format};
   };
   const float *keys = engine.buffer(op.key), *values = engine.buffer(op.value);
   const int64_t key_stride = engine.stride(op.key), value_stride = engine.stride(op.value);

@@ -19,6 +19,9 @@ constexpr int kTilesTogether = 4;  // of a packed matrix, that some kernels work
 constexpr int kBlockTokens = 32;   // tokens in one block of the cache
 constexpr int kChunkTokens = 256;  // keys whose softmax is computed at once; the order of summation depends on it
 
+// Behind a head's keys in a block of int8, and behind its values: a scale for each token.
+constexpr int64_t kScaleBytes = 4 * kBlockTokens;
+
 inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 // Words from one row of a matrix's input to the next, a multiple of 16. Rows a whole number of kilobytes apart would fall
@@ -69,7 +72,7 @@ struct CacheView {
   char *const *blocks;
   int64_t key_offset;    // bytes from a block's start to this layer's and head's keys
   int64_t value_offset;  // likewise values
-  int32_t fp32;
+  int32_t format;        // outrider_cache
 };
 
 // Queries of one kv head that are worked on together.

@@ -93,6 +93,10 @@ inline F load_bf16(const uint16_t *p) {
   return as_float(shl<16>({_mm256_cvtepu16_epi32(_mm256_castsi256_si128(words)),
                            _mm256_cvtepu16_epi32(_mm256_extracti128_si256(words, 1))}));
 }
+inline F load_bytes(const int8_t *p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+  return to_float({_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+}
 inline void store_low_words(uint16_t *p, I x) {
   int32_t copy[16];
   store_i(copy, x);

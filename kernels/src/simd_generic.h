@@ -78,6 +78,7 @@ inline void store_bytes(int8_t *p, I x) { for (int i = 0; i < 16; ++i) p[i] = st
 inline F load_bf16(const uint16_t *p) {
   return as_float(each<I>([=](int i) { return static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16); }));
 }
+inline F load_bytes(const int8_t *p) { return each<F>([=](int i) { return static_cast<float>(p[i]); }); }
 inline void store_low_words(uint16_t *p, I x) { for (int i = 0; i < 16; ++i) p[i] = static_cast<uint16_t>(x.x[i]); }
 // acc + the two bf16 products of each lane
 inline F dot_bf16(F acc, I a, I b) {

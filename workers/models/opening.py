@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.kernels import library, native
-from outrider.kernels.program import Format
+from outrider.kernels.program import Cache, Format
 from outrider.workers.engine import Engine
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec
@@ -83,6 +83,8 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     program = build_program(values, precision, source=str(file))
     if head_of_its_own(program, Path(card.path), spec.allow_pickle):
         program = build_program(values | {"tie_word_embeddings": False}, precision, source=str(file))
+    if spec.small_cache and program.integer:
+        program = replace(program, cache=Cache.INT8)
     threads = spec.threads or len(spec.cores) or len(os.sched_getaffinity(0))
     packer = NativePacker()
     packed = load_packed(card, program, packer, threads, spec.allow_pickle, progress)
@@ -90,7 +92,11 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     model = native.NativeModel(program, packed.addresses, threads=threads, cores=cores, keep=packed)
     rounding = "rounded to nearest on load (rtn), " if program.integer else ""
     source = "from the cache" if packed.cached else "packed now"
-    notes = [f"native engine, {isa}: {spec.precision}, {rounding}{packed.size / 1e9:.2f} GB, {source}", *packed.notes]
+    cache = ", keys and values in 8 bits" if program.cache is Cache.INT8 else ""
+    notes = [
+        f"native engine, {isa}: {spec.precision}, {rounding}{packed.size / 1e9:.2f} GB, {source}{cache}",
+        *packed.notes,
+    ]
     path = {"engine": "native", "precision": spec.precision, "packing": f"{packer.version}, loading {LOADING_VERSION}"}
     if not program.integer:
         # Only the integer formats are computed in one order on every instruction set.
