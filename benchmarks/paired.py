@@ -1,10 +1,12 @@
-"""Plain and assisted decoding of the same rows by the same pair of actors, a second or two of each in turn.
+"""Plain and assisted decoding of the same rows by the same pair of actors, some seconds of each in turn.
 
-    python benchmarks/paired.py --shape 1b --batch 4 [--pairs 12] [--draft-tokens 2]
+    python benchmarks/paired.py --shape 1b --batch 4 [--rows 16] [--pairs 12] [--draft-tokens 2]
 
 Whole jobs (assisted.py) meet different minutes of a machine whose memory is a third faster in some than in others; here
 either kind meets all of them. Every pair is a batch of prompts, answered without a draft and with it, the first of the two
-in turn; texts must be the same. What the target learns of its passes in one kind it knows in the other.
+in turn; texts must be the same. With --rows more rows than a batch follow one another, as in a job: of one batch the last
+rows that end leave the others' places empty, which a draft's uneven rows suffer from and plain ones do not. What the target
+learns of its passes in one kind it knows in the other.
 Last comes one line of JSON.
 """
 
@@ -15,7 +17,7 @@ import json
 import statistics
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +41,15 @@ MOST_WARM_UPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """One batch: seconds with its prompts, and tokens and seconds of the rounds in which nobody read a prompt."""
+    """One turn: seconds with its prompts; tokens and seconds of the rounds in which nobody read a prompt; and both as the
+    prices of these moments foretold.
+    """
 
     seconds: float
-    tokens: int
+    tokens: float
     round_seconds: float
+    foreseen_tokens: float
+    foreseen_seconds: float
 
     @property
     def rate(self) -> float:
@@ -65,12 +71,12 @@ class Runner:
         started = time.perf_counter()
         results = self._both.answers(rows)
         seconds = time.perf_counter() - started
-        tokens, round_seconds = (new - old for new, old in zip(self._sums(), before, strict=True))
-        return Took(seconds, int(tokens), round_seconds), [result.tokens for result in results]
+        sums = [new - old for new, old in zip(self._sums(), before, strict=True)]
+        return Took(seconds, *sums), [result.tokens for result in results]
 
-    def _sums(self) -> tuple[float, float]:
+    def _sums(self) -> list[float]:
         rounds = self._both.costs.get("rounds", {}).values()
-        return sum(each["tokens"] for each in rounds), sum(each["seconds"] for each in rounds)
+        return [sum(each[key] for each in rounds) for key in ("tokens", "seconds", "foreseen_tokens", "foreseen_seconds")]
 
 
 def measure(runner: Runner, batches: list[list[list[int]]]) -> dict[str, Any]:
@@ -84,14 +90,22 @@ def measure(runner: Runner, batches: list[list[list[int]]]) -> dict[str, Any]:
         same = same and texts["plain"] == texts["assisted"]
     pairs = list(zip(took["plain"], took["assisted"], strict=True))
     rates = [right.rate / left.rate for left, right in pairs]
+    plain, assisted = (sum_of(took[mode]) for mode in MODES)
+    foreseen = (assisted.foreseen_tokens / assisted.foreseen_seconds) / (plain.foreseen_tokens / plain.foreseen_seconds)
     return {
         "times": round(statistics.median(left.seconds / right.seconds for left, right in pairs), 3),
         "times in rounds alone": round(statistics.median(rates), 3),
+        "whole": [round(plain.seconds / assisted.seconds, 3), round(assisted.rate / plain.rate, 3)],
+        "foreseen in rounds": round(foreseen, 3),
         "quartiles": [round(each, 3) for each in statistics.quantiles(rates, n=4)],
         "plain tokens/s in rounds": round(statistics.median(left.rate for left, _ in pairs), 1),
         "assisted": round(statistics.median(right.rate for _, right in pairs), 1),
         "same texts": same,
     }
+
+
+def sum_of(turns: list[Took]) -> Took:
+    return Took(*(sum(values) for values in zip(*map(astuple, turns), strict=True)))
 
 
 def main() -> None:
@@ -100,6 +114,7 @@ def main() -> None:
     parser.add_argument("--draft-noise", type=float, help=f"default: {DRAFT_NOISE}")
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rows", type=int, help="in a turn; default: one batch")
     parser.add_argument("--draft-tokens", type=int, help="default: whatever is best in each round")
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=96)
@@ -113,9 +128,10 @@ def main() -> None:
     target, draft = pair(asked.shape, DRAFT_NOISE[asked.shape] if asked.draft_noise is None else asked.draft_noise)
     tokenizer = Tokenizer(target)
     prompts = [tokenizer.encode(text) for text in prompts_of(asked.prompts)]
+    rows = asked.rows or asked.batch
     batches = [
-        [prompts[(start + at) % len(prompts)] for at in range(asked.batch)]
-        for start in range(0, (asked.pairs + MOST_WARM_UPS) * asked.batch, asked.batch)
+        [prompts[(start + at) % len(prompts)] for at in range(rows)]
+        for start in range(0, (asked.pairs + MOST_WARM_UPS) * rows, rows)
     ]
     serve = ServeSpec(batch=asked.batch, draft_tokens=asked.draft_tokens)
     plan_of_pair = unleased_replica(machine, str(target), str(draft), asked.precision, serve)
