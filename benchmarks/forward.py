@@ -21,7 +21,7 @@ from typing import Any
 from inflate import SHAPES, inflate
 from stream import Stream
 
-from outrider.kernels import library, native
+from outrider.kernels import library, packer
 from outrider.workers.engine import Feed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
@@ -123,7 +123,7 @@ def model_directory(shape: str, source: Path | None) -> Path:
 
 def matrix_bytes(engine: NativeEngine) -> int:
     """What one pass must read: every packed matrix, the head included."""
-    return sum(native.packed_bytes(weight) for weight in engine.model.program.weights if not weight.table)
+    return sum(packer.packed_bytes(weight) for weight in engine.model.program.weights if not weight.table)
 
 
 def cache_bytes(engine: NativeEngine, tokens: int) -> int:

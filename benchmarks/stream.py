@@ -6,7 +6,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from outrider.kernels import native
+from outrider.kernels import packer
 
 # More than any last-level cache that these machines have.
 BYTES = 2 << 30
@@ -20,7 +20,7 @@ class Stream:
     def __init__(self, threads: int, size: int = BYTES) -> None:
         self.threads = threads
         self.size = size // PIECE * PIECE
-        self._memory = native.Memory(self.size)
+        self._memory = packer.Memory(self.size)
         # Written, or every page would be the one page of zeros.
         self._memory.array[:] = 1
         self._address = self._memory.array.ctypes.data
@@ -33,7 +33,7 @@ class Stream:
         def read(_: int) -> None:
             # The interpreter's lock makes taking the next one safe.
             for offset in pieces:
-                native.stream_read(self._address + offset, PIECE)
+                packer.stream_read(self._address + offset, PIECE)
 
         started = time.perf_counter()
         list(self._pool.map(read, range(self.threads)))

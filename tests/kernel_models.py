@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels import packing
+from outrider.kernels.builder import Builder
 from outrider.kernels.native import NativeModel
-from outrider.kernels.program import Activation, Builder, Format, Norm, Program, Tensor
+from outrider.kernels.program import Activation, Format, Norm, Program, Tensor
 
 
 @dataclass(frozen=True)

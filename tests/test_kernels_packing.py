@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.kernels import library, native, packing
+from outrider.kernels import library, packer, packing
 from outrider.kernels.program import Format, Weight
 
 FORMATS = (Format.FP32, Format.BF16, Format.W4A8, Format.W8A8)
@@ -18,11 +18,11 @@ def matrix_weight(format: Format, rows: int, columns: int, group: int = 128, gat
 
 
 def pack_natively(weight: Weight, matrix: np.ndarray, source_type: str = "F32", split: int = 0) -> np.ndarray:
-    memory = native.Memory(native.packed_bytes(weight))
+    memory = packer.Memory(packer.packed_bytes(weight))
     assert memory.address is not None
     for start, stop in ((0, split), (split, len(matrix))):
         if start < stop:
-            native.pack_rows(weight, memory.address, start, matrix[start:stop], source_type)
+            packer.pack_rows(weight, memory.address, start, matrix[start:stop], source_type)
     return memory.array[: packing.packed_size(weight)].copy()
 
 
@@ -43,7 +43,7 @@ def test_compiled_packing_is_the_definition(format, rows, columns, group, gated,
     matrix[0] = abs(matrix[0])
     weight = matrix_weight(format, rows, columns, group, gated)
     packed = packing.pack(weight, matrix)
-    assert packed.size == packing.packed_size(weight) == native.packed_bytes(weight)
+    assert packed.size == packing.packed_size(weight) == packer.packed_bytes(weight)
     np.testing.assert_array_equal(pack_natively(weight, matrix, split=rows // 3), packed)
     unpacked = packing.unpack(weight, packed)
     assert unpacked.shape == matrix.shape
@@ -94,4 +94,4 @@ def test_a_weight_that_is_no_number_is_named(bad):
 )
 def test_weights_that_cannot_be_are_refused(weight):
     with pytest.raises(library.KernelError):
-        native.packed_bytes(weight)
+        packer.packed_bytes(weight)

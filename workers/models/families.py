@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.kernels.program import Activation, Builder, Format, Norm, Program, Slice, Tensor
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Activation, Format, Norm, Program, Slice, Tensor
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.rope import read_rope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.kernels import library, native
+from outrider.kernels import library, packer
 from outrider.kernels.program import Weight
 from outrider.workers.errors import WorkerError
 from outrider.workers.models.checkpoint import Rows
@@ -15,7 +15,7 @@ class NativeMemory:
     """Memory for packed weights: huge pages are asked for, and it lies on the node of the thread that first writes it."""
 
     def __init__(self, size: int) -> None:
-        self._memory = native.Memory(max(size, 1))
+        self._memory = packer.Memory(max(size, 1))
         self.address = self._memory.array.ctypes.data
         self.view = self._memory.array.data[:size]
 
@@ -27,11 +27,11 @@ class NativePacker:
         return NativeMemory(size)
 
     def packed_bytes(self, weight: Weight) -> int:
-        return native.packed_bytes(weight)
+        return packer.packed_bytes(weight)
 
     def pack_rows(self, weight: Weight, address: int, first_row: int, rows: Rows) -> None:
         try:
-            native.pack_rows(weight, address, first_row, rows, SOURCE_TYPES[rows.dtype.name])
+            packer.pack_rows(weight, address, first_row, rows, SOURCE_TYPES[rows.dtype.name])
         except library.KernelError as error:
             if error.status == "not finite":
                 raise NotFiniteError from error
