@@ -28,7 +28,7 @@ from inflate import SHAPES, inflate
 from outrider.workers.costs import CostCurve
 from outrider.workers.models.cards import POCKET, find
 from outrider.workers.models.packed_cache import cache_directory
-from outrider.workers.speculation import Price, expected_rates
+from outrider.workers.speculation import MOST_CANDIDATES, Price, expected_rates
 
 DRAFT = "160m"
 # Run at k=6: 0.55 gives 3.97 tokens a round on 1b. 7b's depends on the rows and is not settled: see docs/measurements.md.
@@ -163,7 +163,8 @@ def expected_times(
     curve = CostCurve({int(count): seconds for count, seconds in verify.items()})
     price = Price(_nearest(draft["step"], rows), _nearest(draft["hop"], rows))
     rates = [rate for rate, _ in expected_rates([chance] * rows, curve, price)]
-    return (max(rates) if candidates is None else rates[candidates]) / rates[0]
+    # More than are ever chosen are no better promised than those.
+    return (max(rates) if candidates is None else rates[min(candidates, MOST_CANDIDATES)]) / rates[0]
 
 
 def _nearest(means: Mapping[str, float], rows: int) -> float:

@@ -120,6 +120,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
     asked = parser.parse_args()
+    if asked.rows is not None and asked.rows < 1:
+        parser.error("--rows: one at least")
     if asked.pairs < 2:
         parser.error("--pairs: two at least")
     machine = read_topology()

@@ -104,6 +104,7 @@ print("found:", getattr(found, "MARK", None))
 """
 
 
+@pytest.mark.slow  # torch is loaded, twice
 @pytest.mark.parametrize("present", [False, True])
 def test_transformers_and_a_distribution_called_kernels(tmp_path: Path, present: bool) -> None:
     """transformers asks for Hugging Face's ``kernels``; from the repository's root that must never find ours."""

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import Feeding
+from outrider.kernels.program import Cache
 from outrider.workers.costs import CostCurve, measure
 from outrider.workers.engine import Feed, Ran, Run, Trust
 from outrider.workers.engines.native import NativeEngine
@@ -284,6 +285,21 @@ def test_what_is_opened_says_how_it_computes(models: Path) -> None:
     assert "instruction_set" not in opened.numeric_path, "integer models are the same on every instruction set"
     floating = open_model(ModelSpec(str(models / "llama"), "native", "bf16", threads=1))
     assert floating.numeric_path["instruction_set"]
+
+
+def test_a_draft_of_integers_keeps_keys_and_values_in_8_bits_over_the_same_packed_weights(models: Path) -> None:
+    def opened(precision: str, small: bool) -> tuple[Cache, str]:
+        model = open_model(ModelSpec(str(models / "llama"), "native", precision, threads=1, small_cache=small))
+        assert isinstance(model.engine, NativeEngine)
+        return model.engine.model.program.cache, model.notes[0]
+
+    assert opened("w8a8", small=False)[0] is Cache.BF16
+    cache, note = opened("w8a8", small=True)
+    assert cache is Cache.INT8
+    assert "from the cache, keys and values in 8 bits" in note
+    assert opened("w4a8", small=True)[0] is Cache.INT8
+    assert opened("bf16", small=True)[0] is Cache.BF16
+    assert opened("fp32", small=True)[0] is Cache.FP32
 
 
 def test_a_head_that_is_there_is_used_whatever_the_configuration_says(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from queue import Empty, Full, Queue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from fakes import END, FakeEngine, decode, plain
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ from outrider.workers.draft_link import DraftLink
 from outrider.workers.lines import CallLine, DraftFailed, DraftLost
 from outrider.workers.messages import Ask, Candidates, Row, RowResult, Sampling
 from outrider.workers.propose import Drafter
-from outrider.workers.shared_line import LAST, MORE, LineBroken, SharedLine, Wire, serve
+from outrider.workers.shared_line import LAST, MORE, Buffers, LineBroken, SharedLine, Wire, greet, serve
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import Verifier
 
@@ -185,6 +187,72 @@ def test_a_draft_that_dies_between_request_and_answer_is_lost(ends: Ends) -> Non
     with pytest.raises(DraftLost):
         reply.ready(60.0)
     assert ended == ["hung up"]
+
+
+def test_all_requests_of_a_line_that_is_lost_are_lost_at_once(ends: Ends) -> None:
+    """Whatever other file has the number of the closed socket by then."""
+    made, ended = line(ends)
+    first, second = made.ask(Ask(1, ())), made.ask(Ask(2, ()))
+    ends.bells[1].close()
+    with pytest.raises(DraftLost):
+        first.ready(60.0)
+    number_taken_again = socket.socketpair()
+    with pytest.raises(DraftLost, match="closed"):
+        second.ready(60.0)
+    for taken in number_taken_again:
+        taken.close()
+    assert ended == ["hung up"] * 2
+
+
+def test_a_wait_of_any_length_can_be_asked_for(ends: Ends) -> None:
+    ends.draft.send("there")
+    assert ends.target.receive(1e12) == "there"
+
+
+def test_a_line_is_greeted_through_before_it_is_used(ends: Ends) -> None:
+    worker = threading.Thread(target=serve, args=(ends.draft, lambda ask: Candidates(ask.round, {})))
+    worker.start()
+    greet(ends.target)
+    ends.target.send(Ask(1, ()))
+    assert ends.target.receive(10.0) == Candidates(1, {})
+    ends.target.close()
+    worker.join(10.0)
+
+
+def test_a_draft_that_does_not_greet_back_is_not_used(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_line, "OPENING_SECONDS", 0.01)
+    with pytest.raises(LineBroken, match="greet"):
+        greet(ends.target)
+
+
+class Core:
+    """Of Ray's core what a channel needs: places that are written and read by reference."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, list[bytes]] = {}
+
+    def experimental_channel_put_serialized(self, packed: bytes, place: str, readers: int, timeout: int) -> None:
+        assert (readers, timeout) == (1, 5000)
+        assert not self.places.get(place), "it has not been read yet"
+        self.places[place] = [packed]
+
+    def get_objects(self, places: list[str], timeout: int) -> list[tuple[Any, bytes, None]]:
+        [place] = places
+        return [(SimpleNamespace(to_pybytes=self.places[place].pop), b"RAW", None)]
+
+
+def test_the_places_of_a_channel_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core()
+    monkeypatch.setattr("ray._private.serialization.RawSerializedObject", bytes)
+    monkeypatch.setattr(ray._private.worker.global_worker, "core_worker", core, raising=False)
+    places = [SimpleNamespace(_writer_ref=name, _local_reader_ref=name) for name in ("one", "two", "three")]
+    writing, reading = (Buffers(SimpleNamespace(_buffers=places)) for _ in range(2))
+    for number in range(4):
+        pieces = [bytes([number, which]) for which in range(2)]
+        for piece in pieces:
+            writing.write(piece, 5.0)
+        assert [reading.read(5.0) for _ in pieces] == pieces
+    assert sorted(core.places) == ["one", "three", "two"]
 
 
 def test_rows_are_the_same_whether_the_draft_lives_or_dies_in_between() -> None:

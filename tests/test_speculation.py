@@ -170,6 +170,13 @@ def test_no_number_of_candidates_beyond_a_bound_does_better(
     seconds = [1.0 + rise for rise in accumulate(rises)]
     found = list(expected_rates(chances, lambda tokens: seconds[tokens - 1], Price(step, hop)))
     assert len(found) == MOST_CANDIDATES + 1
+    for overlap in (Overlap.AHEAD, Overlap.GROUPS):
+        beside = list(expected_rates(chances, lambda tokens: seconds[tokens - 1], Price(step, hop), overlap))
+        assert all(bound == math.inf for _, bound in beside), "what runs beside the target is not foreseen to rise"
+        for count, (rate, _) in enumerate(beside):
+            hit = math.prod(chances) ** count
+            paid = round_seconds(overlap, seconds[len(chances) * (count + 1) - 1], Price(step, hop), count, hit)
+            assert rate == pytest.approx(sum(expected_tokens(chance, count) for chance in chances) / paid)
     for count, (rate, bound) in enumerate(found):
         assert all(later <= bound * (1 + 1e-9) for later, _ in found[count:])
         hit = math.prod(chance**count for chance in chances)

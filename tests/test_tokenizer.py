@@ -129,6 +129,7 @@ torch.zeros(1)
 """
 
 
+@pytest.mark.slow  # torch is loaded
 def test_tokenizers_need_no_torch_and_say_the_same() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
     tokenizer = Tokenizer(find("pocket"))

@@ -28,9 +28,9 @@ LEAST_REACH = 0.05
 class DraftRow:
     """``committed`` is what the target has decided, ``guessed`` how the draft goes on from there.
 
-    ``leads`` say how clear each guess was, ``chances`` what that makes of it where guesses are to be trusted less by
-    ``doubt``, and ``reach`` is the chance that all of them hold. The engine's cache holds the first ``cached`` tokens of
-    the two in a row. The last guess has not been fed, so it is never among them.
+    ``leads`` say how clear each guess was, ``chances`` what that made of it when it was guessed (``doubt`` is how far to
+    trust leads in this row), and ``reach`` is the chance that all of them hold. The engine's cache holds the first
+    ``cached`` tokens of the two in a row. The last guess has not been fed, so it is never among them.
     """
 
     committed: list[int] = field(default_factory=list)

@@ -39,6 +39,10 @@ ASKS, ANSWERS = 8, 3
 PATIENCE_SECONDS = 5.0
 # For the draft to take up the line.
 OPENING_SECONDS = 10.0
+# A day: the system takes no number above 2^31 milliseconds.
+LONGEST_WAIT = 86400.0
+# What goes each way before a line is used: that it can be written and read here is seen by doing it.
+GREETING = "hello"
 MORE, LAST = b"+", b"."
 
 
@@ -54,7 +58,7 @@ class Buffers:
     """
 
     def __init__(self, channel: Any) -> None:
-        # With a Ray that is built otherwise inside this fails, and requests go by its calls.
+        # With a Ray that is built otherwise inside this fails, or the greeting does, and requests go by its calls.
         from ray._private.serialization import RawSerializedObject
 
         self._packed = RawSerializedObject
@@ -113,8 +117,11 @@ class Wire:
                 raise LineBroken(first_line(error)) from error
 
     def _mark(self, timeout: float | None) -> bytes | None:
+        if self._bell.fileno() < 0:
+            # Its number may be another file's by now.
+            raise LineBroken("it was closed")
         try:
-            if timeout is not None and not self._heard.poll(math.ceil(1000.0 * timeout)):
+            if timeout is not None and not self._heard.poll(math.ceil(1000.0 * min(timeout, LONGEST_WAIT))):
                 return None
             mark = self._bell.recv(1)
         except OSError as error:
@@ -211,7 +218,20 @@ def open_line(draft: Any) -> SharedLine:
     # Now, while the draft has only begun: what it owns is gone with it, and Ray ends a process that asks for it then.
     answers.ensure_registered_as_reader()
     asks.ensure_registered_as_writer()
-    return SharedLine(Wire(bell, Buffers(asks), Buffers(answers)), CallLine(draft), partial(ray.kill, draft))
+    wire = Wire(bell, Buffers(asks), Buffers(answers))
+    try:
+        greet(wire)
+    except Exception:
+        wire.close()
+        raise
+    return SharedLine(wire, CallLine(draft), partial(ray.kill, draft))
+
+
+def greet(wire: Wire) -> None:
+    """Raises whatever is wrong with the line."""
+    wire.send(GREETING)
+    if wire.receive(OPENING_SECONDS) != GREETING:
+        raise LineBroken("the draft did not greet back")
 
 
 def join_line(target: Any, asks: Any, path: str) -> tuple[Wire, Any]:
@@ -234,7 +254,7 @@ def serve(wire: Wire, propose: Callable[[Ask], Candidates]) -> None:
         while True:
             ask = wire.receive(None)
             try:
-                answer: Candidates | str = propose(ask)
+                answer: Candidates | str = ask if ask == GREETING else propose(ask)
             except Exception as error:  # the target is told, and goes on without
                 answer = f"{type(error).__name__}: {first_line(error)}"
             wire.send(answer)

@@ -244,6 +244,8 @@ class Verifier:
             max(0, min(count, live.remaining - 1, self.engine.context - len(live.tokens)))
             for live, count in zip(group.asked, request.counts, strict=True)
         ]
+        # As they are before asking, which may end a draft.
+        price = self.proposer.price(len(group.asked)) or Price(0.0)
         unread = sum(self.proposer.unread(live) for live, count in zip(group.asked, group.counts, strict=True) if count)
         group.answer = None
         if any(group.counts):
@@ -252,7 +254,7 @@ class Verifier:
             self.tally.waited("ask", started, len(group.asked), sum(group.counts))
         # What the draft need not wait for.
         self.tally.asked(group.counts)
-        group.foreseen = self._foresee(group, unread)
+        group.foreseen = self._foresee(group, price, unread)
 
     def _candidates(self, group: Group) -> list[Sequence[int]]:
         """What was proposed for each row of the group; nothing for those that were not asked for."""
@@ -301,7 +303,7 @@ class Verifier:
         due = self._probing.due(cost / plain)
         return Request([int(due and index == least) for index in range(len(rows))])
 
-    def _foresee(self, group: Group, unread: int) -> Foreseen | None:
+    def _foresee(self, group: Group, price: Price, unread: int) -> Foreseen | None:
         """What the group's next round should take and bring, by what is known of costs and chances.
 
         ``unread`` are the tokens that whoever proposes has to read first.
@@ -309,7 +311,6 @@ class Verifier:
         rows, counts = group.asked, group.counts
         if not rows:
             return None
-        price = self.proposer.price(len(rows)) or Price(0.0)
         chances = [live.acceptance.chance for live in rows]
         hit = math.prod(chance**count for chance, count in zip(chances, counts, strict=True))
         verify = self.verify_seconds(len(rows) + sum(counts))

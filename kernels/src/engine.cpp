@@ -134,8 +134,7 @@ int32_t Engine::check(const outrider_program &program) {
 int32_t Engine::plan_cache(int layers, int64_t limit) {
   if (cache_format < OUTRIDER_CACHE_BF16 || cache_format > OUTRIDER_CACHE_INT8)
     return fail(OUTRIDER_INVALID, "cache format %d is unknown", cache_format);
-  const int64_t scales = cache_format == OUTRIDER_CACHE_INT8 ? kScaleBytes : 0;
-  const int64_t element = cache_format == OUTRIDER_CACHE_FP32 ? 4 : cache_format == OUTRIDER_CACHE_INT8 ? 1 : 2;
+  const int64_t scales = scale_bytes(cache_format), element = element_bytes(cache_format);
   std::vector<CacheLayer> plan(static_cast<size_t>(layers));
   int64_t block_bytes = 0;
   int found = 0;

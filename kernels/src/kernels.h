@@ -67,6 +67,13 @@ struct Linear {
   int32_t activation;
 };
 
+constexpr int element_bytes(int cache_format) {
+  return cache_format == OUTRIDER_CACHE_FP32 ? 4 : cache_format == OUTRIDER_CACHE_INT8 ? 1 : 2;
+}
+constexpr int64_t scale_bytes(int cache_format) { return cache_format == OUTRIDER_CACHE_INT8 ? kScaleBytes : 0; }
+// The cache is asked for two lines at a time, from both halves of an area.
+static_assert(kScaleBytes % 128 == 0, "scales have to fill an even number of lines");
+
 // One layer of one kv head in the blocks of one row: base[i] + offset is block i.
 struct CacheView {
   char *const *blocks;

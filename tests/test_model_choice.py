@@ -1,0 +1,35 @@
+"""What each actor loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.runner.config import JobSpec
+from outrider.runner.running import choose_models
+from outrider.workers.models.cards import ModelCard
+
+TARGET = ModelCard("target", "/models/target", "llama", 100, 100, "float16", (0,), 1 << 30, "one")
+DRAFT = ModelCard("draft", "/models/draft", "llama", 100, 100, "bfloat16", (0,), 1 << 20, "two")
+
+
+class Willing:
+    def native_refuses(self, path: str) -> str | None:
+        return None
+
+
+def chosen(**options: Any) -> tuple[bool, bool]:
+    """Whether target and draft keep keys and values in 8 bits."""
+    spec = JobSpec(input=Path("in.jsonl"), **options)
+    target, draft = choose_models(spec, TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
+    assert draft is not None
+    return target.small_cache, draft.small_cache
+
+
+@pytest.mark.parametrize("precision", ["w4a8", "w8a8", "bf16"])
+def test_a_small_cache_is_for_drafts_only(precision: str) -> None:
+    """Texts depend on the rounding of a target."""
+    assert chosen(precision=precision, draft_precision=precision) == (False, True)
+    assert chosen(precision=precision, draft_precision=precision, small_draft_cache=False) == (False, False)
