@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from outrider.kernels import packing
 from outrider.kernels.builder import Builder
-from outrider.kernels.native import NativeModel
+from outrider.kernels.native import Feeding, NativeModel
 from outrider.kernels.program import Activation, Format, Norm, Program, Tensor
 
 
@@ -122,3 +122,18 @@ def packed(shape: Shape, precision: Format, seed: int = 0) -> Packed:
 
 def tokens(shape: Shape, count: int, seed: int = 1) -> list[int]:
     return np.random.default_rng(seed).integers(0, shape.vocabulary, count).tolist()
+
+
+def all_logits(model: NativeModel, row: int, text: list[int], pieces: tuple[int, ...] = ()) -> NDArray[np.float32]:
+    """Logits after every token, fed in pieces (the last one as long as it takes)."""
+    parts, start = [], 0
+    for piece in (*pieces, len(text)):
+        part = text[start : start + piece]
+        start += len(part)
+        if part:
+            parts.append(model.forward([Feeding(row, part, choose=len(part), logits=len(part))])[0].logits)
+    return np.concatenate(parts)
+
+
+def assert_same_bits(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
+    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))

@@ -15,6 +15,8 @@ from kernel_models import (
     SHAPES,
     Packed,
     Shape,
+    all_logits,
+    assert_same_bits,
     build,
     packed,
     random_matrices,
@@ -23,7 +25,7 @@ from kernel_models import (
 
 from outrider.kernels import library, packing
 from outrider.kernels.library import CacheFull, KernelError
-from outrider.kernels.native import Feeding, NativeModel
+from outrider.kernels.native import Feeding
 from outrider.kernels.program import Cache, Format, Kind
 from outrider.kernels.reference import ReferenceModel
 
@@ -36,27 +38,18 @@ def small(shape: Shape, format: Format = Format.W4A8) -> Packed:
     return replace(model, program=replace(model.program, cache=Cache.INT8))
 
 
-def logits(model: NativeModel, row: int, text: list[int], pieces: tuple[int, ...] = ()) -> np.ndarray:
-    parts, start = [], 0
-    for piece in (*pieces, len(text)):
-        if part := text[start : start + piece]:
-            parts.append(model.forward([Feeding(row, part, choose=0, logits=len(part))])[0].logits)
-        start += piece
-    return np.concatenate(parts)
-
-
 @pytest.mark.parametrize("format", [Format.W4A8, Format.W8A8, Format.BF16])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_against_the_reference(shape: Shape, format: Format) -> None:
     model, text = small(shape, format), tokens(shape, 75)
     wanted = ReferenceModel(model.program, model.memory).logits(text)
     with model.model(threads=2) as engine:
-        found = logits(engine, engine.open(), text)
+        found = all_logits(engine, engine.open(), text)
     assert np.isfinite(found).all()
     assert abs(found - wanted).max() <= TOLERANCE * abs(wanted).max()
     sixteen = packed(shape, format)
     with sixteen.model() as engine:
-        assert not np.array_equal(logits(engine, engine.open(), text), found), "it is another rounding"
+        assert not np.array_equal(all_logits(engine, engine.open(), text), found), "it is another rounding"
 
 
 @pytest.mark.parametrize(
@@ -75,12 +68,12 @@ def test_no_bit_depends_on_pieces_threads_or_instruction_set(shape: Shape, monke
     for isa in library.available_instruction_sets():
         monkeypatch.setenv("OUTRIDER_ISA", isa)
         with model.model(threads=2) as engine:
-            found[isa] = logits(engine, engine.open(), text, (255, 1, 1, 7, 2, 3, 4, 5, 6, 250))
+            found[isa] = all_logits(engine, engine.open(), text, (255, 1, 1, 7, 2, 3, 4, 5, 6, 250))
     with model.model() as engine:
-        whole = logits(engine, engine.open(), text)
+        whole = all_logits(engine, engine.open(), text)
     assert abs(whole - wanted).max() <= TOLERANCE * abs(wanted).max()
     for each in found.values():
-        np.testing.assert_array_equal(each.view(np.uint32), whole.view(np.uint32))
+        assert_same_bits(each, whole)
 
 
 @pytest.mark.parametrize("head", [8, 80, 128, *(pytest.param(size, marks=pytest.mark.slow) for size in (24, 64, 72, 256))])
@@ -89,9 +82,9 @@ def test_head_sizes(head: int) -> None:
     model, text = small(shape), tokens(shape, 300)
     wanted = ReferenceModel(model.program, model.memory).logits(text)
     with model.model(threads=2) as engine:
-        whole = logits(engine, engine.open(), text)
-        pieces = logits(engine, engine.open(), text, (1, 40, 7, 7))
-    np.testing.assert_array_equal(pieces.view(np.uint32), whole.view(np.uint32))
+        whole = all_logits(engine, engine.open(), text)
+        pieces = all_logits(engine, engine.open(), text, (1, 40, 7, 7))
+    assert_same_bits(pieces, whole)
     assert abs(whole - wanted).max() <= TOLERANCE * abs(wanted).max()
 
 
@@ -118,15 +111,15 @@ def test_rows_are_forked_and_truncated_like_others() -> None:
     model, text = small(LLAMA), tokens(LLAMA, 70)
     with model.model() as engine:
         row = engine.open()
-        whole = logits(engine, row, text)
+        whole = all_logits(engine, row, text)
         fork = engine.fork(row, 40)
-        logits(engine, fork, text[:20])  # other tokens than the row's, into the block that both have
+        all_logits(engine, fork, text[:20])  # other tokens than the row's, into the block that both have
         engine.truncate(row, 50)
-        again = logits(engine, row, text[50:])
-        np.testing.assert_array_equal(again.view(np.uint32), whole[50:].view(np.uint32))
+        again = all_logits(engine, row, text[50:])
+        assert_same_bits(again, whole[50:])
         engine.truncate(fork, 40)
-        again = logits(engine, fork, text[40:])
-        np.testing.assert_array_equal(again.view(np.uint32), whole[40:].view(np.uint32))
+        again = all_logits(engine, fork, text[40:])
+        assert_same_bits(again, whole[40:])
 
 
 def test_what_a_block_held_before_is_never_seen() -> None:
@@ -142,13 +135,13 @@ def test_what_a_block_held_before_is_never_seen() -> None:
     model = Packed(program, packing.pack_program(program, matrices))
     text = [token % strange for token in tokens(shape, 70)]
     with model.model() as engine:
-        wanted = logits(engine, engine.open(), text)
+        wanted = all_logits(engine, engine.open(), text)
     with model.model() as engine:
         row = engine.open()
         engine.forward([Feeding(row, [strange] * 96)])
         engine.close_row(row)
-        found = logits(engine, engine.open(), text)
-    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+        found = all_logits(engine, engine.open(), text)
+    assert_same_bits(found, wanted)
 
 
 def test_a_cache_that_is_not_known_is_refused() -> None:

@@ -9,11 +9,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernel_models import BIGCODE, GROUPED, LLAMA, OPT, QWEN, SHAPES, Packed, Shape, packed, tokens
+from kernel_models import (
+    BIGCODE,
+    GROUPED,
+    LLAMA,
+    OPT,
+    QWEN,
+    SHAPES,
+    Packed,
+    Shape,
+    all_logits,
+    assert_same_bits,
+    packed,
+    tokens,
+)
 
 from outrider.kernels import library
 from outrider.kernels.library import KernelError
-from outrider.kernels.native import Feeding, NativeModel, SamplingValues, SelfFeeding, Stopping
+from outrider.kernels.native import Feeding, SamplingValues, SelfFeeding, Stopping
 from outrider.kernels.program import Format, Kind
 from outrider.kernels.reference import ReferenceModel
 
@@ -23,21 +36,6 @@ INSTRUCTION_SETS = library.available_instruction_sets()
 # activations are rounded after sums of another order, so some fall on the other side (2^-8 each). Integer: likewise, one
 # int8 step of a group of channels.
 TOLERANCE = {Format.FP32: 5e-6, Format.BF16: 1e-2, Format.W4A8: 3e-2, Format.W8A8: 3e-2}
-
-
-def all_logits(model: NativeModel, row: int, text: list[int], pieces: tuple[int, ...] = ()) -> np.ndarray:
-    """Logits after every token, fed in pieces (the last one as long as it takes)."""
-    parts, start = [], 0
-    for piece in (*pieces, len(text)):
-        part = text[start : start + piece]
-        start += len(part)
-        if part:
-            parts.append(model.forward([Feeding(row, part, choose=len(part), logits=len(part))])[0].logits)
-    return np.concatenate(parts)
-
-
-def assert_same_bits(found: np.ndarray, wanted: np.ndarray) -> None:
-    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
 @pytest.fixture(scope="module")

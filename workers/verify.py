@@ -238,14 +238,14 @@ class Verifier:
     def _ask(self, group: Group) -> None:
         """Have candidates made for the rows that are past their prompt."""
         group.asked = [live for live in group.rows if live.pending == 1 and live.row.assisted]
-        request = self._request(group.asked)
+        # As it is before asking, which may end a draft.
+        price = self.proposer.price(len(group.asked)) if group.asked else None
+        request = self._request(group.asked, price)
         # The last token of a row is always the target's own, so a candidate for it would be wasted.
         group.counts = [
             max(0, min(count, live.remaining - 1, self.engine.context - len(live.tokens)))
             for live, count in zip(group.asked, request.counts, strict=True)
         ]
-        # As they are before asking, which may end a draft.
-        price = self.proposer.price(len(group.asked)) or Price(0.0)
         unread = sum(self.proposer.unread(live) for live, count in zip(group.asked, group.counts, strict=True) if count)
         group.answer = None
         if any(group.counts):
@@ -254,7 +254,7 @@ class Verifier:
             self.tally.waited("ask", started, len(group.asked), sum(group.counts))
         # What the draft need not wait for.
         self.tally.asked(group.counts)
-        group.foreseen = self._foresee(group, price, unread)
+        group.foreseen = self._foresee(group, price or Price(0.0), unread)
 
     def _candidates(self, group: Group) -> list[Sequence[int]]:
         """What was proposed for each row of the group; nothing for those that were not asked for."""
@@ -276,8 +276,7 @@ class Verifier:
                 return guess[:index]
         return guess
 
-    def _request(self, rows: Sequence[LiveRow]) -> Request:
-        price = self.proposer.price(len(rows)) if rows else None
+    def _request(self, rows: Sequence[LiveRow], price: Price | None) -> Request:
         if price is None:
             return Request([0] * len(rows))
         if self.draft_tokens is not None:
