@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rows", type=int, help="in a turn; default: one batch")
     parser.add_argument("--draft-tokens", type=int, help="default: whatever is best in each round")
+    parser.add_argument("--runners-up", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
@@ -135,7 +136,7 @@ def main() -> None:
         [prompts[(start + at) % len(prompts)] for at in range(rows)]
         for start in range(0, (asked.pairs + MOST_WARM_UPS) * rows, rows)
     ]
-    serve = ServeSpec(batch=asked.batch, draft_tokens=asked.draft_tokens)
+    serve = ServeSpec(batch=asked.batch, draft_tokens=asked.draft_tokens, runners_up=asked.runners_up)
     plan_of_pair = unleased_replica(machine, str(target), str(draft), asked.precision, serve)
     forget_layouts(str(target), str(draft))
     with ExitStack() as stack:

@@ -13,7 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 6
+ABI_VERSION = 7
+# Raised whenever packed weights look different; a number of its own, since packing a large model takes a minute.
+PACKING_VERSION = 6
 LIBRARY_NAME = "liboutrider_kernels.so"
 STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "unsupported", "not finite")
 
@@ -127,7 +129,11 @@ class BatchStructure(Structure):
         ("tokens", c_void_p),
         ("choose", c_void_p),
         ("logits", c_void_p),
+        ("branches", c_void_p),
+        ("branch_after", c_void_p),
+        ("branch_tokens", c_void_p),
         ("chosen", c_void_p),
+        ("runners_up", c_void_p),
         ("margins", c_void_p),
         ("logits_out", c_void_p),
         ("logprobs", c_void_p),
@@ -156,6 +162,7 @@ class RunStructure(Structure):
         ("stride", c_int32),
         ("made", c_void_p),
         ("chosen", c_void_p),
+        ("runners_up", c_void_p),
         ("margins", c_void_p),
         ("seconds", c_void_p),
     )
@@ -184,7 +191,15 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_run_on": (c_int32, (c_void_p, POINTER(RunStructure))),
     "outrider_choose": (
         c_int32,
-        (c_void_p, c_int32, POINTER(SamplingStructure), c_void_p, c_int32, c_int32, POINTER(c_int32), c_void_p, c_void_p),
+        (
+            c_void_p,
+            c_int32,
+            POINTER(SamplingStructure),
+            c_void_p,
+            *2 * (c_int32,),
+            *2 * (POINTER(c_int32),),
+            *2 * (c_void_p,),
+        ),
     ),
     "outrider_log_probabilities": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p)),
 }

@@ -86,6 +86,8 @@ class Feeding:
     """One row's part of a batch: ``tokens`` to append, a choice after each of the last ``choose``, logits likewise.
 
     ``logprobs`` of 0 or more asks for each choice's log-probability and for those of as many of the likeliest tokens.
+    ``branches`` are (after, token): a choice is also wanted after the first ``after`` tokens and this one in place of the
+    next.
     """
 
     row: int
@@ -93,11 +95,12 @@ class Feeding:
     choose: int = 1
     logits: int = 0
     logprobs: int = -1
+    branches: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one feed brought: tokens, their leads over the second best, and the logits asked for.
+    """What one feed brought: tokens, their leads over the second best, and the logits asked for; branches' behind its own.
 
     ``logprobs`` holds, where asked for, (token, log-probability) pairs for each choice: its own, then the likeliest.
     """
@@ -120,8 +123,8 @@ class SelfFeeding:
     doubt: float = 1.0
 
 
-# Tokens, and their leads over the second best.
-Choices = tuple[list[int], list[float]]
+# Tokens, their leads over the second best, and these (-1: there is none).
+Choices = tuple[list[int], list[float], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +214,7 @@ class NativeModel:
 
         A pass leaves nothing of ours in the processor's caches, and a small model's takes 2 ms: what surrounds it counts.
         """
-        choices = [max(0, feed.choose) for feed in feeds]
+        choices = [max(0, feed.choose) + len(feed.branches) for feed in feeds]
         asked = array("i", [feed.row for feed in feeds])
         asked.extend([len(feed.tokens) for feed in feeds])
         asked.extend([feed.choose for feed in feeds])
@@ -227,6 +230,13 @@ class NativeModel:
         rows, counts, choose = _address(asked), _address(asked, len(feeds)), _address(asked, 2 * len(feeds))
         batch = BatchStructure(len(feeds), rows, counts, _address(asked, tokens_at), choose)
         batch.chosen, batch.margins = _address(chosen), _address(margins)
+        if any(feed.branches for feed in feeds):
+            branches = array("i", [len(feed.branches) for feed in feeds])
+            branches.extend([after for feed in feeds for after, _ in feed.branches])
+            all_branches = len(branches) - len(feeds)
+            branches.extend([token for feed in feeds for _, token in feed.branches])
+            batch.branches, batch.branch_after = _address(branches), _address(branches, len(feeds))
+            batch.branch_tokens = _address(branches, len(feeds) + all_branches)
         if details is not None:
             batch.logits, batch.logprobs = _address(asked, 3 * len(feeds)), _address(asked, 4 * len(feeds))
             batch.logits_out = details.logits.ctypes.data
@@ -258,19 +268,21 @@ class NativeModel:
         beliefs.extend(stopping.bounds)
         beliefs.extend(stopping.usual)
         made, chosen = array("i", bytes(4 * count)), array("i", bytes(4 * count * stride))
+        runners_up = array("i", chosen)
         margins, seconds = array("d", bytes(8 * count * stride)), array("d", bytes(8 * stride))
         rows, counts, most, end_counts, tokens = (_address(asked, index * count) for index in range(5))
         ends, reach, doubt = _address(asked, ends_at), _address(beliefs), _address(beliefs, count)
         bounds, usual = _address(beliefs, spans_at), _address(beliefs, spans_at + len(stopping.bounds))
         least = (stopping.least_chance, stopping.least_reach, stopping.least_sum)
         numbers = (*least, len(stopping.usual), stride)
-        outputs = (_address(made), _address(chosen), _address(margins), _address(seconds))
+        outputs = (_address(made), _address(chosen), _address(runners_up), _address(margins), _address(seconds))
         run = RunStructure(
             count, rows, counts, tokens, most, end_counts, ends, reach, doubt, bounds, usual, *numbers, *outputs
         )
         check(load().outrider_run_on(self._engine, byref(run)))
         places = [slice(at * stride, at * stride + choices) for at, choices in enumerate(made)]
-        return [(chosen[place].tolist(), margins[place].tolist()) for place in places], seconds[: max(made)].tolist()
+        made_of = [(chosen[place].tolist(), margins[place].tolist(), runners_up[place].tolist()) for place in places]
+        return made_of, seconds[: max(made)].tolist()
 
     def close(self) -> None:
         """Ends the threads and frees the cache. Safe to call again."""
@@ -324,14 +336,14 @@ def log_probabilities(logits: NDArray[np.float32], chosen: int, count: int) -> l
 
 
 def choose(
-    logits: NDArray[np.float32], sampling: Any, history: Sequence[int], prompt: int
-) -> tuple[int, float, NDArray[np.float64]]:
-    """The sampler alone: the token after ``history``, its lead, and the scores before the noise. For tests."""
+    logits: NDArray[np.float32], sampling: Any, history: Sequence[int], prompt: int, with_scores: bool = True
+) -> tuple[int, int, float, NDArray[np.float64]]:
+    """The sampler alone: the token after ``history``, the runner-up, the lead, the scores before the noise. For tests."""
     values = np.ascontiguousarray(logits, np.float32)
     past = np.asarray(history, np.int32)
     scores = np.full(values.size, np.nan)
     margin = np.full(1, np.nan)
-    chosen = c_int32()
+    chosen, runner_up = c_int32(), c_int32()
     structure = _sampling(sampling)
     check(
         load().outrider_choose(
@@ -342,8 +354,9 @@ def choose(
             past.size,
             prompt,
             byref(chosen),
+            byref(runner_up),
             margin.ctypes.data,
-            scores.ctypes.data,
+            scores.ctypes.data if with_scores else None,
         )
     )
-    return chosen.value, float(margin[0]), scores
+    return chosen.value, runner_up.value, float(margin[0]), scores

@@ -87,6 +87,8 @@ def summary_of(record: dict[str, Any] | None) -> dict[str, Any]:
         "tokens_per_round": _ratio(sums["tokens"], sums["row_rounds"]),
         "mean_k": _ratio(sums["asked"], sums["asking_rows"]),
         "plain_rounds": int(sums["plain_rounds"]),
+        "runners_up": int(sums["runners_up"]),
+        "runners_up_held": int(sums["runners_up_held"]),
         "accepted_lengths": (record or {}).get("accepted_lengths", [0] * (LONGEST_COUNTED + 1)),
         "time": shares(sums),
         "replicas": [_replica(int(number), replica["sums"]) for number, replica in replicas.items()],

@@ -59,6 +59,7 @@ def run_command(
     draft_precision: options.DraftPrecision = "auto",
     draft_tokens: options.DraftTokens = "auto",
     draft_confidence: options.DraftConfidence = 0.0,
+    runners_up: options.RunnersUp = True,
     small_draft_cache: options.SmallDraftCache = True,
     fast_attention: options.FastAttention = True,
     draft_deadline: options.DraftDeadline = 5.0,

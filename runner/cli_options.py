@@ -39,6 +39,12 @@ DraftTokens = Annotated[str, typer.Option(help="Candidates a round: a number (6 
 DraftConfidence = Annotated[
     float, typer.Option(help="The draft stops before a candidate that it holds less likely to be accepted.")
 ]
+RunnersUp = Annotated[
+    bool,
+    typer.Option(
+        "--runners-up/--no-runners-up", help="Where a pass has room, try what the draft would have said second, too."
+    ),
+]
 SmallDraftCache = Annotated[
     bool,
     typer.Option(help="Keys and values of a w4a8 or w8a8 draft in 8 bits: fewer bytes a step, and no text depends on it."),

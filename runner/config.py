@@ -35,6 +35,7 @@ class Options(BaseModel):
     draft_precision: Precision = "auto"
     draft_tokens: int | Literal["auto"] = "auto"
     draft_confidence: float = Field(0.0, ge=0.0, lt=1.0)
+    runners_up: bool = True
     small_draft_cache: bool = True
     fast_attention: bool = True
     draft_deadline: float = Field(5.0, gt=0.0)

@@ -276,6 +276,7 @@ def serve_spec(spec: Options, draft: ModelSpec | None, draft_name: str) -> Serve
         model=draft is not None,
         lookup=draft_name.endswith(LOOKUP),
         draft_confidence=spec.draft_confidence,
+        runners_up=spec.runners_up,
         draft_deadline=spec.draft_deadline,
     )
 

@@ -13,7 +13,7 @@ from outrider.workers.engine import Chosen, Feed, Ran, Run, Trust
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.runs import run_in_steps
 from outrider.workers.speculation import Price, Request
-from outrider.workers.verify import Answer, LiveRow
+from outrider.workers.verify import Answer, Guess, LiveRow
 
 VOCABULARY = 12
 END = 11
@@ -61,6 +61,7 @@ class FakeEngine:
 
     exact = True
     forks = True
+    branches = True
 
     def __init__(self, context: int = 96, vocabulary: int = VOCABULARY, choose: Choose = hashed) -> None:
         self.context = context
@@ -93,17 +94,27 @@ class FakeEngine:
         assert all(0 <= token < self.vocabulary for token in feed.tokens), f"ids out of range: {feed.tokens}"
         cache.extend(feed.tokens)
         assert len(cache) <= self.context, f"row {feed.row} outgrew the context: {len(cache)} > {self.context}"
+        before = len(cache) - len(feed.tokens)
+        histories = [cache[:length] for length in range(len(cache) - feed.choose + 1, len(cache) + 1)]
+        for after, token in feed.branches:
+            assert 0 < after < len(feed.tokens), f"a branch after {after} of {len(feed.tokens)} tokens"
+            assert 0 <= token < self.vocabulary, f"a branch to {token}"
+            histories.append([*cache[: before + after], token])
         chosen, logprobs = [], []
         sampling, prompt_length = self.sampling[feed.row], self.prompt_lengths[feed.row]
-        for length in range(len(cache) - feed.choose + 1, len(cache) + 1):
-            token = permitted(self.choose(cache[:length], sampling), sampling, length - prompt_length)
+        for history in histories:
+            token = permitted(self.choose(history, sampling), sampling, len(history) - prompt_length)
             chosen.append(token)
             if feed.logprobs is not None:
-                logprobs.append(likely(cache[:length], token, feed.logprobs))
+                logprobs.append(likely(history, token, feed.logprobs))
         return Chosen(chosen, [1.0] * len(chosen), logprobs)
 
     def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
-        return run_in_steps(self, runs, trust)
+        """With the next token id for a runner-up, which is as good as any."""
+        ran = run_in_steps(self, runs, trust)
+        for chosen in ran.chosen:
+            chosen.runners_up.extend((token + 1) % self.vocabulary for token in chosen.tokens)
+        return ran
 
     def length(self, row: int) -> int:
         return len(self.rows[row])
@@ -162,8 +173,17 @@ class Nonsense:
 
     def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
         self.asked.extend(live.row.key for live in rows)
-        guesses = [self._one(live, count) for live, count in zip(rows, request.counts, strict=True)]
+        guesses = [
+            Guess(self._one(live, count), self._others(live)) for live, count in zip(rows, request.counts, strict=True)
+        ]
         return lambda: guesses
+
+    def _others(self, live: LiveRow) -> list[tuple[int, int]]:
+        """Runners-up: what is right in some place, or anything anywhere."""
+        dice = self._random
+        right = list(enumerate(self._right(live, 3)))
+        strange = [(dice.randrange(-2, 20), dice.choice((-1, 0, 5, VOCABULARY, 1 << 40))) for _ in range(3)]
+        return dice.sample([*right, *strange], dice.randrange(4))
 
     def _one(self, live: LiveRow, limit: int) -> Sequence[int]:
         dice = self._random

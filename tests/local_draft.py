@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outrider.workers.messages import Advance, Ask
 from outrider.workers.propose import Drafter
 from outrider.workers.speculation import Price, Request
-from outrider.workers.verify import Answer, LiveRow
+from outrider.workers.verify import Answer, Guess, LiveRow
 
 
 class LocalDraft:
@@ -27,9 +27,11 @@ class LocalDraft:
             advances.append(Advance(live.row.key, start, new, max(0, limit), sampling, len(live.row.prompt)))
             self._known[live.row.key] = len(live.tokens)
         closed, self._closed = tuple(self._closed), []
-        reply = self._drafter.propose(Ask(self._round, tuple(advances), closed, 0.0, request.keep, request.a_step))
+        limits = (0.0, request.keep, request.a_step, request.runners_up)
+        reply = self._drafter.propose(Ask(self._round, tuple(advances), closed, *limits))
         assert not reply.forgotten
-        return lambda: [reply.tokens.get(live.row.key, ()) for live in rows]
+        keys = [live.row.key for live in rows]
+        return lambda: [Guess(reply.tokens.get(key, ()), reply.runners_up.get(key, ())) for key in keys]
 
     def forget(self, key: int) -> None:
         if self._known.pop(key, None) is not None:

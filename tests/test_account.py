@@ -19,7 +19,8 @@ def progress(rounds: int) -> Progress:
     lengths[2] = 2 * rounds
     return Progress(
         seconds=1.25 * rounds, rounds=rounds, row_rounds=2 * rounds, tokens=6 * rounds, asked=8 * rounds,
-        asking_rows=2 * rounds, proposed=8 * rounds, accepted=4 * rounds, verify_seconds=0.6 * rounds,
+        asking_rows=2 * rounds, proposed=8 * rounds, accepted=4 * rounds,
+        runners_up=2 * rounds, runners_up_held=rounds // 2, verify_seconds=0.6 * rounds,
         draft_seconds=0.3 * rounds, hop_seconds=0.1 * rounds, idle_seconds=0.125 * rounds, accepted_lengths=lengths,
     )  # fmt: skip
 
@@ -123,6 +124,7 @@ def test_lines_for_the_terminal() -> None:
     lines = dict(speculation_lines(summary_of(kept(account)), over_time(kept(account))))
     assert lines["tokens a round"] == "3.00 (k 4.0 on average)"
     assert lines["accepted"] == "▁▁█ 0: 0%, 1: 0%, 2: 100%"
+    assert lines["runners-up"] == "25% (10 of 40 second guesses) held"
     assert lines["time"] == "verify 48.0%, draft 24.0%, hop 8.0%, idle 10.0%, other 10.0%"
     assert lines["replica 1"] == "4.8 tokens/s, 60 tokens, k 4.0"
     assert lines["k over time of replica 0"].endswith("4.0 to 4.0")

@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from fakes import FakeEngine
+from fakes import VOCABULARY, FakeEngine
 
-from outrider.workers.confidence import BOUNDS, MOST_OBSERVATIONS, PRIOR, Confidence, Doubt
+from outrider.workers.confidence import BOUNDS, MOST_OBSERVATIONS, PRIOR, Confidence, Doubt, SecondBest
 from outrider.workers.engine import Chosen, Feed
 from outrider.workers.messages import Advance, Ask, Sampling
 from outrider.workers.propose import Drafter
@@ -85,6 +85,50 @@ def test_what_the_target_committed_is_learned_up_to_the_first_miss() -> None:
     drafter.propose(Ask(2, (Advance(1, 2, (guess[0], (guess[1] + 1) % 11), 1),)))
     held, tried = before * 8.0, 8.0
     assert drafter.confidence.chance(5.0) == pytest.approx((held + 1) / (tried + 2))
+
+
+def test_a_runner_up_is_sent_where_a_guess_is_likely_to_be_reached_and_to_miss() -> None:
+    leads = (9.0, 0.0, 9.0, 0.0, 9.0, 9.0)  # chances of 0.97 and 0.4
+    drafter = Drafter(Sure(leads), ())
+    advance = Advance(1, 0, (1, 2), 6, GREEDY, 2)
+
+    def sent(*worth: float, keep: float = 0.0) -> list[int]:
+        reply = drafter.propose(Ask(1, (advance,), (), 0.0, keep, 0.0, worth))
+        guesses = reply.tokens[1]
+        found = reply.runners_up.get(1, ())
+        # The fake engine's second choice is the token behind its first.
+        assert all(token == guesses[place] + 1 for place, token in found)
+        return [place for place, _ in found]
+
+    assert sent() == []
+    # Half of 0.97 * 0.6, and half of 0.97 * 0.4 * 0.97 * 0.6.
+    assert sent(0.28) == [1]
+    assert sent(0.3) == []
+    assert sent(0.28, 0.10) == [1, 3]
+    assert sent(0.28, 0.12) == [1]
+    assert sent(0.28, 0.10, keep=0.2) == [1], "no guess, no runner-up"
+
+
+def test_how_often_the_runner_up_holds_is_learned_at_misses() -> None:
+    drafter = Drafter(Sure((0.0,) * 9), ())
+    first = drafter.propose(Ask(1, (Advance(1, 0, (1, 2), 3, GREEDY, 2),))).tokens[1]
+    assert drafter.second_best.share == pytest.approx(0.5)
+    # One guess holds, and in place of the next comes what would have been guessed second.
+    drafter.propose(Ask(2, (Advance(1, 2, (first[0], first[1] + 1, 5), 3),)))
+    assert drafter.second_best.share == pytest.approx(5 / 9)
+    [guess, *_] = drafter.propose(Ask(3, (Advance(1, 5, (), 3),))).tokens[1]
+    drafter.propose(Ask(4, (Advance(1, 5, ((guess + 2) % VOCABULARY,), 3),)))
+    assert drafter.second_best.share == pytest.approx(5 / 10)
+
+
+def test_what_the_runners_up_did_long_ago_counts_for_less() -> None:
+    second = SecondBest()
+    for _ in range(5000):
+        second.learn(True)
+    assert second.share > 0.99
+    for _ in range(2000):
+        second.learn(False)
+    assert second.share < 0.4
 
 
 def test_a_row_is_doubted_as_much_as_it_misses_oftener_than_foretold() -> None:

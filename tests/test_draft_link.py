@@ -20,7 +20,7 @@ from outrider.workers.propose import Drafter
 from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.tally import Tally
 from outrider.workers.text import TextWriter
-from outrider.workers.verify import LiveRow, Verifier
+from outrider.workers.verify import NOTHING, Guess, LiveRow, Verifier
 
 
 class Reply:
@@ -101,14 +101,14 @@ def link(actor: Actor | None) -> DraftLink:
     return made
 
 
-def propose(draft: DraftLink, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[Sequence[int]]:
+def propose(draft: DraftLink, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[Guess]:
     return list(draft.ask(rows, Request(list(counts)))())
 
 
 def test_only_what_is_new_travels() -> None:
     actor, _ = drafting()
     draft, row = link(actor), live(3, [1, 2, 3])
-    guess = propose(draft, [row], [4])[0]
+    guess = propose(draft, [row], [4])[0].tokens
     assert len(guess) == 4
     row.tokens += [*guess[:2], 9]
     propose(draft, [row], [2])
@@ -134,7 +134,7 @@ def test_a_row_that_ended_is_named_once_and_leaves_the_draft() -> None:
 
 def test_without_a_draft_there_are_no_candidates() -> None:
     draft = link(None)
-    assert propose(draft, [live(1, [1, 2])], [3]) == [()]
+    assert propose(draft, [live(1, [1, 2])], [3]) == [NOTHING]
     assert draft.price(1) is None
     draft.forget(1)
 
@@ -150,15 +150,15 @@ def test_a_late_draft_costs_one_deadline_and_is_asked_again_when_it_has_caught_u
 
     actor = Actor(slow)
     draft, row = link(actor), live(1, [1, 2, 3])
-    assert propose(draft, [row], [2]) == [()]
+    assert propose(draft, [row], [2]) == [NOTHING]
     assert fake_ray.waits == [pytest.approx(5.0, abs=0.1)]
     row.tokens.append(4)
-    assert propose(draft, [row], [2]) == [()]
+    assert propose(draft, [row], [2]) == [NOTHING]
     assert fake_ray.waits == [pytest.approx(5.0, abs=0.1), 0], "while an answer is owed nobody waits"
     assert len(actor.asks) == 1
     replies[0].ready = True
     row.tokens.append(5)
-    assert len(propose(draft, [row], [2])[0]) == 2
+    assert len(propose(draft, [row], [2])[0].tokens) == 2
     assert actor.asks[1].rows[0].start == 0, "after a lost answer a row is sent whole"
     assert list(actor.asks[1].rows[0].tokens) == [1, 2, 3, 4, 5]
 
@@ -173,12 +173,12 @@ def test_a_dead_draft_is_not_asked_again_until_another_comes() -> None:
     actor = Actor(lambda ask: Reply(dead()))
     draft, row = link(actor), live(1, [1, 2])
     for _ in range(3):
-        assert propose(draft, [row], [2]) == [()]
+        assert propose(draft, [row], [2]) == [NOTHING]
     assert len(actor.asks) == 1
     assert draft.price(1) is None
     other, _ = drafting()
     draft.attach(CallLine(other))
-    assert len(propose(draft, [row], [2])[0]) == 2
+    assert len(propose(draft, [row], [2])[0].tokens) == 2
     assert other.asks[0].rows[0].start == 0
 
 
@@ -187,7 +187,7 @@ def test_a_call_that_fails_at_once_is_a_dead_draft() -> None:
         raise dead()
 
     draft = link(Actor(refuse))
-    assert propose(draft, [live(1, [1, 2])], [2]) == [()]
+    assert propose(draft, [live(1, [1, 2])], [2]) == [NOTHING]
     assert draft.price(1) is None
 
 
@@ -197,9 +197,9 @@ def test_a_draft_that_failed_once_is_asked_again_with_whole_rows() -> None:
     drafter = Drafter(engine, {END})
     actor = Actor(lambda ask: Reply(next(answers, None) or drafter.propose(ask)))
     draft, row = link(actor), live(1, [1, 2])
-    assert propose(draft, [row], [2]) == [()]
+    assert propose(draft, [row], [2]) == [NOTHING]
     row.tokens.append(3)
-    assert len(propose(draft, [row], [2])[0]) == 2
+    assert len(propose(draft, [row], [2])[0].tokens) == 2
     assert [ask.rows[0].start for ask in actor.asks] == [0, 0]
 
 
@@ -207,7 +207,7 @@ def test_a_draft_that_always_fails_is_given_up() -> None:
     actor = Actor(lambda ask: Reply(broken()))
     draft, row = link(actor), live(1, [1, 2])
     for _ in range(MOST_ERRORS + 4):
-        assert propose(draft, [row], [2]) == [()]
+        assert propose(draft, [row], [2]) == [NOTHING]
     assert len(actor.asks) == MOST_ERRORS
     assert draft.price(1) is None
 
@@ -224,7 +224,7 @@ def test_a_row_that_ends_after_a_failed_round_is_still_closed() -> None:
 
 def test_an_answer_to_another_round_is_dropped() -> None:
     actor, _ = drafting(lambda reply: Candidates(reply.round + 1, reply.tokens))
-    assert propose(link(actor), [live(1, [1, 2])], [2]) == [()]
+    assert propose(link(actor), [live(1, [1, 2])], [2]) == [NOTHING]
 
 
 def test_a_forgotten_row_is_sent_whole() -> None:
@@ -234,7 +234,7 @@ def test_a_forgotten_row_is_sent_whole() -> None:
     actor = Actor(forgetful)
     draft, row = link(actor), live(1, [1, 2])
     for token in (3, 4, 5):
-        assert propose(draft, [row], [2]) == [()]
+        assert propose(draft, [row], [2]) == [NOTHING]
         row.tokens.append(token)
     assert [ask.rows[0].start for ask in actor.asks] == [0, 2, 0]
 
@@ -272,7 +272,7 @@ def test_two_groups_may_be_asked_for_at_once() -> None:
     draft, left, right = link(actor), live(1, [1, 2]), live(2, [3, 4])
     first = draft.ask([left], Request([2]))
     second = draft.ask([right], Request([3]))
-    assert [len(first()[0]), len(second()[0])] == [2, 3]
+    assert [len(first()[0].tokens), len(second()[0].tokens)] == [2, 3]
 
 
 class Moody(Actor):

@@ -27,7 +27,7 @@ from kernel_models import (
 from outrider.kernels import library
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import Feeding, SamplingValues, SelfFeeding, Stopping
-from outrider.kernels.program import Format, Kind
+from outrider.kernels.program import Cache, Format, Kind
 from outrider.kernels.reference import ReferenceModel
 
 FORMATS = (Format.FP32, Format.BF16, Format.W4A8, Format.W8A8)
@@ -295,6 +295,10 @@ def test_mistakes_are_told_in_a_sentence():
             (Feeding(row, []), "0 tokens fed"),
             (Feeding(row, [1], choose=2), "2 choices"),
             (Feeding(row, [1] * 641), "context is 640"),
+            (Feeding(row, [1, 2], branches=[(0, 3)]), "a branch after 0 of 2 tokens fed"),
+            (Feeding(row, [1, 2], branches=[(1, 3), (2, 3)]), "a branch after 2 of 2 tokens fed"),
+            (Feeding(row, [1, 2], branches=[(1, OPT.vocabulary)]), "token 211 is not in the vocabulary"),
+            (Feeding(row, [1, 2], branches=[(1, -1)]), "token -1"),
         ]:
             with pytest.raises(library.KernelError, match=sentence):
                 engine.forward([feed])
@@ -311,13 +315,69 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch):
         packed(OPT, Format.W8A8).model()
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_branch_is_as_if_its_token_had_been_fed(models, name, format, threads):
+    """Choices, leads and log-probabilities, also with penalties, near the ends of blocks, and of several rows at once."""
+    shape, model = SHAPES[name], models[name, format]
+    text = tokens(shape, 80)
+    sampling = SamplingValues(temperature=0.8, seed=5, repetition_penalty=1.3, frequency_penalty=0.4)
+    # Length of the row before, and what is fed; with what else might come after so many of these.
+    cases = [(30, 9, [(1, 3), (2, 90), (2, 4), (8, 5)]), (0, 40, [(33, 7)]), (61, 2, [(1, 8)]), (5, 3, [])]
+
+    def opened(engine, length):
+        row = engine.open(sampling, 4)
+        if length:
+            engine.forward([Feeding(row, text[:length], 0)])
+        return row
+
+    with model.model(threads=threads) as engine:
+        alone = []
+        for length, count, branches in cases:
+            row = opened(engine, length)
+            [answer] = engine.forward([Feeding(row, text[length : length + count], count, logprobs=2)])
+            found = [(answer.tokens, answer.margins, answer.logprobs)]
+            for after, token in branches:
+                other = opened(engine, length)
+                engine.forward([Feeding(other, text[length : length + after], 0)])
+                [answer] = engine.forward([Feeding(other, [token], 1, logprobs=2)])
+                found.append((answer.tokens, answer.margins, answer.logprobs))
+            alone.append(tuple([each for part in parts for each in part] for parts in zip(*found, strict=True)))
+        rows = [opened(engine, length) for length, *_ in cases]
+        feeds = [
+            Feeding(row, text[length : length + count], count, logprobs=2, branches=branches)
+            for row, (length, count, branches) in zip(rows, cases, strict=True)
+        ]
+        together = [(answer.tokens, answer.margins, answer.logprobs) for answer in engine.forward(feeds)]
+        assert together == alone
+        # Nothing of them stays.
+        for row, (length, count, _) in zip(rows, cases, strict=True):
+            assert engine.length(row) == length + count
+            assert_same_bits(
+                all_logits(engine, row, text[length + count :]), all_logits(engine, engine.open(), text)[length + count :]
+            )
+
+
+def test_branches_leave_a_small_cache_as_it_was():
+    model = packed(GROUPED, Format.W4A8)
+    small = Packed(replace(model.program, cache=Cache.INT8), model.memory)
+    text = tokens(GROUPED, 60)
+    with small.model(threads=2) as engine:
+        plain, row = all_logits(engine, engine.open(), text), engine.open()
+        engine.forward([Feeding(row, text[:40], 1, branches=[(7, 1), (39, 2)])])
+        assert_same_bits(all_logits(engine, row, text[40:]), plain[40:])
+
+
 def step_by_step(engine, feeds, stopping):
     """What ``run_on`` is to bring, by single passes."""
     brought = []
     for feed in feeds:
-        tokens, margins, reach, next_tokens = [], [], feed.reach, feed.tokens
+        tokens, margins, runners_up, reach, next_tokens = [], [], [], feed.reach, feed.tokens
         while True:
-            [answer] = engine.forward([Feeding(feed.row, next_tokens)])
+            [answer] = engine.forward([Feeding(feed.row, next_tokens, 1, 1)])
+            # A greedy choice is that of the logits as they are.
+            runners_up.append(int(np.argsort(-answer.logits[0], kind="stable")[1]))
             tokens += answer.tokens
             margins += answer.margins
             span = sum(bound <= margins[-1] for bound in stopping.bounds)
@@ -325,7 +385,7 @@ def step_by_step(engine, feeds, stopping):
             if len(tokens) == feed.most or tokens[-1] in feed.ends or reach < stopping.least_reach:
                 break
             next_tokens = tokens[-1:]
-        brought.append((tokens, margins))
+        brought.append((tokens, margins, runners_up))
     return brought
 
 
@@ -341,17 +401,19 @@ def test_rows_that_go_on_by_themselves_stop_one_by_one(models):
     ]
     with model.model() as engine:
         feeds = [
-            SelfFeeding(engine.open(SamplingValues(temperature=1.0, seed=at)), **each) for at, each in enumerate(wanted)
+            SelfFeeding(engine.open(SamplingValues(temperature=at % 3 / 3, seed=at)), **each)
+            for at, each in enumerate(wanted, 1)
         ]
         alone = step_by_step(engine, feeds, stopping)
         for feed in feeds:
             engine.truncate(feed.row, 0)
         together, seconds = engine.run_on(feeds, stopping)
         lengths = [engine.length(feed.row) for feed in feeds]
-    assert together == alone
-    assert len({len(chosen) for chosen, _ in together}) == 4, "each stops for a reason of its own"
-    assert len(seconds) == max(len(chosen) for chosen, _ in together)
-    assert lengths == [len(feed.tokens) + len(chosen) - 1 for feed, (chosen, _) in zip(feeds, together, strict=True)]
+    assert [each[:2] for each in together] == [each[:2] for each in alone]
+    assert together[2] == alone[2], "a greedy row has the runners-up of its logits"
+    assert len({len(chosen) for chosen, *_ in together}) == 4, "each stops for a reason of its own"
+    assert len(seconds) == max(len(chosen) for chosen, *_ in together)
+    assert lengths == [len(feed.tokens) + len(chosen) - 1 for feed, (chosen, *_) in zip(feeds, together, strict=True)]
 
 
 def test_rows_stop_together_where_another_pass_is_worth_it_for_none(models):
@@ -363,7 +425,7 @@ def test_rows_stop_together_where_another_pass_is_worth_it_for_none(models):
             for feed in feeds:
                 engine.truncate(feed.row, 0)
             choices, seconds = engine.run_on(feeds, Stopping(**halving, least_sum=least_sum))
-            assert [len(tokens) for tokens, _ in choices] == [passes] * 3
+            assert [len(tokens) for tokens, *_ in choices] == [passes] * 3
             assert len(seconds) == passes
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_models import LLAMA, packed, tokens
 
-from outrider.kernels import library, native
+from outrider.kernels import arithmetic, library, native
 from outrider.kernels.native import Feeding
 from outrider.kernels.program import Format
 from outrider.workers import sampling as definition
@@ -48,12 +48,18 @@ def test_scores_and_choices_are_the_definitions(isa, data):
     past = counts(history[:prompt]), counts(history[prompt:])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTRIDER_ISA", isa)
-        token, lead, scores = native.choose(logits, sampling, history, prompt)
+        token, runner_up, lead, scores = native.choose(logits, sampling, history, prompt)
+        # Where the scores are not asked for some choices take a shorter way.
+        assert native.choose(logits, sampling, history, prompt, False)[:3] == (token, runner_up, lead)
     wanted_scores = definition.process(logits, sampling, *past)
     np.testing.assert_array_equal(scores, wanted_scores)
     wanted, wanted_lead = definition.choose(logits, sampling, len(history), *past)
     assert token == wanted
     assert lead == wanted_lead
+    if not sampling.greedy:
+        wanted_scores += arithmetic.gumbel(sampling.seed, sampling.sample, len(history), vocabulary)
+    wanted_scores[wanted] = -np.inf
+    assert runner_up == (wanted_scores.argmax() if wanted_scores.max() > -np.inf else -1)
 
 
 @pytest.mark.parametrize("isa", library.available_instruction_sets())

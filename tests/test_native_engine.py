@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,8 @@ def test_several_steps_in_one_call_are_those_steps(
         after(lambda runs: engine.run(runs, trust)),
         after(lambda runs: run_in_steps(engine, runs, trust)),
     )
-    assert ran.chosen == singly.chosen
+    assert [replace(chosen, runners_up=[]) for chosen in ran.chosen] == singly.chosen
+    assert all(len(chosen.runners_up) == len(chosen.tokens) for chosen in ran.chosen)
     assert [going for going, _ in ran.steps] == [going for going, _ in singly.steps]
     assert all(seconds > 0.0 for _, seconds in ran.steps)
     assert lengths == wanted
@@ -209,6 +211,8 @@ def test_assisted_text_is_plain_text(models: Path, precision: str, temperature: 
         assisted, verifier = write(target, proposer, rows, batch, count)
         assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
         assert 0 < verifier.progress.accepted < verifier.progress.proposed, "only hits or only misses: nothing was tested"
+        if isinstance(proposer, LocalDraft):
+            assert 0 < verifier.progress.runners_up_held < verifier.progress.runners_up
 
 
 @pytest.mark.slow

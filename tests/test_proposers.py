@@ -11,7 +11,7 @@ from outrider.workers.messages import Row, Sampling
 from outrider.workers.proposers import EitherProposer, LookupProposer, NoProposer
 from outrider.workers.speculation import Price, Request
 from outrider.workers.text import TextWriter
-from outrider.workers.verify import Answer, LiveRow
+from outrider.workers.verify import NOTHING, Answer, Guess, LiveRow
 
 CURVE = CostCurve({1: 1.0, 16: 1.3})
 
@@ -30,7 +30,7 @@ class Model:
 
     def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
         self.asked += [row.row.key for row in rows]
-        guesses = [(self.token,) * count for count in request.counts]
+        guesses = [Guess((self.token,) * count) for count in request.counts]
         return lambda: guesses
 
     def forget(self, key: int) -> None:
@@ -46,10 +46,10 @@ class Model:
 def test_lookup_and_none() -> None:
     row = live(1, [1, 2, 3, 1, 2])
     lookup = LookupProposer()
-    assert lookup.ask([row], Request([2]))() == [(3, 1)]
+    assert lookup.ask([row], Request([2]))() == [Guess((3, 1))]
     assert lookup.price(1) == Price(0.0)
     lookup.forget(1)
-    assert list(NoProposer().ask([row], Request([2]))()) == [()]
+    assert list(NoProposer().ask([row], Request([2]))()) == [NOTHING]
     assert NoProposer().price(1) is None
 
 
@@ -58,7 +58,7 @@ def continue_with(proposer: EitherProposer, row: LiveRow, tokens: Sequence[int],
     guesses = []
     for token in tokens:
         (guess,) = proposer.ask([row], Request([count]))()
-        guesses.append(guess)
+        guesses.append(guess.tokens)
         row.tokens.append(token)
     return guesses
 
@@ -83,12 +83,12 @@ def test_a_row_that_the_model_knows_better_is_taken_from_the_model() -> None:
     for _ in range(6):
         (guess,) = proposer.ask([other], Request([3]))()
         other.tokens.append(7)
-    assert guess == (7, 7, 7)
+    assert guess.tokens == (7, 7, 7)
 
 
 def test_without_a_model_the_text_remains() -> None:
     proposer, row = EitherProposer(Model(9, None), CURVE), live(1, [1, 2, 3, 1, 2])
-    assert list(proposer.ask([row], Request([2]))()) == [(3, 1)]
+    assert list(proposer.ask([row], Request([2]))()) == [Guess((3, 1))]
     assert proposer.price(1) == Price(0.0)
 
 

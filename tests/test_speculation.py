@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.workers.speculation import (
+    LEAST_RUNNER_UP,
     MOST_CANDIDATES,
     Acceptance,
     Overlap,
@@ -23,6 +24,7 @@ from outrider.workers.speculation import (
     expected_rates,
     expected_tokens,
     round_seconds,
+    worth_of_runners_up,
 )
 
 ids = st.lists(st.integers(0, 3), max_size=6)
@@ -155,6 +157,17 @@ def test_a_candidate_is_worth_less_the_more_verifying_costs() -> None:
     assert cheap.a_step > free.a_step == 0.0
     ahead = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, Price(0.05), Overlap.AHEAD)
     assert ahead.a_step == 0.0, "the draft's time is not the target's"
+
+
+def test_a_runner_up_is_worth_what_the_time_to_verify_it_brings_otherwise() -> None:
+    # One row at 0.5: 1.75 tokens in 1.0 + 2 * 0.25 + 0.25 seconds, so one a second.
+    price, chances = Price(0.25, 0.25), [0.5]
+    assert worth_of_runners_up(chances, [2], [1.0, 1.1, 1.4], price, Overlap.TURNS) == pytest.approx((0.1, 0.3))
+    assert worth_of_runners_up(chances, [2], [1.0, 1.3, 1.3], price, Overlap.TURNS) == pytest.approx((0.3, 0.3))
+    assert worth_of_runners_up(chances, [2], [1.0, 1.0, 1.0], price, Overlap.TURNS) == (LEAST_RUNNER_UP,) * 2
+    # Two rows bring twice as much, but each has one.
+    both = worth_of_runners_up([0.5, 0.5], [2, 2], [1.0, 1.1], price, Overlap.TURNS)
+    assert both == pytest.approx((0.1,))
 
 
 @given(

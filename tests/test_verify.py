@@ -13,8 +13,9 @@ from outrider.workers import verify
 from outrider.workers.costs import CostCurve
 from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
 from outrider.workers.proposers import LookupProposer, NoProposer
+from outrider.workers.speculation import LEAST_RUNNER_UP, MOST_RUNNERS_UP, Request
 from outrider.workers.text import TextWriter
-from outrider.workers.verify import LiveRow, Proposer, Verifier
+from outrider.workers.verify import Answer, Guess, LiveRow, Proposer, Verifier
 
 CONTEXT = 96
 CURVE = CostCurve({1: 1.0, 8: 1.2, 64: 3.0})
@@ -27,6 +28,7 @@ def verifier(
     draft_tokens: int | None = 3,
     end: Sequence[int] = (END,),
     prefix_tokens: int = 0,
+    runners_up: bool = True,
 ) -> Verifier:
     return Verifier(
         engine=engine,
@@ -39,6 +41,7 @@ def verifier(
         verify_seconds=CURVE,
         end_tokens=end,
         prefix_tokens=prefix_tokens,
+        runners_up=runners_up,
     )
 
 
@@ -98,9 +101,13 @@ def jobs(draw: st.DrawFn) -> list[Row]:
     st.sampled_from([None, 0, 1, 3, 6, 20]),
     st.integers(0, 1 << 30),
     st.sampled_from([(END,), (), (END, 3)]),
+    st.booleans(),
 )
-def test_assisted_is_plain(rows: list[Row], batch: int, draft_tokens: int | None, seed: int, end: tuple[int, ...]) -> None:
+def test_assisted_is_plain(
+    rows: list[Row], batch: int, draft_tokens: int | None, seed: int, end: tuple[int, ...], branches: bool
+) -> None:
     engine, proposer = FakeEngine(CONTEXT), Nonsense(seed)
+    engine.branches = branches
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify, "PREFILL_TOKENS", 16)
         target = verifier(engine, proposer, batch, draft_tokens, end)
@@ -113,6 +120,9 @@ def test_assisted_is_plain(rows: list[Row], batch: int, draft_tokens: int | None
     assert target.progress.proposed == sum(one.proposed for one in results)
     assert target.progress.accepted == sum(one.accepted for one in results)
     assert target.progress.plain_rounds <= target.progress.rounds == len(engine.passes)
+    assert target.progress.runners_up_held <= target.progress.runners_up
+    if not branches:
+        assert target.progress.runners_up == 0
     for one in results:
         assert one.accepted <= one.proposed
         assert one.accepted <= len(one.tokens)
@@ -143,6 +153,56 @@ def test_a_perfect_draft_saves_the_rounds_it_should() -> None:
     assert len(engine.passes) == 1 + 5
     assert isinstance(result, RowResult)
     assert (result.rounds, result.proposed, result.accepted) == (6, 4 * 4 + 3, 4 * 4 + 3)
+
+
+class SecondBest(Nonsense):
+    """Its third candidate is wrong, and what it would have said second is right."""
+
+    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+        self.requests.append(request)
+        guesses = []
+        for live, count in zip(rows, request.counts, strict=True):
+            tokens = self._right(live, max(0, count))
+            if count > 2:
+                right, tokens[2] = tokens[2], (tokens[2] + 1) % VOCABULARY
+                guesses.append(Guess(tokens, [(1, tokens[2]), (2, right)]))
+            else:
+                guesses.append(Guess(tokens))
+        return lambda: guesses
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.requests: list[Request] = []
+
+
+def test_a_runner_up_that_holds_brings_its_successor() -> None:
+    row = Row(1, (1, 2, 3), 25, logprobs=1)
+    engine, draft = FakeEngine(CONTEXT), SecondBest(0)
+    target = verifier(engine, draft, 1, 4, end=())
+    result = finish(target, [row])[1]
+    assert_plain([row], {1: result}, end=())
+    # The prompt's token, then two candidates, the runner-up and the token after it a pass, 25 = 1 + 6 * 4.
+    assert [len(feed.tokens) for (feed,) in engine.passes] == [3, 5, 6, 6, 6, 6, 5], "it is fed once more; the last has 3"
+    assert [len(feed.branches) for (feed,) in engine.passes] == [0] + [2] * 6
+    assert (target.progress.runners_up, target.progress.runners_up_held) == (12, 6)
+    assert target.progress.accepted == 12
+    done = target.last_round
+    assert done is not None
+    assert (done.steady, done.read, done.found, done.gained, done.fed) == (True, 0, 1, 4, 7)
+    worth = draft.requests[0].runners_up
+    assert len(worth) == MOST_RUNNERS_UP
+    assert LEAST_RUNNER_UP <= worth[0] <= worth[1] < 1.0
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_runners_up_are_left_alone_where_they_are_not_wanted_or_cannot_be_tried(able: bool) -> None:
+    engine, draft = FakeEngine(CONTEXT), SecondBest(0)
+    engine.branches = able
+    target = verifier(engine, draft, 1, 4, end=(), runners_up=not able)
+    rows = [Row(1, (1, 2, 3), 25)]
+    assert_plain(rows, finish(target, rows), end=())
+    assert target.progress.runners_up == 0
+    assert all(request.runners_up == () for request in draft.requests)
 
 
 def test_no_candidate_is_asked_for_a_rows_last_token() -> None:
@@ -311,4 +371,4 @@ def test_a_round_says_what_was_expected_of_it() -> None:
     assert done.foreseen is not None
     assert done.foreseen.seconds == pytest.approx(curve(3) + 2 * 0.02)
     assert done.foreseen.tokens == pytest.approx(1 + 0.7 + 0.49)
-    assert done.fed == 1 + sum(done.proposed)
+    assert done.fed == 1 + sum(done.proposed) + target.progress.runners_up

@@ -108,6 +108,7 @@ class TargetActor:
             end_tokens=model.end_tokens,
             prefix_tokens=spec.prefix_tokens,
             tally=tally,
+            runners_up=serve.runners_up,
         )
         arranger = Arranger(
             verifier,

@@ -12,7 +12,7 @@ from outrider.workers.lines import DraftFailed, DraftLost, Line, Reply
 from outrider.workers.messages import Advance, Arrangement, Ask
 from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.tally import Tally
-from outrider.workers.verify import Answer, LiveRow
+from outrider.workers.verify import NOTHING, Answer, Guess, LiveRow
 
 logger = logging.getLogger(__name__)
 # A draft that answers with an error this often in a row is not asked again.
@@ -134,7 +134,7 @@ class DraftLink:
             except DraftLost as error:
                 self._lose(draft, error)
         if asked is None:
-            return lambda: [()] * len(rows)
+            return lambda: [NOTHING] * len(rows)
         return lambda: self._collect(asked)
 
     def _ask(self, draft: _Draft, rows: Sequence[LiveRow], request: Request) -> _Asked:
@@ -143,7 +143,7 @@ class DraftLink:
         self._round += 1
         closed, draft.closed = tuple(draft.closed), []
         advances = tuple(_advance(draft, live, count) for live, count in zip(rows, request.counts, strict=True))
-        ask = Ask(self._round, advances, closed, self._confidence, request.keep, request.a_step)
+        ask = Ask(self._round, advances, closed, self._confidence, request.keep, request.a_step, request.runners_up)
         at = time.perf_counter()
         reply = draft.line.ask(ask)
         # On shared cores the draft may begin before the call is back, so what is the hop shows in the end only.
@@ -157,14 +157,14 @@ class DraftLink:
             run_ahead = self._arrangement.overlap is not Overlap.TURNS
             draft.line.settle(self._arrangement.draft_cores, run_ahead, self._deadline)
 
-    def _collect(self, asked: _Asked) -> list[Sequence[int]]:
-        draft, nothing = asked.draft, [()] * len(asked.rows)
+    def _collect(self, asked: _Asked) -> list[Guess]:
+        draft, nothing = asked.draft, [NOTHING] * len(asked.rows)
         waiting = time.perf_counter()
         try:
             if not asked.reply.ready(max(0.0, asked.at + self._deadline - waiting)):
                 draft.late.append(asked.reply)
                 self._current.hops.observe(len(asked.rows), self._deadline)
-                return list(nothing)
+                return nothing
             candidates = asked.reply.take()
         except DraftFailed as error:
             # It lives, but its rows may be half done: send them whole next time.
@@ -172,10 +172,10 @@ class DraftLink:
             draft.known.clear()
             draft.lost = draft.errors >= MOST_ERRORS
             logger.warning("the draft failed, this round goes on without it: %s", error)
-            return list(nothing)
+            return nothing
         except DraftLost as error:
             self._lose(draft, error)
-            return list(nothing)
+            return nothing
         draft.errors = 0
         # While the target asked and waited the draft was at work, but for the hop.
         hop = max(0.0, asked.sent + time.perf_counter() - waiting - candidates.seconds)
@@ -190,8 +190,8 @@ class DraftLink:
         for key in candidates.forgotten:
             draft.known.pop(key, None)
         if candidates.round != asked.round:
-            return list(nothing)
-        return [candidates.tokens.get(key, ()) for key in asked.rows]
+            return nothing
+        return [Guess(candidates.tokens.get(key, ()), candidates.runners_up.get(key, ())) for key in asked.rows]
 
     def _lose(self, draft: _Draft, error: DraftLost) -> None:
         """Gone: decode plainly until the driver attaches another."""

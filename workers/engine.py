@@ -15,12 +15,15 @@ class Feed:
     """Tokens to append to a row's cache, and after how many of them (counted from the last) a choice is wanted.
 
     ``logprobs`` asks for each choice's log-probability, and for those of as many of the likeliest tokens.
+    ``branches`` are (after, token): a choice is also wanted after the first ``after`` tokens and this one in place of the
+    next. Nothing of a branch stays. For engines that branch.
     """
 
     row: int
     tokens: Sequence[int]
     choose: int
     logprobs: int | None = None
+    branches: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,14 @@ class Chosen:
     ``margins`` are the distances between the best and the second-best score: how clear each choice was. On an engine that
     is not exact, a margin close to the kernels' rounding is where two runs may differ.
     ``logprobs`` holds, where the feed asked, for each choice (token, log-probability): its own, then the likeliest.
+    Behind the feed's own choices stand those after its branches. ``runners_up`` are the tokens with the second-best scores
+    (-1: there is none), where a run's engine tells them.
     """
 
     tokens: list[int]
     margins: list[float]
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    runners_up: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,10 @@ class Engine(Protocol):
     @property
     def forks(self) -> bool:
         """Whether a fork is cheaper than feeding its tokens again."""
+
+    @property
+    def branches(self) -> bool:
+        """Whether a feed may have branches."""
 
     @property
     def context(self) -> int:

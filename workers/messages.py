@@ -7,6 +7,7 @@ the least code.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -129,6 +130,9 @@ class Ask(NamedTuple):
     The draft may stop early: a candidate is not sent where the chance that it holds is under ``confidence``, or the chance
     that it and all before it hold is under ``keep``. It stops for all rows where what the latter chances exceed ``keep`` by
     comes to less than ``a_step``.
+
+    A runner-up is sent along where the chance that the target takes it exceeds the first of ``runners_up``, a second one of
+    the row where its chance exceeds the second, and so on.
     """
 
     round: int
@@ -137,6 +141,7 @@ class Ask(NamedTuple):
     confidence: float = 0.0
     keep: float = 0.0
     a_step: float = 0.0
+    runners_up: tuple[float, ...] = ()
 
 
 class Candidates(NamedTuple):
@@ -144,6 +149,7 @@ class Candidates(NamedTuple):
 
     ``seconds`` is how long the draft was at work on it, ``beside`` what of that was no pass of its model. ``step`` is what
     one more candidate for these rows costs, ``read`` a token of a text that it did not know (None where not known yet).
+    ``runners_up`` are, for some rows, (place, token): what the draft would have said second instead of its candidate there.
     """
 
     round: int
@@ -153,6 +159,7 @@ class Candidates(NamedTuple):
     step: float | None = None
     read: float | None = None
     beside: float = 0.0
+    runners_up: Mapping[int, tuple[tuple[int, int], ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +229,7 @@ class ServeSpec:
     lookup: bool = False
     draft_deadline: float = 5.0
     draft_confidence: float = 0.0
+    runners_up: bool = True
     arrangements: tuple[Arrangement, ...] = (Arrangement("turns", Overlap.TURNS),)
     memory_key: str = ""
     trace: bool = False
@@ -257,7 +265,8 @@ class Progress:
 
     ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
     candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
-    bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held.
+    bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held. Of the ``runners_up`` that
+    were tried, ``runners_up_held`` brought a token more.
     """
 
     seconds: float = 0.0
@@ -268,6 +277,8 @@ class Progress:
     asking_rows: int = 0
     proposed: int = 0
     accepted: int = 0
+    runners_up: int = 0
+    runners_up_held: int = 0
     near_ties: int = 0
     plain_rounds: int = 0
     prompt_tokens: int = 0

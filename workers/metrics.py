@@ -17,6 +17,8 @@ COUNTERS = {
     "row_rounds": "Rows of passes of the target that gained tokens",
     "proposed": "Candidates that the draft proposed",
     "accepted": "Candidates that held",
+    "runners_up": "Second guesses of the draft that were verified",
+    "runners_up_held": "Second guesses that held",
     "asked": "Candidates asked for",
     "asking_rows": "Turns of rows in which candidates could be asked for",
 }

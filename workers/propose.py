@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from outrider.workers.confidence import Confidence, Doubt
+from outrider.workers.confidence import Confidence, Doubt, SecondBest
 from outrider.workers.costs import Recent
 from outrider.workers.engine import Engine, Feed, Run
 from outrider.workers.messages import Advance, Ask, Candidates, Sampling
@@ -29,14 +29,16 @@ class DraftRow:
     """``committed`` is what the target has decided, ``guessed`` how the draft goes on from there.
 
     ``leads`` say how clear each guess was, ``chances`` what that made of it when it was guessed (``doubt`` is how far to
-    trust leads in this row), and ``reach`` is the chance that all of them hold. The engine's cache holds the first
-    ``cached`` tokens of the two in a row. The last guess has not been fed, so it is never among them.
+    trust leads in this row), and ``reach`` is the chance that all of them hold. ``runners_up`` are what would have been
+    guessed second (-1: not known). The engine's cache holds the first ``cached`` tokens of the two in a row. The last guess
+    has not been fed, so it is never among them.
     """
 
     committed: list[int] = field(default_factory=list)
     guessed: list[int] = field(default_factory=list)
     leads: list[float] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
+    runners_up: list[int] = field(default_factory=list)
     reach: float = 1.0
     doubt: Doubt = field(default_factory=Doubt)
     cached: int = 0
@@ -56,6 +58,7 @@ class Drafter:
         self._prefixes = Prefixes(engine, prefix_tokens)
         self.end_tokens = frozenset(end_tokens)
         self.confidence = Confidence()
+        self.second_best = SecondBest()
         self._steps = Recent()
         self._reading = Recent()
         self._passing = 0.0
@@ -71,9 +74,13 @@ class Drafter:
         rows = {key: self._rows[key] for key in self._asked}
         self._go_on({key: self._wanted(row, row.limit, ask.keep) for key, row in rows.items()}, ask.keep, ask.a_step)
         tokens = {key: self._worth_sending(self._rows[key], ask) for key in self._asked}
+        runners_up = {}
+        for key, guesses in tokens.items():
+            if found := self._runners_up(self._rows[key], len(guesses), ask.runners_up):
+                runners_up[key] = found
         seconds = time.perf_counter() - started
         prices = (self._steps(len(self._asked)), self._reading(1), max(0.0, seconds - self._passing))
-        return Candidates(ask.round, tokens, forgotten, seconds, *prices)
+        return Candidates(ask.round, tokens, forgotten, seconds, *prices, runners_up)
 
     def run_ahead(self) -> bool:
         """One step further for the rows of the last request, as if the target were going to accept everything.
@@ -98,9 +105,11 @@ class Drafter:
             lead = row.leads[index]
             row.doubt.learn(self.confidence.chance(lead), guess == token)
             self.confidence.learn(lead, guess == token)
+            if guess != token and row.runners_up[index] >= 0:
+                self.second_best.learn(row.runners_up[index] == token)
         # What was guessed beyond the committed tokens stays good as long as all of them were guessed right.
         keep_from = held if held == len(advance.tokens) else len(row.guessed)
-        del row.guessed[:keep_from], row.leads[:keep_from], row.chances[:keep_from]
+        del row.guessed[:keep_from], row.leads[:keep_from], row.chances[:keep_from], row.runners_up[:keep_from]
         row.reach = prod(row.chances)
         row.committed.extend(advance.tokens)
         keep = min(row.cached, advance.start + held, len(row.committed) - 1) if not row.guessed else row.cached
@@ -163,6 +172,19 @@ class Drafter:
                 return tuple(row.guessed[:count])
         return tuple(row.guessed[: row.limit])
 
+    def _runners_up(self, row: DraftRow, sent: int, worth: Sequence[float]) -> tuple[tuple[int, int], ...]:
+        """Those that are likely enough to come in place of one of the guesses sent, likeliest first."""
+        if not worth:
+            return ()
+        possible, reach = [], self.second_best.share
+        for place, (chance, token) in enumerate(zip(row.chances[:sent], row.runners_up, strict=False)):
+            if token >= 0:
+                possible.append((reach * (1.0 - chance), place, token))
+            reach *= chance
+        possible.sort(reverse=True)
+        likely = zip(possible, worth, strict=False)
+        return tuple((place, token) for (chance, place, token), least in likely if chance > least)
+
     def _go_on(self, wanted: Mapping[int, int], least_reach: float = 0.0, least_sum: float = 0.0) -> bool:
         """So many more guesses for each of these rows, all together; fewer where they become too unlikely."""
         wanted = {key: count for key, count in wanted.items() if count}
@@ -186,6 +208,7 @@ class Drafter:
             row.cached += len(run.tokens) + len(chosen.tokens) - 1
             row.guessed.extend(chosen.tokens)
             row.leads.extend(chosen.margins)
+            row.runners_up.extend(chosen.runners_up or [-1] * len(chosen.tokens))
             # As the engine has reckoned with them.
             chances = [self.confidence.chance(lead, run.doubt) for lead in chosen.margins]
             row.chances.extend(chances)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.workers.ngrams import NgramIndex
 from outrider.workers.speculation import Acceptance, Price, Request, accepted, expected_tokens
-from outrider.workers.verify import Answer, LiveRow, Proposer
+from outrider.workers.verify import NOTHING, Answer, Guess, LiveRow, Proposer
 
 # Few texts repeat themselves: a row has to show that it does.
 LOOKUP_PRIOR = 0.3
@@ -17,7 +17,7 @@ class NoProposer:
     """Plain decoding."""
 
     def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
-        return lambda: [()] * len(rows)
+        return lambda: [NOTHING] * len(rows)
 
     def forget(self, key: int) -> None:
         pass
@@ -36,7 +36,7 @@ class LookupProposer:
         self._indexes: dict[int, NgramIndex] = {}
 
     def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
-        guesses = [self.guess(live, count) for live, count in zip(rows, request.counts, strict=True)]
+        guesses = [Guess(self.guess(live, count)) for live, count in zip(rows, request.counts, strict=True)]
         return lambda: guesses
 
     def guess(self, live: LiveRow, count: int) -> tuple[int, ...]:
@@ -95,15 +95,15 @@ class EitherProposer:
         ]
         wanted = [index for index, count in enumerate(model_counts) if count]
         if not wanted:
-            return lambda: [contest.from_text for contest in contests]
+            return lambda: [Guess(contest.from_text) for contest in contests]
         answer = self._model.ask(
             [rows[index] for index in wanted], replace(request, counts=[model_counts[index] for index in wanted])
         )
 
-        def taken() -> list[Sequence[int]]:
-            guesses: list[Sequence[int]] = [contest.from_text for contest in contests]
+        def taken() -> list[Guess]:
+            guesses = [Guess(contest.from_text) for contest in contests]
             for index, guess in zip(wanted, answer(), strict=True):
-                guesses[index] = contests[index].from_model = guess
+                guesses[index], contests[index].from_model = guess, guess.tokens
             return guesses
 
         return taken

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
+from itertools import islice, pairwise
 from math import inf, prod
 
 MOST_CANDIDATES = 16
+# Runners-up of a row in a round, and the least chance that one must have, however cheap another token in the pass seems.
+MOST_RUNNERS_UP = 2
+LEAST_RUNNER_UP = 0.02
 # A new row is believed to accept this share of its candidates, with the weight of this many observations.
 PRIOR_ACCEPTANCE = 0.7
 PRIOR_WEIGHT = 4.0
@@ -135,13 +138,15 @@ class Request:
 
     A candidate is worth verifying while the chance that it and all before it hold is at least ``keep``. A step of the
     draft, one for all rows that go on, is worth it while what those chances exceed ``keep`` by comes to ``a_step`` tokens.
-    ``gain`` is the time that a token is expected to cost less than without.
+    ``gain`` is the time that a token is expected to cost less than without. A row's first runner-up is worth verifying
+    where its chance exceeds the first of ``runners_up``, and so on.
     """
 
     counts: list[int]
     keep: float = 0.0
     a_step: float = 0.0
     gain: float = 0.0
+    runners_up: tuple[float, ...] = ()
 
 
 def best_request(
@@ -193,6 +198,23 @@ def expected_rates(
         reaches = [reach * chance for reach, chance in zip(reaches, chances, strict=True)]
         tokens += sum(reaches)
         hit *= every
+
+
+def worth_of_runners_up(
+    chances: Sequence[float], counts: Sequence[int], verify: Sequence[float], price: Price, overlap: Overlap
+) -> tuple[float, ...]:
+    """From which chance on a first runner-up of each row is worth verifying, a second and so on.
+
+    Rows are asked for ``counts`` candidates; ``verify`` are the seconds of a pass without a runner-up, with one a row, …
+    """
+    hit = prod(chance**count for chance, count in zip(chances, counts, strict=True))
+    seconds = round_seconds(overlap, verify[0], price, max(counts), hit)
+    rate = sum(map(expected_tokens, chances, counts)) / seconds
+    worth, least = [], LEAST_RUNNER_UP
+    for before, after in pairwise(verify):
+        least = max(least, (after - before) / len(counts) * rate)
+        worth.append(least)
+    return tuple(worth)
 
 
 def _worthwhile(chance: float, worth: float, most: int) -> int:

@@ -51,14 +51,19 @@ class Tally:
         self.progress.verify_seconds += ended - started
         self._slice("verify", started, ended, rows, tokens)
 
-    def committed(self, proposed: int, accepted: int, tokens: int) -> None:
-        """One row's part of a round: what held of its candidates, and the tokens that it gained."""
+    def committed(self, proposed: int, accepted: int, tokens: int, runners_up: int = 0, found: bool = False) -> None:
+        """One row's part of a round: what held of its candidates, and the tokens that it gained.
+
+        ``runners_up`` were tried too; ``found`` says that one brought a token.
+        """
         progress = self.progress
         progress.row_rounds += 1
         progress.tokens += tokens
         if proposed:
             progress.proposed += proposed
             progress.accepted += accepted
+            progress.runners_up += runners_up
+            progress.runners_up_held += found
             progress.accepted_lengths[min(accepted, LONGEST_COUNTED)] += 1
 
     def settled(self, started: float, rows: int, tokens: int) -> None:

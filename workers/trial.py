@@ -41,7 +41,7 @@ class Foreseen:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One pass: how many candidates each row had, and how many of them held.
+    """One pass: how many candidates each row had, how many of them held, and the tokens that runners-up ``found``.
 
     ``live`` counts all rows under way, ``read`` the tokens of prompts that were fed. ``steady`` says whether all rows of
     the pass were past their prompts and open to proposals. The pass over ``fed`` tokens took ``verifying`` seconds.
@@ -55,11 +55,12 @@ class Round:
     fed: int = 0
     verifying: float = 0.0
     foreseen: Foreseen | None = None
+    found: int = 0
 
     @property
     def gained(self) -> int:
         """Tokens committed."""
-        return len(self.held) + sum(self.held)
+        return len(self.held) + sum(self.held) + self.found
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outrider.workers import speculation
 from outrider.workers.costs import CostCurve
@@ -50,8 +50,16 @@ class LiveRow:
         return len(self.row.prompt) + self.row.max_tokens - len(self.tokens)
 
 
-# Waits for the candidates of each row that was asked for.
-Answer = Callable[[], Sequence[Sequence[int]]]
+class Guess(NamedTuple):
+    """What is proposed for a row. ``runners_up`` are (place, token): what may come in place of the candidate there."""
+
+    tokens: Sequence[int] = ()
+    runners_up: Sequence[tuple[int, int]] = ()
+
+
+NOTHING = Guess()
+# Waits for what is proposed for each row that was asked for.
+Answer = Callable[[], Sequence[Guess]]
 
 
 class Proposer(Protocol):
@@ -94,6 +102,7 @@ class Verifier:
         end_tokens: Collection[int],
         prefix_tokens: int = 0,
         tally: Tally | None = None,
+        runners_up: bool = True,
     ) -> None:
         self.engine = engine
         self.proposer = proposer
@@ -103,6 +112,7 @@ class Verifier:
         self.tally = tally or Tally()
         self.progress = self.tally.progress
         self.last_round: Round | None = None
+        self._runners_up = runners_up and engine.branches
         self._overlap = Overlap.TURNS
         self._prefixes = Prefixes(engine, prefix_tokens)
         self._new_writer = new_writer
@@ -170,14 +180,15 @@ class Verifier:
         assisted = all(live.row.assisted for live in group.rows)
         candidates = self._candidates(group)
         feeds = [self._feed(live, guess) for live, guess in zip(group.rows, candidates, strict=True)]
-        fed = sum(len(feed.tokens) for feed in feeds)
+        fed = sum(len(feed.tokens) + len(feed.branches) for feed in feeds)
+        read = sum(len(feed.tokens) - 1 for live, feed in zip(group.rows, feeds, strict=True) if not live.prefill_rounds)
         started = time.perf_counter()
         answers = self.engine.feed(feeds)
         verified = time.perf_counter()
         self.tally.verified(started, verified, len(feeds), fed)
-        tokens, held = self.progress.tokens, []
+        tokens, held, found = self.progress.tokens, [], self.progress.runners_up_held
         for live, guess, answer in zip(list(group.rows), candidates, answers, strict=True):
-            held.append(speculation.accepted(guess, answer.tokens))
+            held.append(speculation.accepted(guess.tokens, answer.tokens))
             reason = self._commit(live, guess, answer)
             if reason is not None:
                 group.rows.remove(live)
@@ -186,9 +197,8 @@ class Verifier:
         # Asked for now and taken at the group's next round: until then the draft works beside whatever the target does.
         self._ask(group)
         self.verify_seconds.observe(fed, verified - started)
-        read = fed - sum(len(guess) + 1 for guess in candidates)
         self.last_round = Round(
-            proposed=tuple(len(guess) for guess in candidates),
+            proposed=tuple(len(guess.tokens) for guess in candidates),
             held=tuple(held),
             live=live_rows,
             steady=assisted and read == 0,
@@ -196,8 +206,9 @@ class Verifier:
             fed=fed,
             verifying=verified - started,
             foreseen=foreseen,
+            found=self.progress.runners_up_held - found,
         )
-        self.progress.plain_rounds += not any(candidates)
+        self.progress.plain_rounds += not any(guess.tokens for guess in candidates)
         return ended
 
     def _next_group(self) -> Group:
@@ -237,7 +248,7 @@ class Verifier:
 
     def _ask(self, group: Group) -> None:
         """Have candidates made for the rows that are past their prompt."""
-        group.asked = [live for live in group.rows if live.pending == 1 and live.row.assisted]
+        group.asked = [live for live in group.rows if live.prefill_rounds and live.row.assisted]
         # As it is before asking, which may end a draft.
         price = self.proposer.price(len(group.asked)) if group.asked else None
         request = self._request(group.asked, price)
@@ -250,31 +261,47 @@ class Verifier:
         group.answer = None
         if any(group.counts):
             started = time.perf_counter()
-            group.answer = self.proposer.ask(group.asked, replace(request, counts=group.counts))
+            worth = self._worth_of_runners_up(group, price or Price(0.0))
+            group.answer = self.proposer.ask(group.asked, replace(request, counts=group.counts, runners_up=worth))
             self.tally.waited("ask", started, len(group.asked), sum(group.counts))
         # What the draft need not wait for.
         self.tally.asked(group.counts)
         group.foreseen = self._foresee(group, price or Price(0.0), unread)
 
-    def _candidates(self, group: Group) -> list[Sequence[int]]:
+    def _worth_of_runners_up(self, group: Group, price: Price) -> tuple[float, ...]:
+        """The chances from which on a first runner-up of each row, a second and so on are worth their place in the pass."""
+        if not self._runners_up:
+            return ()
+        rows, fed = len(group.asked), len(group.asked) + sum(group.counts)
+        chances = [live.acceptance.chance for live in group.asked]
+        verify = [self.verify_seconds(fed + extra * rows) for extra in range(speculation.MOST_RUNNERS_UP + 1)]
+        return speculation.worth_of_runners_up(chances, group.counts, verify, price, self._overlap)
+
+    def _candidates(self, group: Group) -> list[Guess]:
         """What was proposed for each row of the group; nothing for those that were not asked for."""
         if group.answer is None:
-            return [()] * len(group.rows)
+            return [NOTHING] * len(group.rows)
         started = time.perf_counter()
         guesses, group.answer = group.answer(), None
-        self.tally.waited("waiting for draft", started, len(guesses), sum(map(len, guesses)))
+        self.tally.waited("waiting for draft", started, len(guesses), sum(len(guess.tokens) for guess in guesses))
         by_key = {
-            live.row.key: self._sane(guess[:count])
+            live.row.key: self._sane(guess, count)
             for live, guess, count in zip(group.asked, guesses, group.counts, strict=True)
         }
-        return [by_key.get(live.row.key, ()) for live in group.rows]
+        return [by_key.get(live.row.key, NOTHING) for live in group.rows]
 
-    def _sane(self, guess: Sequence[int]) -> Sequence[int]:
+    def _sane(self, guess: Guess, count: int) -> Guess:
         """A proposal up to its first id that the model does not have: whatever a draft sends, it is only a hint."""
-        for index, token in enumerate(guess):
-            if not 0 <= token < self.engine.vocabulary:
-                return guess[:index]
-        return guess
+        tokens, vocabulary = guess.tokens[:count], self.engine.vocabulary
+        for index, token in enumerate(tokens):
+            if not 0 <= token < vocabulary:
+                tokens = tokens[:index]
+                break
+        if not guess.runners_up:
+            return Guess(tokens)
+        runners_up = guess.runners_up[: speculation.MOST_RUNNERS_UP] if self._runners_up else ()
+        possible = [(place, token) for place, token in runners_up if 0 <= place < len(tokens) and 0 <= token < vocabulary]
+        return Guess(tokens, possible)
 
     def _request(self, rows: Sequence[LiveRow], price: Price | None) -> Request:
         if price is None:
@@ -318,40 +345,53 @@ class Verifier:
             sum(map(speculation.expected_tokens, chances, counts)),
         )
 
-    def _feed(self, live: LiveRow, guess: Sequence[int]) -> Feed:
+    def _feed(self, live: LiveRow, guess: Guess) -> Feed:
         new = live.tokens[live.cached :]
         if len(new) > PREFILL_TOKENS:
             return Feed(live.row.key, new[:PREFILL_TOKENS], 0)
-        return Feed(live.row.key, [*new, *guess], len(guess) + 1, live.row.logprobs)
+        branches = [(len(new) + place, token) for place, token in guess.runners_up]
+        return Feed(live.row.key, [*new, *guess.tokens], len(guess.tokens) + 1, live.row.logprobs, branches)
 
-    def _commit(self, live: LiveRow, guess: Sequence[int], answer: Chosen) -> str | None:
-        """Take the target's choices up to and including the first that differs from its candidate."""
+    def _commit(self, live: LiveRow, guess: Guess, answer: Chosen) -> str | None:
+        """Take the target's choices up to and including the first that differs from its candidate.
+
+        Where that one is a runner-up, the choice after it is known too. Its key and value are not in the cache: it is fed
+        once more, with the next round's candidates.
+        """
         live.rounds += 1
         if not answer.tokens:
             live.cached += PREFILL_TOKENS
             return None
         if not live.prefill_rounds:
             live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
-        held = speculation.accepted(guess, answer.tokens)
-        if guess:
-            live.acceptance.observe(len(guess), held)
-            self._acceptance.observe(len(guess), held)
+        proposed = len(guess.tokens)
+        held = speculation.accepted(guess.tokens, answer.tokens)
+        if proposed:
+            live.acceptance.observe(proposed, held)
+            self._acceptance.observe(proposed, held)
+        # Of the answer's choices.
+        taken = [*range(held + 1)]
+        if guess.runners_up and held < proposed and (held, answer.tokens[held]) in guess.runners_up:
+            taken.append(proposed + 1 + guess.runners_up.index((held, answer.tokens[held])))
         live.cached = len(live.tokens) + held
         self.engine.truncate(live.row.key, live.cached)
         reason, committed = None, 0
-        for token in answer.tokens[: held + 1]:
+        for index in taken:
+            token = answer.tokens[index]
             live.tokens.append(token)
             committed += 1
             reason = self._ends(live, token)
             if reason is not None:
                 break
-        live.logprobs.extend(answer.logprobs[:committed])
+        del taken[committed:]
+        if answer.logprobs:
+            live.logprobs.extend(answer.logprobs[index] for index in taken)
         used = min(held, committed)
-        live.proposed += len(guess)
+        live.proposed += proposed
         live.accepted += used
-        self.tally.committed(len(guess), used, committed)
+        self.tally.committed(proposed, used, committed, len(guess.runners_up), committed > held + 1)
         if not self.engine.exact:
-            self.progress.near_ties += sum(margin < NEAR_TIE for margin in answer.margins[:committed])
+            self.progress.near_ties += sum(answer.margins[index] < NEAR_TIE for index in taken)
         return reason
 
     def _ends(self, live: LiveRow, token: int) -> str | None:

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 6
+#define OUTRIDER_ABI 7
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -160,7 +160,9 @@ typedef struct outrider_sampling {
 
 /* One ragged batch: feed i appends counts[i] tokens to row rows[i] (a row at most once a batch).
  * choose[i] choices are wanted, after the last choose[i] tokens fed; logits[i] likewise for logits. Either may be 0.
- * logprobs[i] of 0 or more: beside each choice of feed i, its log-probability and those of the logprobs[i] likeliest tokens. */
+ * logprobs[i] of 0 or more: beside each choice of feed i, its log-probability and those of the logprobs[i] likeliest tokens.
+ * branches[i] tokens are tried in place of tokens of feed i: each comes after the feed's first branch_after tokens instead of the
+ * next one. A choice after each of them follows the feed's own choices. Neither row nor cache know of a branch afterwards. */
 typedef struct outrider_batch {
   int32_t feeds;
   const int32_t *rows;    /* [feeds] */
@@ -168,11 +170,15 @@ typedef struct outrider_batch {
   const int32_t *tokens;  /* [sum of counts] */
   const int32_t *choose;  /* [feeds] */
   const int32_t *logits;  /* [feeds], or NULL: none */
-  int32_t *chosen;        /* out [sum of choose] */
-  double *margins;        /* out [sum of choose] the lead over the second best score, or NULL */
+  const int32_t *branches;      /* [feeds] or NULL: none */
+  const int32_t *branch_after;  /* [sum of branches] at least 1, less than the feed's count */
+  const int32_t *branch_tokens; /* [sum of branches] */
+  int32_t *chosen;        /* out [sum of choose and branches] */
+  int32_t *runners_up;    /* out, likewise: the tokens with the second best scores, -1 where there is none; or NULL */
+  double *margins;        /* out, likewise: the leads over the second best scores; or NULL */
   float *logits_out;      /* out [sum of logits, vocabulary], or NULL */
   const int32_t *logprobs; /* [feeds] -1: none wanted; or NULL: none */
-  int32_t *logprob_tokens; /* out [sum of choose * (1 + logprobs)] for each choice itself, then the likeliest, best first */
+  int32_t *logprob_tokens; /* out [sum of (choose + branches) * (1 + logprobs)] for each choice itself, then the likeliest, best first */
   double *logprob_values;  /* out, likewise: log-probabilities by the raw logits */
 } outrider_batch;
 
@@ -199,6 +205,7 @@ typedef struct outrider_run {
   int32_t stride;
   int32_t *made;             /* out [feeds] how many choices there are */
   int32_t *chosen;           /* out [feeds, stride] */
+  int32_t *runners_up;       /* out [feeds, stride] the tokens with the second best scores, -1 where there is none */
   double *margins;           /* out [feeds, stride] */
   double *seconds;           /* out [stride] of each pass; the rows in pass p are those with more than p choices */
 } outrider_run;
@@ -261,10 +268,10 @@ OUTRIDER_API int32_t outrider_forward(outrider_engine *engine, const outrider_ba
 OUTRIDER_API int32_t outrider_run_on(outrider_engine *engine, const outrider_run *run);
 
 /* The sampler alone, for tests: chooses after `history` (its first `prompt` tokens are the prompt; its length is the
- * position). scores: out [vocabulary], the scores before the noise, or NULL. */
+ * position). runner_up: out, as in a batch, or NULL. scores: out [vocabulary], the scores before the noise, or NULL. */
 OUTRIDER_API int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_sampling *sampling,
                                      const int32_t *history, int32_t length, int32_t prompt, int32_t *chosen,
-                                     double *margin, double *scores);
+                                     int32_t *runner_up, double *margin, double *scores);
 /* Log-probabilities alone, for tests: of `chosen`, then of the `count` likeliest. tokens, values: out [1 + count]. */
 OUTRIDER_API int32_t outrider_log_probabilities(const float *logits, int32_t vocabulary, int32_t chosen, int32_t count,
                                                 int32_t *tokens, double *values);

@@ -111,7 +111,7 @@ int32_t outrider_run_on(outrider_engine *engine, const outrider_run *run) {
 }
 
 int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_sampling *sampling, const int32_t *history,
-                        int32_t length, int32_t prompt, int32_t *chosen, double *margin, double *scores) {
+                        int32_t length, int32_t prompt, int32_t *chosen, int32_t *runner_up, double *margin, double *scores) {
   return guarded([&]() -> int32_t {
     const char *message = nullptr;
     const outrider::Kernels *kernels = outrider::choose_kernels(&message);
@@ -123,8 +123,9 @@ int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_
       if (history[i] < 0 || history[i] >= vocabulary) return fail(OUTRIDER_INVALID, "token %d in the history", history[i]);
     outrider::SamplerScratch scratch;
     const outrider::Choice choice = outrider::choose_token(*kernels, logits, vocabulary, copy, history, length,
-                                                           std::min(prompt, length), &scratch, scores);
+                                                           std::min(prompt, length), &scratch, scores, runner_up != nullptr);
     *chosen = choice.token;
+    if (runner_up) *runner_up = choice.runner_up;
     if (margin) *margin = choice.margin;
     return choice.finite ? OUTRIDER_OK : fail(OUTRIDER_NOT_FINITE, "a logit is not a finite number");
   });

@@ -10,6 +10,7 @@ namespace outrider {
 
 int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selected) const {
   *tokens = *selected = 0;
+  int branch = 0;
   std::vector<bool> seen(rows.size(), false);
   for (int i = 0; i < batch.feeds; ++i) {
     const int row = batch.rows[i], count = batch.counts[i];
@@ -20,7 +21,9 @@ int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selec
     const int choose = batch.choose[i], logits = batch.logits ? batch.logits[i] : 0;
     if (count < 1 || choose < 0 || choose > count || logits < 0 || logits > count)
       return fail(OUTRIDER_INVALID, "row %d: %d tokens fed, %d choices and %d logits wanted", row, count, choose, logits);
-    if ((choose && !batch.chosen) || (logits && !batch.logits_out))
+    const int branches = batch.branches ? batch.branches[i] : 0;
+    if (branches < 0) return fail(OUTRIDER_INVALID, "row %d: %d branches", row, branches);
+    if (((choose || branches) && !batch.chosen) || (logits && !batch.logits_out))
       return fail(OUTRIDER_INVALID, "choices or logits are wanted, but there is no place for them");
     const int logprobs = batch.logprobs ? batch.logprobs[i] : -1;
     if (logprobs > vocabulary || (logprobs >= 0 && (!batch.logprob_tokens || !batch.logprob_values)))
@@ -35,7 +38,16 @@ int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selec
         return fail(OUTRIDER_INVALID, "row %d: token %d is not in the vocabulary of %d", row, token, vocabulary);
     }
     *selected += std::max(choose, logits);
+    for (int b = 0; b < branches; ++b, ++branch) {
+      const int after = batch.branch_after[branch], token = batch.branch_tokens[branch];
+      if (after < 1 || after >= count)
+        return fail(OUTRIDER_INVALID, "row %d: a branch after %d of %d tokens fed", row, after, count);
+      if (token < 0 || token >= vocabulary)
+        return fail(OUTRIDER_INVALID, "row %d: token %d is not in the vocabulary of %d", row, token, vocabulary);
+    }
   }
+  *tokens += branch;
+  *selected += branch;
   return OUTRIDER_OK;
 }
 

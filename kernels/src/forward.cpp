@@ -19,7 +19,12 @@ struct Pieces {
   int first(int thread, int threads) const { return static_cast<int>(static_cast<int64_t>(count) * thread / threads); }
 };
 
-// What all threads of one pass share.
+// A token that is tried in place of one that is fed, which stands at `instead`.
+struct Branch {
+  int32_t token, instead;  // indices into the pass's tokens
+};
+
+// What all threads of one pass share. Behind the tokens of all feeds come those of the branches.
 struct Pass {
   Engine &engine;
   const outrider_batch &batch;
@@ -28,6 +33,7 @@ struct Pass {
   std::vector<int32_t> selected;                  // token indices whose logits are needed
   std::vector<int32_t> choice_at, logits_at;      // [selected] index of the output, or -1
   std::vector<int64_t> logprobs_at;               // [selected] likewise
+  std::vector<Branch> branches;
   int tokens = 0;
   std::atomic<int32_t> not_finite{-1};
 
@@ -41,6 +47,10 @@ struct Pass {
   void linear(const outrider_op &op, size_t index, int count, int thread);
   Pieces pieces_of(const outrider_weight &weight) const;
   int claim_piece(size_t index, const Pieces &pieces, int thread, int *owner);
+  void attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread);
+  CacheView view(const outrider_op &op, int64_t token, int64_t head) const;
+  void store(const outrider_op &op, int64_t token, int64_t head) const;
+  Attend queries_from(const outrider_op &op, int64_t token, int64_t head, int thread) const;
   void rotate(const outrider_op &op, int thread);
   void rotation_tables(int thread);
   void attention(const outrider_op &op, size_t index, int thread);
@@ -64,8 +74,11 @@ struct Pass {
 };
 
 void Pass::plan() {
-  int choices = 0, logits = 0;
+  int choices = 0, logits = 0, branch = 0;
   int64_t logprobs = 0;
+  // Of the branches: their feeds, and where the choices after them go.
+  std::vector<int32_t> branch_feeds, branch_choices;
+  std::vector<int64_t> branch_logprobs;
   for (int i = 0; i < batch.feeds; ++i) {
     const RowState &row = engine.rows[static_cast<size_t>(batch.rows[i])];
     FeedState feed;
@@ -76,6 +89,12 @@ void Pass::plan() {
     feed.first_item = 0;
     for (const int block : row.blocks) feed.blocks.push_back(engine.cache->data(block));
     const int wanted_choices = batch.choose[i], wanted_logits = batch.logits ? batch.logits[i] : 0;
+    const int explained = batch.logprobs ? batch.logprobs[i] : -1;
+    const auto explain = [&](bool wanted) {
+      const int64_t at = wanted && explained >= 0 ? logprobs : -1;
+      if (at >= 0) logprobs += 1 + explained;
+      return at;
+    };
     for (int t = 0; t < feed.count; ++t, ++tokens) {
       token.push_back(batch.tokens[tokens]);
       position.push_back(feed.position + t);
@@ -85,11 +104,27 @@ void Pass::plan() {
       selected.push_back(tokens);
       choice_at.push_back(left <= wanted_choices ? choices++ : -1);
       logits_at.push_back(left <= wanted_logits ? logits++ : -1);
-      const bool explained = left <= wanted_choices && batch.logprobs && batch.logprobs[i] >= 0;
-      logprobs_at.push_back(explained ? logprobs : -1);
-      if (explained) logprobs += 1 + batch.logprobs[i];
+      logprobs_at.push_back(explain(left <= wanted_choices));
+    }
+    feed.first_branch = branch;
+    feed.end_branch = branch + (batch.branches ? batch.branches[i] : 0);
+    for (; branch < feed.end_branch; ++branch) {
+      branches.push_back({-1, feed.first_token + batch.branch_after[branch]});
+      branch_feeds.push_back(i);
+      branch_choices.push_back(choices++);
+      branch_logprobs.push_back(explain(true));
     }
     feeds.push_back(std::move(feed));
+  }
+  for (size_t b = 0; b < branches.size(); ++b, ++tokens) {
+    branches[b].token = tokens;
+    token.push_back(batch.branch_tokens[b]);
+    position.push_back(position[static_cast<size_t>(branches[b].instead)]);
+    feed_of.push_back(branch_feeds[b]);
+    selected.push_back(tokens);
+    choice_at.push_back(branch_choices[b]);
+    logits_at.push_back(-1);
+    logprobs_at.push_back(branch_logprobs[b]);
   }
 }
 
@@ -235,28 +270,21 @@ void Pass::rotate(const outrider_op &op, int thread) {
 }
 
 void Pass::attention(const outrider_op &op, size_t index, int thread) {
-  const CacheLayer &layer = engine.cache->layer(op.integer);
-  const auto view = [&](const FeedState &feed, int64_t head) {
-    const int64_t at = layer.offset + head * layer.head_bytes;
-    return CacheView{feed.blocks.data(), at, at + layer.key_bytes, engine.cache_format};
-  };
-  const float *keys = engine.buffer(op.key), *values = engine.buffer(op.value);
-  const int64_t key_stride = engine.stride(op.key), value_stride = engine.stride(op.value);
-  share(static_cast<int64_t>(tokens) * op.kv_heads, thread, [&](int64_t first, int64_t last) {
-    for (int64_t item = first; item < last; ++item) {
-      const int64_t t = item / op.kv_heads, head = item % op.kv_heads;
-      engine.kernels->store_cache(view(feeds[static_cast<size_t>(feed_of[static_cast<size_t>(t)])], head),
-                                  position[static_cast<size_t>(t)], keys + t * key_stride + head * op.head_size,
-                                  values + t * value_stride + head * op.head_size, op.head_size);
-    }
+  const int64_t kept = tokens - static_cast<int64_t>(branches.size());
+  share(kept * op.kv_heads, thread, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) store(op, item / op.kv_heads, item % op.kv_heads);
   });
   engine.pool->barrier();
   const int group = op.heads / op.kv_heads;
   // Queries of a head that one thread takes at once share what the first of them brings into its cache.
-  const int64_t all_queries = static_cast<int64_t>(tokens) * op.heads, even = kPiecesAThread * engine.pool->threads();
+  const int64_t all_queries = kept * op.heads, even = kPiecesAThread * engine.pool->threads();
   const int64_t piece = kQueryBlock * std::clamp<int64_t>(all_queries / kQueryBlock / even, 1, kMostQueryBlocks);
+  // A branch changes the cache for a moment, so all queries of a head that has some are one thread's.
+  const auto piece_of = [&](const FeedState &feed) {
+    return feed.first_branch < feed.end_branch ? static_cast<int64_t>(feed.count) * group : piece;
+  };
   const auto pieces_of = [&](const FeedState &feed) {
-    return (static_cast<int64_t>(feed.count) * group + piece - 1) / piece;
+    return (static_cast<int64_t>(feed.count) * group + piece_of(feed) - 1) / piece_of(feed);
   };
   int64_t items = 0;
   for (const FeedState &feed : feeds) items += pieces_of(feed) * op.kv_heads;
@@ -264,23 +292,55 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     size_t number = 0;
     while (item >= pieces_of(feeds[number]) * op.kv_heads) item -= pieces_of(feeds[number++]) * op.kv_heads;
     const FeedState &feed = feeds[number];
-    const int64_t head = item / pieces_of(feed), first_query = item % pieces_of(feed) * piece;
-    Attend task{};
-    task.cache = view(feed, head);
-    task.query_stride = engine.stride(op.in);
-    task.out_stride = engine.stride(op.out);
-    task.query = engine.buffer(op.in) + feed.first_token * task.query_stride + head * group * op.head_size;
-    task.out = engine.buffer(op.out) + feed.first_token * task.out_stride + head * group * op.head_size;
-    task.position = feed.position;
+    const int64_t head = item / pieces_of(feed), first_query = item % pieces_of(feed) * piece_of(feed);
+    Attend task = queries_from(op, feed.first_token, head, thread);
     task.first_query = static_cast<int32_t>(first_query);
-    task.query_count = static_cast<int32_t>(std::min(piece, feed.count * group - first_query));
-    task.group = group;
-    task.head_size = op.head_size;
-    task.window = op.window;
-    task.scale = op.scale;
-    task.scratch = engine.attention.as<float>() + thread * engine.most_attention;
+    task.query_count = static_cast<int32_t>(std::min(piece_of(feed), feed.count * group - first_query));
     engine.kernels->attend(task);
+    for (int b = feed.first_branch; b < feed.end_branch; ++b) attend_branch(op, branches[static_cast<size_t>(b)], head, thread);
   });
+}
+
+// While a branch's queries are answered its key and value lie where those of the token lie whose place it takes.
+void Pass::attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread) {
+  store(op, branch.token, head);
+  Attend task = queries_from(op, branch.token, head, thread);
+  task.query_count = task.group;
+  engine.kernels->attend(task);
+  store(op, branch.instead, head);
+}
+
+CacheView Pass::view(const outrider_op &op, int64_t token, int64_t head) const {
+  const CacheLayer &layer = engine.cache->layer(op.integer);
+  const FeedState &feed = feeds[static_cast<size_t>(feed_of[static_cast<size_t>(token)])];
+  const int64_t at = layer.offset + head * layer.head_bytes;
+  return {feed.blocks.data(), at, at + layer.key_bytes, engine.cache_format};
+}
+
+// A token's key and value of one head go into the cache.
+void Pass::store(const outrider_op &op, int64_t token, int64_t head) const {
+  const int64_t at = head * op.head_size;
+  engine.kernels->store_cache(view(op, token, head), position[static_cast<size_t>(token)],
+                              engine.buffer(op.key) + token * engine.stride(op.key) + at,
+                              engine.buffer(op.value) + token * engine.stride(op.value) + at, op.head_size);
+}
+
+// The queries of one kv head from this token on, none of them yet.
+Attend Pass::queries_from(const outrider_op &op, int64_t token, int64_t head, int thread) const {
+  const int group = op.heads / op.kv_heads;
+  Attend task{};
+  task.cache = view(op, token, head);
+  task.query_stride = engine.stride(op.in);
+  task.out_stride = engine.stride(op.out);
+  task.query = engine.buffer(op.in) + token * task.query_stride + head * group * op.head_size;
+  task.out = engine.buffer(op.out) + token * task.out_stride + head * group * op.head_size;
+  task.position = position[static_cast<size_t>(token)];
+  task.group = group;
+  task.head_size = op.head_size;
+  task.window = op.window;
+  task.scale = op.scale;
+  task.scratch = engine.attention.as<float>() + thread * engine.most_attention;
+  return task;
 }
 
 void Pass::select(const outrider_op &op, int thread) {
@@ -306,9 +366,17 @@ void Pass::choose(const outrider_op &op, size_t index, int thread) {
     const int feed = feed_of[t];
     const RowState &row = engine.rows[static_cast<size_t>(feeds[static_cast<size_t>(feed)].row)];
     SamplerScratch *scratch = &engine.samplers[static_cast<size_t>(thread)];
-    const Choice choice = choose_token(*engine.kernels, logits, engine.vocabulary, row.sampling, row.history.data(),
-                                       position[t] + 1, std::min(row.prompt, position[t] + 1), scratch, nullptr);
+    const int32_t length = position[t] + 1, *history = row.history.data();
+    if (s >= static_cast<int64_t>(selected.size() - branches.size())) {
+      // The row's own history goes on with the token whose place the branch takes.
+      scratch->history.assign(history, history + length);
+      scratch->history.back() = token[t];
+      history = scratch->history.data();
+    }
+    const Choice choice = choose_token(*engine.kernels, logits, engine.vocabulary, row.sampling, history, length,
+                                       std::min(row.prompt, length), scratch, nullptr, batch.runners_up != nullptr);
     batch.chosen[choice_at[at]] = choice.token;
+    if (batch.runners_up) batch.runners_up[choice_at[at]] = choice.runner_up;
     if (batch.margins) batch.margins[choice_at[at]] = choice.margin;
     if (!choice.finite) not_finite.store(feeds[static_cast<size_t>(feed)].row);
     else if (logprobs_at[at] >= 0)

@@ -20,10 +20,11 @@ struct Going {
 };
 
 // Takes the choice of a pass down; false where the row stops with it.
-bool take(const outrider_run &run, Going *row, int32_t chosen, double margin) {
+bool take(const outrider_run &run, Going *row, int32_t chosen, int32_t runner_up, double margin) {
   const int32_t made = run.made[row->feed]++;
   const int64_t at = static_cast<int64_t>(row->feed) * run.stride + made;
   run.chosen[at] = chosen;
+  run.runners_up[at] = runner_up;
   run.margins[at] = margin;
   const int64_t span = std::upper_bound(run.bounds, run.bounds + run.spans - 1, margin) - run.bounds;
   row->reach *= std::max(run.least_chance, 1.0 - (1.0 - run.usual[span]) * run.doubt[row->feed]);
@@ -51,7 +52,7 @@ int32_t Engine::run_on(const outrider_run &run) {
     going.push_back({i, run.reach[i], ends, run.end_counts[i]});
   }
   std::vector<int32_t> fed_rows(run.rows, run.rows + run.feeds), counts(run.counts, run.counts + run.feeds);
-  std::vector<int32_t> next, choose(static_cast<size_t>(run.feeds), 1), chosen(static_cast<size_t>(run.feeds));
+  std::vector<int32_t> next, choose(static_cast<size_t>(run.feeds), 1), chosen(static_cast<size_t>(run.feeds)), runners_up(chosen);
   std::vector<double> margins(static_cast<size_t>(run.feeds));
   outrider_batch batch{};
   batch.tokens = run.tokens;
@@ -61,6 +62,7 @@ int32_t Engine::run_on(const outrider_run &run) {
     batch.counts = counts.data();
     batch.choose = choose.data();
     batch.chosen = chosen.data();
+    batch.runners_up = runners_up.data();
     batch.margins = margins.data();
     const auto started = std::chrono::steady_clock::now();
     status = forward(batch);
@@ -71,7 +73,7 @@ int32_t Engine::run_on(const outrider_run &run) {
     fed_rows.clear();
     next.clear();
     for (size_t i = 0; i < going.size(); ++i) {
-      if (!take(run, &going[i], chosen[i], margins[i])) continue;
+      if (!take(run, &going[i], chosen[i], runners_up[i], margins[i])) continue;
       still_going.push_back(going[i]);
       sum += going[i].reach - run.least_reach;
       fed_rows.push_back(run.rows[going[i].feed]);

@@ -104,7 +104,7 @@ void process(const Kernels &kernels, double *scores, int vocabulary, const Sampl
 // far than the noise can reach, so most of the noise is never drawn.
 Choice best_with_noise(const Kernels &kernels, const double *scores, int vocabulary, const Sampling &sampling, int position) {
   double noise[kNoiseBlock];
-  Choice choice{0, 0.0, true};
+  Choice choice{0, -1, 0.0, true};
   double best = kNone, second = kNone;
   // -log(-log(1 - 2^-33)) is 22.9; the least noise is about -3.2.
   constexpr double kReach = 23.0;
@@ -118,15 +118,31 @@ Choice best_with_noise(const Kernels &kernels, const double *scores, int vocabul
       const double score = scores[first + i] + noise[i];
       if (score > best) {
         second = best;
+        choice.runner_up = best > kNone ? choice.token : -1;
         best = score;
         choice.token = first + i;
       } else if (score > second) {
         second = score;
+        choice.runner_up = first + i;
       }
     }
   }
   choice.margin = best - second;
   return choice;
+}
+
+// The first token but `first` that has this logit, -1 where there is none. Most of the time a block is passed over as a whole.
+int32_t holder(const float *logits, int vocabulary, float value, int32_t first) {
+  constexpr int kBlock = 64;
+  for (int start = 0; start < vocabulary; start += kBlock) {
+    const int count = std::min(kBlock, vocabulary - start);
+    int found = 0;
+    for (int i = 0; i < count; ++i) found |= logits[start + i] == value;
+    if (!found) continue;
+    for (int i = start; i < start + count; ++i)
+      if (logits[i] == value && i != first) return i;
+  }
+  return -1;
 }
 
 }  // namespace
@@ -162,29 +178,35 @@ int32_t copy_sampling(const outrider_sampling &from, int vocabulary, Sampling *t
 }
 
 Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
-                    const int32_t *history, int length, int prompt, SamplerScratch *scratch, double *scores) {
+                    const int32_t *history, int length, int prompt, SamplerScratch *scratch, double *scores,
+                    bool runner_up) {
   float high = 0.0f, next = 0.0f;
   int finite = 0;
   const int32_t first = kernels.argmax(logits, vocabulary, &high, &next, &finite);
   const bool too_early = length - prompt < sampling.min_tokens;
   const bool plain = sampling.greedy() && !sampling.penalised() && sampling.bias.empty() && !too_early;
-  if (!finite) return {first, 0.0, false};
-  if (plain && !scores) return {first, static_cast<double>(high) - static_cast<double>(next), true};
+  if (!finite) return {first, -1, 0.0, false};
+  if (plain && !scores) {
+    const int32_t after = runner_up ? holder(logits, vocabulary, next, first) : -1;
+    return {first, after, static_cast<double>(high) - static_cast<double>(next), true};
+  }
   scratch->scores.resize(static_cast<size_t>(vocabulary));
   double *work = scratch->scores.data();
   for (int i = 0; i < vocabulary; ++i) work[i] = static_cast<double>(logits[i]);
   process(kernels, work, vocabulary, sampling, history, length, prompt, scratch);
   if (scores) std::copy(work, work + vocabulary, scores);
   if (!sampling.greedy()) return best_with_noise(kernels, work, vocabulary, sampling, length);
-  Choice choice{0, 0.0, true};
+  Choice choice{0, -1, 0.0, true};
   double best = kNone, second = kNone;
   for (int i = 0; i < vocabulary; ++i) {
     if (work[i] > best) {
       second = best;
+      choice.runner_up = best > kNone ? choice.token : -1;
       best = work[i];
       choice.token = i;
     } else if (work[i] > second) {
       second = work[i];
+      choice.runner_up = i;
     }
   }
   choice.margin = best - second;

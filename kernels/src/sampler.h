@@ -30,6 +30,7 @@ int32_t copy_sampling(const outrider_sampling &from, int vocabulary, Sampling *t
 
 struct Choice {
   int32_t token;
+  int32_t runner_up;  // the token with the second best score, -1: none, or not asked for
   double margin;
   bool finite;
 };
@@ -37,12 +38,14 @@ struct Choice {
 // Memory that one thread's choices need, kept between them.
 struct SamplerScratch {
   std::vector<double> scores, weights;
-  std::vector<int32_t> order, counts;
+  std::vector<int32_t> order, counts, history;
 };
 
 // The token at position `length` after `history`, whose first `prompt` tokens are the prompt. scores: out, before the noise, or null.
+// With runner_up, the second best token too.
 Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
-                    const int32_t *history, int length, int prompt, SamplerScratch *scratch, double *scores);
+                    const int32_t *history, int length, int prompt, SamplerScratch *scratch, double *scores,
+                    bool runner_up = false);
 
 // The log-probabilities that the raw logits give to `chosen` and to the `count` likeliest tokens (equal logits by rising id); finite
 // logits only. workers/sampling.py is the definition. tokens, values: out [1 + count].

@@ -150,6 +150,7 @@ class HfEngine:
     # Float kernels of other libraries may sum in another order for another batch.
     exact = False
     forks = True
+    branches = False
 
     def __init__(self, model: PreTrainedModel, context: int, fused: bool = True) -> None:
         self.model = model

@@ -17,6 +17,7 @@ class HfRowEngine:
     # A row alone is still fed in other portions when it is assisted.
     exact = False
     # transformers' own caches cannot begin with a part of another.
+    branches = False
     forks = False
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:

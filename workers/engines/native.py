@@ -26,6 +26,7 @@ class NativeEngine:
 
     exact = True
     forks = True
+    branches = True
 
     def __init__(self, model: NativeModel, context: int) -> None:
         self.model = model
@@ -78,12 +79,13 @@ class NativeEngine:
             choices, seconds = self.model.run_on(feeds, stopping)
         except KernelError as error:
             raise WorkerError(f"the native engine could not go on with {len(runs)} rows: {error}") from error
-        going = [sum(len(tokens) > step for tokens, _ in choices) for step in range(len(seconds))]
-        return Ran([Chosen(tokens, leads) for tokens, leads in choices], list(zip(going, seconds, strict=True)))
+        chosen = [Chosen(tokens, leads, runners_up=runners_up) for tokens, leads, runners_up in choices]
+        going = [sum(len(each.tokens) > step for each in chosen) for step in range(len(seconds))]
+        return Ran(chosen, list(zip(going, seconds, strict=True)))
 
     def _feeding(self, feed: Feed) -> Feeding:
         logprobs = -1 if feed.logprobs is None else feed.logprobs
-        return Feeding(self._rows[feed.row], feed.tokens, feed.choose, logprobs=logprobs)
+        return Feeding(self._rows[feed.row], feed.tokens, feed.choose, logprobs=logprobs, branches=feed.branches)
 
     def _known(self, sampling: Sampling) -> Sampling:
         """Without the tokens that this model lacks: a draft is handed the target's sampling, and may have fewer."""

@@ -21,7 +21,7 @@ class NativeMemory:
 
 
 class NativePacker:
-    version = f"kernels {library.ABI_VERSION}"
+    version = f"kernels {library.PACKING_VERSION}"
 
     def allocate(self, size: int) -> NativeMemory:
         return NativeMemory(size)
