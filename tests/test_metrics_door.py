@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli import main; main()"]
 # What README promises, by the name of the total it has to agree with in the summary.
 COUNTERS = {"tokens": "tokens", "rounds": "rounds", "proposed": "proposed", "accepted": "accepted"}
+COUNTERS |= {name: name for name in ("runners_up", "runners_up_held")}
 OTHERS = (
     *("row_rounds_total", "asked_total", "phase_seconds_total", "accepted_length_total", "rows_total"),
     "row_seconds_bucket",
