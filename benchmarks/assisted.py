@@ -56,10 +56,10 @@ def busy_seconds(replica: dict[str, Any]) -> float:
     return float(replica["seconds"] * (1.0 - replica["time"]["idle"]))
 
 
-def tokens_a_round(lengths: Sequence[int]) -> float:
-    """Of the rounds that had candidates: those that held, and the target's own."""
+def tokens_a_round(lengths: Sequence[int], runners_up: int) -> float:
+    """Of the rounds that had candidates: those that held, what runners-up brought, and the target's own."""
     rounds = sum(lengths)
-    return 1.0 + sum(length * count for length, count in enumerate(lengths)) / rounds if rounds else 1.0
+    return 1.0 + (sum(length * count for length, count in enumerate(lengths)) + runners_up) / rounds if rounds else 1.0
 
 
 def chance_given_earlier(lengths: Sequence[int], candidates: int) -> float:
@@ -225,7 +225,7 @@ def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
         "times": round(statistics.median(times), 3),
         "times in rounds alone": round(statistics.median(decoding(right) / decoding(left) for left, right in turns), 3),
         "times of each turn": [round(each, 3) for each in times],
-        "tokens a round": round(tokens_a_round(lengths), 3),
+        "tokens a round": round(tokens_a_round(lengths, middle.summary["runners_up_held"]), 3),
         "accepted lengths": lengths,
         "mean k": middle.summary["mean_k"],
         "time": middle.summary["time"],

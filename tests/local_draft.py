@@ -27,7 +27,7 @@ class LocalDraft:
             advances.append(Advance(live.row.key, start, new, max(0, limit), sampling, len(live.row.prompt)))
             self._known[live.row.key] = len(live.tokens)
         closed, self._closed = tuple(self._closed), []
-        limits = (0.0, request.keep, request.a_step, request.runners_up)
+        limits = (0.0, request.keep, request.a_step, request.runner_up_chances)
         reply = self._drafter.propose(Ask(self._round, tuple(advances), closed, *limits))
         assert not reply.forgotten
         keys = [live.row.key for live in rows]

@@ -34,7 +34,7 @@ def replica(tokens: int, seconds: float, idle: float = 0.0) -> dict[str, Any]:
 
 def assisted_summary(tokens: int, seconds: float) -> dict[str, Any]:
     one = replica(tokens, seconds)
-    return {"replicas": [one], "accepted_lengths": [1, 0, 3], "mean_k": 2.0, "time": one["time"]}
+    return {"replicas": [one], "accepted_lengths": [1, 0, 3], "runners_up_held": 1, "mean_k": 2.0, "time": one["time"]}
 
 
 def test_prompts_of_several_files_take_turns(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_descendants_are_found_with_their_command_lines() -> None:
 
 def test_acceptance_is_counted_over_candidates_that_were_put_to_the_test() -> None:
     lengths = [10, 0, 10]
-    assert assisted.tokens_a_round(lengths) == 2.0
+    assert assisted.tokens_a_round(lengths, 0) == 2.0
     assert assisted.chance_given_earlier(lengths, 2) == 20 / 30
     assert assisted.chance_given_earlier(lengths, 6) == 20 / 40
-    assert assisted.tokens_a_round([0] * 17) == 1.0
+    assert assisted.tokens_a_round([0] * 17, 0) == 1.0
 
 
 def test_speed_counts_the_time_with_rows_only(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_times_are_those_of_the_turns_and_the_rest_is_a_middling_runs_own(tmp_pa
     found = assisted.figures(plain, with_draft)
     assert (found["plain tokens/s"], found["assisted tokens/s"], found["times"]) == (10.0, 25.0, 4.0)
     assert found["times of each turn"] == [5.0, 4.0, 2.5]
-    assert found["tokens a round"] == 2.5
+    assert found["tokens a round"] == 2.75
     assert found["in no forward pass"] == pytest.approx(0.1)
     assert found["same bytes"]
     assert found["times in rounds alone"] == 1.0

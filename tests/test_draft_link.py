@@ -118,6 +118,14 @@ def test_only_what_is_new_travels() -> None:
     assert [ask.round for ask in actor.asks] == [1, 2]
 
 
+def test_runners_up_are_asked_for_and_arrive() -> None:
+    actor, _ = drafting(lambda reply: reply._replace(runners_up={4: ((1, 7),)}))
+    rows = [live(3, [1, 2, 3]), live(4, [3, 1])]
+    guesses = link(actor).ask(rows, Request([2, 2], runner_up_chances=(0.1, 0.2)))()
+    assert [guess.runners_up for guess in guesses] == [(), ((1, 7),)]
+    assert actor.asks[0].runner_up_chances == (0.1, 0.2)
+
+
 def test_a_row_that_ended_is_named_once_and_leaves_the_draft() -> None:
     actor, engine = drafting()
     draft = link(actor)

@@ -20,11 +20,13 @@ from kernel_models import (
     Shape,
     all_logits,
     assert_same_bits,
+    build,
     packed,
+    random_matrices,
     tokens,
 )
 
-from outrider.kernels import library
+from outrider.kernels import library, packing
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import Feeding, SamplingValues, SelfFeeding, Stopping
 from outrider.kernels.program import Cache, Format, Kind
@@ -357,6 +359,47 @@ def test_a_branch_is_as_if_its_token_had_been_fed(models, name, format, threads)
             assert_same_bits(
                 all_logits(engine, row, text[length + count :]), all_logits(engine, engine.open(), text)[length + count :]
             )
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("name", ["grouped", "qwen", "bigcode"])
+def test_branches_behind_long_rows_that_share_their_beginning(models, name, isa, monkeypatch):
+    """Across the chunks that attention works on, of rows that part in the middle of a block, on every instruction set."""
+    monkeypatch.setenv("OUTRIDER_ISA", isa)
+    shape, model = SHAPES[name], models[name, Format.W4A8]
+    text = tokens(shape, 270)
+    with model.model(threads=2) as engine:
+        source = engine.open()
+        engine.forward([Feeding(source, text[:250], 0)])
+        ends = [[9, 8, 7, 6, 5, 4, 3, 2], [4] * 20, [7, 3]]
+        rows = [engine.fork(source, 250) for _ in ends]
+        branches = [[(5, 11), (6, 12), (7, 13)], [(1, 5), (19, 6)], [(1, 2)]]
+        feeds = [Feeding(*each[:2], 1, branches=each[2]) for each in zip(rows, ends, branches, strict=True)]
+        for feed, answer in zip(feeds, engine.forward(feeds), strict=True):
+            assert len(answer.tokens) == 1 + len(feed.branches)
+            fed = [feed.tokens, *([*feed.tokens[:after], token] for after, token in feed.branches)]
+            alone = [engine.forward([Feeding(engine.fork(source, 250), each)])[0] for each in fed]
+            assert answer.tokens == [each.tokens[0] for each in alone]
+            assert answer.margins == [each.margins[0] for each in alone]
+            whole = all_logits(engine, engine.open(), [*text[:250], *feed.tokens, 1, 2])
+            assert_same_bits(all_logits(engine, feed.row, [1, 2]), whole[-2:])
+
+
+def test_a_branch_without_finite_scores_is_as_if_it_had_not_been_tried():
+    """A hint must not fail a pass; the same token fed in earnest does."""
+    program = build(OPT, Format.FP32)
+    matrices = random_matrices(program)
+    matrices[next(index for index, weight in enumerate(program.weights) if weight.table and weight.rows > 1)][13] = 3e38
+    model = Packed(program, packing.pack_program(program, matrices))
+    with model.model() as engine:
+        row = engine.open()
+        [alone] = engine.forward([Feeding(engine.open(), [1, 2, 3], 3)])
+        [answer] = engine.forward([Feeding(row, [1, 2, 3], 3, branches=[(1, 13), (2, 4)])])
+        assert answer.tokens[:3] == alone.tokens
+        assert answer.tokens[3] == -1
+        assert answer.tokens[4] >= 0
+        with pytest.raises(KernelError, match="not a finite number"):
+            engine.forward([Feeding(row, [13])])
 
 
 def test_branches_leave_a_small_cache_as_it_was():

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli import main; main()"]
 # What README promises, by the name of the total it has to agree with in the summary.
 COUNTERS = {"tokens": "tokens", "rounds": "rounds", "proposed": "proposed", "accepted": "accepted"}
-COUNTERS |= {name: name for name in ("runners_up", "runners_up_held")}
 OTHERS = (
     *("row_rounds_total", "asked_total", "phase_seconds_total", "accepted_length_total", "rows_total"),
     "row_seconds_bucket",
@@ -90,6 +89,10 @@ def test_prometheus_finds_what_the_readme_lists_and_it_agrees_with_the_summary(w
         assert values == sorted(values), f"{name} goes down"
         assert 0.3 * summary[total] < values[-1] <= summary[total], name
     assert last["accepted_total"] / last["proposed_total"] == pytest.approx(summary["acceptance"], rel=0.1)
+    # Whether there is room for some is up to the machine.
+    for name in ("runners_up", "runners_up_held"):
+        assert last.get(f"{name}_total", 0.0) <= summary[name]
+        assert (f"{name}_total" in last) or summary[name] < 20
     assert last["tokens_total"] / last["row_rounds_total"] == pytest.approx(summary["tokens_per_round"], rel=0.1)
     assert last["accepted_length_total"] <= sum(summary["accepted_lengths"])
     assert 0 < last["rows_total"] <= ROWS

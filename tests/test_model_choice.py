@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.runner.config import JobSpec
-from outrider.runner.running import choose_models
+from outrider.runner.running import choose_models, serve_spec
 from outrider.workers.models.cards import ModelCard
 
 TARGET = ModelCard("target", "/models/target", "llama", 100, 100, "float16", (0,), 1 << 30, "one")
@@ -26,6 +26,12 @@ def chosen(**options: Any) -> tuple[bool, bool]:
     target, draft = choose_models(spec, TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
     assert draft is not None
     return target.small_cache, draft.small_cache
+
+
+def test_what_is_said_of_runners_up_reaches_the_target() -> None:
+    for wanted in (True, False):
+        spec = JobSpec(input=Path("in.jsonl"), runners_up=wanted)
+        assert serve_spec(spec, None, "none").runners_up is wanted
 
 
 @pytest.mark.parametrize("precision", ["w4a8", "w8a8", "bf16"])

@@ -30,7 +30,7 @@ class Model:
 
     def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
         self.asked += [row.row.key for row in rows]
-        guesses = [Guess((self.token,) * count) for count in request.counts]
+        guesses = [Guess((self.token,) * count, ((0, 3),)) for count in request.counts]
         return lambda: guesses
 
     def forget(self, key: int) -> None:
@@ -83,7 +83,7 @@ def test_a_row_that_the_model_knows_better_is_taken_from_the_model() -> None:
     for _ in range(6):
         (guess,) = proposer.ask([other], Request([3]))()
         other.tokens.append(7)
-    assert guess.tokens == (7, 7, 7)
+    assert guess == Guess((7, 7, 7), ((0, 3),))
 
 
 def test_without_a_model_the_text_remains() -> None:

@@ -15,6 +15,7 @@ from outrider.workers.speculation import (
     LEAST_RUNNER_UP,
     MOST_CANDIDATES,
     Acceptance,
+    Finds,
     Overlap,
     Price,
     Probing,
@@ -24,7 +25,7 @@ from outrider.workers.speculation import (
     expected_rates,
     expected_tokens,
     round_seconds,
-    worth_of_runners_up,
+    runner_up_chances,
 )
 
 ids = st.lists(st.integers(0, 3), max_size=6)
@@ -160,14 +161,24 @@ def test_a_candidate_is_worth_less_the_more_verifying_costs() -> None:
 
 
 def test_a_runner_up_is_worth_what_the_time_to_verify_it_brings_otherwise() -> None:
-    # One row at 0.5: 1.75 tokens in 1.0 + 2 * 0.25 + 0.25 seconds, so one a second.
-    price, chances = Price(0.25, 0.25), [0.5]
-    assert worth_of_runners_up(chances, [2], [1.0, 1.1, 1.4], price, Overlap.TURNS) == pytest.approx((0.1, 0.3))
-    assert worth_of_runners_up(chances, [2], [1.0, 1.3, 1.3], price, Overlap.TURNS) == pytest.approx((0.3, 0.3))
-    assert worth_of_runners_up(chances, [2], [1.0, 1.0, 1.0], price, Overlap.TURNS) == (LEAST_RUNNER_UP,) * 2
-    # Two rows bring twice as much, but each has one.
-    both = worth_of_runners_up([0.5, 0.5], [2, 2], [1.0, 1.1], price, Overlap.TURNS)
-    assert both == pytest.approx((0.1,))
+    assert runner_up_chances(2.0, 1, [1.0, 1.05, 1.2]) == pytest.approx((0.1, 0.3))
+    assert runner_up_chances(2.0, 1, [1.0, 1.15, 1.15]) == pytest.approx((0.3, 0.3)), "a second one is the less likely"
+    assert runner_up_chances(2.0, 1, [1.0, 1.0, 1.0]) == (LEAST_RUNNER_UP,) * 2
+    assert runner_up_chances(2.0, 4, [1.0, 1.2]) == pytest.approx((0.1,)), "each of the rows has one"
+
+
+def test_what_runners_up_bring_is_counted_by_the_turn() -> None:
+    finds = Finds()
+    assert (finds.tried, finds.found) == (0.0, 0.0)
+    for _ in range(2000):
+        finds.observe(2, 3, 1)
+    assert finds.tried == pytest.approx(1.5, rel=0.02)
+    assert finds.found == pytest.approx(0.5, rel=0.02)
+    survival = Survival()
+    usual = survival.expected_tokens(3)
+    survival.find(8, 2)
+    assert survival.expected_tokens(3) == pytest.approx(usual + 0.25)
+    assert survival.expected_tokens(0) == 1.0
 
 
 @given(

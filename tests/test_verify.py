@@ -9,7 +9,7 @@ from fakes import END, VOCABULARY, FakeEngine, FakePieces, Fixed, Nonsense, deco
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.workers import verify
+from outrider.workers import speculation, verify
 from outrider.workers.costs import CostCurve
 from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
 from outrider.workers.proposers import LookupProposer, NoProposer
@@ -189,9 +189,18 @@ def test_a_runner_up_that_holds_brings_its_successor() -> None:
     done = target.last_round
     assert done is not None
     assert (done.steady, done.read, done.found, done.gained, done.fed) == (True, 0, 1, 4, 7)
-    worth = draft.requests[0].runners_up
+    worth = draft.requests[0].runner_up_chances
     assert len(worth) == MOST_RUNNERS_UP
     assert LEAST_RUNNER_UP <= worth[0] <= worth[1] < 1.0
+
+
+def test_runners_up_of_long_rows_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation, "LONGEST_WITH_RUNNERS_UP", 12)
+    engine = FakeEngine(CONTEXT)
+    target = verifier(engine, SecondBest(0), 1, 4, end=())
+    rows = [Row(1, (1, 2, 3), 40)]
+    assert_plain(rows, finish(target, rows), end=())
+    assert 2 < target.progress.runners_up < 8
 
 
 @pytest.mark.parametrize("able", [True, False])
@@ -202,7 +211,7 @@ def test_runners_up_are_left_alone_where_they_are_not_wanted_or_cannot_be_tried(
     rows = [Row(1, (1, 2, 3), 25)]
     assert_plain(rows, finish(target, rows), end=())
     assert target.progress.runners_up == 0
-    assert all(request.runners_up == () for request in draft.requests)
+    assert all(request.runner_up_chances == () for request in draft.requests)
 
 
 def test_no_candidate_is_asked_for_a_rows_last_token() -> None:

@@ -143,7 +143,7 @@ class DraftLink:
         self._round += 1
         closed, draft.closed = tuple(draft.closed), []
         advances = tuple(_advance(draft, live, count) for live, count in zip(rows, request.counts, strict=True))
-        ask = Ask(self._round, advances, closed, self._confidence, request.keep, request.a_step, request.runners_up)
+        ask = Ask(self._round, advances, closed, self._confidence, request.keep, request.a_step, request.runner_up_chances)
         at = time.perf_counter()
         reply = draft.line.ask(ask)
         # On shared cores the draft may begin before the call is back, so what is the hop shows in the end only.

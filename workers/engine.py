@@ -16,7 +16,7 @@ class Feed:
 
     ``logprobs`` asks for each choice's log-probability, and for those of as many of the likeliest tokens.
     ``branches`` are (after, token): a choice is also wanted after the first ``after`` tokens and this one in place of the
-    next. Nothing of a branch stays. For engines that branch.
+    next (-1 where that has no finite scores). Nothing of a branch stays. For engines that branch.
     """
 
     row: int

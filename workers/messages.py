@@ -131,8 +131,8 @@ class Ask(NamedTuple):
     that it and all before it hold is under ``keep``. It stops for all rows where what the latter chances exceed ``keep`` by
     comes to less than ``a_step``.
 
-    A runner-up is sent along where the chance that the target takes it exceeds the first of ``runners_up``, a second one of
-    the row where its chance exceeds the second, and so on.
+    A runner-up is sent along where the chance that the target takes it exceeds the first of ``runner_up_chances``, a second
+    one of the row where its chance exceeds the second, and so on.
     """
 
     round: int
@@ -141,7 +141,7 @@ class Ask(NamedTuple):
     confidence: float = 0.0
     keep: float = 0.0
     a_step: float = 0.0
-    runners_up: tuple[float, ...] = ()
+    runner_up_chances: tuple[float, ...] = ()
 
 
 class Candidates(NamedTuple):

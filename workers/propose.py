@@ -76,7 +76,7 @@ class Drafter:
         tokens = {key: self._worth_sending(self._rows[key], ask) for key in self._asked}
         runners_up = {}
         for key, guesses in tokens.items():
-            if found := self._runners_up(self._rows[key], len(guesses), ask.runners_up):
+            if found := self._runners_up(self._rows[key], len(guesses), ask.runner_up_chances):
                 runners_up[key] = found
         seconds = time.perf_counter() - started
         prices = (self._steps(len(self._asked)), self._reading(1), max(0.0, seconds - self._passing))
@@ -172,9 +172,9 @@ class Drafter:
                 return tuple(row.guessed[:count])
         return tuple(row.guessed[: row.limit])
 
-    def _runners_up(self, row: DraftRow, sent: int, worth: Sequence[float]) -> tuple[tuple[int, int], ...]:
+    def _runners_up(self, row: DraftRow, sent: int, chances: Sequence[float]) -> tuple[tuple[int, int], ...]:
         """Those that are likely enough to come in place of one of the guesses sent, likeliest first."""
-        if not worth:
+        if not chances:
             return ()
         possible, reach = [], self.second_best.share
         for place, (chance, token) in enumerate(zip(row.chances[:sent], row.runners_up, strict=False)):
@@ -182,7 +182,7 @@ class Drafter:
                 possible.append((reach * (1.0 - chance), place, token))
             reach *= chance
         possible.sort(reverse=True)
-        likely = zip(possible, worth, strict=False)
+        likely = zip(possible, chances, strict=False)
         return tuple((place, token) for (chance, place, token), least in likely if chance > least)
 
     def _go_on(self, wanted: Mapping[int, int], least_reach: float = 0.0, least_sum: float = 0.0) -> bool:

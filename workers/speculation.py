@@ -12,6 +12,8 @@ MOST_CANDIDATES = 16
 # Runners-up of a row in a round, and the least chance that one must have, however cheap another token in the pass seems.
 MOST_RUNNERS_UP = 2
 LEAST_RUNNER_UP = 0.02
+# A runner-up's queries read the row's keys and values once more. Behind more tokens than this that is not looked into.
+LONGEST_WITH_RUNNERS_UP = 2048
 # A new row is believed to accept this share of its candidates, with the weight of this many observations.
 PRIOR_ACCEPTANCE = 0.7
 PRIOR_WEIGHT = 4.0
@@ -67,6 +69,13 @@ class Survival:
     def __init__(self, most: int = MOST_CANDIDATES) -> None:
         self._held = [0.0] * most
         self._tried = [0.0] * most
+        self._found = 0
+        self._turns = 0
+
+    def find(self, turns: int, found: int) -> None:
+        """So many rows had candidates, and runners-up brought them so many tokens."""
+        self._turns += turns
+        self._found += found
 
     def observe(self, proposed: int, held: int) -> None:
         for place in range(min(proposed, held + 1, len(self._held))):
@@ -86,7 +95,7 @@ class Survival:
             index = min(place, len(self._held) - 1)
             reach *= (self._held[index] + usual * PRIOR_WEIGHT) / (self._tried[index] + PRIOR_WEIGHT)
             tokens += reach
-        return tokens
+        return tokens + self._found / self._turns if candidates and self._turns else tokens
 
 
 def expected_tokens(chance: float, candidates: int) -> float:
@@ -139,14 +148,14 @@ class Request:
     A candidate is worth verifying while the chance that it and all before it hold is at least ``keep``. A step of the
     draft, one for all rows that go on, is worth it while what those chances exceed ``keep`` by comes to ``a_step`` tokens.
     ``gain`` is the time that a token is expected to cost less than without. A row's first runner-up is worth verifying
-    where its chance exceeds the first of ``runners_up``, and so on.
+    where its chance exceeds the first of ``runner_up_chances``, and so on.
     """
 
     counts: list[int]
     keep: float = 0.0
     a_step: float = 0.0
     gain: float = 0.0
-    runners_up: tuple[float, ...] = ()
+    runner_up_chances: tuple[float, ...] = ()
 
 
 def best_request(
@@ -200,21 +209,39 @@ def expected_rates(
         hit *= every
 
 
-def worth_of_runners_up(
-    chances: Sequence[float], counts: Sequence[int], verify: Sequence[float], price: Price, overlap: Overlap
-) -> tuple[float, ...]:
+def runner_up_chances(rate: float, rows: int, verify: Sequence[float]) -> tuple[float, ...]:
     """From which chance on a first runner-up of each row is worth verifying, a second and so on.
 
-    Rows are asked for ``counts`` candidates; ``verify`` are the seconds of a pass without a runner-up, with one a row, …
+    Else the rows gain ``rate`` tokens a second; ``verify`` are the seconds of a pass without a runner-up, with one a row, …
     """
-    hit = prod(chance**count for chance, count in zip(chances, counts, strict=True))
-    seconds = round_seconds(overlap, verify[0], price, max(counts), hit)
-    rate = sum(map(expected_tokens, chances, counts)) / seconds
-    worth, least = [], LEAST_RUNNER_UP
+    found, least = [], LEAST_RUNNER_UP
     for before, after in pairwise(verify):
-        least = max(least, (after - before) / len(counts) * rate)
-        worth.append(least)
-    return tuple(worth)
+        least = max(least, (after - before) / rows * rate)
+        found.append(least)
+    return tuple(found)
+
+
+class Finds:
+    """How many runners-up a row has in a round with candidates, and how many tokens they bring it."""
+
+    def __init__(self) -> None:
+        self._turns = PRIOR_WEIGHT
+        self._tried = self._found = 0.0
+
+    @property
+    def tried(self) -> float:
+        return self._tried / self._turns
+
+    @property
+    def found(self) -> float:
+        return self._found / self._turns
+
+    def observe(self, turns: int, tried: int, found: int) -> None:
+        """So many rows had candidates, and all of them together so many runners-up."""
+        faded = LONG_MEMORY**turns
+        self._turns = self._turns * faded + turns
+        self._tried = self._tried * faded + tried
+        self._found = self._found * faded + found
 
 
 def _worthwhile(chance: float, worth: float, most: int) -> int:

@@ -217,6 +217,7 @@ class Trial:
         score.passes.append(_Pass(len(round.proposed), sum(round.proposed), seconds))
         for proposed, held in zip(round.proposed, round.held, strict=True):
             self._survival.observe(proposed, held)
+        self._survival.find(sum(map(bool, round.proposed)), round.found)
         counted = self._rounds - WARM_UP_ROUNDS
         if counted >= ROUNDS_TO_GIVE_UP and self._is_hopeless(self.current):
             self._phases[self._phase + 1 :] = [name for name in self._phases[self._phase + 1 :] if name != self.current]

@@ -122,6 +122,7 @@ class Verifier:
         self._groups = deque([Group()])
         # What a new row is believed to accept.
         self._acceptance = speculation.Acceptance(memory=speculation.LONG_MEMORY)
+        self._finds = speculation.Finds()
         self._added = 0
 
     def arrange(self, overlap: Overlap, draft_tokens: int | None) -> None:
@@ -186,13 +187,17 @@ class Verifier:
         answers = self.engine.feed(feeds)
         verified = time.perf_counter()
         self.tally.verified(started, verified, len(feeds), fed)
-        tokens, held, found = self.progress.tokens, [], self.progress.runners_up_held
+        tokens, held, found_before = self.progress.tokens, [], self.progress.runners_up_held
         for live, guess, answer in zip(list(group.rows), candidates, answers, strict=True):
             held.append(speculation.accepted(guess.tokens, answer.tokens))
             reason = self._commit(live, guess, answer)
             if reason is not None:
                 group.rows.remove(live)
                 ended.append(self._finish(live, reason))
+        found = self.progress.runners_up_held - found_before
+        if any(guess.tokens for guess in candidates):
+            tried = sum(len(guess.runners_up) for guess in candidates)
+            self._finds.observe(sum(bool(guess.tokens) for guess in candidates), tried, found)
         self.tally.settled(verified, len(feeds), self.progress.tokens - tokens)
         # Asked for now and taken at the group's next round: until then the draft works beside whatever the target does.
         self._ask(group)
@@ -206,7 +211,7 @@ class Verifier:
             fed=fed,
             verifying=verified - started,
             foreseen=foreseen,
-            found=self.progress.runners_up_held - found,
+            found=found,
         )
         self.progress.plain_rounds += not any(guess.tokens for guess in candidates)
         return ended
@@ -258,24 +263,23 @@ class Verifier:
             for live, count in zip(group.asked, request.counts, strict=True)
         ]
         unread = sum(self.proposer.unread(live) for live, count in zip(group.asked, group.counts, strict=True) if count)
+        group.foreseen = self._foresee(group, price or Price(0.0), unread)
         group.answer = None
         if any(group.counts):
             started = time.perf_counter()
-            worth = self._worth_of_runners_up(group, price or Price(0.0))
-            group.answer = self.proposer.ask(group.asked, replace(request, counts=group.counts, runners_up=worth))
+            chances = self._runner_up_chances(group)
+            group.answer = self.proposer.ask(group.asked, replace(request, counts=group.counts, runner_up_chances=chances))
             self.tally.waited("ask", started, len(group.asked), sum(group.counts))
         # What the draft need not wait for.
         self.tally.asked(group.counts)
-        group.foreseen = self._foresee(group, price or Price(0.0), unread)
 
-    def _worth_of_runners_up(self, group: Group, price: Price) -> tuple[float, ...]:
+    def _runner_up_chances(self, group: Group) -> tuple[float, ...]:
         """The chances from which on a first runner-up of each row, a second and so on are worth their place in the pass."""
-        if not self._runners_up:
+        if not self._runners_up or group.foreseen is None:
             return ()
-        rows, fed = len(group.asked), len(group.asked) + sum(group.counts)
-        chances = [live.acceptance.chance for live in group.asked]
+        rows, fed = len(group.asked), sum(live.pending for live in group.asked) + sum(group.counts)
         verify = [self.verify_seconds(fed + extra * rows) for extra in range(speculation.MOST_RUNNERS_UP + 1)]
-        return speculation.worth_of_runners_up(chances, group.counts, verify, price, self._overlap)
+        return speculation.runner_up_chances(group.foreseen.tokens / group.foreseen.seconds, rows, verify)
 
     def _candidates(self, group: Group) -> list[Guess]:
         """What was proposed for each row of the group; nothing for those that were not asked for."""
@@ -285,23 +289,22 @@ class Verifier:
         guesses, group.answer = group.answer(), None
         self.tally.waited("waiting for draft", started, len(guesses), sum(len(guess.tokens) for guess in guesses))
         by_key = {
-            live.row.key: self._sane(guess, count)
+            live.row.key: self._sane(guess, count, live.cached)
             for live, guess, count in zip(group.asked, guesses, group.counts, strict=True)
         }
         return [by_key.get(live.row.key, NOTHING) for live in group.rows]
 
-    def _sane(self, guess: Guess, count: int) -> Guess:
-        """A proposal up to its first id that the model does not have: whatever a draft sends, it is only a hint."""
+    def _sane(self, guess: Guess, count: int, cached: int) -> Guess:
+        """A proposal up to its first id that the model does not have: whatever ids a draft sends, they are only a hint."""
         tokens, vocabulary = guess.tokens[:count], self.engine.vocabulary
         for index, token in enumerate(tokens):
             if not 0 <= token < vocabulary:
                 tokens = tokens[:index]
                 break
-        if not guess.runners_up:
+        if not guess.runners_up or not self._runners_up or cached > speculation.LONGEST_WITH_RUNNERS_UP:
             return Guess(tokens)
-        runners_up = guess.runners_up[: speculation.MOST_RUNNERS_UP] if self._runners_up else ()
-        possible = [(place, token) for place, token in runners_up if 0 <= place < len(tokens) and 0 <= token < vocabulary]
-        return Guess(tokens, possible)
+        some = guess.runners_up[: speculation.MOST_RUNNERS_UP]
+        return Guess(tokens, [each for each in some if 0 <= each[0] < len(tokens) and 0 <= each[1] < vocabulary])
 
     def _request(self, rows: Sequence[LiveRow], price: Price | None) -> Request:
         if price is None:
@@ -339,10 +342,12 @@ class Verifier:
             return None
         chances = [live.acceptance.chance for live in rows]
         hit = math.prod(chance**count for chance, count in zip(chances, counts, strict=True))
-        verify = self.verify_seconds(len(rows) + sum(counts))
+        with_some = sum(map(bool, counts))
+        fed = sum(live.pending for live in rows) + sum(counts) + round(with_some * self._finds.tried)
         return Foreseen(
-            speculation.round_seconds(self._overlap, verify, price, max(counts), hit) + price.read * unread,
-            sum(map(speculation.expected_tokens, chances, counts)),
+            speculation.round_seconds(self._overlap, self.verify_seconds(fed), price, max(counts), hit)
+            + price.read * unread,
+            sum(map(speculation.expected_tokens, chances, counts)) + with_some * self._finds.found,
         )
 
     def _feed(self, live: LiveRow, guess: Guess) -> Feed:
@@ -372,7 +377,9 @@ class Verifier:
         # Of the answer's choices.
         taken = [*range(held + 1)]
         if guess.runners_up and held < proposed and (held, answer.tokens[held]) in guess.runners_up:
-            taken.append(proposed + 1 + guess.runners_up.index((held, answer.tokens[held])))
+            behind = proposed + 1 + guess.runners_up.index((held, answer.tokens[held]))
+            if answer.tokens[behind] >= 0:
+                taken.append(behind)
         live.cached = len(live.tokens) + held
         self.engine.truncate(live.row.key, live.cached)
         reason, committed = None, 0

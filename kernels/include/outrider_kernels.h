@@ -162,7 +162,8 @@ typedef struct outrider_sampling {
  * choose[i] choices are wanted, after the last choose[i] tokens fed; logits[i] likewise for logits. Either may be 0.
  * logprobs[i] of 0 or more: beside each choice of feed i, its log-probability and those of the logprobs[i] likeliest tokens.
  * branches[i] tokens are tried in place of tokens of feed i: each comes after the feed's first branch_after tokens instead of the
- * next one. A choice after each of them follows the feed's own choices. Neither row nor cache know of a branch afterwards. */
+ * next one. A choice after each of them follows the feed's own choices (-1 where a
+ * logit is not a finite number). Neither row nor cache know of a branch afterwards. */
 typedef struct outrider_batch {
   int32_t feeds;
   const int32_t *rows;    /* [feeds] */

@@ -91,6 +91,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       check(op.value, op.kv_heads * op.head_size, "values");
       check(op.out, op.heads * op.head_size, "attention output");
       refuse(op.in.buffer == op.out.buffer, "attention cannot write into its queries' buffer");
+      refuse(op.key.buffer == op.out.buffer || op.value.buffer == op.out.buffer, "attention cannot write over keys and values");
       break;
     case OUTRIDER_SELECT:
       refuse(behind && !selecting, "selects stand side by side");

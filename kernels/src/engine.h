@@ -35,7 +35,6 @@ struct FeedState {
   int32_t row, first_token, count, position;
   int32_t first_branch, end_branch;  // of the pass's branches
   std::vector<char *> blocks;
-  int64_t first_item;  // of the current attention's work items
 };
 
 struct Engine {

@@ -86,7 +86,6 @@ void Pass::plan() {
     feed.first_token = tokens;
     feed.count = batch.counts[i];
     feed.position = static_cast<int32_t>(row.history.size()) - batch.counts[i];
-    feed.first_item = 0;
     for (const int block : row.blocks) feed.blocks.push_back(engine.cache->data(block));
     const int wanted_choices = batch.choose[i], wanted_logits = batch.logits ? batch.logits[i] : 0;
     const int explained = batch.logprobs ? batch.logprobs[i] : -1;
@@ -279,12 +278,11 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
   // Queries of a head that one thread takes at once share what the first of them brings into its cache.
   const int64_t all_queries = kept * op.heads, even = kPiecesAThread * engine.pool->threads();
   const int64_t piece = kQueryBlock * std::clamp<int64_t>(all_queries / kQueryBlock / even, 1, kMostQueryBlocks);
-  // A branch changes the cache for a moment, so all queries of a head that has some are one thread's.
-  const auto piece_of = [&](const FeedState &feed) {
-    return feed.first_branch < feed.end_branch ? static_cast<int64_t>(feed.count) * group : piece;
-  };
   const auto pieces_of = [&](const FeedState &feed) {
-    return (static_cast<int64_t>(feed.count) * group + piece_of(feed) - 1) / piece_of(feed);
+    return (static_cast<int64_t>(feed.count) * group + piece - 1) / piece;
+  };
+  const auto attend_branches = [&](const FeedState &feed, int64_t head) {
+    for (int b = feed.first_branch; b < feed.end_branch; ++b) attend_branch(op, branches[static_cast<size_t>(b)], head, thread);
   };
   int64_t items = 0;
   for (const FeedState &feed : feeds) items += pieces_of(feed) * op.kv_heads;
@@ -292,13 +290,23 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     size_t number = 0;
     while (item >= pieces_of(feeds[number]) * op.kv_heads) item -= pieces_of(feeds[number++]) * op.kv_heads;
     const FeedState &feed = feeds[number];
-    const int64_t head = item / pieces_of(feed), first_query = item % pieces_of(feed) * piece_of(feed);
+    const int64_t head = item / pieces_of(feed), first_query = item % pieces_of(feed) * piece;
     Attend task = queries_from(op, feed.first_token, head, thread);
     task.first_query = static_cast<int32_t>(first_query);
-    task.query_count = static_cast<int32_t>(std::min(piece_of(feed), feed.count * group - first_query));
+    task.query_count = static_cast<int32_t>(std::min(piece, feed.count * group - first_query));
     engine.kernels->attend(task);
-    for (int b = feed.first_branch; b < feed.end_branch; ++b) attend_branch(op, branches[static_cast<size_t>(b)], head, thread);
+    // Keys and values of this head are in this processor's caches now, and nobody else reads them.
+    if (pieces_of(feed) == 1) attend_branches(feed, head);
   });
+  // A branch changes the cache for a moment: where several threads read a head, it waits for all of them.
+  const auto waits = [&](const FeedState &feed) { return feed.first_branch < feed.end_branch && pieces_of(feed) > 1; };
+  if (std::none_of(feeds.begin(), feeds.end(), waits)) return;
+  engine.pool->barrier();
+  for (const FeedState &feed : feeds)
+    if (waits(feed))
+      share(op.kv_heads, thread, [&](int64_t first, int64_t last) {
+        for (int64_t head = first; head < last; ++head) attend_branches(feed, head);
+      });
 }
 
 // While a branch's queries are answered its key and value lie where those of the token lie whose place it takes.
@@ -367,7 +375,8 @@ void Pass::choose(const outrider_op &op, size_t index, int thread) {
     const RowState &row = engine.rows[static_cast<size_t>(feeds[static_cast<size_t>(feed)].row)];
     SamplerScratch *scratch = &engine.samplers[static_cast<size_t>(thread)];
     const int32_t length = position[t] + 1, *history = row.history.data();
-    if (s >= static_cast<int64_t>(selected.size() - branches.size())) {
+    const bool branch = s >= static_cast<int64_t>(selected.size() - branches.size());
+    if (branch) {
       // The row's own history goes on with the token whose place the branch takes.
       scratch->history.assign(history, history + length);
       scratch->history.back() = token[t];
@@ -378,7 +387,9 @@ void Pass::choose(const outrider_op &op, size_t index, int thread) {
     batch.chosen[choice_at[at]] = choice.token;
     if (batch.runners_up) batch.runners_up[choice_at[at]] = choice.runner_up;
     if (batch.margins) batch.margins[choice_at[at]] = choice.margin;
-    if (!choice.finite) not_finite.store(feeds[static_cast<size_t>(feed)].row);
+    // A branch is only tried: what came of it is as if it had not been.
+    if (!choice.finite && branch) batch.chosen[choice_at[at]] = -1;
+    else if (!choice.finite) not_finite.store(feeds[static_cast<size_t>(feed)].row);
     else if (logprobs_at[at] >= 0)
       log_probabilities(*engine.kernels, logits, engine.vocabulary, choice.token, batch.logprobs[feed], scratch,
                         batch.logprob_tokens + logprobs_at[at], batch.logprob_values + logprobs_at[at]);

@@ -16,8 +16,8 @@ from outrider.workers.runs import run_in_steps
 class HfRowEngine:
     # A row alone is still fed in other portions when it is assisted.
     exact = False
-    # transformers' own caches cannot begin with a part of another.
     branches = False
+    # transformers' own caches cannot begin with a part of another.
     forks = False
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:

@@ -11,13 +11,13 @@ from outrider.kernels.native import Feeding, NativeModel, SelfFeeding, Stopping
 from outrider.workers.engine import Chosen, Feed, Ran, Run, Trust
 from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Sampling
-from outrider.workers.speculation import MOST_CANDIDATES
+from outrider.workers.speculation import MOST_CANDIDATES, MOST_RUNNERS_UP
 
 logger = logging.getLogger(__name__)
 
 # Memory that is taken before the work: every row's cache for its first tokens, and that of passes over as much as the first
 # rows' prompts and candidates commonly come to.
-RESERVED_ROW, RESERVED_PROMPT, RESERVED_CHOICES = 256, 128, 5
+RESERVED_ROW, RESERVED_PROMPT, RESERVED_CHOICES = 256, 128, 5 + MOST_RUNNERS_UP
 LEAST_PASS, MOST_PASS, MOST_CHOICES = 512, 2048, 128
 
 
