@@ -19,8 +19,8 @@ def speculation_lines(summary: dict[str, Any], over_time: Sequence[dict[str, Any
         yield "tokens a round", f"{rate} (k {summary['mean_k']:.1f} on average)"
         yield "accepted", histogram(lengths)
     if summary.get("runners_up"):
-        held = f"{summary['runners_up_held']:,} of {summary['runners_up']:,}"
-        yield "runners-up", f"{100 * summary['runners_up_held'] / summary['runners_up']:.0f}% ({held} second guesses) held"
+        tried, held = summary["runners_up"], summary["runners_up_held"]
+        yield "runners-up", f"{100 * held / tried:.0f}% ({held:,} of {tried:,} second guesses) brought a token"
     if any(summary["time"].values()):
         yield "time", ", ".join(f"{phase} {100 * summary['time'][phase]:.1f}%" for phase in PHASES)
     for line in over_time:

@@ -18,7 +18,7 @@ COUNTERS = {
     "proposed": "Candidates that the draft proposed",
     "accepted": "Candidates that held",
     "runners_up": "Second guesses of the draft that were verified",
-    "runners_up_held": "Second guesses that held",
+    "runners_up_held": "Second guesses that brought a token",
     "asked": "Candidates asked for",
     "asking_rows": "Turns of rows in which candidates could be asked for",
 }

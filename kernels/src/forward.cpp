@@ -12,6 +12,8 @@ namespace outrider {
 
 // Attention is shared out in about so many pieces a thread, with so many blocks of queries a piece at most.
 constexpr int64_t kPiecesAThread = 4, kMostQueryBlocks = 4;
+// Of a matrix a thread has 8 to 32 pieces, of so many bytes where that is between.
+constexpr int64_t kPieceBytes = int64_t{256} << 10;
 
 // How a matrix is shared out: every thread has pieces that lie one after the other, from first(thread) to first(thread + 1).
 struct Pieces {
@@ -246,9 +248,12 @@ int Pass::claim_piece(size_t index, const Pieces &pieces, int thread, int *owner
   return -1;
 }
 
-// So few tiles in a piece that the threads are evened out, and as many as some kernels work on together.
+// So few tiles in a piece that the threads are evened out, but bytes enough that claiming them is no matter; and as many as some
+// kernels work on together.
 Pieces Pass::pieces_of(const outrider_weight &weight) const {
-  const int threads = engine.pool->threads(), tiles = tile_count(weight), even = tiles / (8 * threads);
+  const int threads = engine.pool->threads(), tiles = tile_count(weight);
+  const int enough = static_cast<int>(kPieceBytes * tiles / packed_bytes(weight));
+  const int even = std::clamp(enough, tiles / (32 * threads), tiles / (8 * threads));
   const int together = tiles / threads >= 2 * kTilesTogether ? kTilesTogether : std::max(1, even);
   const int each = even >= kTilesTogether ? even / kTilesTogether * kTilesTogether : together;
   return {tiles, each, (tiles + each - 1) / each};
