@@ -195,9 +195,8 @@ class Verifier:
                 group.rows.remove(live)
                 ended.append(self._finish(live, reason))
         found = self.progress.runners_up_held - found_before
-        if any(guess.tokens for guess in candidates):
-            tried = sum(len(guess.runners_up) for guess in candidates)
-            self._finds.observe(sum(bool(guess.tokens) for guess in candidates), tried, found)
+        tried = sum(len(guess.runners_up) for guess in candidates)
+        self._finds.observe(sum(bool(guess.tokens) for guess in candidates), tried, found)
         self.tally.settled(verified, len(feeds), self.progress.tokens - tokens)
         # Asked for now and taken at the group's next round: until then the draft works beside whatever the target does.
         self._ask(group)
