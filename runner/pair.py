@@ -42,10 +42,12 @@ class Pair:
     def __enter__(self) -> Self:
         deadline = time.monotonic() + self._start_deadline
         self._replica.start()
-        wanted = 1 if self._replica.plan.draft is None else 2
+        # What is asked of the pair before the target has its draft would be measured without one.
+        up = self._replica.plan.draft is None
         try:
-            while len(self.reports) < wanted:
+            while not (up and "target" in self.reports):
                 for what, value in self._events():
+                    up = up or what == "attached"
                     if what == "target ready":
                         self.reports["target"] = value
                         self._replica.target_is_ready(value)
@@ -53,10 +55,10 @@ class Pair:
                         self.reports["draft"] = value
                         self._replica.draft_is_ready(value)
                 if time.monotonic() > deadline:
-                    late = "draft" if "target" in self.reports else "target"
-                    seat = (self._replica.plan.draft or self._replica.plan.target) if late == "draft" else None
-                    launch = (seat or self._replica.plan.target).seat.launch
-                    raise launch.not_up(f"the {late}", self._start_deadline)
+                    late, plan = "the target", self._replica.plan.target
+                    if "target" in self.reports and self._replica.plan.draft is not None:
+                        late, plan = "the draft", self._replica.plan.draft
+                    raise plan.seat.launch.not_up(late, self._start_deadline)
         except BaseException:
             self._replica.stop()
             raise
