@@ -1,11 +1,12 @@
 # make run: install and run the demo job.  make test: the fast tests.  make test-slow: the rest.  make lint, make bench, make wheel.
 # make sanitize: the tests of the kernels on a build with the address and undefined behaviour sanitizers (needs cmake).
+# make sanitize-threads: those that use several threads, on a build with the thread sanitizer (minutes on a quiet machine).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels runner workers -name '*.py' -o -name '*.cpp' -o -name '*.inc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: run test test-slow lint bench wheel sanitize clean
+.PHONY: run test test-slow lint bench wheel sanitize sanitize-threads clean
 
 run: $(VENV)/installed
 	$(BIN)/outrider run examples/prompts.jsonl --draft-tokens 4 --precision fp32 --draft-precision fp32
@@ -30,11 +31,18 @@ bench: $(VENV)/testable
 
 # Leaks are not looked for: the interpreter keeps what it likes.
 sanitize: $(VENV)/testable
-	cmake -S . -B build/sanitize -DOUTRIDER_SANITIZE=ON -DCMAKE_BUILD_TYPE=None
+	cmake -S . -B build/sanitize -DOUTRIDER_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=None
 	cmake --build build/sanitize
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 OUTRIDER_LIBRARY=$(CURDIR)/build/sanitize/kernels/liboutrider_kernels.so \
 	  $(BIN)/python -m pytest -q $(wildcard tests/test_kernels_*.py)
+
+sanitize-threads: $(VENV)/testable
+	cmake -S . -B build/sanitize-threads -DOUTRIDER_SANITIZE=thread -DCMAKE_BUILD_TYPE=None
+	cmake --build build/sanitize-threads
+	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1 OPENBLAS_NUM_THREADS=1 \
+	  OUTRIDER_LIBRARY=$(CURDIR)/build/sanitize-threads/kernels/liboutrider_kernels.so \
+	  $(BIN)/python -m pytest -q -x tests/test_kernels_cache.py tests/test_kernels_forward.py -k "threads or branch or fork or pieces"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

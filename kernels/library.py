@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 # Raised whenever packed weights look different; a number of its own, since packing a large model takes a minute.
 PACKING_VERSION = 6
 LIBRARY_NAME = "liboutrider_kernels.so"
@@ -174,7 +174,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_isa_available": (c_char_p, ()),
     "outrider_memory_allocate": (c_void_p, (c_int64,)),
     "outrider_memory_free": (None, (c_void_p, c_int64)),
-    "outrider_stream_read": (c_uint64, (c_void_p, c_int64)),
+    "outrider_stream_read": (c_uint64, (c_void_p, c_int64, c_int32)),
     "outrider_packed_bytes": (c_int64, (POINTER(WeightStructure),)),
     "outrider_pack_rows": (c_int32, (POINTER(WeightStructure), c_int32, c_int32, c_void_p, c_int32, c_int64)),
     "outrider_engine_create": (c_int32, (POINTER(ProgramStructure), POINTER(OptionsStructure), POINTER(c_void_p))),

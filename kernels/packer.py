@@ -33,9 +33,9 @@ class Memory:
         self.free()
 
 
-def stream_read(address: int, size: int) -> int:
-    """Reads memory once, as fast as one thread can; a sum over what was read."""
-    return int(load().outrider_stream_read(address, size))
+def stream_read(address: int, size: int, streams: int) -> int:
+    """Reads memory once, as one stream or as two, as fast as one thread can; a sum over what was read."""
+    return int(load().outrider_stream_read(address, size, streams))
 
 
 def weight_structure(weight: Weight, address: int | None) -> WeightStructure:

@@ -95,3 +95,11 @@ def test_a_weight_that_is_no_number_is_named(bad):
 def test_weights_that_cannot_be_are_refused(weight):
     with pytest.raises(library.KernelError):
         packer.packed_bytes(weight)
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_timed_reading_reads_everything(streams):
+    memory = packer.Memory(1 << 20)
+    memory.array[:] = np.random.default_rng(5).integers(0, 256, memory.size, np.uint8)
+    total = int(memory.array.view(np.uint64).sum(dtype=np.uint64))
+    assert packer.stream_read(memory.address, memory.size, streams) == total

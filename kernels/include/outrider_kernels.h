@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 7
+#define OUTRIDER_ABI 8
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -226,8 +226,9 @@ OUTRIDER_API const char *outrider_isa_available(void);
 OUTRIDER_API void *outrider_memory_allocate(int64_t bytes);
 OUTRIDER_API void outrider_memory_free(void *memory, int64_t bytes);
 
-/* Reads memory once and returns a sum over it: for measuring what the memory can do. Threads may each read a part. */
-OUTRIDER_API uint64_t outrider_stream_read(const void *data, int64_t bytes);
+/* Reads memory once, as one stream (`streams` is 1) or as two, and returns a sum over it: for measuring what the memory can do.
+ * Threads may each read a part. */
+OUTRIDER_API uint64_t outrider_stream_read(const void *data, int64_t bytes, int32_t streams);
 
 /* Bytes that weight->data needs (data itself is not looked at); negative: -status. */
 OUTRIDER_API int64_t outrider_packed_bytes(const outrider_weight *weight);

@@ -30,13 +30,6 @@ struct Rotation {
   Scratch tables;  // [tokens][cosine: half, sine: half], half rounded up to 16
 };
 
-// One feed of the batch being run.
-struct FeedState {
-  int32_t row, first_token, count, position;
-  int32_t first_branch, end_branch;  // of the pass's branches
-  std::vector<char *> blocks;
-};
-
 struct Engine {
   static int32_t create(const outrider_program &program, const outrider_options &options, std::unique_ptr<Engine> *engine);
 

@@ -71,8 +71,8 @@ constexpr int element_bytes(int cache_format) {
   return cache_format == OUTRIDER_CACHE_FP32 ? 4 : cache_format == OUTRIDER_CACHE_INT8 ? 1 : 2;
 }
 constexpr int64_t scale_bytes(int cache_format) { return cache_format == OUTRIDER_CACHE_INT8 ? kScaleBytes : 0; }
-// The cache is asked for two lines at a time, from both halves of an area.
-static_assert(kScaleBytes % 128 == 0, "scales have to fill an even number of lines");
+// Keys and values are asked for line by line, so each begins with one.
+static_assert(kScaleBytes % 64 == 0, "scales have to fill whole lines");
 
 // One layer of one kv head in the blocks of one row: base[i] + offset is block i.
 struct CacheView {

@@ -1,0 +1,219 @@
+// All threads walk the program together: the plan of a pass and its smaller operations.
+#include <string.h>
+
+#include <algorithm>
+
+#include "message.h"
+#include "pass.h"
+#include "rotary.h"
+
+namespace outrider {
+
+void Pass::plan() {
+  int choices = 0, logits = 0, branch = 0;
+  int64_t logprobs = 0;
+  // Of the branches: their feeds, and where the choices after them go.
+  std::vector<int32_t> branch_feeds, branch_choices;
+  std::vector<int64_t> branch_logprobs;
+  for (int i = 0; i < batch.feeds; ++i) {
+    const RowState &row = engine.rows[static_cast<size_t>(batch.rows[i])];
+    FeedState feed;
+    feed.row = batch.rows[i];
+    feed.first_token = tokens;
+    feed.count = batch.counts[i];
+    feed.position = static_cast<int32_t>(row.history.size()) - batch.counts[i];
+    for (const int block : row.blocks) feed.blocks.push_back(engine.cache->data(block));
+    const int wanted_choices = batch.choose[i], wanted_logits = batch.logits ? batch.logits[i] : 0;
+    const int explained = batch.logprobs ? batch.logprobs[i] : -1;
+    const auto explain = [&](bool wanted) {
+      const int64_t at = wanted && explained >= 0 ? logprobs : -1;
+      if (at >= 0) logprobs += 1 + explained;
+      return at;
+    };
+    for (int t = 0; t < feed.count; ++t, ++tokens) {
+      token.push_back(batch.tokens[tokens]);
+      position.push_back(feed.position + t);
+      feed_of.push_back(i);
+      const int left = feed.count - t;
+      if (left > wanted_choices && left > wanted_logits) continue;
+      selected.push_back(tokens);
+      choice_at.push_back(left <= wanted_choices ? choices++ : -1);
+      logits_at.push_back(left <= wanted_logits ? logits++ : -1);
+      logprobs_at.push_back(explain(left <= wanted_choices));
+    }
+    feed.first_branch = branch;
+    feed.end_branch = branch + (batch.branches ? batch.branches[i] : 0);
+    for (; branch < feed.end_branch; ++branch) {
+      branches.push_back({-1, feed.first_token + batch.branch_after[branch]});
+      branch_feeds.push_back(i);
+      branch_choices.push_back(choices++);
+      branch_logprobs.push_back(explain(true));
+    }
+    feeds.push_back(std::move(feed));
+  }
+  for (size_t b = 0; b < branches.size(); ++b, ++tokens) {
+    branches[b].token = tokens;
+    token.push_back(batch.branch_tokens[b]);
+    position.push_back(position[static_cast<size_t>(branches[b].instead)]);
+    feed_of.push_back(branch_feeds[b]);
+    selected.push_back(tokens);
+    choice_at.push_back(branch_choices[b]);
+    logits_at.push_back(-1);
+    logprobs_at.push_back(branch_logprobs[b]);
+  }
+}
+
+void Pass::rotation_tables(int thread) {
+  for (const auto &rotation : engine.rotations) {
+    const int64_t half = round_up(rotation->half, kLanes);
+    float *tables = rotation->tables.as<float>();
+    const float *frequencies = static_cast<const float *>(engine.weights[static_cast<size_t>(rotation->weight)].data);
+    share(tokens, thread, [&](int64_t first, int64_t last) {
+      for (int64_t t = first; t < last; ++t)
+        rotary_angles(position[static_cast<size_t>(t)], frequencies, rotation->half, rotation->factor,
+                      tables + 2 * t * half, tables + (2 * t + 1) * half);
+    });
+  }
+}
+
+void Pass::embed(const outrider_op &op, int thread) {
+  const outrider_weight &table = engine.weights[static_cast<size_t>(op.weight)];
+  const int fp32 = table.format == OUTRIDER_FP32;
+  const int64_t row_bytes = static_cast<int64_t>(table.columns) * (fp32 ? 4 : 2);
+  float *out = engine.buffer(op.out);
+  const int64_t stride = engine.stride(op.out);
+  share(tokens, thread, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      const int64_t row = op.kind == OUTRIDER_EMBED ? token[static_cast<size_t>(t)] : position[static_cast<size_t>(t)] + op.integer;
+      const char *source = static_cast<const char *>(table.data) + row * row_bytes;
+      engine.kernels->table_row(source, fp32, out + t * stride, table.columns);
+      if (op.kind == OUTRIDER_POSITION)
+        engine.kernels->add(engine.buffer(op.in) + t * engine.stride(op.in), out + t * stride, out + t * stride, table.columns);
+    }
+  });
+}
+
+void Pass::norm(const outrider_op &op, int count, int thread) {
+  const float *weight = static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data);
+  const float *bias = op.bias >= 0 ? static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data) : nullptr;
+  const float *in = engine.buffer(op.in);
+  float *out = engine.buffer(op.out);
+  const int64_t in_stride = engine.stride(op.in), out_stride = engine.stride(op.out);
+  share(static_cast<int64_t>(count) * op.heads, thread, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t t = item / op.heads, at = item % op.heads * op.head_size;
+      const float *x = in + t * in_stride + at;
+      float *y = out + t * out_stride + at;
+      if (op.integer == OUTRIDER_RMS) engine.kernels->rms_norm(x, weight, y, op.head_size, op.epsilon);
+      else engine.kernels->layer_norm(x, weight, bias, y, op.head_size, op.epsilon);
+    }
+  });
+}
+
+void Pass::rotate(const outrider_op &op, int thread) {
+  const Rotation &rotation = *engine.rotations[static_cast<size_t>(op.integer)];
+  const int64_t half = round_up(rotation.half, kLanes);
+  const float *tables = rotation.tables.as<float>();
+  float *x = engine.buffer(op.in);
+  const int64_t stride = engine.stride(op.in);
+  share(static_cast<int64_t>(tokens) * op.heads, thread, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t t = item / op.heads, head = item % op.heads;
+      engine.kernels->rope(x + t * stride + head * op.head_size, tables + 2 * t * half, tables + (2 * t + 1) * half, op.head_size);
+    }
+  });
+}
+
+void Pass::select(const outrider_op &op, int thread) {
+  const float *in = engine.buffer(op.in);
+  float *out = engine.buffer(op.out);
+  const int64_t in_stride = engine.stride(op.in), out_stride = engine.stride(op.out);
+  share(static_cast<int64_t>(selected.size()), thread, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s)
+      memcpy(out + s * out_stride, in + selected[static_cast<size_t>(s)] * in_stride,
+             sizeof(float) * static_cast<size_t>(op.in.width));
+  });
+}
+
+void Pass::choose(const outrider_op &op, size_t index, int thread) {
+  const float *in = engine.buffer(op.in);
+  const int64_t stride = engine.stride(op.in);
+  claim(index, static_cast<int64_t>(selected.size()), [&](int64_t s) {
+    const size_t at = static_cast<size_t>(s), t = static_cast<size_t>(selected[at]);
+    const float *logits = in + s * stride;
+    if (logits_at[at] >= 0)
+      memcpy(batch.logits_out + static_cast<int64_t>(logits_at[at]) * engine.vocabulary, logits,
+             sizeof(float) * static_cast<size_t>(engine.vocabulary));
+    if (choice_at[at] < 0) return;
+    const int feed = feed_of[t];
+    const RowState &row = engine.rows[static_cast<size_t>(feeds[static_cast<size_t>(feed)].row)];
+    SamplerScratch *scratch = &engine.samplers[static_cast<size_t>(thread)];
+    const int32_t length = position[t] + 1, *history = row.history.data();
+    const bool branch = s >= static_cast<int64_t>(selected.size() - branches.size());
+    if (branch) {
+      // The row's own history goes on with the token whose place the branch takes.
+      scratch->history.assign(history, history + length);
+      scratch->history.back() = token[t];
+      history = scratch->history.data();
+    }
+    const Choice choice = choose_token(*engine.kernels, logits, engine.vocabulary, row.sampling, history, length,
+                                       std::min(row.prompt, length), scratch, nullptr, batch.runners_up != nullptr);
+    batch.chosen[choice_at[at]] = choice.token;
+    if (batch.runners_up) batch.runners_up[choice_at[at]] = choice.runner_up;
+    if (batch.margins) batch.margins[choice_at[at]] = choice.margin;
+    // A branch is only tried: what came of it is as if it had not been.
+    if (!choice.finite && branch) batch.chosen[choice_at[at]] = -1;
+    else if (!choice.finite) not_finite.store(feeds[static_cast<size_t>(feed)].row);
+    else if (logprobs_at[at] >= 0)
+      log_probabilities(*engine.kernels, logits, engine.vocabulary, choice.token, batch.logprobs[feed], scratch,
+                        batch.logprob_tokens + logprobs_at[at], batch.logprob_values + logprobs_at[at]);
+  });
+}
+
+void Pass::run_op(size_t index, int count, int thread) {
+  const outrider_op &op = engine.ops[index];
+  switch (op.kind) {
+    case OUTRIDER_EMBED:
+    case OUTRIDER_POSITION: return embed(op, thread);
+    case OUTRIDER_NORM: return norm(op, count, thread);
+    case OUTRIDER_LINEAR: return linear(op, index, count, thread);
+    case OUTRIDER_ROPE: return rotate(op, thread);
+    case OUTRIDER_ATTENTION: return attention(op, index, thread);
+    case OUTRIDER_SELECT: return select(op, thread);
+    default: return choose(op, index, thread);
+  }
+}
+
+void Pass::walk(int thread) {
+  rotation_tables(thread);
+  int count = tokens;
+  for (size_t index = 0; index < engine.ops.size(); ++index) {
+    run_op(index, count, thread);
+    if (engine.ops[index].kind == OUTRIDER_SELECT) count = static_cast<int>(selected.size());
+    if (count == 0) break;
+    engine.pool->barrier();
+  }
+}
+
+int32_t Engine::forward(const outrider_batch &batch) {
+  int tokens = 0, selected = 0;
+  int32_t status = check_batch(batch, &tokens, &selected);
+  if (status != OUTRIDER_OK || tokens == 0) return status;
+  status = reserve_scratch(tokens, selected);
+  if (status == OUTRIDER_OK) status = reserve_blocks(batch);
+  if (status != OUTRIDER_OK) return status;
+  const int32_t *next = batch.tokens;
+  for (int i = 0; i < batch.feeds; next += batch.counts[i], ++i) {
+    std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
+    history.insert(history.end(), next, next + batch.counts[i]);
+  }
+  Pass pass(*this, batch);
+  pass.plan();
+  for (std::atomic<int64_t> &claim : claims) claim.store(0, std::memory_order_relaxed);
+  pool->run([&pass](int thread) { pass.walk(thread); });
+  if (pass.not_finite >= 0)
+    return fail(OUTRIDER_NOT_FINITE, "row %d: a logit is not a finite number", pass.not_finite.load());
+  return OUTRIDER_OK;
+}
+
+}  // namespace outrider

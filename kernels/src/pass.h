@@ -1,0 +1,78 @@
+// One forward pass: its plan, its operations, and how its threads divide them.
+#ifndef OUTRIDER_SRC_PASS_H
+#define OUTRIDER_SRC_PASS_H
+
+#include <atomic>
+#include <vector>
+
+#include "engine.h"
+
+namespace outrider {
+
+// One feed of the batch being run.
+struct FeedState {
+  int32_t row, first_token, count, position;
+  int32_t first_branch, end_branch;  // of the pass's branches
+  std::vector<char *> blocks;
+};
+
+// A token that is tried in place of one that is fed, which stands at `instead`.
+struct Branch {
+  int32_t token, instead;  // indices into the pass's tokens
+};
+
+// How a matrix is shared out: every thread has pieces that lie one after the other, from first(thread) to first(thread + 1).
+struct Pieces {
+  int tiles, tiles_each, count;
+  int first(int thread, int threads) const { return static_cast<int>(static_cast<int64_t>(count) * thread / threads); }
+};
+
+// What all threads of one pass share. Behind the tokens of all feeds come those of the branches.
+struct Pass {
+  Engine &engine;
+  const outrider_batch &batch;
+  std::vector<FeedState> feeds;
+  std::vector<int32_t> token, position, feed_of;  // [tokens]
+  std::vector<int32_t> selected;                  // token indices whose logits are needed
+  std::vector<int32_t> choice_at, logits_at;      // [selected] index of the output, or -1
+  std::vector<int64_t> logprobs_at;               // [selected] likewise
+  std::vector<Branch> branches;
+  int tokens = 0;
+  std::atomic<int32_t> not_finite{-1};
+
+  explicit Pass(Engine &owner, const outrider_batch &wanted) : engine(owner), batch(wanted) {}
+  void plan();
+  void walk(int thread);
+
+  void run_op(size_t index, int count, int thread);
+  void embed(const outrider_op &op, int thread);
+  void norm(const outrider_op &op, int count, int thread);
+  void linear(const outrider_op &op, size_t index, int count, int thread);
+  Pieces pieces_of(const outrider_weight &weight) const;
+  int claim_piece(size_t index, const Pieces &pieces, int thread, int *owner);
+  template <typename Wanted> void store_granules(const outrider_op &op, Wanted wanted, int thread) const;
+  void attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread);
+  CacheView view(const outrider_op &op, int64_t token, int64_t head) const;
+  void store(const outrider_op &op, int64_t token, int64_t head) const;
+  Attend queries_from(const outrider_op &op, int64_t token, int64_t head, int thread) const;
+  void rotate(const outrider_op &op, int thread);
+  void rotation_tables(int thread);
+  void attention(const outrider_op &op, size_t index, int thread);
+  void select(const outrider_op &op, int thread);
+  void choose(const outrider_op &op, size_t index, int thread);
+  // Calls work(first, last) over this thread's even share of 0..count.
+  template <typename Work> void share(int64_t count, int thread, Work work) const {
+    const int64_t threads = engine.pool->threads();
+    const int64_t first = count * thread / threads, last = count * (thread + 1) / threads;
+    if (first < last) work(first, last);
+  }
+  // Calls work(item) for those of 0..count that this thread claims.
+  template <typename Work> void claim(size_t index, int64_t count, Work work) {
+    std::atomic<int64_t> &claimed = engine.claims[index * static_cast<size_t>(engine.pool->threads())];
+    for (int64_t item; (item = claimed.fetch_add(1, std::memory_order_relaxed)) < count;) work(item);
+  }
+};
+
+}  // namespace outrider
+
+#endif

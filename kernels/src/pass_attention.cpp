@@ -1,0 +1,122 @@
+// Attention: keys and values on their way into the cache, then the queries; branches follow once nobody else reads their head.
+#include <algorithm>
+
+#include "pass.h"
+
+namespace outrider {
+
+// Attention is shared out in about so many pieces a thread, with so many blocks of queries a piece at most.
+constexpr int64_t kPiecesAThread = 4, kMostQueryBlocks = 4;
+
+// This thread's share of the keys and values of some feeds. Keys of sixteen tokens lie in the same lines of memory, so one thread
+// stores them all: two would take the lines from each other.
+template <typename Wanted> void Pass::store_granules(const outrider_op &op, Wanted wanted, int thread) const {
+  const auto granules_of = [](const FeedState &feed) {
+    return (feed.position + feed.count - 1) / kLanes - feed.position / kLanes + 1;
+  };
+  int64_t items = 0;
+  for (const FeedState &feed : feeds)
+    if (wanted(feed)) items += int64_t{op.kv_heads} * granules_of(feed);
+  share(items, thread, [&](int64_t first, int64_t last) {
+    for (const FeedState &feed : feeds) {
+      if (!wanted(feed)) continue;
+      const int64_t here = int64_t{op.kv_heads} * granules_of(feed);
+      for (int64_t item = std::max<int64_t>(first, 0); item < std::min(last, here); ++item) {
+        const int64_t head = item / granules_of(feed), granule = feed.position / kLanes + item % granules_of(feed);
+        const int64_t begin = std::max<int64_t>(granule * kLanes - feed.position, 0);
+        const int64_t end = std::min<int64_t>((granule + 1) * kLanes - feed.position, feed.count);
+        for (int64_t t = begin; t < end; ++t) store(op, feed.first_token + t, head);
+      }
+      first -= here;
+      last -= here;
+    }
+  });
+}
+
+void Pass::attention(const outrider_op &op, size_t index, int thread) {
+  const int64_t kept = tokens - static_cast<int64_t>(branches.size());
+  const int group = op.heads / op.kv_heads;
+  // Queries of a head that one thread takes at once share what the first of them brings into its cache.
+  const int64_t all_queries = kept * op.heads, even = kPiecesAThread * engine.pool->threads();
+  const int64_t piece = kQueryBlock * std::clamp<int64_t>(all_queries / kQueryBlock / even, 1, kMostQueryBlocks);
+  const auto pieces_of_head = [&](const FeedState &feed) {
+    return (static_cast<int64_t>(feed.count) * group + piece - 1) / piece;
+  };
+  const auto divided = [&](const FeedState &feed) { return pieces_of_head(feed) > 1; };
+  const auto attend_branches = [&](const FeedState &feed, int64_t head) {
+    for (int b = feed.first_branch; b < feed.end_branch; ++b) attend_branch(op, branches[static_cast<size_t>(b)], head, thread);
+  };
+  if (std::any_of(feeds.begin(), feeds.end(), divided)) {
+    store_granules(op, divided, thread);
+    engine.pool->barrier();
+  }
+  int64_t items = 0;
+  for (const FeedState &feed : feeds) items += pieces_of_head(feed) * op.kv_heads;
+  claim(index, items, [&](int64_t item) {
+    size_t number = 0;
+    while (item >= pieces_of_head(feeds[number]) * op.kv_heads) item -= pieces_of_head(feeds[number++]) * op.kv_heads;
+    const FeedState &feed = feeds[number];
+    const int64_t head = item / pieces_of_head(feed), first_query = item % pieces_of_head(feed) * piece;
+    Attend task = queries_from(op, feed.first_token, head, thread);
+    task.first_query = static_cast<int32_t>(first_query);
+    task.query_count = static_cast<int32_t>(std::min(piece, feed.count * group - first_query));
+    if (!divided(feed))
+      for (int t = 0; t < feed.count; ++t) store(op, feed.first_token + t, head);
+    engine.kernels->attend(task);
+    // Keys and values of this head are in this processor's caches now, and nobody else reads them.
+    if (!divided(feed)) attend_branches(feed, head);
+  });
+  // A branch changes the cache for a moment: where several threads read a head, it waits for all of them.
+  const auto waits = [&](const FeedState &feed) { return feed.first_branch < feed.end_branch && divided(feed); };
+  if (std::none_of(feeds.begin(), feeds.end(), waits)) return;
+  engine.pool->barrier();
+  for (const FeedState &feed : feeds)
+    if (waits(feed))
+      share(op.kv_heads, thread, [&](int64_t first, int64_t last) {
+        for (int64_t head = first; head < last; ++head) attend_branches(feed, head);
+      });
+}
+
+// While a branch's queries are answered its key and value lie where those of the token lie whose place it takes.
+void Pass::attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread) {
+  store(op, branch.token, head);
+  Attend task = queries_from(op, branch.token, head, thread);
+  task.query_count = task.group;
+  engine.kernels->attend(task);
+  store(op, branch.instead, head);
+}
+
+CacheView Pass::view(const outrider_op &op, int64_t token, int64_t head) const {
+  const CacheLayer &layer = engine.cache->layer(op.integer);
+  const FeedState &feed = feeds[static_cast<size_t>(feed_of[static_cast<size_t>(token)])];
+  const int64_t at = layer.offset + head * layer.head_bytes;
+  return {feed.blocks.data(), at, at + layer.key_bytes, engine.cache_format};
+}
+
+// A token's key and value of one head go into the cache.
+void Pass::store(const outrider_op &op, int64_t token, int64_t head) const {
+  const int64_t at = head * op.head_size;
+  engine.kernels->store_cache(view(op, token, head), position[static_cast<size_t>(token)],
+                              engine.buffer(op.key) + token * engine.stride(op.key) + at,
+                              engine.buffer(op.value) + token * engine.stride(op.value) + at, op.head_size);
+}
+
+// The queries of one kv head from this token on, none of them yet.
+Attend Pass::queries_from(const outrider_op &op, int64_t token, int64_t head, int thread) const {
+  const int group = op.heads / op.kv_heads;
+  Attend task{};
+  task.cache = view(op, token, head);
+  task.query_stride = engine.stride(op.in);
+  task.out_stride = engine.stride(op.out);
+  task.query = engine.buffer(op.in) + token * task.query_stride + head * group * op.head_size;
+  task.out = engine.buffer(op.out) + token * task.out_stride + head * group * op.head_size;
+  task.position = position[static_cast<size_t>(token)];
+  task.group = group;
+  task.head_size = op.head_size;
+  task.window = op.window;
+  task.scale = op.scale;
+  task.scratch = engine.attention.as<float>() + thread * engine.most_attention;
+  return task;
+}
+
+}  // namespace outrider

@@ -1,0 +1,95 @@
+// Matrix products: how the threads of a pass share out the tiles.
+#include <algorithm>
+
+#include "pack.h"
+#include "pass.h"
+
+namespace outrider {
+
+// Of a matrix a thread has 8 to 32 pieces, of so many bytes where that is between.
+constexpr int64_t kPieceBytes = int64_t{256} << 10;
+
+void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
+  const outrider_weight &weight = engine.weights[static_cast<size_t>(op.weight)];
+  const Kernels &kernels = *engine.kernels;
+  Input input{};
+  input.words = engine.words.as<int32_t>();
+  input.scales = engine.scales.as<float>();
+  input.offsets = engine.offsets.as<int32_t>();
+  input.row_words = words_in_row(weight);
+  input.groups = weight.group ? (weight.columns + weight.group - 1) / weight.group : 0;
+  input.tokens = count;
+  const int row_block = kernels.row_block(weight.format, count);
+  input.blocks = (count + row_block - 1) / row_block;
+  const float *in = engine.buffer(op.in);
+  const int64_t in_stride = engine.stride(op.in);
+  // A block's rows lie interleaved, so threads share its channels: with a row each, they would write into the same lines of the
+  // cache, and of one row all but one thread would wait.
+  const int parts = (weight.columns + piece_channels(weight) - 1) / piece_channels(weight);
+  share(static_cast<int64_t>(input.blocks) * parts, thread, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item)
+      kernels.prepare(weight, in, in_stride, input, static_cast<int>(item / parts), static_cast<int>(item % parts));
+  });
+  engine.pool->barrier();
+  Linear task{};
+  task.weight = &weight;
+  task.input = &input;
+  task.bias = op.bias >= 0 ? static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data) : nullptr;
+  if (op.residual.buffer >= 0) {
+    task.residual = engine.buffer(op.residual);
+    task.residual_stride = engine.stride(op.residual);
+  }
+  task.out = engine.buffer(op.out);
+  task.out_stride = engine.stride(op.out);
+  task.width = op.out.width;
+  task.activation = op.activation;
+  // Everybody's first piece is known beforehand, and the next one is claimed before the last is worked on: a thread asks memory
+  // for what it will read next while it finishes what it has, over barriers and what else lies between two matrices.
+  const Pieces pieces = pieces_of(weight);
+  const int threads = engine.pool->threads(), later = engine.next_linear[index];
+  const outrider_weight *later_weight =
+      later < 0 ? nullptr : &engine.weights[static_cast<size_t>(engine.ops[static_cast<size_t>(later)].weight)];
+  int later_tile = 0;
+  if (later_weight) {
+    const Pieces to_come = pieces_of(*later_weight);
+    later_tile = to_come.first(thread, threads) * to_come.tiles_each;
+    if (to_come.first(thread, threads) == to_come.first(thread + 1, threads)) later_weight = nullptr;
+  }
+  int owner = thread, mine = pieces.first(thread, threads);
+  if (mine == pieces.first(thread + 1, threads)) mine = claim_piece(index, pieces, thread, &owner);
+  while (mine >= 0) {
+    const int next = claim_piece(index, pieces, thread, &owner);
+    const int first = mine * pieces.tiles_each, last = std::min(first + pieces.tiles_each, pieces.tiles);
+    if (next >= 0) kernels.linear(task, first, last, &weight, next * pieces.tiles_each);
+    else kernels.linear(task, first, last, later_weight, later_tile);
+    mine = next;
+  }
+}
+
+// The next piece of this thread's share, which it reads from end to end; once that is done, of the share of another; -1 behind
+// the last.
+int Pass::claim_piece(size_t index, const Pieces &pieces, int thread, int *owner) {
+  const int threads = engine.pool->threads();
+  do {
+    const int first = pieces.first(*owner, threads), end = pieces.first(*owner + 1, threads);
+    std::atomic<int64_t> &claimed = engine.claims[index * static_cast<size_t>(threads) + static_cast<size_t>(*owner)];
+    // An owner's first piece is its own, without a claim.
+    const int64_t piece = first + 1 + claimed.fetch_add(1, std::memory_order_relaxed);
+    if (piece < end) return static_cast<int>(piece);
+    *owner = (*owner + 1) % threads;
+  } while (*owner != thread);
+  return -1;
+}
+
+// So few tiles in a piece that the threads are evened out, but bytes enough that claiming them is no matter; and as many as some
+// kernels work on together.
+Pieces Pass::pieces_of(const outrider_weight &weight) const {
+  const int threads = engine.pool->threads(), tiles = tile_count(weight);
+  const int enough = static_cast<int>(kPieceBytes * tiles / packed_bytes(weight));
+  const int even = std::clamp(enough, tiles / (32 * threads), tiles / (8 * threads));
+  const int together = tiles / threads >= 2 * kTilesTogether ? kTilesTogether : std::max(1, even);
+  const int each = even >= kTilesTogether ? even / kTilesTogether * kTilesTogether : together;
+  return {tiles, each, (tiles + each - 1) / each};
+}
+
+}  // namespace outrider
