@@ -29,9 +29,9 @@ def rows() -> list[dict]:
         {"url": url, "body": {"prompt": "x = ", "max_tokens": 20, "ignore_eos": True, "logit_bias": {"0": 100}}},
         {"url": url, "body": {"prompt": "x = ", "max_tokens": 20, "min_tokens": 7, "logit_bias": {"0": 100}}},
     ]
-    # Enough alike behind them for the job to be killed amid them.
+    # Enough alike behind them for the job to be killed amid them, and for what is left to last until a draft is up.
     batch += [
-        {"url": url, "body": {"prompt": f"{SYSTEM}y_{index} =", "max_tokens": 24, "logprobs": 1}} for index in range(30)
+        {"url": url, "body": {"prompt": f"{SYSTEM}y_{index} =", "max_tokens": 24, "logprobs": 1}} for index in range(480)
     ]
     return [{"custom_id": str(index), "method": "POST", **row} for index, row in enumerate(batch)]
 
