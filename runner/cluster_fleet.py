@@ -57,6 +57,7 @@ class ClusterFleet:
         self._share = 1
         self._places: dict[str, Place] = {}
         self._not_used: set[str] = set()
+        # When places without a replica were last asked who holds their cores; a new one is given some at once.
         self._looked_at: dict[str, float] = {}
         self._plans: dict[str, list[ReplicaPlan]] = {}
         self._lock = threading.Lock()
@@ -209,7 +210,6 @@ class ClusterFleet:
             answer = answers[node["NodeID"]]
             if isinstance(answer, HostReport):
                 places.append(Place(node["NodeID"], name, declared_cores(node["Resources"]), answer))
-                self._looked_at[node["NodeID"]] = time.monotonic()
             else:
                 problems[node["NodeID"]] = f"does not answer: {answer}"
         return places, problems

@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from outrider.runner.journal import Journal
 
@@ -80,6 +83,30 @@ def wait_for(process: subprocess.Popen[str], come: Callable[[], bool], what: str
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, f"no {what} within {DEADLINE} s"
         time.sleep(0.02)
+
+
+def children_titled(ancestor: int, title: str) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(ancestor).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if title in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+@contextmanager
+def targets_standing_still(ancestor: int) -> Iterator[None]:
+    """No row ends meanwhile, however long what is done meanwhile takes."""
+    targets = children_titled(ancestor, "ray::TargetActor")
+    assert targets, "no target is up"
+    for target in targets:
+        target.suspend()
+    try:
+        yield
+    finally:
+        for target in targets:
+            with suppress(psutil.NoSuchProcess):
+                target.resume()
 
 
 def wait_for_rows(process: subprocess.Popen[str], job: Path, rows: int) -> None:

@@ -18,7 +18,9 @@ pytestmark = [
 
 
 def test_the_target_on_the_gpu_speculates_with_its_draft_on_the_cpu(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"id": "a", "prompt": "def main(", "max_tokens": 32}\n')
+    # Rows enough for the draft to be up before they have ended.
+    rows = ({"id": str(number), "prompt": f"def f{number}(", "max_tokens": 128} for number in range(40))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = "from outrider.runner.cli import main; main()"
     words = ["run", "rows.jsonl", "-o", "job", "--devices", "cuda:0,cpu", "--draft-tokens", "4", "--json"]
     done = subprocess.run(

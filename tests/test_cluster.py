@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import described, finish, known, outrider, rows_done, start, wait_for, wait_for_rows
+from command_line import (
+    children_titled,
+    described,
+    finish,
+    known,
+    outrider,
+    rows_done,
+    start,
+    targets_standing_still,
+    wait_for,
+    wait_for_rows,
+)
 from raylets import Raylets
 
 from outrider.workers.models.cards import POCKET, find
@@ -17,6 +29,7 @@ from outrider.workers.models.cards import POCKET, find
 pytestmark = pytest.mark.slow
 
 # No draft, since a start costs the most; one row at a time, so that a job of few tokens takes a while.
+TARGET = "ray::TargetActor"
 PLAIN = ("--draft", "none", "--batch", "1")
 
 
@@ -76,7 +89,10 @@ def test_a_host_that_dies_takes_no_row_with_it_and_one_that_joins_gets_some(
     process = run(pair, rows, job, *PLAIN)
     wait_for_rows(process, job, 4)
     pair.kill(pair.nodes[0])
-    joined = pair.add()
+    wait_for(process, lambda: len(children_titled(os.getpid(), TARGET)) == 1, "end of that host's target")
+    with targets_standing_still(os.getpid()):
+        joined = pair.add()
+        wait_for(process, lambda: len(children_titled(os.getpid(), TARGET)) == 2, "target on the new host")
     output = finish(process)
     assert (job / "results.jsonl").read_bytes() == undisturbed
     told = described(job)

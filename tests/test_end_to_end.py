@@ -5,19 +5,51 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from command_line import DEADLINE, outrider, start, wait_for_rows
+from command_line import (
+    DEADLINE,
+    children_titled,
+    described,
+    finish,
+    known,
+    outrider,
+    rows_done,
+    start,
+    targets_standing_still,
+    wait_for,
+    wait_for_rows,
+)
 
 from outrider.workers.shared_line import PIECE_BYTES
 
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "prompts.jsonl"
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory) -> Path:
+    """A folder with the demo many times over, in.jsonl, and its plain job.
+
+    On a machine with other things to do the demo itself may be done before its draft is up, or before something is killed.
+    """
+    folder = tmp_path_factory.mktemp("long")
+    demo = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
+    given = [
+        entry | {name: f"{entry[name]}, {time}" for name in ("id", "custom_id") if name in entry}
+        for time in range(15)
+        for entry in demo
+    ]
+    (folder / "in.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in given))
+    plain = outrider("run", "in.jsonl", "-o", "job", "--draft", "none", cwd=folder)
+    assert plain.returncode == 0, plain.stderr
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -29,32 +61,24 @@ def undisturbed(tmp_path_factory) -> Path:
     return cwd / "job"
 
 
-def test_the_demo_many_times_over_speculates_and_writes_what_plain_decoding_writes(tmp_path):
-    # The demo itself may be done before its draft is up, on a machine with other things to do.
-    demo = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
-    given = [
-        entry | {name: f"{entry[name]}, {time}" for name in ("id", "custom_id") if name in entry}
-        for time in range(15)
-        for entry in demo
-    ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in given))
-    plain = outrider("run", "in.jsonl", "-o", "plain", "--draft", "none", cwd=tmp_path)
-    assert plain.returncode == 0, plain.stderr
-    done = outrider("run", "in.jsonl", "-o", "job", "--draft-tokens", "4", "--json", "--trace", "t.json", cwd=tmp_path)
+def test_the_demo_many_times_over_speculates_and_writes_what_plain_decoding_writes(long, tmp_path):
+    options = ["--draft-tokens", "4", "--json", "--trace", "t.json"]
+    done = outrider("run", long / "in.jsonl", "-o", "job", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    given = [json.loads(line) for line in (long / "in.jsonl").read_text().splitlines()]
     summary = json.loads(done.stdout)
     assert summary["rows"] == summary["done"] == len(given)
-    described = json.loads((tmp_path / "job" / "job.json").read_text())
-    assert described["summary"]["accepted"] > 0
-    assert [costs["line"] for costs in described["costs"].values()] == ["shared memory"]
+    told = described(tmp_path / "job")
+    assert told["summary"]["accepted"] > 0
+    assert [costs["line"] for costs in told["costs"].values()] == ["shared memory"]
     results = tmp_path / "job" / "results.jsonl"
-    assert results.read_bytes() == (tmp_path / "plain" / "results.jsonl").read_bytes()
+    assert results.read_bytes() == (long / "job" / "results.jsonl").read_bytes()
     ids = [json.loads(line)["custom_id"] for line in results.read_text().splitlines()]
     assert ids == [entry.get("id") or entry["custom_id"] for entry in given]
 
-    check_what_is_shown(described["summary"])
+    check_what_is_shown(told["summary"])
     assert f"of {summary['rows']:,} done" in (tmp_path / "job" / "report.html").read_text()
-    check_trace(json.loads((tmp_path / "t.json").read_text())["traceEvents"], described["summary"])
+    check_trace(json.loads((tmp_path / "t.json").read_text())["traceEvents"], told["summary"])
 
 
 def check_what_is_shown(summary: dict[str, Any]) -> None:
@@ -80,8 +104,10 @@ def check_trace(events: list[dict[str, Any]], summary: dict[str, Any]) -> None:
         slices.sort(key=lambda event: event["ts"])
         for one, other in pairwise(slices):
             assert one["ts"] + one["dur"] <= other["ts"] + 0.01, "overlap"
-    wall = target[-1]["ts"] + target[-1]["dur"] - target[0]["ts"]
-    assert 0.9 * wall < sum(event["dur"] for event in target) <= wall + 0.01 * len(target)
+    # Of most rounds, from commit to commit: between two slices the system may take the core away for as long as it likes.
+    ends = [index for index, event in enumerate(target) if event["name"] == "commit"]
+    filled = [share_filled(target[one : other + 1]) for one, other in pairwise(ends)]
+    assert 0.85 < statistics.median(filled) <= 1.0
     assert sum(event["args"]["tokens committed"] for event in target if event["name"] == "commit") == summary["tokens"]
     # One clock for both: candidates are there before the target has them.
     waiting = [event for event in target if event["name"] == "waiting for draft"]
@@ -91,17 +117,26 @@ def check_trace(events: list[dict[str, Any]], summary: dict[str, Any]) -> None:
         assert work["ts"] + work["dur"] <= wait["ts"] + wait["dur"]
 
 
+def share_filled(slices: list[dict[str, Any]]) -> float:
+    """Of the time from the end of the first slice to that of the last."""
+    first, *others = slices
+    started, ended = first["ts"] + first["dur"], others[-1]["ts"] + others[-1]["dur"]
+    return float(sum(event["dur"] for event in others) / (ended - started))
+
+
 def test_prompts_longer_than_a_piece_of_shared_memory_reach_the_draft(tmp_path):
     """Opening these rows is one message of several pieces, and the draft's first."""
     text = " ".join(f"def f{number}(x): return x + {number}" for number in range(220))
     rows = [{"id": f"row {number}", "prompt": f"{number}: {text}", "max_tokens": 8} for number in range(32)]
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, options in (("plain", ["--draft", "none"]), ("assisted", ["--draft-tokens", "3", "--layout", "shared"])):
+    # The first request has the draft read everything, for longer than one may usually take on a machine that is slow today.
+    speculating = ["--draft-tokens", "3", "--layout", "shared", "--draft-deadline", "100"]
+    for name, options in (("plain", ["--draft", "none"]), ("assisted", speculating)):
         done = outrider("run", "long.jsonl", "-o", name, "--batch", "32", "--max-tokens", "8", *options, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    described = json.loads((tmp_path / "assisted" / "job.json").read_text())
-    assert 2 * described["summary"]["prompt_tokens"] > PIECE_BYTES, "a token takes two bytes at the least"
-    assert described["summary"]["accepted"] > 0
+    summary = described(tmp_path / "assisted")["summary"]
+    assert 2 * summary["prompt_tokens"] > PIECE_BYTES, "a token takes two bytes at the least"
+    assert summary["accepted"] > 0
     assert (tmp_path / "assisted" / "results.jsonl").read_bytes() == (tmp_path / "plain" / "results.jsonl").read_bytes()
 
 
@@ -127,12 +162,13 @@ def test_interrupted_it_drains_and_refuses_company(undisturbed, tmp_path):
     job = tmp_path / "job"
     process = start("run", EXAMPLES, "-o", job, "--batch", "1", cwd=tmp_path)
     wait_for_rows(process, job, 1)
-    company = outrider("run", EXAMPLES, "-o", job, cwd=tmp_path)
-    assert company.returncode == 1
-    assert f"process {process.pid} on" in company.stderr
-    assert_heard_by_nobody_else(process.pid)
-    # As a terminal does it: to the whole process group, Ray's processes included.
-    os.killpg(process.pid, signal.SIGINT)
+    with targets_standing_still(process.pid):
+        company = outrider("run", EXAMPLES, "-o", job, cwd=tmp_path)
+        assert company.returncode == 1
+        assert f"process {process.pid} on" in company.stderr
+        assert_heard_by_nobody_else(process.pid)
+        # As a terminal does it: to the whole process group, Ray's processes included.
+        os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=DEADLINE)
     assert process.returncode == 130, output
     assert "Traceback" not in output
@@ -142,18 +178,22 @@ def test_interrupted_it_drains_and_refuses_company(undisturbed, tmp_path):
     assert (job / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
 
 
-def test_a_dead_target_and_a_dead_draft_only_cost_time(undisturbed, tmp_path):
+def test_a_dead_target_and_a_dead_draft_only_cost_time(long, tmp_path):
     job = tmp_path / "job"
-    process = start("run", EXAMPLES, "-o", job, "--batch", "1", "--draft-tokens", "2", cwd=tmp_path)
-    for rows, title in ((1, "ray::DraftActor"), (3, "ray::TargetActor")):
-        wait_for_rows(process, job, rows)
-        victims = children_titled(process.pid, title)
-        assert victims, f"no process called {title}"
-        os.kill(victims[0], signal.SIGKILL)
-    output, _ = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 0, output
-    assert (job / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
-    assert json.loads((job / "job.json").read_text())["summary"]["target_deaths"] == 1
+    process = start("run", long / "in.jsonl", "-o", job, "--batch", "4", "--draft-tokens", "2", cwd=tmp_path)
+    wait_for(process, lambda: (known(job, "totals") or {}).get("accepted", 0) > 0, "candidate that held")
+    kill_one(process.pid, "ray::DraftActor")
+    wait_for_rows(process, job, rows_done(job) + 2)
+    kill_one(process.pid, "ray::TargetActor")
+    finish(process)
+    assert (job / "results.jsonl").read_bytes() == (long / "job" / "results.jsonl").read_bytes()
+    summary = described(job)["summary"]
+    assert (summary["target_deaths"], summary["draft_deaths"]) == (1, 1)
+
+
+def kill_one(ancestor: int, title: str) -> None:
+    victim, *_ = children_titled(ancestor, title)
+    victim.kill()
 
 
 def assert_heard_by_nobody_else(ancestor: int) -> None:
@@ -166,10 +206,6 @@ def assert_heard_by_nobody_else(ancestor: int) -> None:
     ]
     assert len(heard) > 3
     assert {address.removeprefix("::ffff:") for _, address in heard} == {"127.0.0.1"}, heard
-
-
-def children_titled(ancestor: int, title: str) -> list[int]:
-    return [child.pid for child in psutil.Process(ancestor).children(recursive=True) if title in " ".join(child.cmdline())]
 
 
 def test_another_job_in_the_same_directory_is_refused_with_the_difference(undisturbed, tmp_path):

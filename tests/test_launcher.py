@@ -19,6 +19,7 @@ from two_hosts import ADDRESSES, NAMES, TwoHosts, missing
 pytestmark = pytest.mark.slow
 
 FILE = Path(__file__).parent.parent / "cluster.yaml"
+ROWS = 120
 CLUSTER_SECONDS = 150
 SET_UP = ". ~/.outrider/environment"
 COUNT = f"{sys.executable} -c 'import ray; ray.init(logging_level=\"ERROR\"); print(len(ray.nodes()))' 2>/dev/null"
@@ -62,7 +63,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
 @pytest.fixture(scope="module")
 def rows(hosts: TwoHosts) -> Path:
     file = hosts.folder / "rows.jsonl"
-    lines = ({"id": f"r{number}", "prompt": f"def f{number}(x):", "max_tokens": 100, "seed": 1} for number in range(40))
+    lines = ({"id": f"r{number}", "prompt": f"def f{number}(x):", "max_tokens": 100, "seed": 1} for number in range(ROWS))
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
 
@@ -72,7 +73,7 @@ def test_one_job_runs_on_both_hosts(hosts: TwoHosts, rows: Path) -> None:
     done = hosts.on(0, f"{SET_UP} && outrider run {rows} -o {job} --address auto --draft none --batch 1", CLUSTER_SECONDS)
     assert done.returncode == 0, done.stderr
     told = json.loads((job / "job.json").read_text())
-    assert told["summary"]["done"] == 40
+    assert told["summary"]["done"] == ROWS
     assert {each["host"] for each in told["pinning"]} == set(NAMES)
     assert len(told["rows_by_host"]) == 2, told["rows_by_host"]
 
@@ -84,7 +85,7 @@ def test_submitted_it_is_found_again(hosts: TwoHosts, rows: Path) -> None:
     assert json.loads(done.stdout.splitlines()[0])["job"] == str(job)
     listed = hosts.on(0, f"{SET_UP} && outrider list")
     assert re.search(rf"^outrider-submitted-\w+-1 +succeeded .* {job}$", listed.stdout, re.M), listed.stdout + listed.stderr
-    assert len((job / "results.jsonl").read_text().splitlines()) == 40
+    assert len((job / "results.jsonl").read_text().splitlines()) == ROWS
 
 
 def test_the_token_is_private_on_every_host(hosts: TwoHosts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -26,7 +27,7 @@ OTHERS = (
     "row_seconds_bucket",
 )
 GAUGES = ("k", "acceptance")
-ROWS = 600
+ROWS, DRAFT_TOKENS = 600, 3
 SAMPLE = re.compile(r"^ray_outrider_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
 
@@ -40,7 +41,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[s
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    speculating = ["--draft-tokens", "3", "--layout", "shared", "--ignore-eos"]
+    speculating = ["--draft-tokens", str(DRAFT_TOKENS), "--layout", "shared", "--ignore-eos"]
     options = [*speculating, "--metrics-port", str(port), "--trace", "t.json"]
     scraped = []
     with (folder / "log").open("wb") as log:
@@ -56,7 +57,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[s
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
                     scraped.append(answer.read().decode())
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
+            except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
                 pass  # not up yet, or gone already
             time.sleep(0.5)
     assert process.returncode == 0, (folder / "log").read_text()
@@ -88,15 +89,21 @@ def test_prometheus_finds_what_the_readme_lists_and_it_agrees_with_the_summary(w
         values = [each.get(f"{name}_total", 0.0) for each in seen]
         assert values == sorted(values), f"{name} goes down"
         assert 0.3 * summary[total] < values[-1] <= summary[total], name
-    assert last["accepted_total"] / last["proposed_total"] == pytest.approx(summary["acceptance"], rel=0.1)
+    # Rates agree from the first scrape on that the draft had a part in: how late it came up is the machine's affair.
+    first = next(values for values in seen if values.get("accepted_total"))
+    end = {f"{name}_total": float(summary[total]) for name, total in COUNTERS.items()}
+    end["row_rounds_total"] = summary["tokens"] / summary["tokens_per_round"]
+    for one, other in (("accepted_total", "proposed_total"), ("tokens_total", "row_rounds_total")):
+        scraped_rate, rate = ((late[one] - first[one]) / (late[other] - first[other]) for late in (last, end))
+        assert scraped_rate == pytest.approx(rate, rel=0.1), one
     # Whether there is room for some is up to the machine.
     for name in ("runners_up", "runners_up_held"):
         assert last.get(f"{name}_total", 0.0) <= summary[name]
         assert (f"{name}_total" in last) or summary[name] < 20
-    assert last["tokens_total"] / last["row_rounds_total"] == pytest.approx(summary["tokens_per_round"], rel=0.1)
     assert last["accepted_length_total"] <= sum(summary["accepted_lengths"])
     assert 0 < last["rows_total"] <= ROWS
-    assert gauges[0]["k"] == pytest.approx(summary["mean_k"], rel=0.1)
+    # The mean of the whole job has the rounds before the draft was up in it.
+    assert 0.9 * summary["mean_k"] <= gauges[0]["k"] <= DRAFT_TOKENS
 
 
 def test_the_trace_keeps_the_rules_of_its_format(watched) -> None:

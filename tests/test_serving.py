@@ -117,7 +117,9 @@ def test_a_harvest_waits_for_no_more_than_its_time() -> None:
     gate = threading.Event()
     target = server(FakeEngine(choose=failing_at(6, gate)))
     target.submit([Row(1, (1,), 2), *(Row(key, (2,), 30) for key in range(2, 20))])
-    assert [one.key for one in target.harvest(0.2).ended] == [1], "there is plenty in store, and still it comes"
+    with target._changed:
+        assert target._changed.wait_for(lambda: target._ended, timeout=PATIENCE)
+    assert [one.key for one in target.harvest(0.05).ended] == [1], "there is plenty in store, and still it comes"
     gate.set()
 
 

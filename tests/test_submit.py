@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import rows_done, targets_standing_still
 from raylets import Raylets
 
 pytestmark = pytest.mark.slow
@@ -68,9 +70,12 @@ def test_a_job_is_sent_followed_cancelled_and_sent_again(head: Head) -> None:
     twice = head.outrider("submit", "job.yaml", code=1)
     assert f"{job} is being run as {told['id']}" in twice.stderr
     deadline = time.monotonic() + DEADLINE
-    while not head.status("rows-job").get("done"):
+    while not rows_done(job):
         assert time.monotonic() < deadline, head.outrider("logs", "rows-job").stdout
-    cancelled = head.outrider("cancel", "rows-job")
+        time.sleep(0.02)
+    with targets_standing_still(os.getpid()):
+        assert head.status("rows-job")["done"]
+        cancelled = head.outrider("cancel", "rows-job")
     assert "finishes the rows under way and stops" in cancelled.stderr
     followed = head.outrider("logs", "-f", "rows-job").stdout
     assert "60 rows are accepted" in followed

@@ -119,8 +119,10 @@ def test_a_served_targets_slices_fill_its_time_and_do_not_overlap() -> None:
     slices.sort(key=lambda one: one.started)
     for one, other in pairwise(slices):
         assert one.started <= one.ended <= other.started
-    # What the fakes compute is nearly nothing, so this is the loosest bound that will ever be needed.
-    assert 0.2 * wall < sum(one.ended - one.started for one in slices) <= wall
+    # What the fakes compute is nearly nothing, so this is the loosest bound that will ever be needed; and the system may
+    # have taken the core away between two slices once.
+    longest_gap = max(other.started - one.ended for one, other in pairwise(slices))
+    assert 0.2 * (wall - longest_gap) < sum(one.ended - one.started for one in slices) <= wall
     progress = last.progress
     assert sum(one.tokens for one in slices if one.name == "commit") == progress.tokens
     assert sum(one.name == "verify" for one in slices) == progress.rounds
@@ -132,15 +134,18 @@ def test_a_served_targets_slices_fill_its_time_and_do_not_overlap() -> None:
 def test_what_a_round_pays_for_being_counted() -> None:
     """A round of a small model takes a millisecond and more; all that is said of it must be far below its half percent."""
     tally = Tally()
-    rounds = 2000
-    started = time.perf_counter()
-    for _ in range(rounds):
-        tally.asked([4])
-        tally.hop(0.0005)
-        tally.waited("ask", 1.0, 1, 4)
-        tally.hop(0.0005)
-        tally.waited("waiting for draft", 1.0, 1, 4)
-        tally.verified(1.001, 1.003, 1, 5)
-        tally.committed(4, 2, 3)
-        tally.settled(1.003, 1, 3)
-    assert (time.perf_counter() - started) / rounds < 50e-6
+    rounds = 200
+    quickest = float("inf")
+    for _ in range(10):
+        started = time.perf_counter()
+        for _ in range(rounds):
+            tally.asked([4])
+            tally.hop(0.0005)
+            tally.waited("ask", 1.0, 1, 4)
+            tally.hop(0.0005)
+            tally.waited("waiting for draft", 1.0, 1, 4)
+            tally.verified(1.001, 1.003, 1, 5)
+            tally.committed(4, 2, 3)
+            tally.settled(1.003, 1, 3)
+        quickest = min(quickest, time.perf_counter() - started)
+    assert quickest / rounds < 50e-6
