@@ -61,17 +61,12 @@ class Replica:
 
     def target_is_ready(self, report: WorkerReport) -> None:
         self.report = report
-        self._attach()
 
     def draft_is_ready(self, report: WorkerReport) -> None:
         self.draft_report = report
         self.pending[self._draft.watch.remote()] = "draft gone"
-        self._attach()
-
-    def _attach(self) -> None:
-        """Introduce the two once both are up; until that has arrived the target decodes plainly."""
-        if self.report is not None and self.draft_report is not None:
-            self.pending[self._target.attach.remote(self._draft)] = "attached"
+        # A target that is up decodes plainly until this has arrived.
+        self.pending[self._target.attach.remote(self._draft)] = "attached"
 
     def draft_is_gone(self) -> bool:
         """True where it is worth another start."""

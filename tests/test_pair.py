@@ -49,12 +49,13 @@ def answering(monkeypatch: pytest.MonkeyPatch, order: Sequence[str]) -> list[str
     return answered
 
 
-@pytest.mark.parametrize("first", ["target", "draft"])
-def test_a_pair_is_up_once_the_target_has_its_draft(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
-    second = "draft" if first == "target" else "target"
-    answered = answering(monkeypatch, [f"{first} load", f"{second} load", "target attach"])
+@pytest.mark.parametrize("when", [0, 1, 2])
+def test_a_pair_is_up_once_the_target_is_and_has_its_draft(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+    order = ["draft load", "target attach"]
+    order.insert(when, "target load")
+    answered = answering(monkeypatch, order)
     with Pair(PAIR, 60.0) as pair:
-        assert answered == [f"{first} load", f"{second} load", "target attach"]
+        assert answered == order
         assert pair.reports == {"target": REPORT, "draft": REPORT}
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -18,6 +18,9 @@ from outrider.workers.lines import CallLine, Line
 from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, Seat, ServeSpec, Trace, WorkerReport
 from outrider.workers.readback import move_threads, read_back, take_place
 from outrider.workers.shared_line import join_line, open_line, serve
+
+if TYPE_CHECKING:
+    from outrider.workers.draft_link import DraftLink
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,11 @@ class _Loaded:
 class TargetActor:
     """Holds the target model, and leads the rounds. ``load`` comes first, so that its errors arrive as they are."""
 
+    def __init__(self) -> None:
+        self._introducing = threading.Lock()
+        self._link: DraftLink | None = None
+        self._line: Line | None = None
+
     def load(self, spec: ModelSpec, seat: Seat, serve: ServeSpec) -> WorkerReport:
         from outrider.workers.arranger import Arranger
         from outrider.workers.costs import measure
@@ -79,16 +87,17 @@ class TargetActor:
         tokenizer = Tokenizer(spec.path)
         tally = Tally(Timeline() if serve.trace else None)
         self._metrics = Metrics(serve.replica)
-        self._link = DraftLink(serve.draft_deadline, serve.draft_confidence, tally)
+        link = DraftLink(serve.draft_deadline, serve.draft_confidence, tally)
+        with self._introducing:
+            self._link = link
+            link.attach(self._line)
         # The thread that asks for a pass stays on the engine's first core: not this one, which answers calls later.
         with ThreadPoolExecutor(1) as aside:
             verify_seconds = aside.submit(measure, model.engine).result()
-        proposer: Proposer = self._link
+        proposer: Proposer = link
         if serve.lookup:
             proposer = (
-                EitherProposer(self._link, lambda tokens: verifier.verify_seconds(tokens))
-                if serve.model
-                else LookupProposer()
+                EitherProposer(link, lambda tokens: verifier.verify_seconds(tokens)) if serve.model else LookupProposer()
             )
         elif not serve.model:
             proposer = NoProposer()
@@ -112,7 +121,7 @@ class TargetActor:
         )
         arranger = Arranger(
             verifier,
-            self._link,
+            link,
             serve.arrangements,
             loaded.move,
             lambda only: measure(model.engine, only=only),
@@ -123,7 +132,10 @@ class TargetActor:
         return loaded.report
 
     def attach(self, draft: Any) -> None:
-        """Take this draft from now on, by shared memory where the two have any in common."""
+        """Take this draft from now on, by shared memory where the two have any in common.
+
+        Called amid ``load`` too: to open a line takes a while, so it is open when the first rows come.
+        """
         self._newest = draft
         line: Line
         try:
@@ -131,8 +143,11 @@ class TargetActor:
         except Exception as error:  # of parts of Ray that may change, and of a draft that may have died since
             logger.warning("the draft is reached by calls, which are slower than shared memory: %s", first_line(error))
             line = CallLine(draft)
-        if self._newest is draft:  # and not another that came up while the line to this one was being opened
-            self._link.attach(line)
+        with self._introducing:
+            if self._newest is draft:  # and not another that came up while the line to this one was being opened
+                self._line = line
+                if self._link is not None:
+                    self._link.attach(line)
 
     def arrange(self, name: str | None) -> None:
         self._server.arrange(name)
