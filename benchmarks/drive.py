@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--profile", type=int, default=0, help="show so many functions of the driver")
     given = parser.parse_args()
 
-    with tempfile.TemporaryDirectory(dir=".") as directory, cluster.local_ray(2, {}):
+    with tempfile.TemporaryDirectory(dir=".") as directory, cluster.local_ray(2, {}) as lost:
         from outrider.runner import driver as driving
         from outrider.runner import replica
 
@@ -127,7 +127,7 @@ def main() -> None:
             "instant",
             start_deadline=300.0,
             agree_on_path=lambda path: None,
-            fleet=OneHost(lambda: None),
+            fleet=OneHost(lambda: None, lost),
             show=lambda totals: None,
         )
         profile = cProfile.Profile()

@@ -140,11 +140,11 @@ def main() -> None:
     plan_of_pair = unleased_replica(machine, str(target), str(draft), asked.precision, serve)
     forget_layouts(str(target), str(draft))
     with ExitStack() as stack:
-        stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
+        lost = stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
         # Ray reads its token while it is imported.
         from outrider.runner.pair import Pair
 
-        both = stack.enter_context(Pair(plan_of_pair, START_SECONDS))
+        both = stack.enter_context(Pair(plan_of_pair, START_SECONDS, lost))
         runner = Runner(both, asked.tokens)
         for warm_up in batches[asked.pairs :]:
             if both.layout is not None:

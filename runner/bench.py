@@ -31,6 +31,7 @@ from outrider.runner.config import Options
 from outrider.runner.display import console
 from outrider.runner.office import Office
 from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes, probed_here
+from outrider.runner.ray_loss import Lost
 from outrider.runner.running import choose_models, is_movable, serve_spec, wishes_of
 from outrider.runner.seating import seat
 from outrider.runner.topology import Topology, ray_resources, read_topology
@@ -106,10 +107,11 @@ def bench(spec: BenchSpec) -> None:
     system = _prepare(spec, say)
     modes = (PLAIN, ASSISTED) if spec.compare else system.modes
     machine = read_topology()
-    with local_ray(len(machine.usable_cores), ray_resources(machine)):
+    with local_ray(len(machine.usable_cores), ray_resources(machine)) as lost:
         while True:
             try:
-                results, reports, layout = _measure_all(spec, system, _seated(spec, system, machine, say), modes, say)
+                plan = _seated(spec, system, machine, say)
+                results, reports, layout = _measure_all(spec, system, plan, modes, say, lost)
                 break
             except LeaseError as error:  # another run was quicker to the same cores
                 say(f"waiting for cores: {error}")
@@ -159,13 +161,13 @@ def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> System:
 
 
 def _measure_all(
-    spec: BenchSpec, system: System, plan: ReplicaPlan, modes: Sequence[str], say: Callable[[str], None]
+    spec: BenchSpec, system: System, plan: ReplicaPlan, modes: Sequence[str], say: Callable[[str], None], lost: Lost
 ) -> tuple[Results, dict[str, WorkerReport], LayoutRecord | None]:
     # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
     from outrider.runner.pair import Pair
 
     say("loading the models")
-    with Pair(plan, spec.start_deadline) as pair:
+    with Pair(plan, spec.start_deadline, lost) as pair:
         for role, report in pair.reports.items():
             for note in (*report.notes, *report.pinned["warnings"], *report.differences):
                 say(f"{role}: {note}")

@@ -12,6 +12,7 @@ import typer
 import outrider
 from outrider.runner import cli_options as options
 from outrider.runner.cli_given import given
+from outrider.runner.ending import end
 from outrider.workers.errors import InputError, OutriderError
 
 app = typer.Typer(
@@ -163,6 +164,14 @@ _register_other_commands()
 
 
 def main() -> None:
+    try:
+        _run()
+    except SystemExit as done:
+        end(done.code)
+        raise
+
+
+def _run() -> None:
     try:
         app()
     except InputError as error:

@@ -12,7 +12,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from outrider.runner.guard import refuse_open
+from outrider.runner.ray_loss import Head, Lost, adopt_orphans, end_all_children, ended, forget, own_servers
 from outrider.workers.errors import JobError, UsageError, first_line
+
+# Where, which name, and what stands there instead.
+Change = tuple[Any, str, Any]
 
 OBJECT_STORE_BYTES = 256 << 20
 # Ray otherwise starts a process a core before any is asked for; ours are started by command lines of their own.
@@ -24,18 +28,19 @@ METRICS_AGENT = ("aiohttp", "opentelemetry", "prometheus_client")
 
 
 @contextmanager
-def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None = None) -> Iterator[None]:
-    """An embedded Ray on the loopback address, open only to who has this process's token."""
+def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None = None) -> Iterator[Lost]:
+    """An embedded Ray on the loopback address, open only to who has this process's token; and whether it is still there."""
     if metrics_port is not None and not all(find_spec(module) for module in METRICS_AGENT):
         raise UsageError("--metrics-port: Ray's metrics agent is not installed; pip install 'ray[default]' brings it")
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.update(NONE_IN_ADVANCE)
     _quiet()
+    adopt_orphans()
     import ray
 
     try:
-        with _small_and_on_loopback(ray):
+        with _changed(*_small_and_on_loopback(ray), *_not_printing(ray)):
             ray.init(
                 # Without this, RAY_ADDRESS in the environment would send us to somebody else's cluster.
                 address="local",
@@ -51,17 +56,19 @@ def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None 
             )
     except Exception as error:  # of a node that does not come up in time Ray says nothing more special
         raise JobError(f"Ray could not be started on this machine: {first_line(error)}") from error
+    servers = own_servers(ray)
     try:
-        yield
+        yield lambda: ended(servers)
     finally:
-        ray.shutdown()
+        if ended(servers):
+            end_all_children()
+            forget(ray)
+        else:
+            ray.shutdown()
 
 
-@contextmanager
-def _small_and_on_loopback(ray: Any) -> Iterator[None]:
-    """While Ray starts: what it has no options for.
-
-    Ray takes the loopback address for the host's outward one, and then listens on every interface. And it starts an
+def _small_and_on_loopback(ray: Any) -> list[Change]:
+    """Ray takes the loopback address for the host's outward one, and then listens on every interface. And it starts an
     autoscaler, a dashboard's server and a collector of logs, which take half of the time of a start, for nobody.
     """
     services, parameter, node = ray._private.services, ray._private.parameter, ray._private.node
@@ -69,13 +76,22 @@ def _small_and_on_loopback(ray: Any) -> Iterator[None]:
     def no_dashboard(node: Any, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
         node._webui_url = ""
 
-    changes = [
+    return [
         (services, "resolve_ip_for_localhost", lambda host: host),
         (parameter, "RayParams", partial(parameter.RayParams, **SMALL)),
         (node.Node, "start_api_server", no_dashboard),
     ]
-    # A Ray that is built otherwise inside starts with all of it.
-    changes = [(where, name, change) for where, name, change in changes if hasattr(where, name)]
+
+
+def _not_printing(ray: Any) -> list[Change]:
+    """Ray prints on our standard output, which may be read by programs, what we say in words of our own."""
+    return [(ray._private.worker, "listen_error_messages", lambda worker, threads_stopped: None)]
+
+
+@contextmanager
+def _changed(*wished: Change) -> Iterator[None]:
+    """While Ray starts: what it has no options for. A Ray that is built otherwise inside starts with all of it."""
+    changes = [(where, name, change) for where, name, change in wished if hasattr(where, name)]
     before = [(where, name, getattr(where, name)) for where, name, _ in changes]
     for where, name, change in changes:
         setattr(where, name, change)
@@ -87,7 +103,7 @@ def _small_and_on_loopback(ray: Any) -> Iterator[None]:
 
 
 @contextmanager
-def joined_ray(address: str) -> Iterator[None]:
+def joined_ray(address: str) -> Iterator[Head]:
     """A cluster that runs already: ``auto`` is the one that this host is part of. The token is in place already."""
     if "://" in address:
         raise UsageError(
@@ -99,14 +115,20 @@ def joined_ray(address: str) -> Iterator[None]:
     from ray.exceptions import RayError
 
     try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
+        with _changed(*_not_printing(ray)):
+            ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise JobError(f"--address: the cluster at {address} cannot be joined: {first_line(error)}") from error
+    head = Head(ray.get_runtime_context().gcs_address)
     try:
-        refuse_open(ray.get_runtime_context().gcs_address)
-        yield
+        refuse_open(head.address)
+        with head:
+            yield head
     finally:
-        ray.shutdown()
+        if head.answers():
+            ray.shutdown()
+        else:
+            forget(ray)
 
 
 def _quiet() -> None:

@@ -20,6 +20,7 @@ from outrider.runner.hosts import HostReport, alive, look, try_out
 from outrider.runner.placement import Plan, plan
 from outrider.runner.places import Place, chosen_kind, declared_cores, numeric_kind, offered, refusals
 from outrider.runner.plan import Blueprint, ReplicaPlan
+from outrider.runner.ray_loss import Head
 from outrider.runner.replica import explain
 from outrider.runner.wishes import Sizes, Wishes
 from outrider.workers.errors import JobError, PlacementError
@@ -45,6 +46,7 @@ class ClusterFleet:
         models: Mapping[str, tuple[str, str]],
         kept_instruction_set: str | None,
         say: Callable[[str], None],
+        head: Head,
     ) -> None:
         self._blueprint = blueprint
         self._sizes = sizes
@@ -53,6 +55,9 @@ class ClusterFleet:
         self._models = models
         self._kept = kept_instruction_set
         self._say = say
+        self._head = head
+        self._own = nodes.own()
+        self._cut_off = False
         self._kind: tuple[str, ...] = ()
         self._share = 1
         self._places: dict[str, Place] = {}
@@ -67,6 +72,11 @@ class ClusterFleet:
 
     # What the driver asks
 
+    def lost(self) -> str | None:
+        if self._cut_off:
+            return "Ray on this host has died, and with it this job's part in the cluster"
+        return self._head.lost()
+
     def seats(self, seatless: int) -> list[ReplicaPlan]:
         found: list[ReplicaPlan] = []
         while True:
@@ -80,7 +90,8 @@ class ClusterFleet:
                 found.append(news)
 
     def gone(self, plan: ReplicaPlan) -> bool:
-        return not any(node["NodeID"] == plan.target.node for node in nodes.alive())
+        # Without a head nobody can tell. It has no part in what is left of the job, then.
+        return not self._head.answers() or not any(node["NodeID"] == plan.target.node for node in nodes.alive())
 
     def sign_of_life(self, plan: ReplicaPlan) -> Any:
         return nodes.start(alive, str(plan.target.node))
@@ -100,7 +111,7 @@ class ClusterFleet:
 
     def open(self, seconds: float) -> list[ReplicaPlan]:
         """Seats on the hosts that are there now. Refused with one list where a host cannot do its part."""
-        there = nodes.offering()
+        there = nodes.offering(nodes.alive())
         if not there:
             raise JobError(
                 "no host of this cluster offers cores: start Ray on each with "
@@ -136,13 +147,15 @@ class ClusterFleet:
 
     def close(self) -> None:
         self._closed.set()
-        self._thread.join(nodes.ANSWER_SECONDS)
+        self._thread.join(nodes.ANSWER_SECONDS if self._head.answers() else 0.0)
 
     # While it runs, in the thread
 
     def _watch(self) -> None:
         said = ""
         while not self._closed.wait(POLL_SECONDS):
+            if not self._head.answers():
+                continue
             try:
                 self._step()
             except Exception as error:  # the job goes on with the places that it has, and says why it gets no others
@@ -151,7 +164,12 @@ class ClusterFleet:
                     said = trouble
 
     def _step(self) -> None:
-        there = nodes.offering()
+        living = nodes.alive()
+        if self._own not in {node["NodeID"] for node in living}:
+            # Ray ends what a driver has started, on all hosts, once the driver's own raylet is dead.
+            self._cut_off = True
+            return
+        there = nodes.offering(living)
         ids = {node["NodeID"] for node in there}
         with self._lock:
             left = [place for node, place in self._places.items() if node not in ids]

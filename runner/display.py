@@ -16,6 +16,7 @@ from outrider.runner.summary import speculation_lines
 from outrider.runner.totals import Totals
 
 PLAIN_LINE_SECONDS = 10.0
+DEATHS = {"target": "target_deaths", "draft": "draft_deaths", "Ray": "ray_deaths"}
 
 
 class Display:
@@ -88,6 +89,8 @@ def summary_table(summary: dict[str, Any], over_time: Sequence[dict[str, Any]], 
         table.add_row("prompts shared", f"{share(summary['prompt_tokens_reused'], summary['prompt_tokens'])} ({reused})")
     if summary["near_ties"]:
         table.add_row("near ties", f"{summary['near_ties']:,} choices lay within rounding of another")
+    if died := ", ".join(f"{what} {count:,}" for what, name in DEATHS.items() if (count := summary.get(name))):
+        table.add_row("started again", died)
     table.add_row("job", directory)
     return table
 

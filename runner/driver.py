@@ -22,7 +22,7 @@ from outrider.runner.replica import Replica, explain
 from outrider.runner.totals import Totals
 from outrider.runner.trace import TraceFile
 from outrider.runner.under_way import UnderWay
-from outrider.workers.errors import JobChangedError, JobError, LeaseError, UsageError
+from outrider.workers.errors import JobChangedError, JobError, LeaseError, RayLostError, UsageError
 from outrider.workers.messages import Harvest, Progress, WorkerReport
 
 TICK_SECONDS = 0.2
@@ -154,6 +154,10 @@ class Driver:
             del replica.pending[future]
             replica.harvested()
         yield from self._harvested([(replica, harvest) for replica, _, harvest in harvests])
+        # What dies with Ray is not to blame.
+        if (how := self._fleet.lost()) is not None:
+            self.totals.ray_deaths += 1
+            raise RayLostError(how)
         for replica, what, future, answer in answers:
             if future in replica.pending:  # else an earlier event of this very tick has replaced the replica
                 del replica.pending[future]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from outrider.runner.cluster import local_ray
 from outrider.runner.plan import Blueprint, ReplicaPlan, probed_here
+from outrider.runner.ray_loss import Lost
 from outrider.runner.seating import seat
 from outrider.runner.topology import ray_resources, read_topology
 from outrider.runner.wishes import Sizes, Wishes
@@ -17,6 +18,10 @@ from outrider.workers.errors import PlacementError
 
 class Fleet(Protocol):
     """The driver asks it at every tick, so nothing in here waits."""
+
+    def lost(self) -> str | None:
+        """Why the Ray under all places can no longer be used; None while it can."""
+        ...
 
     def seats(self, seatless: int) -> list[ReplicaPlan]:
         """Places that have become free, for so many replicas that have none, or for new ones."""
@@ -42,8 +47,9 @@ class Fleet(Protocol):
 class OneHost:
     """This machine: nobody joins, nobody leaves, and a replica that lost its cores to another run looks for others."""
 
-    def __init__(self, seat_anew: Callable[[], ReplicaPlan | None]) -> None:
+    def __init__(self, seat_anew: Callable[[], ReplicaPlan | None], lost: Lost) -> None:
         self._seat_anew = seat_anew
+        self.lost = lost
 
     def seats(self, seatless: int) -> list[ReplicaPlan]:
         found = self._seat_anew() if seatless else None
@@ -89,5 +95,5 @@ def one_host(
             return None
         return blueprint.replicas(again, probed_here())[0]
 
-    with local_ray(len(machine.usable_cores), ray_resources(machine), metrics_port):
-        yield OneHost(seat_anew), plans
+    with local_ray(len(machine.usable_cores), ray_resources(machine), metrics_port) as lost:
+        yield OneHost(seat_anew, lost), plans

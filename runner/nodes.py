@@ -19,9 +19,14 @@ def alive() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def offering() -> list[dict[str, Any]]:
+def own() -> str:
+    """The one that this process is connected to."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def offering(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that declare cores: the others (a head that only schedules, say) are left alone."""
-    return [node for node in alive() if declared_cores(node["Resources"])]
+    return [node for node in nodes if declared_cores(node["Resources"])]
 
 
 def names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,6 +13,7 @@ from ray.exceptions import RayTaskError
 
 from outrider.runner import sysfs
 from outrider.runner.plan import ReplicaPlan
+from outrider.runner.ray_loss import Lost
 from outrider.runner.replica import Replica, explain
 from outrider.workers.errors import JobError, OutriderError
 from outrider.workers.messages import LayoutRecord, Row, RowFailure, RowResult, WorkerReport
@@ -23,8 +24,9 @@ POLL_SECONDS = 0.5
 class Pair:
     """Up when entered, gone when left. Whatever dies meanwhile ends it: a measurement with a hole in it is none."""
 
-    def __init__(self, plan: ReplicaPlan, start_deadline: float) -> None:
+    def __init__(self, plan: ReplicaPlan, start_deadline: float, lost: Lost) -> None:
         self._replica = Replica(0, plan)
+        self._lost = lost
         self._start_deadline = start_deadline
         self.reports: dict[str, WorkerReport] = {}
         self.layout: LayoutRecord | None = None
@@ -94,6 +96,8 @@ class Pair:
     def _events(self) -> Iterator[tuple[str, Any]]:
         pending = self._replica.pending
         ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_SECONDS)
+        if how := self._lost():
+            raise JobError(f"{how}; what was measured until then is lost")
         for future in ready:
             what = pending.pop(future)
             try:

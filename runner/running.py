@@ -26,13 +26,14 @@ from outrider.runner.journal import Journal
 from outrider.runner.office import Office
 from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes
 from outrider.runner.prompts import check_input, file_digest
+from outrider.runner.ray_loss import check_worth_another, start_anew
 from outrider.runner.report import write_report
 from outrider.runner.results import write_results
 from outrider.runner.submitting import ACCEPTED, absolute_model
 from outrider.runner.totals import Totals
 from outrider.runner.trace import TraceFile
 from outrider.runner.wishes import Sizes, Wishes
-from outrider.workers.errors import InputError, UsageError
+from outrider.workers.errors import InputError, RayLostError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
 
@@ -48,8 +49,12 @@ def run(spec: JobSpec, as_json: bool = False) -> int:
     directory = spec.out or default_directory(spec.input)
     if spec.address is not None:
         bring_token(lambda note: console().print(note, markup=False))
-    with held(directory), Display(console()) as display:
-        outcome = _run_held(spec, directory, display)
+    try:
+        with held(directory), Display(console()) as display:
+            outcome = _run_held(spec, directory, display)
+    except RayLostError as lost:
+        console().print(f"{lost}: it is started anew, and the job goes on", markup=False, highlight=False, soft_wrap=True)
+        start_anew()
     summary = outcome["summary"]
     if as_json:
         print(json.dumps({"job": str(directory), **summary}))
@@ -126,11 +131,11 @@ def _fleet(
     # Other hosts have other working directories.
     models = {absolute_model(card.name): (card.path, card.digest) for card in cards}
     kept = (journal.meta("numeric_path") or {}).get("instruction_set")
-    with joined_ray(spec.address):
+    with joined_ray(spec.address) as head:
         # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
         from outrider.runner.cluster_fleet import ClusterFleet, cluster
 
-        fleet = ClusterFleet(blueprint, sizes, spec.replicas, wishes, models, kept, display.say)
+        fleet = ClusterFleet(blueprint, sizes, spec.replicas, wishes, models, kept, display.say, head)
         with cluster(fleet, spec.wait_for_cores) as there:
             yield there
 
@@ -172,6 +177,10 @@ def _drive(
             try:
                 with _draining_on_signals(driver, display):
                     driver.run()
+            except RayLostError as lost:
+                if not driver.draining:
+                    check_worth_another(journal, lost, ours=spec.address is None)
+                    raise
             finally:
                 if said := trace.close():
                     display.say(f"trace: {said}")

@@ -23,6 +23,7 @@ class Totals:
     seconds: float = 0.0
     target_deaths: int = 0
     draft_deaths: int = 0
+    ray_deaths: int = 0
     replicas_up: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -37,6 +38,6 @@ class Totals:
 
 # What adds up over the runs of a job.
 SUMMED = (
-    *("tokens", "seconds", "rounds", "proposed", "accepted", "near_ties", "target_deaths", "draft_deaths"),
+    *("tokens", "seconds", "rounds", "proposed", "accepted", "near_ties", "target_deaths", "draft_deaths", "ray_deaths"),
     *("prompt_tokens", "prompt_tokens_reused"),
 )

@@ -11,6 +11,7 @@ import secrets
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -60,6 +61,10 @@ class Raylets:
         self._tell(do="kill", node=node)
         self.nodes.remove(node)
 
+    def kill_head(self, only: str = "") -> None:
+        """As a head that loses power: nobody answers for the cluster any more. Or ``only`` one of its servers."""
+        self._tell(do="kill head", only=only)
+
     def _tell(self, **command: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
@@ -99,6 +104,12 @@ def keep(head_cores: int, dashboard_port: int) -> None:
     def say(**answer: Any) -> None:
         print(json.dumps(answer), flush=True)
 
+    def end(servers: Sequence[Any]) -> None:
+        for started in servers:
+            server = psutil.Process(started.process.pid)
+            for victim in (server, *server.children(recursive=True)):
+                victim.kill()
+
     def resources(cores: int) -> dict[str, float]:
         return {"numa0": float(cores)} if cores else {}
 
@@ -127,11 +138,12 @@ def keep(head_cores: int, dashboard_port: int) -> None:
             say(node=node.node_id)
         elif command["do"] == "kill":
             node = nodes.pop(command["node"])
-            for started in node.all_processes["raylet"]:
-                raylet = psutil.Process(started.process.pid)
-                for victim in (raylet, *raylet.children(recursive=True)):
-                    victim.kill()
+            end(node.all_processes["raylet"])
             cluster.remove_node(node, allow_graceful=False)
+            say(done=True)
+        elif command["do"] == "kill head":
+            servers = cluster.head_node.all_processes
+            end([started for kind, each in servers.items() for started in each if command["only"] in ("", kind)])
             say(done=True)
     cluster.shutdown()
     ray.shutdown()

@@ -237,7 +237,7 @@ def test_cores_lost_to_another_run_are_waited_for(
 ) -> None:
     tries: list[str] = []
 
-    def measure(spec: BenchSpec, system: Any, plan: str, modes: Any, say: Any) -> Any:
+    def measure(spec: BenchSpec, system: Any, plan: str, modes: Any, say: Any, lost: Any) -> Any:
         tries.append(plan)
         if len(tries) == 1:
             raise LeaseError("core 0 is held by process 7 after 5 s")

@@ -117,6 +117,31 @@ def test_four_hosts_share_two_cores_when_asked(pair: Raylets, rows: Path, undist
     assert told["summary"]["target_deaths"] == 0
 
 
+def test_a_job_whose_head_dies_goes_on_with_the_other_hosts(rows: Path, undisturbed: bytes, tmp_path: Path) -> None:
+    with Raylets(1, head_cores=1) as raylets:
+        job = tmp_path / "job"
+        process = run(raylets, rows, job, *PLAIN)
+        wait_for(process, lambda: len(known(job, "pinning") or ()) == 2, "replica on each of two hosts")
+        wait_for_rows(process, job, 4)
+        raylets.kill_head()
+        finish(process)
+    assert (job / "results.jsonl").read_bytes() == undisturbed
+    assert described(job)["summary"]["target_deaths"] == 0
+
+
+def test_a_job_whose_own_raylet_dies_says_so_and_keeps_its_rows(rows: Path, tmp_path: Path) -> None:
+    with Raylets(1, head_cores=1) as raylets:
+        job = tmp_path / "job"
+        process = run(raylets, rows, job, *PLAIN)
+        wait_for(process, lambda: len(known(job, "pinning") or ()) == 2, "replica on each of two hosts")
+        wait_for_rows(process, job, 4)
+        raylets.kill_head(only="raylet")
+        output = finish(process, 1)
+    assert "outrider: Ray on this host has died" in output
+    assert "the same command goes on with them once it is there again" in output
+    assert rows_done(job) >= 4
+
+
 def test_without_the_token_nobody_joins(pair: Raylets, rows: Path, tmp_path: Path) -> None:
     nobody = {name: value for name, value in pair.environment.items() if name != "RAY_AUTH_TOKEN"} | {"HOME": str(tmp_path)}
     output = finish(run(pair, rows, tmp_path / "a", environment=nobody), 2)

@@ -13,11 +13,12 @@ from ray.exceptions import RayActorError, RayTaskError
 from outrider.runner import account
 from outrider.runner import driver as module
 from outrider.runner.account import summary_of
+from outrider.runner.fleet import OneHost
 from outrider.runner.journal import DONE, FAILED, Counts, Journal
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.schedule import MOST_ATTEMPTS, MOST_BARREN_DEATHS
 from outrider.runner.trace import TraceFile
-from outrider.workers.errors import JobChangedError, JobError, ModelError, WorkerError
+from outrider.workers.errors import JobChangedError, JobError, ModelError, RayLostError, WorkerError
 
 
 @pytest.fixture
@@ -92,6 +93,30 @@ def test_a_poison_row_fails_and_the_others_are_done(world: World, journal: Journ
     }
     # What was done twice is counted once.
     assert made.totals.tokens == 39 * 2
+
+
+def test_what_dies_with_ray_is_not_to_blame(world: World, journal: Journal) -> None:
+    fill(journal, 40)
+    lost = False
+
+    def die_with_ray() -> None:
+        nonlocal lost
+        lost = made.totals.done > 0
+        world.poison = set(range(40)) if lost else set()
+
+    world.after_harvest = die_with_ray
+    fleet = OneHost(lambda: None, lambda: "Ray was killed" if lost else None)
+    for _ in range(MOST_ATTEMPTS):
+        made = driver(journal, fleet=fleet)
+        with pytest.raises(RayLostError, match="Ray was killed"):
+            made.run()
+        lost, world.poison = False, set()
+    assert 0 < journal.counts().done < 40
+    world.after_harvest = lambda: None
+    driver(journal).run()
+    assert journal.counts() == Counts(40, 40, 0)
+    totals = journal.meta("totals")
+    assert (totals["ray_deaths"], totals["target_deaths"]) == (MOST_ATTEMPTS, 0)
 
 
 def test_samples_lost_with_a_replica_are_not_counted_twice(world: World, journal: Journal) -> None:

@@ -56,7 +56,7 @@ def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) 
         world.dies_at_start.clear()
         return PLAN
 
-    made = driver(journal, fleet=OneHost(seat_anew))
+    made = driver(journal, fleet=OneHost(seat_anew, lambda: None))
     made._drain = event = NoEvent()  # type: ignore[assignment]
     made.run()
     assert event.waits >= 2
@@ -71,6 +71,9 @@ class Moving:
         self.plans = plans
         self.left: list[ReplicaPlan] = []
         self.released: list[ReplicaPlan] = []
+
+    def lost(self) -> str | None:
+        return None
 
     def seats(self, seatless: int) -> list[ReplicaPlan]:
         return [self.plans.pop()] if seatless and self.plans else []

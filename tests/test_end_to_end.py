@@ -191,6 +191,21 @@ def test_a_dead_target_and_a_dead_draft_only_cost_time(long, tmp_path):
     assert (summary["target_deaths"], summary["draft_deaths"]) == (1, 1)
 
 
+@pytest.mark.parametrize("server", ["raylet", "gcs_server"])
+def test_a_killed_ray_is_started_anew_and_only_costs_time(long, tmp_path, server):
+    job = tmp_path / "job"
+    process = start("run", long / "in.jsonl", "-o", job, "--batch", "4", "--draft-tokens", "2", cwd=tmp_path)
+    wait_for_rows(process, job, 2)
+    [victim] = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == server]
+    victim.kill()
+    output = finish(process)
+    assert "on this machine was killed by SIGKILL: it is started anew" in output
+    assert "of 360 rows have ended" in output
+    assert (job / "results.jsonl").read_bytes() == (long / "job" / "results.jsonl").read_bytes()
+    summary = described(job)["summary"]
+    assert (summary["ray_deaths"], summary["target_deaths"], summary["draft_deaths"]) == (1, 0, 0)
+
+
 def kill_one(ancestor: int, title: str) -> None:
     victim, *_ = children_titled(ancestor, title)
     victim.kill()

@@ -11,10 +11,14 @@ import pytest
 
 from outrider.runner import replica as module
 from outrider.runner.pair import Pair
-from outrider.workers.errors import WorkerError
+from outrider.workers.errors import JobError, WorkerError
 from tests.driver_world import PLAN, REPORT
 
 PAIR = replace(PLAN, draft=PLAN.target)
+
+
+def never() -> None:
+    """Of a Ray that is not lost."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +58,28 @@ def test_a_pair_is_up_once_the_target_is_and_has_its_draft(monkeypatch: pytest.M
     order = ["draft load", "target attach"]
     order.insert(when, "target load")
     answered = answering(monkeypatch, order)
-    with Pair(PAIR, 60.0) as pair:
+    with Pair(PAIR, 60.0, never) as pair:
         assert answered == order
         assert pair.reports == {"target": REPORT, "draft": REPORT}
 
 
 def test_a_target_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = answering(monkeypatch, ["target load"])
-    with Pair(PLAN, 60.0):
+    with Pair(PLAN, 60.0, never):
         assert answered == ["target load"]
 
 
 @pytest.mark.parametrize(("up", "late"), [([], "the target"), (["target load"], "the draft")])
 def test_who_is_late_is_named(monkeypatch: pytest.MonkeyPatch, up: list[str], late: str) -> None:
     answering(monkeypatch, up)
-    with pytest.raises(WorkerError, match=late), Pair(PAIR, 0.0):
+    with pytest.raises(WorkerError, match=late), Pair(PAIR, 0.0, never):
+        pytest.fail("it is not up")
+
+
+def test_a_pair_whose_ray_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, [])
+    with (
+        pytest.raises(JobError, match="the raylet was killed; what was measured"),
+        Pair(PLAN, 60.0, lambda: "the raylet was killed"),
+    ):
         pytest.fail("it is not up")

@@ -8,7 +8,8 @@
     │   └── PlacementError    a wish that this machine cannot grant
     ├── JobError              the job cannot run as it stands: exit code 1
     │   ├── JobHeldError      another process runs it
-    │   └── JobChangedError   the same directory, another input, model or parameter
+    │   ├── JobChangedError   the same directory, another input, model or parameter
+    │   └── RayLostError      the Ray under the job has died; the command can be run again as it stands
     └── WorkerError           an actor could not start or do its work
         └── LeaseError        the cores it was to have are another run's by now
 
@@ -60,6 +61,10 @@ class JobHeldError(JobError):
 
 
 class JobChangedError(JobError):
+    pass
+
+
+class RayLostError(JobError):
     pass
 
 

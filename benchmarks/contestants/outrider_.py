@@ -21,10 +21,10 @@ class Outrider:
         serve_spec = ServeSpec(batch=1, draft_tokens=setup.own_draft_tokens)
         replica = unleased_replica(machine, setup.target, setup.draft, setup.precision, serve_spec)
         self._stack = ExitStack()
-        self._stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
+        lost = self._stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
         from outrider.runner.pair import Pair
 
-        self._pair = self._stack.enter_context(Pair(replica, START_SECONDS))
+        self._pair = self._stack.enter_context(Pair(replica, START_SECONDS, lost))
         self._key = 0
         # How the two share their cores is found out before anything counts.
         for _ in range(MOST_WARM_UPS):

@@ -1,0 +1,152 @@
+"""A Ray that is killed: it is noticed, nothing of it is left, and the command begins anew where that has a chance."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from driver_world import fill
+
+from outrider.runner import ray_loss
+from outrider.runner.journal import Journal
+from outrider.runner.ray_loss import MOST_IDLE_LOSSES, SILENCE_SECONDS, Head, check_worth_another, ended, own_servers
+from outrider.workers.errors import JobError, RayLostError
+
+LOST = RayLostError("Ray's raylet on this machine was killed by SIGKILL")
+
+
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("action", "how"), [("kill", "was killed by SIGKILL"), ("wait", "ended with exit code 5")])
+def test_a_server_that_has_ended_is_named(action: str, how: str) -> None:
+    program = "import sys; sys.exit(5)" if action == "wait" else "input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as server:
+        servers = {"gcs_server": [], "raylet": [server]}
+        if action == "kill":
+            assert ended(servers) is None
+            server.kill()
+        server.wait()
+        assert ended(servers) == f"Ray's raylet on this machine {how}"
+
+
+def test_the_servers_are_those_of_this_ray_and_none_where_it_keeps_them_otherwise() -> None:
+    kept = SimpleNamespace(process="the process")
+    node = SimpleNamespace(all_processes={"raylet": [kept], "dashboard": [kept]})
+    ray = SimpleNamespace(_private=SimpleNamespace(worker=SimpleNamespace(_global_node=node)))
+    assert own_servers(ray) == {"gcs_server": [], "raylet": ["the process"]}
+    ray._private.worker = SimpleNamespace()
+    assert own_servers(ray) == {"gcs_server": [], "raylet": []}
+
+
+LEFT_BEHIND = """
+import subprocess, sys
+import psutil
+from outrider.runner.ray_loss import adopt_orphans, end_all_children
+adopt_orphans()
+shell = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; read line"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+orphan = psutil.Process(int(shell.stdout.readline()))
+shell.kill()
+shell.wait()
+assert orphan.ppid() == psutil.Process().pid, "an orphan comes to us"
+subprocess.Popen(["sleep", "600"])
+end_all_children()
+assert not orphan.is_running() and not psutil.Process().children(recursive=True)
+"""
+
+
+def test_nothing_outlives_a_lost_ray() -> None:
+    done = python(LEFT_BEHIND)
+    assert done.returncode == 0, done.stderr
+
+
+ANEW = """
+import os, sys
+from outrider.runner.ray_loss import start_anew
+if "BEGUN" not in os.environ:
+    os.environ["BEGUN"] = str(os.getpid())
+    print("first")
+    start_anew()
+print(os.environ["BEGUN"] == str(os.getpid()), *sys.argv[1:])
+"""
+
+
+def test_the_command_begins_anew_in_the_same_process_with_the_same_words() -> None:
+    done = python(ANEW, "run", "a file", "--json")
+    assert done.stdout == "first\nTrue run a file --json\n", done.stderr
+
+
+CRASHING = """
+import ctypes, sys
+from outrider.runner import cli
+from outrider.runner.ending import end_at_once
+from outrider.workers.errors import JobError
+class Library:
+    def __del__(self):
+        ctypes.string_at(0)
+library = Library()
+library.itself = cli.kept = library
+def app():
+    end_at_once()
+    print("said")
+    {how}
+cli.app = app
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("sys.exit(0)", 0), ("sys.exit(3)", 3), ("raise JobError('why')", 1)])
+def test_a_process_that_has_to_end_at_once_keeps_its_words_and_its_code(how: str, code: int) -> None:
+    done = python(CRASHING.format(how=how))
+    assert (done.returncode, done.stdout) == (code, "said\n")
+    assert done.stderr == ("outrider: why\n" if code == 1 else "")
+
+
+def test_a_head_is_lost_when_it_has_been_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(ray_loss, "time", SimpleNamespace(monotonic=lambda: now))
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    head = Head(f"127.0.0.1:{port}")
+    now += SILENCE_SECONDS - 1
+    assert head.answers() and head.lost() is None
+    listener.close()
+    now += SILENCE_SECONDS - 1
+    assert not head.answers() and head.lost() is None
+    now += 1
+    assert head.lost() == f"the head of the cluster at 127.0.0.1:{port} has not answered for 30 s"
+    # One that is started again on its port is no loss.
+    with socket.create_server(("127.0.0.1", port)):
+        assert head.answers() and head.lost() is None
+
+
+def test_a_head_is_watched_until_the_job_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with Head(f"127.0.0.1:{listener.getsockname()[1]}", poll=0.001) as head:
+            listener.accept()[0].close()
+        assert not head._thread.is_alive()
+
+
+def test_another_ray_is_tried_until_none_of_them_gets_anything_done(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "job.db")
+    fill(journal, 4)
+    for _ in range(2):
+        for _ in range(MOST_IDLE_LOSSES - 1):
+            check_worth_another(journal, LOST, ours=True)
+        journal.record([(journal.counts().done, "{}")], [])
+    for _ in range(MOST_IDLE_LOSSES - 1):
+        check_worth_another(journal, LOST, ours=True)
+    with pytest.raises(JobError, match="SIGKILL, 3 times without a row ending in between; the rows already done are kept"):
+        check_worth_another(journal, LOST, ours=True)
+    # Whoever runs the command again gets all tries again.
+    check_worth_another(journal, LOST, ours=True)
+
+
+def test_a_cluster_is_not_ours_to_start(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="the same command goes on with them once it is there again"):
+        check_worth_another(Journal(tmp_path / "job.db"), LOST, ours=False)
