@@ -24,6 +24,15 @@ from raylets import Raylets
 OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli import main; main()"]
 
 
+def write_rows(path: Path, rows: int, most_tokens: int, dice: random.Random) -> Path:
+    """Rows that end at all lengths, so that the places of a batch are free at all times."""
+    with path.open("w") as file:
+        for number in range(rows):
+            line = {"prompt": f"def f{number}(x):", "max_tokens": dice.randint(1, most_tokens), "seed": number}
+            file.write(json.dumps(line) + "\n")
+    return path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=5000)
@@ -33,12 +42,8 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = folder / "rows.jsonl"
         dice = random.Random(1)
-        with rows.open("w") as file:
-            for number in range(asked.rows):
-                line = {"prompt": f"def f{number}(x):", "max_tokens": dice.randint(1, asked.most_tokens), "seed": number}
-                file.write(json.dumps(line) + "\n")
+        rows = write_rows(folder / "rows.jsonl", asked.rows, asked.most_tokens, dice)
         alone, churned = folder / "alone", folder / "churned"
         common = ["run", str(rows), "--draft", "lookup", "--json"]
         here = {**os.environ, "HF_HUB_OFFLINE": "1"}

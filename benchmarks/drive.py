@@ -127,7 +127,7 @@ def main() -> None:
             "instant",
             start_deadline=300.0,
             agree_on_path=lambda path: None,
-            fleet=OneHost(lambda: None, lost),
+            fleet=OneHost(lambda: None, lost, lambda: None),
             show=lambda totals: None,
         )
         profile = cProfile.Profile()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from outrider.runner.cluster import local_ray
+from outrider.runner.hosts import alive
 from outrider.runner.plan import Blueprint, ReplicaPlan, probed_here
 from outrider.runner.ray_loss import Lost
 from outrider.runner.seating import seat
@@ -47,9 +48,10 @@ class Fleet(Protocol):
 class OneHost:
     """This machine: nobody joins, nobody leaves, and a replica that lost its cores to another run looks for others."""
 
-    def __init__(self, seat_anew: Callable[[], ReplicaPlan | None], lost: Lost) -> None:
+    def __init__(self, seat_anew: Callable[[], ReplicaPlan | None], lost: Lost, sign_of_life: Callable[[], Any]) -> None:
         self._seat_anew = seat_anew
         self.lost = lost
+        self._sign_of_life = sign_of_life
 
     def seats(self, seatless: int) -> list[ReplicaPlan]:
         found = self._seat_anew() if seatless else None
@@ -59,7 +61,8 @@ class OneHost:
         return False
 
     def sign_of_life(self, plan: ReplicaPlan) -> Any | None:
-        return None
+        # A raylet that goes down ends its processes first, as a host does.
+        return self._sign_of_life()
 
     def release(self, plan: ReplicaPlan) -> None:
         pass
@@ -96,4 +99,7 @@ def one_host(
         return blueprint.replicas(again, probed_here())[0]
 
     with local_ray(len(machine.usable_cores), ray_resources(machine), metrics_port) as lost:
-        yield OneHost(seat_anew, lost), plans
+        # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
+        from outrider.runner import nodes
+
+        yield OneHost(seat_anew, lost, lambda: nodes.start(alive, nodes.own())), plans

@@ -197,7 +197,7 @@ def driver(journal: Journal, replicas: int = 1, batch: int = 4, traced: bool = F
     plan = replace(PLAN, serve=ServeSpec(batch=batch, draft_tokens=3, trace=traced))
     given = {
         "agree_on_path": lambda path: None,
-        "fleet": OneHost(lambda: None, lambda: None),
+        "fleet": OneHost(lambda: None, lambda: None, lambda: None),
         "show": lambda totals: None,
         "start_deadline": 60.0,
         **options,

@@ -105,7 +105,7 @@ def test_what_dies_with_ray_is_not_to_blame(world: World, journal: Journal) -> N
         world.poison = set(range(40)) if lost else set()
 
     world.after_harvest = die_with_ray
-    fleet = OneHost(lambda: None, lambda: "Ray was killed" if lost else None)
+    fleet = OneHost(lambda: None, lambda: "Ray was killed" if lost else None, lambda: None)
     for _ in range(MOST_ATTEMPTS):
         made = driver(journal, fleet=fleet)
         with pytest.raises(RayLostError, match="Ray was killed"):

@@ -56,7 +56,7 @@ def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) 
         world.dies_at_start.clear()
         return PLAN
 
-    made = driver(journal, fleet=OneHost(seat_anew, lambda: None))
+    made = driver(journal, fleet=OneHost(seat_anew, lambda: None, lambda: None))
     made._drain = event = NoEvent()  # type: ignore[assignment]
     made.run()
     assert event.waits >= 2
