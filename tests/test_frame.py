@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider.kernels import library
+from outrider.runner.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "ray", "transformers", "numpy", "pydantic", "outrider.runner.driver")
@@ -72,12 +73,28 @@ def test_help_takes_less_than_half_a_second() -> None:
         (["dance"], 2, "No such command"),
     ],
 )
-def test_usage_errors_are_sentences(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
-    done = python("-c", "from outrider.runner.cli import main; main()", *arguments, cwd=tmp_path)
-    assert done.returncode == code, done.stderr
-    assert said in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+def test_usage_errors_are_sentences(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["outrider", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert ended.value.code == code, printed
+    assert said in printed.out + printed.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_usage_error_leaves_the_program_without_a_traceback(tmp_path: Path) -> None:
+    done = python("-c", "from outrider.runner.cli import main; main()", "run", "none.jsonl", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "outrider: none.jsonl cannot be read: No such file or directory\n"
 
 
 def test_an_interrupt_is_said_and_has_its_own_code(tmp_path: Path) -> None:
