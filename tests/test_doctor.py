@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-from sysfs_trees import accelerator, build, sapphire_rapids, write
+from sysfs_trees import accelerator, build, write
 from typer.testing import CliRunner
 
 from outrider.runner import doctor
@@ -153,10 +153,9 @@ def test_doctor_on_this_machine() -> None:
     assert "numactl" in done.stdout
 
 
-def test_topology_and_plan_as_json(tmp_path: Path) -> None:
-    tree = sapphire_rapids(tmp_path)
+def test_topology_and_plan_as_json(xeon: Path) -> None:
     sizes = ("--model-bytes", "4000000000", "--draft-bytes", "100000000")
-    found = answer("topology", "--sysfs", str(tree), "--plan", *sizes)
+    found = answer("topology", "--sysfs", str(xeon), "--plan", *sizes)
     assert found["nodes"][1] == {
         "id": 1,
         "socket": 0,
@@ -166,12 +165,12 @@ def test_topology_and_plan_as_json(tmp_path: Path) -> None:
     assert found["actors"][2] == {
         "role": "target",
         "replica": 1,
-        "host": tmp_path.name,
+        "host": xeon.parent.name,
         "cores": list(range(15, 28)),
         "memory_nodes": [1],
         "device": "cpu",
     }
-    assert "actors" not in answer("topology", "--sysfs", str(tree))
+    assert "actors" not in answer("topology", "--sysfs", str(xeon))
 
 
 def test_a_refused_plan_still_shows_the_machine(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sysfs_trees import GIB, build, laptop, sapphire_rapids
+from sysfs_trees import GIB, build, laptop
 
 from outrider.runner.accelerators import Accelerator
 from outrider.runner.placement import Plan, PlannedActor, plan
@@ -167,8 +167,8 @@ def test_one_allowed_core_still_works() -> None:
     assert {actor.cores for actor in made.actors} == {(1,)}
 
 
-def test_sapphire_rapids_by_node_socket_and_machine(tmp_path: Path) -> None:
-    host = read_topology(sapphire_rapids(tmp_path))
+def test_sapphire_rapids_by_node_socket_and_machine(xeon: Path) -> None:
+    host = read_topology(xeon)
     small = Sizes(4 * GB, GB // 10)
     made = plan([host], small, Wishes(per="node"))
     check([host], made)
@@ -187,8 +187,8 @@ def test_sapphire_rapids_by_node_socket_and_machine(tmp_path: Path) -> None:
     assert plan([host], small, Wishes(per="machine")).replicas == 1
 
 
-def test_what_does_not_fit_a_node_is_refused_with_the_sum_or_spread_where_asked(tmp_path: Path) -> None:
-    host = read_topology(sapphire_rapids(tmp_path))
+def test_what_does_not_fit_a_node_is_refused_with_the_sum_or_spread_where_asked(xeon: Path) -> None:
+    host = read_topology(xeon)
     big = Sizes(140 * GB, GB, 10 * GB)
     with pytest.raises(PlacementError) as refusal:
         plan([host], big, Wishes(per="node"))

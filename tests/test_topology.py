@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sysfs_trees import GIB, accelerator, build, laptop, mask, sapphire_rapids, write
+from sysfs_trees import GIB, accelerator, build, laptop, mask, write
 
 from outrider.runner import sysfs, topology
 from outrider.runner.accelerators import Accelerator, visible_here
@@ -42,8 +42,8 @@ def test_masks_of_other_shapes() -> None:
     assert sysfs.parse_mask("") is None
 
 
-def test_sapphire_rapids_with_clusters_and_flat_hbm(tmp_path: Path) -> None:
-    machine = read_topology(sapphire_rapids(tmp_path))
+def test_sapphire_rapids_with_clusters_and_flat_hbm(xeon: Path) -> None:
+    machine = read_topology(xeon)
     assert machine.sockets == (0, 1)
     assert [node.id for node in machine.nodes] == list(range(16))
     assert [len(node.cores) for node in machine.nodes] == [14] * 8 + [0] * 8
@@ -290,13 +290,13 @@ def test_a_sandbox_that_hides_sys_still_has_its_cpus(tmp_path: Path, monkeypatch
     assert any("sandbox" in warning for warning in machine.warnings)
 
 
-def test_a_saved_tree_takes_nothing_from_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_tree_takes_nothing_from_this_machine(xeon: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
         raise AssertionError("a saved tree must not look at this machine")
 
     monkeypatch.setattr(os, "sched_getaffinity", forbidden)
     monkeypatch.setattr(topology, "read_allowance", forbidden)
-    assert len(read_topology(sapphire_rapids(tmp_path)).usable_cores) == 112
+    assert len(read_topology(xeon).usable_cores) == 112
 
 
 def test_this_machine_is_understood() -> None:
