@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from outrider.runner.guard import refuse_open
-from outrider.runner.ray_loss import Head, Lost, adopt_orphans, end_all_children, ended, forget, own_servers
+from outrider.runner.ray_loss import Descendants, Head, Lost, abandon, ended, own_servers
 from outrider.workers.errors import JobError, UsageError, first_line
 
 # Where, which name, and what stands there instead.
@@ -36,9 +36,22 @@ def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None 
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.update(NONE_IN_ADVANCE)
     _quiet()
-    adopt_orphans()
     import ray
 
+    with Descendants() as descendants:
+        _start(ray, cores, resources, metrics_port)
+        servers = own_servers(ray)
+        try:
+            yield lambda: ended(servers)
+        finally:
+            if ended(servers):
+                descendants.end()
+                abandon(ray)
+            else:
+                ray.shutdown()
+
+
+def _start(ray: Any, cores: int, resources: dict[str, float], metrics_port: int | None) -> None:
     try:
         with _changed(*_small_and_on_loopback(ray), *_not_printing(ray)):
             ray.init(
@@ -56,15 +69,6 @@ def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None 
             )
     except Exception as error:  # of a node that does not come up in time Ray says nothing more special
         raise JobError(f"Ray could not be started on this machine: {first_line(error)}") from error
-    servers = own_servers(ray)
-    try:
-        yield lambda: ended(servers)
-    finally:
-        if ended(servers):
-            end_all_children()
-            forget(ray)
-        else:
-            ray.shutdown()
 
 
 def _small_and_on_loopback(ray: Any) -> list[Change]:
@@ -125,10 +129,10 @@ def joined_ray(address: str) -> Iterator[Head]:
         with head:
             yield head
     finally:
-        if head.answers():
+        if head.lost() is None and head.answers():
             ray.shutdown()
         else:
-            forget(ray)
+            abandon(ray)
 
 
 def _quiet() -> None:

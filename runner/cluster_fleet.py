@@ -57,7 +57,6 @@ class ClusterFleet:
         self._say = say
         self._head = head
         self._own = nodes.own()
-        self._cut_off = False
         self._kind: tuple[str, ...] = ()
         self._share = 1
         self._places: dict[str, Place] = {}
@@ -73,21 +72,21 @@ class ClusterFleet:
     # What the driver asks
 
     def lost(self) -> str | None:
-        if self._cut_off:
-            return "Ray on this host has died, and with it this job's part in the cluster"
         return self._head.lost()
 
     def seats(self, seatless: int) -> list[ReplicaPlan]:
         found: list[ReplicaPlan] = []
-        while True:
+        # An actor that is started while the head is silent comes to nothing.
+        while not self._head.silent:
             try:
                 news = self._news.get_nowait()
             except Empty:
-                return found
+                break
             if isinstance(news, str):
                 self._say(news)
             else:
                 found.append(news)
+        return found
 
     def gone(self, plan: ReplicaPlan) -> bool:
         # Without a head nobody can tell. It has no part in what is left of the job, then.
@@ -140,14 +139,18 @@ class ClusterFleet:
                     self._say(f"waiting: {waiting}; {refusal}")
                     said = waiting
             time.sleep(POLL_SECONDS)
-            self._refresh(list(self._places.values()))
+            if (why := self._head.lost()) is not None:
+                raise JobError(f"{why}; the job has not begun")
+            if self._head.answers():
+                self._refresh(list(self._places.values()))
 
     def watch(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
         self._closed.set()
-        self._thread.join(nodes.ANSWER_SECONDS if self._head.answers() else 0.0)
+        there = self._head.lost() is None and self._head.answers()
+        self._thread.join(nodes.ANSWER_SECONDS if there else 0.0)
 
     # While it runs, in the thread
 
@@ -167,7 +170,7 @@ class ClusterFleet:
         living = nodes.alive()
         if self._own not in {node["NodeID"] for node in living}:
             # Ray ends what a driver has started, on all hosts, once the driver's own raylet is dead.
-            self._cut_off = True
+            self._head.cut_off("Ray on this host has died, and with it this job's part in the cluster")
             return
         there = nodes.offering(living)
         ids = {node["NodeID"] for node in there}

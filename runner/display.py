@@ -90,7 +90,7 @@ def summary_table(summary: dict[str, Any], over_time: Sequence[dict[str, Any]], 
     if summary["near_ties"]:
         table.add_row("near ties", f"{summary['near_ties']:,} choices lay within rounding of another")
     if died := ", ".join(f"{what} {count:,}" for what, name in DEATHS.items() if (count := summary.get(name))):
-        table.add_row("started again", died)
+        table.add_row("deaths", died)
     table.add_row("job", directory)
     return table
 

@@ -30,6 +30,8 @@ TICK_SECONDS = 0.2
 QUEUE_DEPTH = 2
 # So many answers without a row in them are asked for at most, however many replicas there are.
 HARVESTS_A_SECOND = 200
+# A host that is alive but does not say so for longer is taken for alive: Ray gives up a silent one well before.
+SIGN_SECONDS = 60.0
 # What the totals take from the replicas' own counts, work that was lost and done again included.
 OF_PROGRESS = ("rounds", "near_ties", "prompt_tokens", "prompt_tokens_reused")
 
@@ -56,8 +58,8 @@ class Driver:
         self._agree_on_path = agree_on_path
         self._fleet = fleet
         self._seatless: set[int] = set()
-        # Targets that have died where it is not yet known whether their host has, too.
-        self._doubtful: dict[int, Exception] = {}
+        # Targets that have died where it is not yet known whether their host has, too; and since when.
+        self._doubtful: dict[int, tuple[Exception, float]] = {}
         # How long a job goes on waiting when no replica has a place.
         self._patience = patience
         self._seated_at = time.monotonic()
@@ -90,9 +92,9 @@ class Driver:
 
     def run(self) -> None:
         """Until every row has ended, or the drain is done."""
-        for replica in self._replicas.values():
-            self._start(replica)
         try:
+            for replica in self._replicas.values():
+                self._start(replica)
             self._perform(self._schedule.start())
             while self._finish is None:
                 for replica in self._replicas.values():
@@ -108,6 +110,12 @@ class Driver:
                     self._keep()
                 self._show(self.totals)
             self._collect_traces()
+        except Exception as error:
+            # Whatever a Ray raises whose servers are gone.
+            if (how := self._fleet.lost()) is None:
+                raise
+            self.totals.ray_deaths += 1
+            raise RayLostError(how) from error
         finally:
             for replica in self._replicas.values():
                 replica.stop()
@@ -156,7 +164,6 @@ class Driver:
         yield from self._harvested([(replica, harvest) for replica, _, harvest in harvests])
         # What dies with Ray is not to blame.
         if (how := self._fleet.lost()) is not None:
-            self.totals.ray_deaths += 1
             raise RayLostError(how)
         for replica, what, future, answer in answers:
             if future in replica.pending:  # else an earlier event of this very tick has replaced the replica
@@ -200,7 +207,7 @@ class Driver:
             self._trace.actor(replica.number, "draft", answer)
             replica.draft_trace()
         elif what == "sign of life":
-            yield self._died(replica, self._doubtful.pop(replica.number))
+            yield self._died(replica, self._doubtful.pop(replica.number)[0])
 
     def _is_alike(self, replica: Replica, report: WorkerReport) -> bool:
         """Whether a replica computes as the job does. One that does not is left out, where there are others."""
@@ -261,7 +268,7 @@ class Driver:
             yield self._died(replica, error)
             return
         # A host that goes down takes its processes first: whether this one died alone, the host has to tell.
-        self._doubtful[replica.number] = error
+        self._doubtful[replica.number] = (error, time.monotonic())
         replica.pending[sign] = "sign of life"
 
     def _died(self, replica: Replica, error: Exception) -> schedule.Event:
@@ -327,6 +334,11 @@ class Driver:
                 if self._first_up is None:
                     raise late
                 yield from self._failed(replica, "target ready", late)
+        for number, (error, since) in list(self._doubtful.items()):
+            if now - since > SIGN_SECONDS:
+                del self._doubtful[number]
+                self._replicas[number].pending.clear()
+                yield self._died(self._replicas[number], error)
 
     def _harvested(self, harvests: Sequence[tuple[Replica, Harvest]]) -> Iterable[schedule.Event]:
         """Durable first, then known to the schedule."""

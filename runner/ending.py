@@ -17,6 +17,8 @@ def end_at_once() -> None:
 def end(code: str | int | None) -> None:
     """Does not return if the process has to end at once."""
     if _at_once:
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)

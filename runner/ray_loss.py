@@ -47,30 +47,50 @@ def ended(servers: Mapping[str, Sequence[subprocess.Popen[bytes]]]) -> str | Non
     for name, processes in servers.items():
         for process in processes:
             if (code := process.poll()) is not None:
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
                 return f"Ray's {WHAT[name]} on this machine {how}"
     return None
 
 
-def adopt_orphans() -> None:
-    """What the raylet has started becomes ours if the raylet is killed, so that none of it outlives the job unseen."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-def end_all_children() -> None:
-    """Servers that are left and processes that hold models: the memory and the cores of a lost Ray are free afterwards."""
-    deadline = time.monotonic() + END_SECONDS
-    # Those that a dying one leaves behind are found the next time.
-    while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
-        for child in children:
+class Descendants:
+    """What comes of this process from now on: Ray's servers, and what they start."""
+
+    def __enter__(self) -> Self:
+        self._others = set(psutil.Process().children())
+        # What the raylet has started becomes ours if the raylet is killed, so that none of it outlives the job unseen.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+    def end(self) -> None:
+        """The memory and the cores that a lost Ray had are free afterwards."""
+        deadline = time.monotonic() + END_SECONDS
+        # Those that a dying one leaves behind are found the next time.
+        while (left := self._left()) and time.monotonic() < deadline:
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1.0)
+
+    def _left(self) -> list[psutil.Process]:
+        found = [child for child in psutil.Process().children() if child not in self._others]
+        for child in tuple(found):
             with suppress(psutil.NoSuchProcess):
-                child.kill()
-        psutil.wait_procs(children, timeout=1.0)
+                found += child.children(recursive=True)
+        return found
 
 
-def forget(ray: Any) -> None:
-    """Nobody is left to say goodbye to: Ray would try for up to a minute when the process ends."""
+def abandon(ray: Any) -> None:
+    """Let go of a Ray whose servers are gone, which it would wait for, for up to a minute, when this process ends."""
     atexit.unregister(ray._private.worker.shutdown)
+    # Ray's own asks its servers for something first.
+    sys.excepthook = sys.__excepthook__
     end_at_once()
 
 
@@ -80,8 +100,8 @@ def check_worth_another(journal: Journal, lost: RayLostError, ours: bool) -> Non
     if not ours:
         raise JobError(f"{lost}; {kept} once it is there again") from lost
     counts = journal.counts()
-    ended = counts.done + counts.failed
-    idle = [*(earlier for earlier in journal.meta("ray_losses") or [] if earlier == ended), ended]
+    rows = counts.done + counts.failed
+    idle = [*(earlier for earlier in journal.meta("ray_losses") or [] if earlier == rows), rows]
     hopeless = len(idle) >= MOST_IDLE_LOSSES
     journal.set_meta("ray_losses", [] if hopeless else idle)
     if hopeless:
@@ -96,13 +116,15 @@ def start_anew() -> NoReturn:
 
 
 class Head:
-    """The head of a cluster: lost when nobody has answered at its port for a while."""
+    """The head of a cluster: lost when nobody has answered at its port for a while, or when it has given us up."""
 
     def __init__(self, address: str, patience: float = SILENCE_SECONDS, poll: float = POLL_SECONDS) -> None:
         host, _, port = address.rpartition(":")
         self.address, self._where = address, (host.strip("[]"), int(port))
         self._patience, self._poll = patience, poll
-        self._answered = time.monotonic()
+        # Since when it has not answered those that knocked: time in which this process stood still says nothing.
+        self._silent_since: float | None = None
+        self._cut_off: str | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="head", daemon=True)
 
@@ -117,15 +139,26 @@ class Head:
     def answers(self) -> bool:
         """Whether it does at this moment. What Ray is asked while its head is silent, it answers in a minute or never."""
         with suppress(OSError), socket.create_connection(self._where, timeout=ANSWER_SECONDS):
-            self._answered = time.monotonic()
+            self._silent_since = None
             return True
+        if self._silent_since is None:
+            self._silent_since = time.monotonic()
         return False
 
+    @property
+    def silent(self) -> bool:
+        """Whether it was so the last time that somebody knocked."""
+        return self._silent_since is not None
+
+    def cut_off(self, why: str) -> None:
+        """It answers, but no longer counts this process in."""
+        self._cut_off = why
+
     def lost(self) -> str | None:
-        silent = time.monotonic() - self._answered
-        if silent < self._patience:
-            return None
-        return f"the head of the cluster at {self.address} has not answered for {silent:.0f} s"
+        since = self._silent_since
+        if self._cut_off is None and since is not None and (seconds := time.monotonic() - since) >= self._patience:
+            return f"the head of the cluster at {self.address} has not answered for {seconds:.0f} s"
+        return self._cut_off
 
     def _watch(self) -> None:
         while not self._closed.wait(self._poll):

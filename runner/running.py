@@ -178,7 +178,9 @@ def _drive(
                 with _draining_on_signals(driver, display):
                     driver.run()
             except RayLostError as lost:
-                if not driver.draining:
+                if driver.draining:
+                    display.say(str(lost))
+                else:
                     check_worth_another(journal, lost, ours=spec.address is None)
                     raise
             finally:

@@ -122,7 +122,8 @@ def test_a_job_whose_head_dies_goes_on_with_the_other_hosts(rows: Path, undistur
         job = tmp_path / "job"
         process = run(raylets, rows, job, *PLAIN)
         wait_for(process, lambda: len(known(job, "pinning") or ()) == 2, "replica on each of two hosts")
-        wait_for_rows(process, job, 4)
+        # What is left is done before the head has been silent for too long, on a slow machine too.
+        wait_for_rows(process, job, 120)
         raylets.kill_head()
         finish(process)
     assert (job / "results.jsonl").read_bytes() == undisturbed

@@ -119,6 +119,23 @@ def test_what_dies_with_ray_is_not_to_blame(world: World, journal: Journal) -> N
     assert (totals["ray_deaths"], totals["target_deaths"]) == (MOST_ATTEMPTS, 0)
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_whatever_a_lost_ray_raises_is_its_loss(world: World, journal: Journal, lost: bool) -> None:
+    fill(journal, 4)
+    gone = False
+
+    def wait(futures: list[object]) -> list[object]:
+        nonlocal gone
+        gone = lost
+        raise RuntimeError("the object store is closed")
+
+    made = driver(journal, fleet=OneHost(lambda: None, lambda: "Ray was killed" if gone else None, lambda: None))
+    made._arrived = wait  # type: ignore[method-assign]
+    with pytest.raises(RayLostError if lost else RuntimeError, match="killed" if lost else "store is closed"):
+        made.run()
+    assert journal.meta("totals")["ray_deaths"] == lost
+
+
 def test_samples_lost_with_a_replica_are_not_counted_twice(world: World, journal: Journal) -> None:
     fill(journal, 1, samples=4)
     seen: list[int] = []

@@ -11,6 +11,7 @@ import pytest
 from driver_world import PLAN, PLANNED, Future, World, driver, fake_world, fill
 from ray.exceptions import RayActorError, RayTaskError
 
+from outrider.runner import driver as module
 from outrider.runner.fleet import OneHost
 from outrider.runner.journal import Counts, Journal
 from outrider.runner.plan import ReplicaPlan
@@ -153,13 +154,17 @@ def test_a_replica_that_computes_otherwise_is_left_out(world: World, journal: Jo
     assert any("is not used: instruction_set: avx512 then" in note for note in made.totals.notes)
 
 
-@pytest.mark.parametrize("host_lives", [True, False])
-def test_a_death_is_blamed_only_where_the_host_lives_on(world: World, journal: Journal, host_lives: bool) -> None:
+@pytest.mark.parametrize(("sign", "host_lives"), [("comes", True), ("breaks", False), ("is never seen", True)])
+def test_a_death_is_blamed_only_where_the_host_lives_on(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch, sign: str, host_lives: bool
+) -> None:
     fill(journal, 20)
+    if sign == "is never seen":
+        monkeypatch.setattr(module, "SIGN_SECONDS", 0.0)
 
     class Doubted(Moving):
         def sign_of_life(self, plan: ReplicaPlan) -> Any:
-            return Future(lambda: None if host_lives else RayActorError())
+            return Future(lambda: RayActorError() if sign == "breaks" else None, ready=sign != "is never seen")
 
     made = driver(journal, fleet=Doubted([on("next")]))
     made._drain = NoEvent()  # type: ignore[assignment]

@@ -196,7 +196,7 @@ def test_a_killed_ray_is_started_anew_and_only_costs_time(long, tmp_path, server
     job = tmp_path / "job"
     process = start("run", long / "in.jsonl", "-o", job, "--batch", "4", "--draft-tokens", "2", cwd=tmp_path)
     wait_for_rows(process, job, 2)
-    [victim] = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == server]
+    [victim] = [child for child in psutil.Process(process.pid).children() if child.name() == server]
     victim.kill()
     output = finish(process)
     assert "on this machine was killed by SIGKILL: it is started anew" in output

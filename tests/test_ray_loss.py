@@ -47,20 +47,23 @@ def test_the_servers_are_those_of_this_ray_and_none_where_it_keeps_them_otherwis
 LEFT_BEHIND = """
 import subprocess, sys
 import psutil
-from outrider.runner.ray_loss import adopt_orphans, end_all_children
-adopt_orphans()
-shell = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; read line"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-orphan = psutil.Process(int(shell.stdout.readline()))
-shell.kill()
-shell.wait()
-assert orphan.ppid() == psutil.Process().pid, "an orphan comes to us"
-subprocess.Popen(["sleep", "600"])
-end_all_children()
-assert not orphan.is_running() and not psutil.Process().children(recursive=True)
+from outrider.runner.ray_loss import Descendants
+other = psutil.Popen(["sleep", "600"])
+with Descendants() as descendants:
+    shell = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; read line"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    orphan = psutil.Process(int(shell.stdout.readline()))
+    shell.kill()
+    shell.wait()
+    assert orphan.ppid() == psutil.Process().pid, "an orphan comes to us"
+    subprocess.Popen(["sh", "-c", "sleep 600; true"])
+    descendants.end()
+    assert not orphan.is_running()
+    assert psutil.Process().children(recursive=True) == [other], "what was there before is nobody's"
+    other.kill()
 """
 
 
-def test_nothing_outlives_a_lost_ray() -> None:
+def test_nothing_outlives_a_lost_ray_and_nothing_else_ends_with_it() -> None:
     done = python(LEFT_BEHIND)
     assert done.returncode == 0, done.stderr
 
@@ -113,16 +116,20 @@ def test_a_head_is_lost_when_it_has_been_silent_for_long(monkeypatch: pytest.Mon
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     head = Head(f"127.0.0.1:{port}")
-    now += SILENCE_SECONDS - 1
-    assert head.answers() and head.lost() is None
+    # While this process is stopped nobody knocks.
+    now += 10 * SILENCE_SECONDS
+    assert head.lost() is None and head.answers() and not head.silent
     listener.close()
+    assert not head.answers() and head.silent and head.lost() is None
     now += SILENCE_SECONDS - 1
     assert not head.answers() and head.lost() is None
     now += 1
     assert head.lost() == f"the head of the cluster at 127.0.0.1:{port} has not answered for 30 s"
-    # One that is started again on its port is no loss.
+    # One that is started again on its port is no loss, unless it has forgotten us.
     with socket.create_server(("127.0.0.1", port)):
-        assert head.answers() and head.lost() is None
+        assert head.answers() and not head.silent and head.lost() is None
+        head.cut_off("it has forgotten us")
+        assert head.answers() and head.lost() == "it has forgotten us"
 
 
 def test_a_head_is_watched_until_the_job_ends() -> None:
