@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -91,12 +93,18 @@ def run_command(
     from outrider.runner.config import build_spec
     from outrider.runner.running import run
 
+    # Until rows are under way a request to end is a Ctrl-C.
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = run(build_spec(given(context, leave_out={"config", "json_"}), config), as_json=json_)
     except KeyboardInterrupt:  # typer would end here too, without a word
         print("stopped; the same command resumes the job", file=sys.stderr)
         code = INTERRUPTED
     raise typer.Exit(code)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @app.command("status")

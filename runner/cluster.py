@@ -39,7 +39,13 @@ def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None 
     import ray
 
     with Descendants() as descendants:
-        _start(ray, cores, resources, metrics_port)
+        try:
+            _start(ray, cores, resources, metrics_port)
+        except KeyboardInterrupt:
+            # Half started, it cannot end what it has started.
+            descendants.end()
+            abandon(ray)
+            raise
         servers = own_servers(ray)
         try:
             yield lambda: ended(servers)
@@ -53,7 +59,7 @@ def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None 
 
 def _start(ray: Any, cores: int, resources: dict[str, float], metrics_port: int | None) -> None:
     try:
-        with _changed(*_small_and_on_loopback(ray), *_not_printing(ray)):
+        with _changed(*_small_and_on_loopback(ray), *_quiet_and_tame(ray)):
             ray.init(
                 # Without this, RAY_ADDRESS in the environment would send us to somebody else's cluster.
                 address="local",
@@ -87,9 +93,14 @@ def _small_and_on_loopback(ray: Any) -> list[Change]:
     ]
 
 
-def _not_printing(ray: Any) -> list[Change]:
-    """Ray prints on our standard output, which may be read by programs, what we say in words of our own."""
-    return [(ray._private.worker, "listen_error_messages", lambda worker, threads_stopped: None)]
+def _quiet_and_tame(ray: Any) -> list[Change]:
+    """Ray prints on our standard output, which programs may read, what we say in words of our own; and takes over what is
+    to be done when the process is asked to end.
+    """
+    return [
+        (ray._private.worker, "listen_error_messages", lambda worker, threads_stopped: None),
+        (ray._private.utils, "set_sigterm_handler", lambda handler: None),
+    ]
 
 
 @contextmanager
@@ -119,7 +130,7 @@ def joined_ray(address: str) -> Iterator[Head]:
     from ray.exceptions import RayError
 
     try:
-        with _changed(*_not_printing(ray)):
+        with _changed(*_quiet_and_tame(ray)):
             ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise JobError(f"--address: the cluster at {address} cannot be joined: {first_line(error)}") from error

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from threading import Thread
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -72,9 +74,18 @@ class Office:
 def _settle_in() -> None:
     # Ctrl-C reaches the whole group; the helper goes without the traceback that Python would print.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    Thread(target=_end_with_the_driver, daemon=True).start()
     from outrider.workers.models.torchless import go_without_torch
 
     go_without_torch()
+
+
+def _end_with_the_driver() -> None:
+    """Python lets a helper wait for ever for the next question of a process that was killed."""
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+    driver.join()
+    os._exit(1)
 
 
 # The modules behind these load transformers, so they are imported where they run.

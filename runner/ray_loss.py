@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import psutil
@@ -61,6 +62,7 @@ class Descendants:
 
     def __enter__(self) -> Self:
         self._others = set(psutil.Process().children())
+        self._open = _open_files()
         # What the raylet has started becomes ours if the raylet is killed, so that none of it outlives the job unseen.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         return self
@@ -77,6 +79,10 @@ class Descendants:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(left, timeout=1.0)
+        # Ray's log files would stay open in a command that begins anew.
+        for descriptor in _open_files() - self._open:
+            with suppress(OSError):
+                os.set_inheritable(descriptor, False)
 
     def _left(self) -> list[psutil.Process]:
         found = [child for child in psutil.Process().children() if child not in self._others]
@@ -84,6 +90,15 @@ class Descendants:
             with suppress(psutil.NoSuchProcess):
                 found += child.children(recursive=True)
         return found
+
+
+def _open_files() -> set[int]:
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the listing's own
+            os.fstat(int(entry.name))
+            found.add(int(entry.name))
+    return found
 
 
 def abandon(ray: Any) -> None:

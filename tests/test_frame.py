@@ -97,11 +97,12 @@ def test_a_usage_error_leaves_the_program_without_a_traceback(tmp_path: Path) ->
     assert done.stderr == "outrider: none.jsonl cannot be read: No such file or directory\n"
 
 
-def test_an_interrupt_is_said_and_has_its_own_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_is_said_and_has_its_own_code(tmp_path: Path, number: str) -> None:
     program = (
+        "import os, signal\n"
         "import outrider.runner.config as config\n"
-        "def interrupted(*_): raise KeyboardInterrupt\n"
-        "config.build_spec = interrupted\n"
+        f"config.build_spec = lambda *_: os.kill(os.getpid(), signal.{number})\n"
         "from outrider.runner.cli import main\n"
         "main()"
     )

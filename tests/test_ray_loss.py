@@ -20,7 +20,9 @@ LOST = RayLostError("Ray's raylet on this machine was killed by SIGKILL")
 
 
 def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 @pytest.mark.parametrize(("action", "how"), [("kill", "was killed by SIGKILL"), ("wait", "ended with exit code 5")])
@@ -45,18 +47,21 @@ def test_the_servers_are_those_of_this_ray_and_none_where_it_keeps_them_otherwis
 
 
 LEFT_BEHIND = """
-import subprocess, sys
+import os, subprocess, sys
 import psutil
 from outrider.runner.ray_loss import Descendants
-other = psutil.Popen(["sleep", "600"])
+other = psutil.Popen(["sleep", "30"])
 with Descendants() as descendants:
-    shell = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; read line"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    shell = subprocess.Popen(["sh", "-c", "sleep 30 >&2 & echo $!; read line"], **pipes)
     orphan = psutil.Process(int(shell.stdout.readline()))
     shell.kill()
     shell.wait()
     assert orphan.ppid() == psutil.Process().pid, "an orphan comes to us"
-    subprocess.Popen(["sh", "-c", "sleep 600; true"])
+    subprocess.Popen(["sh", "-c", "sleep 30; true"])
+    os.set_inheritable(log := os.open("/dev/null", os.O_RDONLY), True)
     descendants.end()
+    assert not os.get_inheritable(log), "a command that begins anew must not have it"
     assert not orphan.is_running()
     assert psutil.Process().children(recursive=True) == [other], "what was there before is nobody's"
     other.kill()
