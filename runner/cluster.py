@@ -134,7 +134,9 @@ def joined_ray(address: str) -> Iterator[Head]:
             ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise JobError(f"--address: the cluster at {address} cannot be joined: {first_line(error)}") from error
-    head = Head(ray.get_runtime_context().gcs_address)
+    here = ray.get_runtime_context()
+    [own] = [node for node in ray.nodes() if node["NodeID"] == here.get_node_id()]
+    head = Head(here.gcs_address, own=(own["NodeManagerAddress"], own["NodeManagerPort"]))
     try:
         refuse_open(head.address)
         with head:

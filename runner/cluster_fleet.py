@@ -169,8 +169,7 @@ class ClusterFleet:
     def _step(self) -> None:
         living = nodes.alive()
         if self._own not in {node["NodeID"] for node in living}:
-            # Ray ends what a driver has started, on all hosts, once the driver's own raylet is dead.
-            self._head.cut_off("Ray on this host has died, and with it this job's part in the cluster")
+            self._head.cut_off()
             return
         there = nodes.offering(living)
         ids = {node["NodeID"] for node in there}

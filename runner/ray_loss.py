@@ -33,6 +33,8 @@ ANSWER_SECONDS = 5.0
 SILENCE_SECONDS = 30.0
 # So many Rays may be lost without a row ending in between; more of them would fare no better.
 MOST_IDLE_LOSSES = 3
+# How a gRPC connection begins: HTTP/2's preface, and no settings. The other end answers with its own at once.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 WHAT = {"gcs_server": "control server", "raylet": "raylet"}
 
 
@@ -130,12 +132,30 @@ def start_anew() -> NoReturn:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-class Head:
-    """The head of a cluster: lost when nobody has answered at its port for a while, or when it has given us up."""
+def knock(where: tuple[str, int]) -> None:
+    """An OSError if no server answers there. The kernel takes connections for a stopped one too, so a word is awaited."""
+    with socket.create_connection(where, timeout=ANSWER_SECONDS) as line:
+        line.sendall(GREETING)
+        # One that hangs up, since it wants another protocol, is there as well.
+        line.recv(1)
 
-    def __init__(self, address: str, patience: float = SILENCE_SECONDS, poll: float = POLL_SECONDS) -> None:
+
+class Head:
+    """The head of a cluster: lost when nobody has answered at its port for a while, or when it has given us up.
+
+    Once the driver's own raylet (at ``own``) is dead, the head ends what that driver has started, on all hosts.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        own: tuple[str, int] | None = None,
+        patience: float = SILENCE_SECONDS,
+        poll: float = POLL_SECONDS,
+    ) -> None:
         host, _, port = address.rpartition(":")
         self.address, self._where = address, (host.strip("[]"), int(port))
+        self._own = own
         self._patience, self._poll = patience, poll
         # Since when it has not answered those that knocked: time in which this process stood still says nothing.
         self._silent_since: float | None = None
@@ -153,7 +173,8 @@ class Head:
 
     def answers(self) -> bool:
         """Whether it does at this moment. What Ray is asked while its head is silent, it answers in a minute or never."""
-        with suppress(OSError), socket.create_connection(self._where, timeout=ANSWER_SECONDS):
+        with suppress(OSError):
+            knock(self._where)
             self._silent_since = None
             return True
         if self._silent_since is None:
@@ -165,9 +186,9 @@ class Head:
         """Whether it was so the last time that somebody knocked."""
         return self._silent_since is not None
 
-    def cut_off(self, why: str) -> None:
-        """It answers, but no longer counts this process in."""
-        self._cut_off = why
+    def cut_off(self) -> None:
+        """It answers, but no longer counts this host in."""
+        self._cut_off = "Ray on this host has died, and with it this job's part in the cluster"
 
     def lost(self) -> str | None:
         since = self._silent_since
@@ -176,5 +197,21 @@ class Head:
         return self._cut_off
 
     def _watch(self) -> None:
+        refused = 0
         while not self._closed.wait(self._poll):
-            self.answers()
+            refused = refused + 1 if self._own_is_dead() else 0
+            # Without a head nobody ends anything. Where both die together, one is seen before the other.
+            if self.answers() and refused > 1:
+                self.cut_off()
+
+    def _own_is_dead(self) -> bool:
+        """One that is merely slow is for the head to judge."""
+        if self._own is None:
+            return False
+        try:
+            knock(self._own)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False

@@ -182,6 +182,8 @@ def _drive(
                     display.say(str(lost))
                 else:
                     check_worth_another(journal, lost, ours=spec.address is None)
+                    if said := trace.set_aside():
+                        display.say(f"trace: {said}")
                     raise
             finally:
                 if said := trace.close():

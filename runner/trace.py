@@ -5,6 +5,7 @@ Every replica is a process with one track for its target and one for its draft; 
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -119,6 +120,19 @@ class TraceFile:
                 f"{self._dropped:,} were dropped where they arose"
             )
         return f"{self.path} holds {self._slices:,} slices; open it at ui.perfetto.dev"
+
+    def set_aside(self) -> str | None:
+        """Make room for the trace of the same job begun anew. What is to be said: where this one lies."""
+        if self.path is None:
+            return None
+        self.close()
+        numbered = (self.path.with_stem(f"{self.path.stem}.{number}") for number in itertools.count(1))
+        kept = next(path for path in numbered if not path.exists())
+        try:
+            self.path.rename(kept)
+        except OSError as error:
+            return f"what {self.path} holds until now will be lost: {error.strerror}"
+        return f"what was seen until now is in {kept}"
 
     def _announce(self, replica: int) -> None:
         if replica not in self._replicas:

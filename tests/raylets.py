@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 START_SECONDS = 60
 # A dead raylet is noticed within two seconds instead of twenty: its port refuses at once. One that lives may take its time,
 # as it does on a busy machine.
@@ -65,6 +67,12 @@ class Raylets:
         """As a head that loses power: nobody answers for the cluster any more. Or ``only`` one of its servers."""
         self._tell(do="kill head", only=only)
 
+    @property
+    def control_server(self) -> psutil.Process:
+        keeper = psutil.Process(self._process.pid)
+        [found] = [child for child in keeper.children(recursive=True) if child.name() == "gcs_server"]
+        return found
+
     def _tell(self, **command: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
@@ -97,7 +105,6 @@ def _free_port() -> int:
 
 
 def keep(head_cores: int, dashboard_port: int) -> None:
-    import psutil
     import ray
     from ray.cluster_utils import Cluster
 

@@ -24,6 +24,7 @@ from command_line import (
 )
 from raylets import Raylets
 
+from outrider.runner import ray_loss
 from outrider.workers.models.cards import POCKET, find
 
 pytestmark = pytest.mark.slow
@@ -128,6 +129,18 @@ def test_a_job_whose_head_dies_goes_on_with_the_other_hosts(rows: Path, undistur
         finish(process)
     assert (job / "results.jsonl").read_bytes() == undisturbed
     assert described(job)["summary"]["target_deaths"] == 0
+
+
+def test_a_head_that_was_stopped_does_not_answer_who_knocks(pair: Raylets, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_loss, "ANSWER_SECONDS", 2.0)
+    head = ray_loss.Head(pair.address)
+    assert head.answers()
+    pair.control_server.suspend()
+    try:
+        assert not head.answers() and head.silent
+    finally:
+        pair.control_server.resume()
+    assert head.answers() and not head.silent
 
 
 def test_a_job_whose_own_raylet_dies_says_so_and_keeps_its_rows(rows: Path, tmp_path: Path) -> None:

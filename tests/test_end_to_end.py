@@ -194,7 +194,8 @@ def test_a_dead_target_and_a_dead_draft_only_cost_time(long, tmp_path):
 @pytest.mark.parametrize("server", ["raylet", "gcs_server"])
 def test_a_killed_ray_is_started_anew_and_only_costs_time(long, tmp_path, server):
     job = tmp_path / "job"
-    process = start("run", long / "in.jsonl", "-o", job, "--batch", "4", "--draft-tokens", "2", cwd=tmp_path)
+    options = ("--batch", "4", "--draft-tokens", "2", "--trace", "trace.json")
+    process = start("run", long / "in.jsonl", "-o", job, *options, cwd=tmp_path)
     wait_for_rows(process, job, 2)
     [victim] = [child for child in psutil.Process(process.pid).children() if child.name() == server]
     victim.kill()
@@ -202,6 +203,8 @@ def test_a_killed_ray_is_started_anew_and_only_costs_time(long, tmp_path, server
     assert "on this machine was killed by SIGKILL: it is started anew" in output
     assert "of 360 rows have ended" in output
     assert (job / "results.jsonl").read_bytes() == (long / "job" / "results.jsonl").read_bytes()
+    for trace in ("trace.1.json", "trace.json"):
+        assert json.loads((tmp_path / trace).read_text())["otherData"]["slices"] > 0
     summary = described(job)["summary"]
     assert (summary["ray_deaths"], summary["target_deaths"], summary["draft_deaths"]) == (1, 0, 0)
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +18,15 @@ from driver_world import fill
 
 from outrider.runner import ray_loss
 from outrider.runner.journal import Journal
-from outrider.runner.ray_loss import MOST_IDLE_LOSSES, SILENCE_SECONDS, Head, check_worth_another, ended, own_servers
+from outrider.runner.ray_loss import (
+    GREETING,
+    MOST_IDLE_LOSSES,
+    SILENCE_SECONDS,
+    Head,
+    check_worth_another,
+    ended,
+    own_servers,
+)
 from outrider.workers.errors import JobError, RayLostError
 
 LOST = RayLostError("Ray's raylet on this machine was killed by SIGKILL")
@@ -115,33 +128,67 @@ def test_a_process_that_has_to_end_at_once_keeps_its_words_and_its_code(how: str
     assert done.stderr == ("outrider: why\n" if code == 1 else "")
 
 
+@contextmanager
+def server(port: int = 0, word: bytes = b"settings") -> Iterator[int]:
+    """Somebody who answers whoever knocks, or hangs up without a word; the port."""
+
+    class Porter(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            assert self.request.recv(len(GREETING), socket.MSG_WAITALL) == GREETING
+            self.request.sendall(word)
+
+    socketserver.ThreadingTCPServer.allow_reuse_address = True
+    with socketserver.ThreadingTCPServer(("127.0.0.1", port), Porter) as porter:
+        thread = threading.Thread(target=porter.serve_forever, kwargs={"poll_interval": 0.001})
+        thread.start()
+        try:
+            yield porter.server_address[1]
+        finally:
+            porter.shutdown()
+            thread.join()
+
+
 def test_a_head_is_lost_when_it_has_been_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(ray_loss, "time", SimpleNamespace(monotonic=lambda: now))
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    head = Head(f"127.0.0.1:{port}")
-    # While this process is stopped nobody knocks.
-    now += 10 * SILENCE_SECONDS
-    assert head.lost() is None and head.answers() and not head.silent
-    listener.close()
+    with server() as port:
+        head = Head(f"127.0.0.1:{port}")
+        # While this process is stopped nobody knocks.
+        now += 10 * SILENCE_SECONDS
+        assert head.lost() is None and head.answers() and not head.silent
     assert not head.answers() and head.silent and head.lost() is None
     now += SILENCE_SECONDS - 1
     assert not head.answers() and head.lost() is None
     now += 1
     assert head.lost() == f"the head of the cluster at 127.0.0.1:{port} has not answered for 30 s"
     # One that is started again on its port is no loss, unless it has forgotten us.
-    with socket.create_server(("127.0.0.1", port)):
+    with server(port):
         assert head.answers() and not head.silent and head.lost() is None
-        head.cut_off("it has forgotten us")
-        assert head.answers() and head.lost() == "it has forgotten us"
+        head.cut_off()
+        assert head.answers() and "Ray on this host has died" in str(head.lost())
 
 
-def test_a_head_is_watched_until_the_job_ends() -> None:
+def test_a_head_that_only_takes_connections_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_loss, "ANSWER_SECONDS", 0.01)
+    # As the kernel does for one that was stopped.
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        with Head(f"127.0.0.1:{listener.getsockname()[1]}", poll=0.001) as head:
-            listener.accept()[0].close()
-        assert not head._thread.is_alive()
+        assert not Head(f"127.0.0.1:{listener.getsockname()[1]}").answers()
+    with server(word=b"") as port:
+        assert Head(f"127.0.0.1:{port}").answers(), "one that wants another protocol is there"
+
+
+def test_a_head_and_the_own_raylet_are_watched_until_the_job_ends() -> None:
+    with server() as head_port, ExitStack() as raylet:
+        own = ("127.0.0.1", raylet.enter_context(server()))
+        with Head(f"127.0.0.1:{head_port}", own, poll=0.001) as head:
+            assert head.answers() and head.lost() is None
+            raylet.close()
+            deadline = time.monotonic() + 10
+            while head.lost() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+    assert "Ray on this host has died" in str(head.lost()) and not head.silent
+    assert not head._thread.is_alive()
 
 
 def test_another_ray_is_tried_until_none_of_them_gets_anything_done(tmp_path: Path) -> None:

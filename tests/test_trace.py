@@ -75,6 +75,19 @@ def test_without_a_path_nothing_is_kept_and_no_clock_is_asked() -> None:
     assert trace.close() is None
 
 
+def test_the_trace_of_a_job_begun_anew_does_not_replace_the_one_before(tmp_path: Path) -> None:
+    for number in (1, 2):
+        trace = TraceFile(tmp_path / "t.json")
+        trace.event(f"start {number}")
+        assert trace.set_aside() == f"what was seen until now is in {tmp_path / f't.{number}.json'}"
+        assert trace.close() is None
+        assert named(read(tmp_path / f"t.{number}.json")[0], f"start {number}")
+    assert TraceFile(None).set_aside() is None
+    trace = TraceFile(tmp_path / "t.json")
+    (tmp_path / "t.json").unlink()
+    assert trace.set_aside() == f"what {tmp_path / 't.json'} holds until now will be lost: No such file or directory"
+
+
 def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--trace: .*nowhere/t.json cannot be written: No such file"):
         TraceFile(tmp_path / "nowhere" / "t.json")
