@@ -90,7 +90,8 @@ class ClusterFleet:
 
     def gone(self, plan: ReplicaPlan) -> bool:
         # Without a head nobody can tell. It has no part in what is left of the job, then.
-        return not self._head.answers() or not any(node["NodeID"] == plan.target.node for node in nodes.alive())
+        silent = self._head.silent or not self._head.answers()
+        return silent or not any(node["NodeID"] == plan.target.node for node in nodes.alive())
 
     def sign_of_life(self, plan: ReplicaPlan) -> Any:
         return nodes.start(alive, str(plan.target.node))
@@ -169,6 +170,7 @@ class ClusterFleet:
     def _step(self) -> None:
         living = nodes.alive()
         if self._own not in {node["NodeID"] for node in living}:
+            # One that hangs. One that has ended is noticed sooner, at its port.
             self._head.cut_off()
             return
         there = nodes.offering(living)

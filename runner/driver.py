@@ -173,7 +173,7 @@ class Driver:
                 else:
                     yield from self._translate(replica, what, answer)
         yield from self._take_seats()
-        yield from self._late_starts()
+        yield from self._overdue()
 
     def _arrived(self, futures: list[Any]) -> list[Any]:
         """Every answer that is there, after waiting a little for the first."""
@@ -323,8 +323,8 @@ class Driver:
         for name in OF_PROGRESS:
             setattr(self._past, name, getattr(self._past, name) + getattr(lost, name))
 
-    def _late_starts(self) -> Iterable[schedule.Event]:
-        """Replicas that take too long to come up. It ends the job only where none has come up yet."""
+    def _overdue(self) -> Iterable[schedule.Event]:
+        """Replicas that take too long to come up, which ends the job only where none has yet; hosts that say no word."""
         now = time.monotonic()
         for replica in self._replicas.values():
             waiting = "target ready" in replica.pending.values()

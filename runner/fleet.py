@@ -18,7 +18,7 @@ from outrider.workers.errors import PlacementError
 
 
 class Fleet(Protocol):
-    """The driver asks it at every tick, so nothing in here waits."""
+    """The driver asks it at every tick, so nothing in here waits; but ``gone``, asked when something has died, may."""
 
     def lost(self) -> str | None:
         """Why the Ray under all places can no longer be used; None while it can."""

@@ -149,7 +149,7 @@ class Head:
     def __init__(
         self,
         address: str,
-        own: tuple[str, int] | None = None,
+        own: tuple[str, int],
         patience: float = SILENCE_SECONDS,
         poll: float = POLL_SECONDS,
     ) -> None:
@@ -206,12 +206,8 @@ class Head:
 
     def _own_is_dead(self) -> bool:
         """One that is merely slow is for the head to judge."""
-        if self._own is None:
-            return False
         try:
             knock(self._own)
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
         return False

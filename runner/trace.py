@@ -122,17 +122,17 @@ class TraceFile:
         return f"{self.path} holds {self._slices:,} slices; open it at ui.perfetto.dev"
 
     def set_aside(self) -> str | None:
-        """Make room for the trace of the same job begun anew. What is to be said: where this one lies."""
+        """Make room for the trace of the same job begun anew. What is to be said if there is none."""
         if self.path is None:
             return None
-        self.close()
         numbered = (self.path.with_stem(f"{self.path.stem}.{number}") for number in itertools.count(1))
         kept = next(path for path in numbered if not path.exists())
         try:
             self.path.rename(kept)
         except OSError as error:
             return f"what {self.path} holds until now will be lost: {error.strerror}"
-        return f"what was seen until now is in {kept}"
+        self.path = kept
+        return None
 
     def _announce(self, replica: int) -> None:
         if replica not in self._replicas:

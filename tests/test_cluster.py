@@ -24,13 +24,14 @@ from command_line import (
 )
 from raylets import Raylets
 
-from outrider.runner import ray_loss
+from outrider.runner.ray_loss import Head
 from outrider.workers.models.cards import POCKET, find
 
 pytestmark = pytest.mark.slow
 
 # No draft, since a start costs the most; one row at a time, so that a job of few tokens takes a while.
 TARGET = "ray::TargetActor"
+NOBODY = ("127.0.0.1", 0)
 PLAIN = ("--draft", "none", "--batch", "1")
 
 
@@ -131,9 +132,8 @@ def test_a_job_whose_head_dies_goes_on_with_the_other_hosts(rows: Path, undistur
     assert described(job)["summary"]["target_deaths"] == 0
 
 
-def test_a_head_that_was_stopped_does_not_answer_who_knocks(pair: Raylets, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_loss, "ANSWER_SECONDS", 2.0)
-    head = ray_loss.Head(pair.address)
+def test_a_head_that_was_stopped_does_not_answer_who_knocks(pair: Raylets) -> None:
+    head = Head(pair.address, own=NOBODY)
     assert head.answers()
     pair.control_server.suspend()
     try:

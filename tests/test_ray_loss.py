@@ -29,6 +29,7 @@ from outrider.runner.ray_loss import (
 )
 from outrider.workers.errors import JobError, RayLostError
 
+NOBODY = ("127.0.0.1", 0)
 LOST = RayLostError("Ray's raylet on this machine was killed by SIGKILL")
 
 
@@ -137,8 +138,10 @@ def server(port: int = 0, word: bytes = b"settings") -> Iterator[int]:
             assert self.request.recv(len(GREETING), socket.MSG_WAITALL) == GREETING
             self.request.sendall(word)
 
-    socketserver.ThreadingTCPServer.allow_reuse_address = True
-    with socketserver.ThreadingTCPServer(("127.0.0.1", port), Porter) as porter:
+    class Gate(socketserver.ThreadingTCPServer):
+        allow_reuse_address = True
+
+    with Gate(("127.0.0.1", port), Porter) as porter:
         thread = threading.Thread(target=porter.serve_forever, kwargs={"poll_interval": 0.001})
         thread.start()
         try:
@@ -152,7 +155,7 @@ def test_a_head_is_lost_when_it_has_been_silent_for_long(monkeypatch: pytest.Mon
     now = 100.0
     monkeypatch.setattr(ray_loss, "time", SimpleNamespace(monotonic=lambda: now))
     with server() as port:
-        head = Head(f"127.0.0.1:{port}")
+        head = Head(f"127.0.0.1:{port}", own=NOBODY)
         # While this process is stopped nobody knocks.
         now += 10 * SILENCE_SECONDS
         assert head.lost() is None and head.answers() and not head.silent
@@ -169,12 +172,12 @@ def test_a_head_is_lost_when_it_has_been_silent_for_long(monkeypatch: pytest.Mon
 
 
 def test_a_head_that_only_takes_connections_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_loss, "ANSWER_SECONDS", 0.01)
     # As the kernel does for one that was stopped.
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert not Head(f"127.0.0.1:{listener.getsockname()[1]}").answers()
+    with socket.create_server(("127.0.0.1", 0)) as listener, monkeypatch.context() as hasty:
+        hasty.setattr(ray_loss, "ANSWER_SECONDS", 0.01)
+        assert not Head(f"127.0.0.1:{listener.getsockname()[1]}", own=NOBODY).answers()
     with server(word=b"") as port:
-        assert Head(f"127.0.0.1:{port}").answers(), "one that wants another protocol is there"
+        assert Head(f"127.0.0.1:{port}", own=NOBODY).answers(), "one that wants another protocol is there"
 
 
 def test_a_head_and_the_own_raylet_are_watched_until_the_job_ends() -> None:

@@ -11,13 +11,13 @@
 
 namespace {
 
+// A cast from one of these to another of its size changes no bit.
 using Floats = float __attribute__((vector_size(16)));
 using Ints = int32_t __attribute__((vector_size(16)));
 using Bits = uint32_t __attribute__((vector_size(16)));
 using Words = int16_t __attribute__((vector_size(16)));
 using FourWords = uint16_t __attribute__((vector_size(8)));
 using FourBytes = int8_t __attribute__((vector_size(4)));
-// A cast from one of these to another of its size changes no bit.
 
 struct F { Floats x[4]; };
 struct I { Ints x[4]; };
@@ -27,6 +27,7 @@ using Mask = I;
 template <typename Result, typename Function> inline Result each(Function function) {
   return {{function(0), function(1), function(2), function(3)}};
 }
+
 inline F set(float x) { return each<F>([=](int) { return Floats{x, x, x, x}; }); }
 inline F load(const float *p) { F r; memcpy(r.x, p, sizeof r.x); return r; }
 inline void store(float *p, F x) { memcpy(p, x.x, sizeof x.x); }
@@ -77,17 +78,17 @@ inline I and_i(I a, I b) { return each<I>([&](int i) { return a.x[i] & b.x[i]; }
 inline I or_i(I a, I b) { return each<I>([&](int i) { return a.x[i] | b.x[i]; }); }
 template <int N> inline I shl(I a) { return each<I>([&](int i) { return (Ints)((Bits)a.x[i] << N); }); }
 template <int N> inline I shr(I a) { return each<I>([&](int i) { return (Ints)((Bits)a.x[i] >> N); }); }
-// To nearest, ties to even, and the same answer as the vector instruction where the result does not fit.
-inline int32_t to_int1(float x) {
-  return x >= -2147483648.0f && x < 2147483648.0f ? static_cast<int32_t>(__builtin_rintf(x)) : INT32_MIN;
-}
+// To nearest, ties to even, and INT32_MIN where the result does not fit, as x86 has it.
 inline I to_int(F a) {
   return each<I>([&](int i) {
     const Floats x = a.x[i];
 #if defined(__SSE2__)
     return (Ints)_mm_cvtps_epi32(x);
 #else
-    return Ints{to_int1(x[0]), to_int1(x[1]), to_int1(x[2]), to_int1(x[3])};
+    const auto one = [](float value) {
+      return value >= -2147483648.0f && value < 2147483648.0f ? static_cast<int32_t>(__builtin_rintf(value)) : INT32_MIN;
+    };
+    return Ints{one(x[0]), one(x[1]), one(x[2]), one(x[3])};
 #endif
   });
 }
