@@ -87,6 +87,8 @@ def summary_table(summary: dict[str, Any], over_time: Sequence[dict[str, Any]], 
     if summary.get("prompt_tokens_reused"):
         reused = f"{summary['prompt_tokens_reused']:,} of {summary['prompt_tokens']:,} tokens"
         table.add_row("prompts shared", f"{share(summary['prompt_tokens_reused'], summary['prompt_tokens'])} ({reused})")
+    if summary.get("resumed_tokens"):
+        table.add_row("resumed", f"{summary['resumed_tokens']:,} tokens of rows under way were not written again")
     if summary["near_ties"]:
         table.add_row("near ties", f"{summary['near_ties']:,} choices lay within rounding of another")
     if died := ", ".join(f"{what} {count:,}" for what, name in DEATHS.items() if (count := summary.get(name))):

@@ -14,7 +14,6 @@ from ray.exceptions import RayTaskError
 
 from outrider.runner import account, schedule
 from outrider.runner.account import Account
-from outrider.runner.admission import samples_of
 from outrider.runner.fleet import Fleet
 from outrider.runner.journal import Journal
 from outrider.runner.plan import ReplicaPlan
@@ -33,7 +32,7 @@ HARVESTS_A_SECOND = 200
 # A host that is alive but does not say so for longer is taken for alive: Ray gives up a silent one well before.
 SIGN_SECONDS = 60.0
 # What the totals take from the replicas' own counts, work that was lost and done again included.
-OF_PROGRESS = ("rounds", "near_ties", "prompt_tokens", "prompt_tokens_reused")
+OF_PROGRESS = ("rounds", "near_ties", "prompt_tokens", "prompt_tokens_reused", "resumed_tokens")
 
 
 class Driver:
@@ -108,6 +107,8 @@ class Driver:
                     self.totals.seconds = time.monotonic() - self._first_up
                 if self._account.due(self._now()):
                     self._keep()
+                if self._under_way.written.due(time.monotonic()):
+                    self._keep_written()
                 self._show(self.totals)
             self._collect_traces()
         except Exception as error:
@@ -121,6 +122,7 @@ class Driver:
                 replica.stop()
             self._journal.record([], [], self.totals.summed(self._earlier))
             self._keep()
+            self._keep_written()
         if self._finish.reason is not None:
             raise JobError(f"{self._finish.reason}; the rows already done are kept, and the job can be resumed")
 
@@ -136,6 +138,14 @@ class Driver:
             self._journal.set_meta("pinning", list(self.pinned.values()))
         if self.layouts:
             self._journal.set_meta("layouts", self.layouts)
+
+    def _keep_written(self) -> None:
+        """The tokens of rows under way, so that a resumed job goes on where they are."""
+        started = time.monotonic()
+        if pieces := self._under_way.written.pieces():
+            self._journal.keep(pieces)
+        ended = time.monotonic()
+        self._under_way.written.was_written(ended, ended - started)
 
     def _now(self) -> float:
         """Seconds of the job: its earlier runs and this one."""
@@ -319,6 +329,7 @@ class Driver:
 
     def _forget(self, replica: Replica) -> None:
         replica.stop()
+        self._under_way.written.released(replica.number)
         lost = self._rounds.pop(replica.number, Progress())
         for name in OF_PROGRESS:
             setattr(self._past, name, getattr(self._past, name) + getattr(lost, name))
@@ -346,7 +357,7 @@ class Driver:
         failed: list[tuple[int, str]] = []
         ended: list[schedule.RowsEnded] = []
         for replica, harvest in harvests:
-            now_done, now_failed = self._under_way.take(harvest)
+            now_done, now_failed = self._under_way.take(harvest, replica.number)
             done += now_done
             failed += now_failed
             self._account.observe(replica.number, harvest.progress, self._now())
@@ -397,9 +408,9 @@ class Driver:
 
     def _send(self, replica: Replica, numbers: Sequence[int]) -> None:
         rows = self._journal.load(numbers)
-        self._under_way.add(rows)
+        kept = self._journal.pieces(self._under_way.new(numbers))
         self._trace.event("rows sent", replica.number, rows=len(rows))
-        replica.submit([sample for row in rows for sample in samples_of(row)])
+        replica.submit(self._under_way.add(rows, kept, replica.number))
 
 
 def _answer(future: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from outrider.workers.errors import JobError
+from outrider.workers.messages import TokenLogprobs
 
 PENDING, DONE, FAILED = 0, 1, 2
 FORMAT = 1
@@ -34,6 +35,17 @@ CREATE TABLE rows (
 );
 CREATE INDEX rows_by_state ON rows (state, row);
 CREATE TABLE records (row INTEGER PRIMARY KEY, record TEXT NOT NULL);  -- what stands in results or errors
+"""
+# What is written so far of rows under way. Journals that were begun without it get it when they are resumed.
+PIECES = """
+CREATE TABLE IF NOT EXISTS pieces (
+    row INTEGER NOT NULL,
+    sample INTEGER NOT NULL,
+    start INTEGER NOT NULL,           -- tokens of the answer before these
+    tokens BLOB NOT NULL,             -- token ids, little-endian int32
+    logprobs TEXT,                    -- of each token, JSON, where the row asks for them
+    PRIMARY KEY (row, sample, start)
+) WITHOUT ROWID
 """
 
 # Write-ahead logging needs shared memory between processes, which these do not give.
@@ -56,6 +68,17 @@ class FailedRow:
 
     stored: StoredRow
     record: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of an answer that is not whole yet: those behind the first ``start``."""
+
+    row: int
+    sample: int
+    start: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +136,8 @@ class Journal:
                 self._db.execute("PRAGMA synchronous = FULL")
                 # Whoever reads for long lets the log grow; once it is empty again its file gets shorter, too.
                 self._db.execute(f"PRAGMA journal_size_limit = {LONGEST_LOG}")
+                if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchone():
+                    self._db.execute(PIECES)
 
     def close(self) -> None:
         self._db.close()
@@ -155,7 +180,7 @@ class Journal:
         """
         stream = chain(rows, (FailedRow(row, record) for row, record in failures))
         with self._transaction() as db:
-            for statement in SCHEMA.split(";"):
+            for statement in (*SCHEMA.split(";"), PIECES):
                 db.execute(statement)
             while some := list(islice(stream, FILLED_AT_ONCE)):
                 db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, 0)", map(_columns, some))
@@ -234,6 +259,18 @@ class Journal:
             for row, custom_id, line, kind, request, prompt in found
         ]
 
+    def keep(self, pieces: Sequence[Piece]) -> None:
+        """What has been written of rows under way since the last time."""
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO pieces VALUES (?, ?, ?, ?, ?)", map(_piece_columns, pieces))
+
+    def pieces(self, rows: Sequence[int]) -> list[Piece]:
+        """What was kept of these rows, in order; of a sample nothing behind a piece that cannot be read."""
+        marks = ",".join("?" * len(rows))
+        found = self._query(f"SELECT * FROM pieces WHERE row IN ({marks}) ORDER BY row, sample, start", rows)
+        read = (_piece(*columns) for columns in found)
+        return [piece for piece in read if piece is not None]
+
     def record(
         self, done: Sequence[tuple[int, str]], failed: Sequence[tuple[int, str]], totals: dict[str, float] | None = None
     ) -> None:
@@ -247,6 +284,7 @@ class Journal:
                 db.executemany(
                     "UPDATE rows SET state = ? WHERE row = ? AND state = 0", ((state, row) for row, _ in records)
                 )
+                db.executemany("DELETE FROM pieces WHERE row = ?", ((row,) for row, _ in records))
             if totals is not None:
                 db.execute("INSERT OR REPLACE INTO meta VALUES ('totals', ?)", (json.dumps(totals),))
 
@@ -268,3 +306,19 @@ def _columns(given: StoredRow | FailedRow) -> tuple[int, str, int, str, str, byt
     row, state = (given.stored, FAILED) if isinstance(given, FailedRow) else (given, PENDING)
     prompt = np.array(row.prompt, dtype="<i4").tobytes()
     return row.row, row.custom_id, row.line, row.kind, json.dumps(row.request), prompt, state
+
+
+def _piece_columns(piece: Piece) -> tuple[int, int, int, bytes, str | None]:
+    logprobs = None if piece.logprobs is None else json.dumps(piece.logprobs)
+    return piece.row, piece.sample, piece.start, np.array(piece.tokens, dtype="<i4").tobytes(), logprobs
+
+
+def _piece(row: int, sample: int, start: int, tokens: bytes, logprobs: str | None) -> Piece | None:
+    """A piece that cannot be read is none: what it held is written anew."""
+    try:
+        told = None
+        if logprobs is not None:
+            told = tuple(tuple((int(token), float(value)) for token, value in each) for each in json.loads(logprobs))
+        return Piece(row, sample, start, tuple(np.frombuffer(tokens, dtype="<i4").tolist()), told)
+    except (TypeError, ValueError):
+        return None

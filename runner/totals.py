@@ -20,6 +20,7 @@ class Totals:
     near_ties: int = 0
     prompt_tokens: int = 0
     prompt_tokens_reused: int = 0
+    resumed_tokens: int = 0
     seconds: float = 0.0
     target_deaths: int = 0
     draft_deaths: int = 0
@@ -39,5 +40,5 @@ class Totals:
 # What adds up over the runs of a job.
 SUMMED = (
     *("tokens", "seconds", "rounds", "proposed", "accepted", "near_ties", "target_deaths", "draft_deaths", "ray_deaths"),
-    *("prompt_tokens", "prompt_tokens_reused"),
+    *("prompt_tokens", "prompt_tokens_reused", "resumed_tokens"),
 )

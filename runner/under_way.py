@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.runner.journal import StoredRow
+from outrider.runner.admission import samples_of
+from outrider.runner.journal import Piece, StoredRow
 from outrider.runner.latency import Latencies
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.results import error_record, result_record
 from outrider.runner.totals import Totals
-from outrider.workers.messages import Harvest, RowFailure, RowResult
+from outrider.runner.written import WrittenTokens
+from outrider.workers.messages import Harvest, Row, RowFailure, RowResult
 
 # A row's number with its record.
 Records = list[tuple[int, str]]
@@ -34,13 +36,26 @@ class UnderWay:
         self._rows: dict[int, _Unfinished] = {}
         # Rows that went to more than one replica, with the number of their samples.
         self._copied: dict[int, int] = {}
+        self.written = WrittenTokens()
 
-    def add(self, rows: Iterable[StoredRow]) -> None:
+    def new(self, rows: Iterable[int]) -> list[int]:
+        """Those that no replica has had."""
+        return [row for row in rows if row not in self._rows]
+
+    def add(self, rows: Iterable[StoredRow], pieces: Iterable[Piece], replica: int) -> list[Row]:
+        """What a replica is sent for these rows: the samples that have not ended, as far as they are written.
+
+        ``pieces`` are what the journal has of those that are new.
+        """
+        self.written.restore(pieces)
+        sent = []
         for row in rows:
             if row.row in self._rows:  # a second replica gets it, or a dead one had some of its samples ready
                 self._copied[row.row] = row.request["n"]
-            else:
-                self._rows[row.row] = _Unfinished(row)
+            unfinished = self._rows.setdefault(row.row, _Unfinished(row))
+            samples = [each for each in samples_of(row) if each.sampling.sample not in unfinished.samples]
+            sent += [self.written.begun(each, replica) for each in samples]
+        return sent
 
     def keys(self, rows: Sequence[int]) -> list[int]:
         """What a replica calls the samples of rows that it need not finish."""
@@ -48,10 +63,11 @@ class UnderWay:
 
     def give_up(self, row: int, reason: str) -> str:
         """The record of a row that no replica survives."""
-        return error_record(self._rows.pop(row).stored, "replica_died", reason)
+        return error_record(self._remove(row), "replica_died", reason)
 
-    def take(self, harvest: Harvest) -> tuple[Records, Records]:
-        """The records of the rows that a harvest completes: those done and those failed."""
+    def take(self, harvest: Harvest, replica: int) -> tuple[Records, Records]:
+        """The records of the rows that a replica's harvest completes: those done and those failed."""
+        self.written.told(replica, harvest.written)
         done: Records = []
         failed: Records = []
         for ended in harvest.ended:
@@ -60,16 +76,20 @@ class UnderWay:
             if row is None:
                 continue  # a sample of a row that has failed already, or that another replica has written as well
             if isinstance(ended, RowFailure):
-                failed.append((number, error_record(row.stored, "invalid_request", ended.message)))
-                del self._rows[number]
+                failed.append((number, error_record(self._remove(number), "invalid_request", ended.message)))
                 continue
             row.samples[sample] = ended
+            self.written.ended(ended)
             if len(row.samples) == row.stored.request["n"]:
                 samples = [row.samples[index] for index in sorted(row.samples)]
                 self._count(samples)
-                done.append((number, result_record(row.stored, samples, self._model)))
-                del self._rows[number]
+                done.append((number, result_record(self._remove(number), samples, self._model)))
         return done, failed
+
+    def _remove(self, row: int) -> StoredRow:
+        stored = self._rows.pop(row).stored
+        self.written.forget(row, stored.request["n"])
+        return stored
 
     def _count(self, samples: Sequence[RowResult]) -> None:
         for sample in samples:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import statistics
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,42 @@ def test_killed_and_resumed_the_job_is_the_same(undisturbed, tmp_path):
     done = outrider("run", EXAMPLES, "-o", job, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (job / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
+
+
+def test_killed_amid_long_rows_they_go_on_where_they_were(tmp_path):
+    rows = [
+        {"prompt": "import", "max_tokens": 2000, "ignore_eos": True, "logprobs": 2},
+        {"prompt": "def", "max_tokens": 2000, "ignore_eos": True, "n": 6, "temperature": 0.9, "frequency_penalty": 0.2},
+        {"prompt": "class", "max_tokens": 2000, "min_tokens": 2000, "stop": ["qqqq"], "temperature": 0.5},
+    ]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("run", "long.jsonl", "--precision", "w8a8", "--draft-tokens", "3")
+    assert outrider(*options, "-o", "plain", "--draft", "none", cwd=tmp_path).returncode == 0
+    job = tmp_path / "job"
+    before = 0
+    for _ in range(2):
+        process = start(*options, "-o", job, cwd=tmp_path)
+        wait_for(process, lambda: tokens_kept(job) > before, "token more in the journal")
+        process.kill()
+        process.wait()
+        before = tokens_kept(job)
+    assert rows_done(job) == 0
+    process = start(*options, "-o", job, cwd=tmp_path)
+    wait_for(process, lambda: tokens_kept(job) > before, "token more")
+    kill_one(process.pid, "ray::TargetActor")
+    finish(process)
+    assert (job / "results.jsonl").read_bytes() == (tmp_path / "plain" / "results.jsonl").read_bytes()
+    summary = described(job)["summary"]
+    assert summary["target_deaths"] == 1
+    assert summary["resumed_tokens"] > before
+    assert tokens_kept(job) == 0
+
+
+def tokens_kept(job: Path) -> int:
+    """Of rows under way, in the journal."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{job / 'job.db'}?mode=ro", uri=True)) as journal:
+        return int(journal.execute("SELECT coalesce(sum(length(tokens)), 0) / 4 FROM pieces").fetchone()[0])
+    return 0
 
 
 def test_interrupted_it_drains_and_refuses_company(undisturbed, tmp_path):

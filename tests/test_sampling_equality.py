@@ -15,7 +15,7 @@ from native_models import open_native, save_tiny
 from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Engine, Feed
 from outrider.workers.engines.hf import HfEngine
-from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
+from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling, TokenLogprobs
 from outrider.workers.models.cards import find
 from outrider.workers.models.loading import load_hf
 from outrider.workers.models.opening import open_model
@@ -167,6 +167,27 @@ def test_on_the_native_engine_every_bit_is_the_same(models: Path, precision: str
         assert what_counts(assisted) == what_counts(plain)
         assert not count or 0 < verifier.progress.accepted < verifier.progress.proposed, "only hits or only misses"
         assert (verifier.progress.prompt_tokens_reused > 0) == (prefix_tokens > 0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w4a8"])
+def test_on_the_native_engine_a_row_that_goes_on_is_bit_for_bit_the_same(models: Path, precision: str) -> None:
+    target, draft = open_native(models / "llama", precision), open_native(models / "llama", "w8a8")
+    rows = rows_of_all_kinds(20, tokens=20, seed=6)
+    plain, _ = write(target, NoProposer(), rows, 1, 0)
+    random = np.random.default_rng(3)
+    begun = []
+    for row in rows:
+        result = plain[row.key]
+        cut = int(random.integers(0, len(result.tokens) + 1))
+        told: tuple[TokenLogprobs, ...] = ()
+        if result.logprobs is not None:
+            own = zip(result.tokens, result.logprobs.chosen, result.logprobs.likeliest, strict=True)
+            told = tuple(((token, chosen), *likeliest) for token, chosen, likeliest in own)[:cut]
+        begun.append(replace(row, begun=result.tokens[:cut], begun_logprobs=told))
+    for batch, count, proposer in [(1, 0, NoProposer()), (6, 4, LocalDraft(Drafter(draft, (END,), 300)))]:
+        resumed, verifier = write(target, proposer, begun, batch, count, prefix_tokens=300)
+        assert what_counts(resumed) == what_counts(plain)
+        assert verifier.progress.resumed_tokens == sum(len(row.begun) for row in begun) > 50
 
 
 def test_on_the_hf_engine_tokens_are_the_same_and_probabilities_nearly(models: Path) -> None:

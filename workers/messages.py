@@ -16,6 +16,8 @@ from outrider.workers.speculation import Overlap
 
 # Accepted lengths are counted up to this one, which stands for all longer ones too.
 LONGEST_COUNTED = 16
+# (token, log-probability): of the token that was written, then of the likeliest in its place.
+TokenLogprobs = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Row:
     """One answer to write: a prompt and how to continue it. ``key`` is unique within the job.
 
     With ``logprobs`` the answer tells the log-probability of each of its tokens, and of that many of the likeliest. A row
-    that is not ``assisted`` has nothing proposed.
+    that is not ``assisted`` has nothing proposed. ``begun`` are tokens of the answer that an earlier target wrote, and
+    ``begun_logprobs`` what it said of each: the row goes on behind them.
     """
 
     key: int
@@ -65,6 +68,18 @@ class Row:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     assisted: bool = True
+    begun: tuple[int, ...] = ()
+    begun_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a target has written of a row that is still under way: the tokens behind the first ``start`` of its answer."""
+
+    key: int
+    start: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +281,7 @@ class Progress:
     ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
     candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
     bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held. Of the ``runners_up`` that
-    were tried, ``runners_up_held`` brought a token more.
+    were tried, ``runners_up_held`` brought a token more. ``resumed_tokens`` had been written by an earlier target.
     """
 
     seconds: float = 0.0
@@ -283,6 +298,7 @@ class Progress:
     plain_rounds: int = 0
     prompt_tokens: int = 0
     prompt_tokens_reused: int = 0
+    resumed_tokens: int = 0
     verify_seconds: float = 0.0
     draft_seconds: float = 0.0
     hop_seconds: float = 0.0
@@ -324,6 +340,7 @@ class LayoutRecord:
 class Harvest:
     """Rows that ended since the last harvest, the totals so far, and the timeline where one is kept.
 
+    ``written`` is what rows under way have gained, some of which may have ended since.
     ``layout`` is the arrangement in use and what is known of the others, once that is settled; ``costs`` are the prices by
     which candidates are asked for, and how well they foretell what rounds take.
     """
@@ -333,3 +350,4 @@ class Harvest:
     trace: Trace = Trace()
     layout: LayoutRecord | None = None
     costs: dict[str, Any] = field(default_factory=dict)
+    written: tuple[Written, ...] = ()

@@ -54,13 +54,15 @@ class Prefixes:
         """How many may be, by what would have been shared so far if more had been kept."""
         return min(self._most_tokens, KEPT_AT_FIRST + KEPT_FOR_EACH * self._missed)
 
-    def open(self, row: int, prompt: Sequence[int], sampling: Sampling, wait: bool = True) -> int | None:
-        """Begin a row with as much of its prompt as another row has; how many tokens that is.
+    def open(
+        self, row: int, prompt: Sequence[int], sampling: Sampling, wait: bool = True, written: Sequence[int] = ()
+    ) -> int | None:
+        """Begin a row with as much of its prompt (and of what is ``written`` of it) as another row has; how many tokens.
 
         None, and nothing is opened, where a row under way will soon have more of it: then it pays to wait for that one.
         """
         tokens = np.asarray(prompt, np.int32)
-        source, shared, coming, known = self._best_source(tokens)
+        source, shared, coming, known = self._best_source(np.asarray([*prompt, *written], np.int32) if written else tokens)
         if wait and coming - shared >= LEAST_SHARED:
             return None
         if source is not None and shared >= LEAST_SHARED:

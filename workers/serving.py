@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 
 from outrider.workers.arranger import Arranger
 from outrider.workers.errors import WorkerError
-from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult, Trace
+from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult, Trace, Written
 from outrider.workers.propose import Drafter
 from outrider.workers.timeline import Timeline
 from outrider.workers.verify import Verifier
+
+# What the rows under way have gained is put together no more often than this.
+SECONDS_BETWEEN_TELLING = 0.5
 
 
 class TargetServer:
@@ -28,6 +31,7 @@ class TargetServer:
         self._cancelled: set[int] = set()
         self._held: str | None = None
         self._ended: list[RowResult | RowFailure] = []
+        self._written: list[Written] = []
         self._failure: BaseException | None = None
         verifier.tally.start()
         threading.Thread(target=self._run, name="verify", daemon=True).start()
@@ -60,17 +64,18 @@ class TargetServer:
             if self._failure is not None and not self._ended:
                 raise WorkerError(f"the target failed: {self._failure!r}") from self._failure
             ended, self._ended = tuple(self._ended), []
+            written, self._written = tuple(self._written), []
             tally = self._verifier.tally
             trace = Trace() if tally.timeline is None else tally.timeline.fetch()
             layout = None if self._arranger is None else self._arranger.record
             costs = {} if self._arranger is None else self._arranger.costs()
-            return Harvest(ended, tally.snapshot(), trace, layout, costs)
+            return Harvest(ended, tally.snapshot(), trace, layout, costs, written)
 
     def _runs_short(self) -> bool:
         return len(self._inbox) + self._verifier.in_store <= self._verifier.batch // 2
 
     def _run(self) -> None:
-        before = time.perf_counter()
+        before = told = time.perf_counter()
         try:
             while True:
                 with self._changed:
@@ -91,9 +96,13 @@ class TargetServer:
                     self._arranger.after_round(now - before)
                     now = time.perf_counter()
                 before = now
-                if ended:
+                written: list[Written] = []
+                if now - told > SECONDS_BETWEEN_TELLING:
+                    written, told = self._verifier.written(), now
+                if ended or written:
                     with self._changed:
                         self._ended.extend(ended)
+                        self._written.extend(written)
                         self._changed.notify_all()
         except BaseException as error:
             with self._changed:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from outrider.workers import speculation
 from outrider.workers.costs import CostCurve
 from outrider.workers.engine import Chosen, Engine, Feed
-from outrider.workers.messages import Row, RowFailure, RowResult
+from outrider.workers.messages import Row, RowFailure, RowResult, Written
 from outrider.workers.prefixes import Prefixes
 from outrider.workers.speculation import Overlap, Price, Request
 from outrider.workers.tally import Tally
@@ -26,7 +26,10 @@ NEAR_TIE = 1e-4
 
 @dataclass(slots=True)
 class LiveRow:
-    """A row in the batch. ``tokens`` are the prompt and everything committed; the cache may lag behind them."""
+    """A row in the batch. ``tokens`` are the prompt and everything committed; the cache may lag behind them.
+
+    Of what was committed, the driver knows the first ``told`` tokens.
+    """
 
     row: Row
     tokens: list[int]
@@ -39,7 +42,8 @@ class LiveRow:
     prefill_seconds: float = 0.0
     prefill_rounds: int = 0
     acceptance: speculation.Acceptance = field(default_factory=speculation.Acceptance)
-    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    logprobs: list[Sequence[tuple[int, float]]] = field(default_factory=list)
+    told: int = 0
 
     @property
     def pending(self) -> int:
@@ -148,9 +152,10 @@ class Verifier:
         if not job_rows:
             return math.inf
         live = [live for group in self._groups for live in group.rows]
-        here = [each.row.max_tokens for each in live] + [row.max_tokens for row in self._waiting]
+        here = [each.row.max_tokens for each in live] + [row.max_tokens - len(row.begun) for row in self._waiting]
         to_come = max(0, job_rows - self._added) * sum(here) / max(1, len(here))
-        return sum(each.remaining for each in live) + sum(row.max_tokens for row in self._waiting) + to_come
+        waiting = sum(row.max_tokens - len(row.begun) for row in self._waiting)
+        return sum(each.remaining for each in live) + waiting + to_come
 
     def add(self, rows: Iterable[Row]) -> None:
         before = len(self._waiting)
@@ -223,7 +228,7 @@ class Verifier:
                 break
         return self._groups[-1]
 
-    def _admit(self) -> Iterable[RowFailure]:
+    def _admit(self) -> Iterable[RowResult | RowFailure]:
         later: list[Row] = []
         while self._waiting and sum(len(group.rows) for group in self._groups) < self.batch:
             row = self._waiting.popleft()
@@ -231,16 +236,52 @@ class Verifier:
             if problem is not None:
                 yield RowFailure(row.key, problem)
                 continue
-            shared = self._prefixes.open(row.key, row.prompt, row.sampling)
+            row = self._usable(row)
+            shared = self._prefixes.open(row.key, row.prompt, row.sampling, written=row.begun)
             if shared is None:
                 later.append(row)
                 continue
-            live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter(), cached=shared)
-            live.acceptance = speculation.Acceptance(self._acceptance.chance)
+            live, reason = self._begin(row, shared)
             self.progress.prompt_tokens += len(row.prompt)
-            self.progress.prompt_tokens_reused += shared
-            min(self._groups, key=lambda group: len(group.rows)).rows.append(live)
+            self.progress.prompt_tokens_reused += min(shared, len(row.prompt))
+            self.progress.resumed_tokens += len(row.begun)
+            if reason is None:
+                min(self._groups, key=lambda group: len(group.rows)).rows.append(live)
+            else:
+                yield self._finish(live, reason)
         self._waiting.extendleft(reversed(later))
+
+    def _usable(self, row: Row) -> Row:
+        """The row; from its start where what is said to be written of it cannot be."""
+        known = all(0 <= token < self.engine.vocabulary for token in row.begun)
+        told = len(row.begun_logprobs) == (0 if row.logprobs is None else len(row.begun))
+        return row if known and told else replace(row, begun=(), begun_logprobs=())
+
+    def _begin(self, row: Row, cached: int) -> tuple[LiveRow, str | None]:
+        """A row for the batch, as far as it was written before, and why it has ended already if that is so."""
+        live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter(), cached=cached)
+        live.acceptance = speculation.Acceptance(self._acceptance.chance)
+        reason = None
+        for token in row.begun:
+            live.tokens.append(token)
+            live.told += 1
+            reason = self._ends(live, token)
+            if reason is not None:
+                break
+        live.logprobs = list(row.begun_logprobs[: live.told])
+        return live, reason
+
+    def written(self) -> list[Written]:
+        """What the rows under way have gained since this was asked last."""
+        gained = []
+        for group in self._groups:
+            for live in group.rows:
+                first, told = len(live.row.prompt) + live.told, live.told
+                if len(live.tokens) > first:
+                    logprobs = tuple(map(tuple, live.logprobs[told:]))
+                    gained.append(Written(live.row.key, told, tuple(live.tokens[first:]), logprobs))
+                    live.told = len(live.tokens) - len(live.row.prompt)
+        return gained
 
     def _problem(self, prompt: Sequence[int]) -> str | None:
         if not prompt:
