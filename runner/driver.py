@@ -79,6 +79,8 @@ class Driver:
         self._under_way = UnderWay(model, self.totals, self._account.latencies)
         self._cursor = -1
         self._finish: schedule.Finish | None = None
+        # Whether all rows that the totals count stand in the journal.
+        self._settled = True
         self._rounds: dict[int, Progress] = {}
         self._past = Progress()
         self._drain = threading.Event()
@@ -121,8 +123,9 @@ class Driver:
         finally:
             for replica in self._replicas.values():
                 replica.stop()
-            self._journal.record([], [], self.totals.summed(self._earlier))
-            self._keep()
+            if self._settled:  # else these rows are done again, and counted then
+                self._journal.record([], [], self.totals.summed(self._earlier))
+                self._keep()
         if self._finish.reason is not None:
             raise JobError(f"{self._finish.reason}; the rows already done are kept, and the job can be resumed")
 
@@ -352,6 +355,7 @@ class Driver:
         done: list[tuple[int, str]] = []
         failed: list[tuple[int, str]] = []
         ended: list[schedule.RowsEnded] = []
+        self._settled = not harvests
         for replica, harvest in harvests:
             now_done, now_failed = self._under_way.take(harvest)
             done += now_done
@@ -377,6 +381,7 @@ class Driver:
             self._journal.record(done, failed, self.totals.summed(self._earlier))
             self.totals.done += len(done)
             self.totals.failed += len(failed)
+        self._settled = True
         yield from ended
 
     # What the schedule wants, carried out

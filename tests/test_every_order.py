@@ -1,4 +1,4 @@
-"""The real driver in worlds where everything goes wrong. One that breaks a rule says its seed: stress/orders.py replays it."""
+"""The real driver in worlds where everything goes wrong. A broken rule names its seed: stress/orders.py replays it."""
 
 from __future__ import annotations
 

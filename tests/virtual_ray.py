@@ -22,6 +22,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from outrider.runner import driver, replica
 from outrider.workers.messages import Harvest, Progress, Row, RowFailure, RowResult, ServeSpec, WorkerReport
+from outrider.workers.pinning import Pin
+from outrider.workers.readback import Pinned
 
 LATENCY = 0.01
 
@@ -345,7 +347,10 @@ def result_of(row: Row) -> RowResult:
 
 
 def report_of(actor: Actor) -> WorkerReport:
-    return WorkerReport(1, actor.host, 1.0, "fake", (), {"engine": "fake"}, {"warnings": ()}, ())
+    """As ``read_back`` fills it."""
+    asked = Pin((0,), (), 1)
+    pinned = Pinned(1, actor.host, "affinity", asked, (0,), "default", (), 1, None, (), None, {}, {}, (), ())
+    return WorkerReport(1, actor.host, 1.0, "fake", (), {"engine": "fake"}, pinned.record(), ())
 
 
 @contextmanager
