@@ -59,6 +59,8 @@ class Driver:
         self._seatless: set[int] = set()
         # Targets that have died where it is not yet known whether their host has, too; and since when.
         self._doubtful: dict[int, tuple[Exception, float]] = {}
+        # Rows that had not left for the target when it died.
+        self._unsent: dict[int, frozenset[int]] = {}
         # How long a job goes on waiting when no replica has a place.
         self._patience = patience
         self._seated_at = time.monotonic()
@@ -76,6 +78,8 @@ class Driver:
         self._under_way = UnderWay(model, self.totals, self._account.latencies)
         self._cursor = -1
         self._finish: schedule.Finish | None = None
+        # Whether all rows that the totals count stand in the journal.
+        self._settled = True
         self._rounds: dict[int, Progress] = {}
         self._past = Progress()
         self._drain = threading.Event()
@@ -120,9 +124,10 @@ class Driver:
         finally:
             for replica in self._replicas.values():
                 replica.stop()
-            self._journal.record([], [], self.totals.summed(self._earlier))
-            self._keep()
-            self._keep_written()
+            if self._settled:  # else these rows are done again, and counted then
+                self._journal.record([], [], self.totals.summed(self._earlier))
+                self._keep()
+                self._keep_written()
         if self._finish.reason is not None:
             raise JobError(f"{self._finish.reason}; the rows already done are kept, and the job can be resumed")
 
@@ -197,6 +202,7 @@ class Driver:
     def _translate(self, replica: Replica, what: str, answer: Any) -> Iterable[schedule.Event]:
         if what == "target ready":
             if not self._is_alike(replica, answer):
+                yield schedule.ReplicaLost(replica.number)
                 return
             self._note(replica, "target", answer)
             self._account.started(replica.number, self._now())
@@ -254,6 +260,7 @@ class Driver:
             # Another run was quicker to the same cores. Nothing has died: this replica waits for others.
             self.totals.note(f"replica {replica.number} waits for cores: {cause}")
             self._unseat(replica)
+            yield schedule.ReplicaLost(replica.number)
             return
         if self._fleet.gone(replica.plan):
             self._trace.event("host left", replica.number, "target", reason=explain(error))
@@ -272,6 +279,7 @@ class Driver:
             return
         if replica.report is not None:
             self.totals.replicas_up -= 1
+        self._unsent[replica.number] = replica.unsent
         self._forget(replica)
         sign = None if isinstance(error, RayTaskError) else self._fleet.sign_of_life(replica.plan)
         if sign is None:
@@ -280,11 +288,12 @@ class Driver:
         # A host that goes down takes its processes first: whether this one died alone, the host has to tell.
         self._doubtful[replica.number] = (error, time.monotonic())
         replica.pending[sign] = "sign of life"
+        yield schedule.ReplicaDoubtful(replica.number)
 
     def _died(self, replica: Replica, error: Exception) -> schedule.Event:
         self.totals.target_deaths += 1
         self._trace.event("target died", replica.number, "target", reason=explain(error))
-        return schedule.ReplicaDown(replica.number, explain(error))
+        return schedule.ReplicaDown(replica.number, explain(error), self._unsent.pop(replica.number))
 
     def _lose_draft(self, replica: Replica, error: Exception) -> None:
         self.totals.draft_deaths += 1
@@ -323,6 +332,7 @@ class Driver:
         if replica.report is not None:
             self.totals.replicas_up -= 1
         self._doubtful.pop(replica.number, None)
+        self._unsent.pop(replica.number, None)
         self._fleet.release(replica.plan)
         self._forget(replica)
         self._seatless.add(replica.number)
@@ -356,6 +366,7 @@ class Driver:
         done: list[tuple[int, str]] = []
         failed: list[tuple[int, str]] = []
         ended: list[schedule.RowsEnded] = []
+        self._settled = not harvests
         for replica, harvest in harvests:
             now_done, now_failed = self._under_way.take(harvest, replica.number)
             done += now_done
@@ -381,6 +392,7 @@ class Driver:
             self._journal.record(done, failed, self.totals.summed(self._earlier))
             self.totals.done += len(done)
             self.totals.failed += len(failed)
+        self._settled = True
         yield from ended
 
     # What the schedule wants, carried out

@@ -50,8 +50,11 @@ def held(directory: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
             raise JobHeldError(f"{directory} is being run by {holder}; wait for it or stop it") from None
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        try:
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        except OSError as error:
+            raise JobError(f"{directory / LOCK} cannot be written: {error.strerror}") from None
         yield
     finally:
         os.close(handle)

@@ -133,7 +133,8 @@ class Journal:
                 self._db.execute("PRAGMA busy_timeout = 10000")
                 remote = on_network_file_system(path.resolve(), Path("/proc/mounts").read_text())
                 self._db.execute(f"PRAGMA journal_mode = {'DELETE' if remote else 'WAL'}")
-                self._db.execute("PRAGMA synchronous = FULL")
+                # Without a log a transaction is done once its journal is removed, and FULL does not sync that.
+                self._db.execute(f"PRAGMA synchronous = {'EXTRA' if remote else 'FULL'}")
                 # Whoever reads for long lets the log grow; once it is empty again its file gets shorter, too.
                 self._db.execute(f"PRAGMA journal_size_limit = {LONGEST_LOG}")
                 if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchone():

@@ -12,6 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from outrider.runner.plan import ActorPlan, ReplicaPlan
+from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.trace import TraceFile
 from outrider.workers.actors import DraftActor, TargetActor
 from outrider.workers.errors import OutriderError
@@ -96,6 +97,11 @@ class Replica:
             self.pending[self._target.submit.remote(list(rows))] = "submitted"
         else:
             self._outbox.extend(rows)
+
+    @property
+    def unsent(self) -> frozenset[int]:
+        """Rows that would have travelled with the next harvest."""
+        return frozenset(row.key // MOST_SAMPLES for row in self._outbox)
 
     def cancel(self, keys: Sequence[int]) -> None:
         if self._target is not None:

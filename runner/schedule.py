@@ -42,9 +42,19 @@ class ReplicaUp:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaDoubtful:
+    """It does not answer any more and gets no rows; ``ReplicaDown`` or ``ReplicaLost`` says what became of those it has."""
+
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaDown:
+    """It has died. Rows that were meant for it and are still ``unsent`` had no part in that."""
+
     replica: int
     reason: str
+    unsent: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,7 @@ class ReplicaAdded:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """Its host has left, or it gave up its place: nobody's fault. It may come up again elsewhere."""
+    """It has no place: its host has left, or it gave it up. Nobody's fault, and it may come up again elsewhere."""
 
     replica: int
 
@@ -87,7 +97,7 @@ class Drain:
     """Start nothing new; what is under way may end."""
 
 
-Event = ReplicaUp | ReplicaDown | ReplicaAdded | ReplicaLost | RowsFetched | RowsEnded | Tick | Drain
+Event = ReplicaUp | ReplicaDoubtful | ReplicaDown | ReplicaAdded | ReplicaLost | RowsFetched | RowsEnded | Tick | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +149,17 @@ Command = Fetch | Send | Cancel | RecordAttempts | FailRow | Restart | Finish
 
 @dataclass(slots=True)
 class _Replica:
-    """``rows`` are those it holds, with the deaths that each has behind it."""
+    """``rows`` are those it holds, with the deaths that each has behind it. ``expected``: it is up, or is being started.
+
+    While it is in doubt rows may end or fail elsewhere, so ``rows_at_death`` says how many there were.
+    """
 
     capacity: int = 0
     slots: int = 0
     up: bool = False
+    expected: bool = True
     judge: bool = False
+    rows_at_death: int = 0
     barren_deaths: int = 0
     blamed: int = 0
     rows: dict[int, int] = field(default_factory=dict)
@@ -200,17 +215,25 @@ class Schedule:
             case ReplicaUp(replica, capacity, slots):
                 state = self._replicas.setdefault(replica, _Replica())
                 state.up, state.capacity, state.slots = True, capacity, min(slots, capacity)
+                state.expected, state.rows_at_death = True, 0
                 self._up += 1
                 self._queue += capacity - state.slots
                 fed = (replica,)
-            case ReplicaDown(replica, reason):
-                commands = self._lose(replica, reason)
+            case ReplicaDoubtful(replica):
+                state = self._replicas[replica]
+                self._take_out(state)
+                state.rows_at_death = len(state.rows)
+                self._hungry.pop(replica, None)
+                fed = ()
+            case ReplicaDown(replica, reason, unsent):
+                commands = self._lose(replica, reason, unsent)
                 fed = tuple(self._hungry)
             case ReplicaAdded(replica):
                 self._replicas[replica] = _Replica()
                 fed = ()
             case ReplicaLost(replica):
-                self._take_back(replica)
+                self._put_back(replica, self._empty(replica))
+                self._replicas[replica].expected = False
                 fed = tuple(self._hungry)
             case Drain():
                 self._draining = True
@@ -233,15 +256,18 @@ class Schedule:
                     others.setdefault(holder, []).append(row)
         return [Cancel(holder, tuple(ended)) for holder, ended in others.items()]
 
-    def _lose(self, replica: int, reason: str) -> list[Command]:
+    def _lose(self, replica: int, reason: str, unsent: frozenset[int]) -> list[Command]:
         state = self._replicas[replica]
+        innocent = [row for row in state.rows if row in unsent]
+        self._put_back(replica, {row: state.rows.pop(row) for row in innocent})
         rows = self._empty(replica)
         self._last_reason = reason
         commands: list[Command] = []
         if rows:
             commands.append(RecordAttempts(tuple(rows)))
         # Only one that was alone is blamed; company may have come by while its copy was dying elsewhere.
-        blamed = [row for row, attempts in rows.items() if len(rows) == 1 and attempts + 1 >= MOST_ATTEMPTS]
+        alone = max(len(rows), state.rows_at_death) == 1
+        blamed = [row for row, attempts in rows.items() if alone and attempts + 1 >= MOST_ATTEMPTS]
         for row, attempts in rows.items():
             elsewhere = tuple(holder for holder in self._holders.pop(row) if holder != replica)
             self._single.pop(row, None)
@@ -264,9 +290,9 @@ class Schedule:
             commands.append(Restart(replica))
         return commands
 
-    def _take_back(self, replica: int) -> None:
-        """Its rows wait again, with no more attempts behind them than before."""
-        for row, attempts in reversed(self._empty(replica).items()):
+    def _put_back(self, replica: int, rows: dict[int, int]) -> None:
+        """What it had waits again, with no more attempts behind it than before."""
+        for row, attempts in reversed(rows.items()):
             elsewhere = tuple(holder for holder in self._holders.pop(row) if holder != replica)
             self._single.pop(row, None)
             if elsewhere:
@@ -278,13 +304,17 @@ class Schedule:
         """Take a replica out of service; the rows that it held."""
         state = self._replicas[replica]
         rows, state.rows = state.rows, {}
+        self._take_out(state)
+        self._hungry.pop(replica, None)
+        return rows
+
+    def _take_out(self, state: _Replica) -> None:
+        """It gets no rows from now on."""
         if state.up:
             self._up -= 1
             self._queue -= state.capacity - state.slots
         state.up = False
         self._release(state)
-        self._hungry.pop(replica, None)
-        return rows
 
     def _next(self, fed: Iterable[int]) -> list[Command]:
         """Whatever can be started now, on replicas that may have room."""
@@ -381,7 +411,8 @@ class Schedule:
     def _is_kept_for_suspects(self, state: _Replica) -> bool:
         """Whether the replica takes a suspect next: it is empty, or is being emptied for them."""
         # One that has itself just died for no known reason is no judge of a suspect, where there is a better one.
-        doubtful = state.barren_deaths and any(not other.barren_deaths for other in self._replicas.values())
+        others = self._replicas.values()
+        doubtful = state.barren_deaths and any(other.expected and not other.barren_deaths for other in others)
         if not self._suspects or doubtful:
             self._release(state)
             return False

@@ -80,6 +80,7 @@ class FakeReplica:
         self.rounds = 0
         self.harvesting = False
         self.stopped = 0
+        self.unsent: frozenset[int] = frozenset()
 
     def start(self) -> None:
         self.world.starts.append(self.number)

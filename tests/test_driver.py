@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from driver_world import World, driver, fake_world, fill, ids
@@ -150,6 +151,28 @@ def test_samples_lost_with_a_replica_are_not_counted_twice(world: World, journal
     assert made.totals.target_deaths == 1
     assert journal.counts() == Counts(1, 1, 0)
     assert (made.totals.tokens, made.totals.proposed, made.totals.accepted) == (8, 12, 8)
+
+
+def test_rows_that_could_not_be_recorded_are_not_counted(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full for a moment, or somebody presses Ctrl-C twice: those rows are done again."""
+    fill(journal, 20)
+    record = Journal.record
+
+    def full_once(self: Journal, done: Any, failed: Any, totals: Any = None) -> None:
+        if done:
+            monkeypatch.setattr(Journal, "record", record)
+            raise JobError("the disk is full")
+        record(self, done, failed, totals)
+
+    monkeypatch.setattr(Journal, "record", full_once)
+    with pytest.raises(JobError, match="the disk is full"):
+        driver(journal).run()
+    driver(journal).run()
+    assert journal.counts() == Counts(20, 20, 0)
+    assert journal.meta("totals")["tokens"] == 40
+    assert sum(journal.meta(account.KEY)["latencies"].values()) == 20
 
 
 def test_the_account_goes_on_over_deaths_and_resumed_runs(world: World, journal: Journal) -> None:

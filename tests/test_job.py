@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -125,3 +126,12 @@ def test_a_description_keeps_what_it_does_not_replace(tmp_path: Path) -> None:
 
 def test_default_directory() -> None:
     assert default_directory(Path("/data/my.prompts.jsonl")) == Path("my.prompts-job")
+
+
+def test_a_full_disk_is_a_sentence_from_the_first_byte_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(JobError, match=r"lock cannot be written: No space left on device"), held(tmp_path / "job"):
+        pass

@@ -113,6 +113,8 @@ def test_a_network_file_system_gets_no_write_ahead_log(tmp_path: Path, monkeypat
     monkeypatch.setattr("outrider.runner.journal.on_network_file_system", lambda path, mounts: True)
     journal = Journal(tmp_path / "job.db")
     assert journal._query("PRAGMA journal_mode") == [("delete",)]
+    # FULL would not sync the removal of the old journal, which is what makes a transaction last.
+    assert journal._query("PRAGMA synchronous") == [(3,)]
     journal.close()
 
 

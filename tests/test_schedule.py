@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from outrider.runner import schedule as module
 from outrider.runner.schedule import (
     FETCH,
@@ -9,11 +11,13 @@ from outrider.runner.schedule import (
     MOST_BARREN_DEATHS,
     Cancel,
     Drain,
+    Event,
     FailRow,
     Fetch,
     Finish,
     RecordAttempts,
     ReplicaAdded,
+    ReplicaDoubtful,
     ReplicaDown,
     ReplicaLost,
     ReplicaUp,
@@ -268,3 +272,69 @@ def test_without_a_single_host_the_job_waits() -> None:
     assert schedule.handle(ReplicaLost(0)) == []
     assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (0,))]
     assert schedule.handle(RowsEnded(0, (0,))) == [Finish()]
+
+
+def test_rows_that_had_not_left_for_a_replica_are_not_held_against() -> None:
+    schedule = begun(0, 1, 2, capacity=3)
+    commands = schedule.handle(ReplicaDown(0, "boom", frozenset({1, 2})))
+    assert commands == [RecordAttempts((0,)), Restart(0)]
+    assert schedule.handle(ReplicaUp(0, 3, 3)) == [Send(0, (0, 1, 2))]
+
+
+def test_a_suspect_that_had_not_left_is_not_blamed() -> None:
+    schedule = Schedule([0])
+    schedule.start()
+    schedule.handle(fetched(7, attempts=MOST_ATTEMPTS - 1))
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (7,))]
+    assert schedule.handle(ReplicaDown(0, "boom", frozenset({7}))) == [Restart(0)]
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (7,))]
+
+
+def test_a_replica_in_doubt_gets_no_rows() -> None:
+    schedule = begun(0, 1, replicas=2, capacity=1)
+    schedule.handle(ReplicaDoubtful(0))
+    schedule.handle(RowsEnded(1, (1,)))
+    # What is late is offered to those that have room, of which the dead one is none.
+    assert schedule.handle(Tick(1000.0)) == [Send(1, (0,))]
+    schedule = begun(replicas=1)
+    schedule.handle(ReplicaDoubtful(0))
+    assert schedule.held == 0
+
+
+@pytest.mark.parametrize("answer", [ReplicaDown(0, "boom"), ReplicaLost(0)])
+def test_what_a_replica_in_doubt_had_is_done_when_it_is_known_what_became_of_it(answer: Event) -> None:
+    schedule = begun(0, 1)
+    assert schedule.handle(ReplicaDoubtful(0)) == []
+    schedule.handle(answer)
+    (sent,) = schedule.handle(ReplicaUp(0, 2, 2))
+    assert isinstance(sent, Send)
+    assert sorted(sent.rows) == [0, 1]
+
+
+def test_a_row_was_not_alone_though_its_company_has_failed_since() -> None:
+    """Two rows die together often enough; one of them is blamed elsewhere before the last death is known."""
+    schedule = begun(0, 1, replicas=2)
+    schedule.handle(RowsFetched((), True))
+    for row in (0, 1):
+        schedule._replicas[0].rows[row] = MOST_ATTEMPTS - 1
+    schedule.handle(ReplicaDoubtful(0))
+    schedule._holders[0] = (0, 1)
+    schedule._replicas[1].rows = {0: MOST_ATTEMPTS - 1}
+    assert FailRow(0, f"its replica died {MOST_ATTEMPTS} times while doing it: boom") in schedule.handle(
+        ReplicaDown(1, "boom")
+    )
+    commands = schedule.handle(ReplicaDown(0, "boom"))
+    assert commands == [RecordAttempts((1,)), Restart(0)]
+
+
+def test_a_suspect_does_not_wait_for_a_replica_that_has_no_place() -> None:
+    schedule = Schedule([0, 1])
+    schedule.start()
+    schedule.handle(fetched(0))
+    schedule.handle(ReplicaUp(0, 2, 2))
+    schedule.handle(ReplicaDown(0, "boom"))
+    schedule.handle(ReplicaUp(0, 2, 2))
+    schedule.handle(ReplicaDown(0, "boom"))
+    # The other, which nothing is known against, would be the better judge, if it came up.
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == []
+    assert schedule.handle(ReplicaLost(1)) == [Send(0, (0,))]

@@ -1,0 +1,86 @@
+"""The real driver in worlds where everything goes wrong. A broken rule names its seed: stress/orders.py replays it."""
+
+from __future__ import annotations
+
+import re
+
+import orders
+import pytest
+from orders import Violation, World
+
+from outrider.runner import driver
+from outrider.runner.journal import Journal
+from outrider.runner.replica import Replica
+
+SEEDS = 80
+MANY_SEEDS = 4000
+
+
+def lived(seeds: range) -> None:
+    broken = []
+    for seed in seeds:
+        try:
+            World(seed).run()
+        except Violation as violation:
+            broken.append(str(violation))
+    assert not broken, f"{len(broken)} of {len(seeds)} worlds break a rule, the first is\n{broken[0]}"
+
+
+def test_no_order_of_things_loses_doubles_or_blames_a_row() -> None:
+    lived(range(SEEDS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_no_order_of_things_of_many_does(part: int) -> None:
+    first = SEEDS + part * MANY_SEEDS // 8
+    lived(range(first, first + MANY_SEEDS // 8))
+
+
+def test_a_world_is_the_same_each_time() -> None:
+    """Else a seed would be of no use."""
+    first, second = World(7), World(7)
+    assert (first.run(), first.ray.log) == (second.run(), second.ray.log)
+
+
+# A harness that cannot fail proves nothing: mistakes in what it watches over are found, each within a few worlds.
+
+
+def complaint(worlds: int = 120) -> str:
+    for seed in range(worlds):
+        try:
+            World(seed).run()
+        except Violation as violation:
+            return str(violation).splitlines()[0]
+    return "none"
+
+
+def test_a_journal_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Journal.record
+    monkeypatch.setattr(Journal, "record", lambda self, done, failed, totals=None: record(self, done[1:], failed, totals))
+    assert re.search("tokens are counted|is not as it was", complaint())
+
+
+def test_totals_that_are_not_of_the_transaction_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Journal.record
+    monkeypatch.setattr(Journal, "record", lambda self, done, failed, totals=None: record(self, done, failed))
+    assert "tokens are counted" in complaint()
+
+
+def test_attempts_that_are_made_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when rows are held against a host that has left."""
+    lost = driver.Driver._unseat
+
+    def unseat(self: driver.Driver, replica: Replica) -> None:
+        rows = self._schedule._replicas[replica.number].rows
+        self._journal.count_attempt(list(rows))
+        lost(self, replica)
+
+    monkeypatch.setattr(driver.Driver, "_unseat", unseat)
+    assert "blamed" in complaint()
+
+
+def test_a_driver_that_waits_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "CALM_SECONDS", 300.0)
+    monkeypatch.setattr(driver.Driver, "_harvested", lambda self, harvests: ())
+    assert "does not come to its end" in complaint()
