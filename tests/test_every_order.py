@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import orders
 import pytest
@@ -11,6 +12,8 @@ from orders import Violation, World
 from outrider.runner import driver
 from outrider.runner.journal import Journal
 from outrider.runner.replica import Replica
+from outrider.runner.written import WrittenTokens
+from outrider.workers.messages import Row, Written
 
 SEEDS = 80
 MANY_SEEDS = 4000
@@ -84,3 +87,29 @@ def test_a_driver_that_waits_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(orders, "CALM_SECONDS", 300.0)
     monkeypatch.setattr(driver.Driver, "_harvested", lambda self, harvests: ())
     assert "does not come to its end" in complaint()
+
+
+def test_tokens_that_are_kept_twice_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a harvest that arrives again is believed again."""
+
+    def told(self: WrittenTokens, replica: int, written: Iterable[Written]) -> None:
+        for each in written:
+            if (answer := self._answers.get(each.key)) is not None:
+                answer.tokens.extend(each.tokens)
+
+    monkeypatch.setattr(WrittenTokens, "told", told)
+    assert "not as undisturbed" in complaint()
+
+
+def test_rows_go_on_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed = []
+    begun = WrittenTokens.begun
+
+    def seen(self: WrittenTokens, row: Row, replica: int) -> Row:
+        found = begun(self, row, replica)
+        resumed.append(len(found.begun))
+        return found
+
+    monkeypatch.setattr(WrittenTokens, "begun", seen)
+    lived(range(20))
+    assert sum(map(bool, resumed)) > 20

@@ -21,7 +21,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from outrider.runner import driver, replica
-from outrider.workers.messages import Harvest, Progress, Row, RowFailure, RowResult, ServeSpec, WorkerReport
+from outrider.workers.messages import Harvest, Progress, Row, RowFailure, RowResult, ServeSpec, WorkerReport, Written
 from outrider.workers.pinning import Pin
 from outrider.workers.readback import Pinned
 
@@ -242,8 +242,12 @@ class TargetActor(Actor):
         self.given: set[int] = set()
         self._queue: deque[Row] = deque()
         self._running: dict[int, Row] = {}
+        # Since when and how fast it writes each row, and how many of its tokens it has told of.
+        self._pace: dict[int, tuple[float, float]] = {}
+        self._told: dict[int, int] = {}
         self._ended: list[RowResult | RowFailure] = []
         self._brought: tuple[RowResult | RowFailure, ...] = ()
+        self._told_last: tuple[Written, ...] = ()
         self._progress = Progress()
         self._asking: Future | None = None
 
@@ -289,7 +293,9 @@ class TargetActor(Actor):
                 self._ended.append(refused)
                 continue
             self._running[row.key] = row
-            seconds = len(tokens_of(row)) * self.fate.seconds_a_token()
+            pace = self.fate.seconds_a_token()
+            self._pace[row.key], self._told[row.key] = (self.ray.now, pace), len(row.begun)
+            seconds = max(0, len(tokens_of(row)) - len(row.begun)) * pace
             end = self._end if (fatal := self.fate.fatal(self, row)) is None else self._die_of
             self.soon(seconds if fatal is None else fatal, partial(end, row))
 
@@ -320,11 +326,21 @@ class TargetActor(Actor):
         self._asking = None
         late, what = self.fate.answers(self)
         ended, self._ended = tuple(self._ended), []
+        written = tuple(self._written())
         if what == "twice":
-            ended = (*self._brought, *ended, *ended)
-        self._brought = ended
+            ended, written = (*self._brought, *ended, *ended), (*self._told_last, *written, *written)
+        self._brought, self._told_last = ended, written
         progress = Progress(**{name: getattr(self._progress, name) for name in COUNTED})
-        self.soon(late, lambda: future.lose() if what == "lost" else future.settle(Harvest(ended, progress)))
+        harvest = Harvest(ended, progress, written=written)
+        self.soon(late, lambda: future.lose() if what == "lost" else future.settle(harvest))
+
+    def _written(self) -> Iterator[Written]:
+        for row in self._running.values():
+            (since, pace), told = self._pace[row.key], self._told[row.key]
+            now = min(len(row.begun) + int((self.ray.now - since) / pace), len(tokens_of(row)))
+            if now > told:
+                self._told[row.key] = now
+                yield Written(row.key, told, written_by(row)[told:now])
 
 
 COUNTED = ("rounds", "row_rounds", "tokens", "prompt_tokens")
@@ -341,8 +357,13 @@ def _tokens(seed: str, most: int) -> tuple[int, ...]:
     return tuple(dice.choices(range(1000), k=dice.randint(1, most)))
 
 
+def written_by(row: Row) -> tuple[int, ...]:
+    """A target goes on behind what it is told was written, whatever that is."""
+    return (*row.begun, *tokens_of(row)[len(row.begun) :])
+
+
 def result_of(row: Row) -> RowResult:
-    tokens = tokens_of(row)
+    tokens = written_by(row)
     return RowResult(row.key, tokens, " ".join(map(str, tokens)), "stop", len(tokens), 3, 2, 0.1)
 
 
