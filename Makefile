@@ -1,12 +1,16 @@
 # make run: install and run the demo job.  make test: the fast tests.  make test-slow: the rest.  make lint, make bench, make wheel.
+# make test-oldest-ray: the fast tests and those of Ray itself, with the oldest Ray that is allowed.
 # make sanitize: the tests of the kernels on a build with the address and undefined behaviour sanitizers (needs cmake).
 # make sanitize-threads: those that use several threads, on a build with the thread sanitizer (minutes on a quiet machine).
 PYTHON ?= python3
 VENV := .venv
+# The oldest Ray that pyproject.toml allows, in an environment of its own over the first.
+OLDEST_RAY := 2.52
+OLDEST_VENV := .venv-oldest-ray
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels runner workers -name '*.py' -o -name '*.cpp' -o -name '*.inc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: run test test-slow lint bench wheel sanitize sanitize-threads clean
+.PHONY: run test test-slow test-oldest-ray lint bench wheel sanitize sanitize-threads clean
 
 run: $(VENV)/installed
 	$(BIN)/outrider run examples/prompts.jsonl --draft-tokens 4 --precision fp32 --draft-precision fp32
@@ -16,6 +20,11 @@ test: $(VENV)/testable
 
 test-slow: $(VENV)/testable
 	$(BIN)/python -m pytest -q -m slow
+
+# The fast tests, and of the slow ones those that start a Ray and run a job, on the oldest Ray.
+test-oldest-ray: $(OLDEST_VENV)/installed
+	$(OLDEST_VENV)/bin/python -m pytest -q
+	$(OLDEST_VENV)/bin/python -m pytest -q -m ray
 
 lint: $(VENV)/testable
 	$(BIN)/ruff check .
@@ -56,5 +65,13 @@ $(VENV)/testable: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable '.[test]'
 	touch $@
 
+# All else comes from the first environment.
+$(OLDEST_VENV)/installed: $(VENV)/testable pyproject.toml
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/pip install --quiet --no-deps 'ray==$(OLDEST_RAY).*'
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
+	  > "$$($(OLDEST_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/over_the_first.pth"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(OLDEST_VENV) build dist

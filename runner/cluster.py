@@ -5,61 +5,84 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from outrider.runner.guard import refuse_open
-from outrider.runner.ray_loss import Descendants, Head, Lost, abandon, ended, own_servers
-from outrider.workers.errors import JobError, UsageError, first_line
+from outrider.runner.listeners import beyond_loopback
+from outrider.runner.ray_loss import SILENCE_SECONDS, Descendants, Head, Lost, OwnRay, abandon
+from outrider.workers import private_folder, ray_compat
+from outrider.workers.errors import JobError, RayUnsupportedError, UsageError, first_line
 
-# Where, which name, and what stands there instead.
-Change = tuple[Any, str, Any]
-
+LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 256 << 20
 # Ray otherwise starts a process a core before any is asked for; ours are started by command lines of their own.
 NONE_IN_ADVANCE = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
-# Any free port for the agent: Ray's usual one is for the job server of a cluster on this host, which would go without.
-SMALL = {"no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
 # What Ray's metrics agent is made of; the plain package comes without.
 METRICS_AGENT = ("aiohttp", "opentelemetry", "prometheus_client")
 
 
 @contextmanager
-def local_ray(cores: int, resources: dict[str, float], metrics_port: int | None = None) -> Iterator[Lost]:
-    """An embedded Ray on the loopback address, open only to who has this process's token; and whether it is still there."""
+def local_ray(
+    cores: int,
+    resources: dict[str, float],
+    metrics_port: int | None = None,
+    patience: float = SILENCE_SECONDS,
+) -> Iterator[Lost]:
+    """An embedded Ray on the loopback address, open only to who has this process's token; and whether it is still there.
+
+    One that has not answered for ``patience`` seconds is lost.
+    """
     if metrics_port is not None and not all(find_spec(module) for module in METRICS_AGENT):
         raise UsageError("--metrics-port: Ray's metrics agent is not installed; pip install 'ray[default]' brings it")
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.update(NONE_IN_ADVANCE)
     _quiet()
-    import ray
-
-    with Descendants() as descendants:
+    # What an earlier run has left that was killed; and in the end what this one's processes have, which are killed too.
+    private_folder.sweep()
+    with ExitStack() as stack:
+        stack.callback(private_folder.sweep)
+        folder = stack.enter_context(private_folder.held_folder(ray_compat.longest_below_folder()))
+        descendants = stack.enter_context(Descendants())
         try:
-            _start(ray, cores, resources, metrics_port)
-        except KeyboardInterrupt:
+            node, ports = _start(folder, cores, resources, metrics_port)
+            if (why := _heard_elsewhere(descendants)) is not None:
+                raise JobError(f"{why}: it has been ended")
+        except BaseException:
             # Half started, it cannot end what it has started.
             descendants.end()
-            abandon(ray)
+            abandon()
             raise
-        servers = own_servers(ray)
+        own = OwnRay(node, ports, partial(_heard_elsewhere, descendants), min(patience, SILENCE_SECONDS))
         try:
-            yield lambda: ended(servers)
+            with own:
+                yield own.lost
         finally:
-            if ended(servers):
-                descendants.end()
-                abandon(ray)
-            else:
+            if own.lost() is None:
+                import ray
+
                 ray.shutdown()
+                descendants.end()
+            else:
+                descendants.end()
+                abandon()
 
 
-def _start(ray: Any, cores: int, resources: dict[str, float], metrics_port: int | None) -> None:
+def _start(
+    folder: Path, cores: int, resources: dict[str, float], metrics_port: int | None
+) -> tuple[ray_compat.Node, dict[str, tuple[str, int]]]:
+    import ray
+
+    changes = [ray_compat.LOOPBACK, ray_compat.SMALLER, ray_compat.NO_DASHBOARD, *ray_compat.QUIET]
+    if metrics_port is None:
+        changes.append(ray_compat.NO_METRICS)
     try:
-        with _changed(*_small_and_on_loopback(ray), *_quiet_and_tame(ray)):
+        with ray_compat.changed(*changes), _private_files():
             ray.init(
                 # Without this, RAY_ADDRESS in the environment would send us to somebody else's cluster.
                 address="local",
@@ -70,51 +93,39 @@ def _start(ray: Any, cores: int, resources: dict[str, float], metrics_port: int 
                 configure_logging=False,
                 logging_level="ERROR",
                 object_store_memory=OBJECT_STORE_BYTES,
-                _node_ip_address="127.0.0.1",
+                _node_ip_address=LOOPBACK,
                 _metrics_export_port=metrics_port,
+                _temp_dir=str(folder),
             )
+        # Ray opens it to all.
+        folder.chmod(0o700)
+        [node] = ray.nodes()
+        address = ray.get_runtime_context().gcs_address
+        ports = {"gcs_server": int(address.rpartition(":")[2]), "raylet": int(node["NodeManagerPort"])}
+        return ray_compat.own_node(), {name: (LOOPBACK, port) for name, port in ports.items()}
+    except RayUnsupportedError:
+        raise
     except Exception as error:  # of a node that does not come up in time Ray says nothing more special
         raise JobError(f"Ray could not be started on this machine: {first_line(error)}") from error
 
 
-def _small_and_on_loopback(ray: Any) -> list[Change]:
-    """Ray takes the loopback address for the host's outward one, and then listens on every interface. And it starts an
-    autoscaler, a dashboard's server and a collector of logs, which take half of the time of a start, for nobody.
-    """
-    services, parameter, node = ray._private.services, ray._private.parameter, ray._private.node
-
-    def no_dashboard(node: Any, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
-        node._webui_url = ""
-
-    return [
-        (services, "resolve_ip_for_localhost", lambda host: host),
-        (parameter, "RayParams", partial(parameter.RayParams, **SMALL)),
-        (node.Node, "start_api_server", no_dashboard),
-    ]
-
-
-def _quiet_and_tame(ray: Any) -> list[Change]:
-    """Ray prints on our standard output, which programs may read, what we say in words of our own; and takes over what is
-    to be done when the process is asked to end.
-    """
-    return [
-        (ray._private.worker, "listen_error_messages", lambda worker, threads_stopped: None),
-        (ray._private.utils, "set_sigterm_handler", lambda handler: None),
-    ]
-
-
 @contextmanager
-def _changed(*wished: Change) -> Iterator[None]:
-    """While Ray starts: what it has no options for. A Ray that is built otherwise inside starts with all of it."""
-    changes = [(where, name, change) for where, name, change in wished if hasattr(where, name)]
-    before = [(where, name, getattr(where, name)) for where, name, _ in changes]
-    for where, name, change in changes:
-        setattr(where, name, change)
+def _private_files() -> Iterator[None]:
+    """Ray's processes make no files that others may read. They inherit it; this process makes its own as the user likes."""
+    before = os.umask(0o077)
     try:
         yield
     finally:
-        for where, name, kept in before:
-            setattr(where, name, kept)
+        os.umask(before)
+
+
+def _heard_elsewhere(descendants: Descendants) -> str | None:
+    """Why a Ray is not used that other machines can reach: not what it was asked for counts, but what it does."""
+    found = beyond_loopback(process.pid for process in descendants.left())
+    if not found:
+        return None
+    where = ", ".join(sorted({address for _, address in found}))
+    return f"Ray {version('ray')} listens beyond the loopback address although it was told not to (at {where})"
 
 
 @contextmanager
@@ -130,7 +141,7 @@ def joined_ray(address: str) -> Iterator[Head]:
     from ray.exceptions import RayError
 
     try:
-        with _changed(*_quiet_and_tame(ray)):
+        with ray_compat.changed(*ray_compat.QUIET):
             ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise JobError(f"--address: the cluster at {address} cannot be joined: {first_line(error)}") from error
@@ -145,7 +156,7 @@ def joined_ray(address: str) -> Iterator[Head]:
         if head.lost() is None and head.answers():
             ray.shutdown()
         else:
-            abandon(ray)
+            abandon()
 
 
 def _quiet() -> None:

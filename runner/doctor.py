@@ -14,11 +14,10 @@ from pathlib import Path
 from outrider.runner import sysfs
 from outrider.runner.holding import describe
 from outrider.runner.topology import Topology, read_topology
-from outrider.workers import leases, pinning, readback
+from outrider.workers import leases, pinning, ray_compat, readback
 from outrider.workers.errors import OutriderError
 
 OK, BETTER, WRONG = "ok", "could be better", "wrong"
-OLDEST_RAY = (2, 52)
 # Ray keeps its object store there, and falls back to a slow disk where it is small.
 SHARED_MEMORY_BYTES = 1 << 30
 
@@ -213,14 +212,16 @@ def _instruction_set(system: System) -> Iterator[Check]:
 
 
 def _ray(system: System) -> Iterator[Check]:
+    mend = f"pip install 'ray>={ray_compat.OLDEST},<{ray_compat.BELOW}'"
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
-        yield Check("Ray", WRONG, "not installed", "pip install 'ray>=2.52'")
+        yield Check("Ray", WRONG, "not installed", mend)
         return
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if numbers < OLDEST_RAY:
-        yield Check("Ray", WRONG, f"{version} is too old", "pip install --upgrade 'ray>=2.52'")
+    if _numbers(version) < _numbers(ray_compat.OLDEST):
+        yield Check("Ray", WRONG, f"{version} is too old", mend)
+    elif _numbers(version) >= _numbers(ray_compat.BELOW):
+        yield Check("Ray", WRONG, f"{version} is newer than what outrider was tried with", mend)
     else:
         yield Check("Ray", OK, version)
     token = bool(os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"))
@@ -234,6 +235,10 @@ def _ray(system: System) -> Iterator[Check]:
     else:
         found = "local runs make their own token; a cluster (--address) needs one"
         yield Check("Ray's auth", OK, found, "ray get-auth-token --generate")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def _ipex(system: System) -> Iterator[Check]:

@@ -79,6 +79,7 @@ def one_host(
     seconds: float,
     say: Callable[[str], None],
     metrics_port: int | None,
+    start_deadline: float,
 ) -> Iterator[tuple[OneHost, list[ReplicaPlan]]]:
     """A Ray of our own on this machine. ``wishes`` depend on how many cores there are."""
     machine = read_topology()
@@ -98,7 +99,7 @@ def one_host(
             return None
         return blueprint.replicas(again, probed_here())[0]
 
-    with local_ray(len(machine.usable_cores), ray_resources(machine), metrics_port) as lost:
+    with local_ray(len(machine.usable_cores), ray_resources(machine), metrics_port, start_deadline) as lost:
         # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
         from outrider.runner import nodes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import signal
@@ -14,12 +13,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 import psutil
 
 from outrider.runner.ending import end_at_once
 from outrider.runner.journal import Journal
+from outrider.workers import ray_compat
 from outrider.workers.errors import JobError, RayLostError
 
 # What says why a Ray can no longer be used; None while it can.
@@ -31,18 +31,13 @@ POLL_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
 # Ray gives its head a minute to come back, and then ends the process with words of its own.
 SILENCE_SECONDS = 30.0
+# To look at all sockets of all processes takes longer than to knock at two.
+POLLS_A_LOOK = 15
 # So many Rays may be lost without a row ending in between; more of them would fare no better.
 MOST_IDLE_LOSSES = 3
 # How a gRPC connection begins: HTTP/2's preface, and no settings. The other end answers with its own at once.
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 WHAT = {"gcs_server": "control server", "raylet": "raylet"}
-
-
-def own_servers(ray: Any) -> dict[str, list[subprocess.Popen[bytes]]]:
-    """The servers that ``ray.init`` has started here; none where this Ray keeps them otherwise."""
-    node = getattr(ray._private.worker, "_global_node", None)
-    processes: Mapping[str, Sequence[Any]] = getattr(node, "all_processes", {})
-    return {name: [each.process for each in processes.get(name, ())] for name in WHAT}
 
 
 def ended(servers: Mapping[str, Sequence[subprocess.Popen[bytes]]]) -> str | None:
@@ -76,7 +71,7 @@ class Descendants:
         """The memory and the cores that a lost Ray had are free afterwards."""
         deadline = time.monotonic() + END_SECONDS
         # Those that a dying one leaves behind are found the next time.
-        while (left := self._left()) and time.monotonic() < deadline:
+        while (left := self.left()) and time.monotonic() < deadline:
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -86,7 +81,7 @@ class Descendants:
             with suppress(OSError):
                 os.set_inheritable(descriptor, False)
 
-    def _left(self) -> list[psutil.Process]:
+    def left(self) -> list[psutil.Process]:
         found = [child for child in psutil.Process().children() if child not in self._others]
         for child in tuple(found):
             with suppress(psutil.NoSuchProcess):
@@ -103,9 +98,9 @@ def _open_files() -> set[int]:
     return found
 
 
-def abandon(ray: Any) -> None:
+def abandon() -> None:
     """Let go of a Ray whose servers are gone, which it would wait for, for up to a minute, when this process ends."""
-    atexit.unregister(ray._private.worker.shutdown)
+    ray_compat.forget_at_exit()
     # Ray's own asks its servers for something first.
     sys.excepthook = sys.__excepthook__
     end_at_once()
@@ -138,6 +133,83 @@ def knock(where: tuple[str, int]) -> None:
         line.sendall(GREETING)
         # One that hangs up, since it wants another protocol, is there as well.
         line.recv(1)
+
+
+class OwnRay:
+    """A Ray of our own: lost when one of its servers has ended, gives no answer for a while, or has no socket any more.
+
+    One that is lost but there still is killed: who waits for it inside of Ray would else wait for ever. ``look`` is asked
+    now and then, and says why the Ray can no longer be used, too.
+    """
+
+    def __init__(
+        self,
+        node: ray_compat.Node,
+        ports: Mapping[str, tuple[str, int]],
+        look: Callable[[], str | None],
+        patience: float = SILENCE_SECONDS,
+        poll: float = POLL_SECONDS,
+    ) -> None:
+        self._servers = node.processes
+        self._sockets = {path: _file_at(path) for path in node.sockets}
+        self._ports = ports
+        self._look = look
+        self._patience, self._poll = patience, poll
+        # Since when one has not answered those that knocked: time in which this process stood still says nothing.
+        self._silent_since: dict[str, float] = {}
+        self._why: str | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="own ray", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def lost(self) -> str | None:
+        return self._why or ended(self._servers)
+
+    def _watch(self) -> None:
+        polls = 0
+        while not self._closed.wait(self._poll):
+            polls += 1
+            self._why = self._socket_gone() or self._silent() or (self._look() if polls % POLLS_A_LOOK == 0 else None)
+            if self._why is not None:
+                for process in (each for processes in self._servers.values() for each in processes):
+                    process.kill()
+                return
+
+    def _socket_gone(self) -> str | None:
+        """Whoever comes next finds none there, or another's; those that are connected would go on for a while."""
+        for path, before in self._sockets.items():
+            if _file_at(path) != before:
+                return f"a socket of Ray's on this machine, {path}, has been removed or replaced"
+        return None
+
+    def _silent(self) -> str | None:
+        for name, where in self._ports.items():
+            if self._closed.is_set():
+                return None
+            try:
+                knock(where)
+                self._silent_since.pop(name, None)
+            except OSError:
+                silent = time.monotonic() - self._silent_since.setdefault(name, time.monotonic())
+                # One that has ended is found by itself, with the reason.
+                if silent >= self._patience and ended(self._servers) is None:
+                    return f"Ray's {WHAT[name]} on this machine has not answered for {silent:.0f} s"
+        return None
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino)
 
 
 class Head:

@@ -123,7 +123,8 @@ def _fleet(
     """Where the job is to run, and its first places there."""
     wishes = partial(wishes_of, spec, blueprint.movable)
     if spec.address is None:
-        with one_host(blueprint, sizes, wishes, spec.wait_for_cores, display.say, spec.metrics_port) as here:
+        options = (spec.wait_for_cores, display.say, spec.metrics_port, spec.start_deadline)
+        with one_host(blueprint, sizes, wishes, *options) as here:
             yield here
         return
     if spec.metrics_port is not None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from driver_world import fill
@@ -23,11 +24,12 @@ from outrider.runner.ray_loss import (
     MOST_IDLE_LOSSES,
     SILENCE_SECONDS,
     Head,
+    OwnRay,
     check_worth_another,
     ended,
-    own_servers,
 )
 from outrider.workers.errors import JobError, RayLostError
+from outrider.workers.ray_compat import Node
 
 NOBODY = ("127.0.0.1", 0)
 LOST = RayLostError("Ray's raylet on this machine was killed by SIGKILL")
@@ -51,13 +53,67 @@ def test_a_server_that_has_ended_is_named(action: str, how: str) -> None:
         assert ended(servers) == f"Ray's raylet on this machine {how}"
 
 
-def test_the_servers_are_those_of_this_ray_and_none_where_it_keeps_them_otherwise() -> None:
-    kept = SimpleNamespace(process="the process")
-    node = SimpleNamespace(all_processes={"raylet": [kept], "dashboard": [kept]})
-    ray = SimpleNamespace(_private=SimpleNamespace(worker=SimpleNamespace(_global_node=node)))
-    assert own_servers(ray) == {"gcs_server": [], "raylet": ["the process"]}
-    ray._private.worker = SimpleNamespace()
-    assert own_servers(ray) == {"gcs_server": [], "raylet": []}
+@pytest.fixture
+def raylet() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def own_ray(process: subprocess.Popen[bytes], socket_file: Path, port: int, **options: Any) -> OwnRay:
+    node = Node({"gcs_server": [], "raylet": [process]}, socket_file.parent, (socket_file,))
+    return OwnRay(node, {"raylet": ("127.0.0.1", port)}, **{"look": lambda: None, "poll": 0.001, **options})
+
+
+def lost_within(own: OwnRay, seconds: float = 10.0) -> str:
+    deadline = time.monotonic() + seconds
+    while (why := own.lost()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return why
+
+
+def test_a_raylet_that_does_not_answer_is_lost_and_killed(
+    tmp_path: Path, raylet: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_loss, "ANSWER_SECONDS", 0.01)
+    (tmp_path / "raylet").touch()
+    # The kernel takes connections for one that was stopped.
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        with own_ray(raylet, tmp_path / "raylet", stopped.getsockname()[1], patience=0.05) as own:
+            why = lost_within(own)
+        assert why == "Ray's raylet on this machine has not answered for 0 s"
+        assert raylet.wait(10) == -9, "who waits for it in Ray's own code would wait for ever"
+        assert own.lost() == why, "not that it was killed, which we did"
+
+
+def test_a_raylet_that_answers_is_not_lost(tmp_path: Path, raylet: subprocess.Popen[bytes]) -> None:
+    (tmp_path / "raylet").touch()
+    with server() as port, own_ray(raylet, tmp_path / "raylet", port, patience=0.0) as own:
+        time.sleep(0.05)
+        assert own.lost() is None
+    assert raylet.poll() is None and not own._thread.is_alive()
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+def test_a_raylet_whose_socket_is_gone_is_lost(tmp_path: Path, raylet: subprocess.Popen[bytes], replaced: bool) -> None:
+    (tmp_path / "raylet").touch()
+    with server() as port, own_ray(raylet, tmp_path / "raylet", port) as own:
+        if replaced:
+            (tmp_path / "other").touch()
+            (tmp_path / "other").replace(tmp_path / "raylet")
+        else:
+            (tmp_path / "raylet").unlink()
+        assert lost_within(own).endswith(f"{tmp_path / 'raylet'}, has been removed or replaced")
+
+
+def test_a_ray_that_comes_to_listen_elsewhere_is_lost(
+    tmp_path: Path, raylet: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_loss, "POLLS_A_LOOK", 2)
+    (tmp_path / "raylet").touch()
+    with server() as port, own_ray(raylet, tmp_path / "raylet", port, look=lambda: "it listens") as own:
+        assert lost_within(own) == "it listens"
 
 
 LEFT_BEHIND = """

@@ -22,7 +22,8 @@ from outrider.workers.draft_link import DraftLink
 from outrider.workers.lines import CallLine, DraftFailed, DraftLost
 from outrider.workers.messages import Ask, Candidates, Row, RowResult, Sampling
 from outrider.workers.propose import Drafter
-from outrider.workers.shared_line import LAST, MORE, Buffers, LineBroken, SharedLine, Wire, greet, serve
+from outrider.workers.ray_compat import Buffers
+from outrider.workers.shared_line import LAST, MORE, LineBroken, SharedLine, Wire, greet, serve
 from outrider.workers.text import TextWriter
 from outrider.workers.verify import Verifier
 

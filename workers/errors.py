@@ -9,7 +9,8 @@
     ├── JobError              the job cannot run as it stands: exit code 1
     │   ├── JobHeldError      another process runs it
     │   ├── JobChangedError   the same directory, another input, model or parameter
-    │   └── RayLostError      the Ray under the job has died; the command can be run again as it stands
+    │   ├── RayLostError      the Ray under the job has died; the command can be run again as it stands
+    │   └── RayUnsupportedError  the Ray that is installed lacks what outrider needs of it
     └── WorkerError           an actor could not start or do its work
         └── LeaseError        the cores it was to have are another run's by now
 
@@ -65,6 +66,10 @@ class JobChangedError(JobError):
 
 
 class RayLostError(JobError):
+    pass
+
+
+class RayUnsupportedError(JobError):
     pass
 
 

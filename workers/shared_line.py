@@ -13,20 +13,23 @@ import math
 import pickle
 import select
 import socket
-import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from outrider.workers import semaphores
 from outrider.workers.errors import first_line
 from outrider.workers.lines import CallLine, DraftFailed, DraftLost, Reply
 from outrider.workers.messages import Ask, Candidates
+from outrider.workers.private_folder import held_folder, sweep
+from outrider.workers.ray_compat import Buffers, channels
 
 logger = logging.getLogger(__name__)
 # A message is sent in pieces of so many bytes; nearly all have one. The buffer also holds what Ray writes about it.
@@ -44,38 +47,14 @@ LONGEST_WAIT = 86400.0
 # What goes each way before a line is used: that it can be written and read here is seen by doing it.
 GREETING = "hello"
 MORE, LAST = b"+", b"."
+# The socket's name in its folder.
+BELL = "bell"
+_opening = threading.Lock()
+_given_up: list[ExitStack] = []
 
 
 class LineBroken(Exception):
     """The other end is gone, or what it announced is not there."""
-
-
-class Buffers:
-    """One direction: the places of a channel of Ray's in turn, written and read by what is below the channel's classes.
-
-    Those look at all places anew and pack bytes as they would any value, which of a round is a hundredth. The channel has
-    to be registered already.
-    """
-
-    def __init__(self, channel: Any) -> None:
-        # With a Ray that is built otherwise inside this fails, or the greeting does, and requests go by its calls.
-        from ray._private.serialization import RawSerializedObject
-
-        self._packed = RawSerializedObject
-        self._core = ray._private.worker.global_worker.core_worker
-        self._written = deque(place._writer_ref for place in channel._buffers)
-        self._read = deque([place._local_reader_ref] for place in channel._buffers)
-        self._channel = channel  # its end would be the places' end
-
-    def write(self, piece: bytes, timeout: float) -> None:
-        self._core.experimental_channel_put_serialized(self._packed(piece), self._written[0], 1, int(1000.0 * timeout))
-        self._written.rotate(-1)
-
-    def read(self, timeout: float) -> bytes:
-        # Once what was found is let go, the place may be written again.
-        piece: bytes = self._core.get_objects(self._read[0], int(1000.0 * timeout))[0][0].to_pybytes()
-        self._read.rotate(-1)
-        return piece
 
 
 class Wire:
@@ -200,19 +179,33 @@ class _Answer:
 def open_line(draft: Any) -> SharedLine:
     """Called in the target's actor. Raises LineBroken where the two cannot share memory."""
     # Alpha in Ray: where it is missing or built otherwise, the caller falls back to calls, and says so.
-    from ray.experimental.channel.shared_memory_channel import BufferedSharedMemoryChannel
-
-    context = ray.get_runtime_context()
+    parts = channels()
     node = ray.get(draft.node.remote(), timeout=OPENING_SECONDS)
-    if node != context.get_node_id():
+    if node != ray.get_runtime_context().get_node_id():
         raise LineBroken("the draft is on another node")
-    # Only this user's processes can enter the folder, so nobody else's answer.
-    with tempfile.TemporaryDirectory(prefix="outrider-") as folder, socket.socket(socket.AF_UNIX) as door:
-        path = str(Path(folder) / "bell")
+    # One at a time: the semaphores of a line that is only half open would lose their names with those of another.
+    with _opening, ExitStack() as stack:
+        sweep()
+        # Only this user's processes can enter the folder, so nobody else's answer.
+        folder = stack.enter_context(held_folder(len(BELL)))
+        semaphores.note_opening(folder)
+        try:
+            line = _open_line(draft, node, parts.open, str(folder / BELL))
+        except Exception:
+            # A draft that is slow may still open what was made. Whoever comes after this process removes it by the note.
+            _given_up.append(stack.pop_all())
+            raise
+        semaphores.remove_names()
+    return line
+
+
+def _open_line(draft: Any, node: str, channel: Any, path: str) -> SharedLine:
+    context = ray.get_runtime_context()
+    with socket.socket(socket.AF_UNIX) as door:
         door.bind(path)
         door.listen(1)
         door.settimeout(OPENING_SECONDS)
-        asks = BufferedSharedMemoryChannel(context.current_actor, [(draft, node)], ASKS, BUFFER_BYTES)
+        asks = channel(context.current_actor, [(draft, node)], ASKS, BUFFER_BYTES)
         answers = ray.get(draft.connect.remote(context.current_actor, asks, path), timeout=OPENING_SECONDS)
         bell, _ = door.accept()
     # Now, while the draft has only begun: what it owns is gone with it, and Ray ends a process that asks for it then.
@@ -236,16 +229,19 @@ def greet(wire: Wire) -> None:
 
 def join_line(target: Any, asks: Any, path: str) -> tuple[Wire, Any]:
     """Called in the draft's actor: its end of the line, and the channel for its answers."""
-    from ray.experimental.channel.shared_memory_channel import BufferedSharedMemoryChannel
-
     context = ray.get_runtime_context()
     readers = [(target, context.get_node_id())]
-    answers = BufferedSharedMemoryChannel(context.current_actor, readers, ANSWERS, BUFFER_BYTES)
-    asks.ensure_registered_as_reader()
-    answers.ensure_registered_as_writer()
-    bell = socket.socket(socket.AF_UNIX)
-    bell.connect(path)
-    return Wire(bell, Buffers(answers), Buffers(asks)), answers
+    try:
+        answers = channels().open(context.current_actor, readers, ANSWERS, BUFFER_BYTES)
+        asks.ensure_registered_as_reader()
+        answers.ensure_registered_as_writer()
+        bell = socket.socket(socket.AF_UNIX)
+        bell.connect(path)
+        return Wire(bell, Buffers(answers), Buffers(asks)), answers
+    except Exception:
+        # The target no longer waits for this line, and knows nothing of what was made here.
+        semaphores.remove_names()
+        raise
 
 
 def serve(wire: Wire, propose: Callable[[Ask], Candidates]) -> None:
