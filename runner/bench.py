@@ -149,7 +149,7 @@ def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> System:
     if spec.replicas not in (None, 1):
         raise UsageError("--replicas: the benchmark measures one pair of target and draft")
     with Office() as office:
-        target, draft, draft_name, notes = office.prepare_pair(spec.model, spec.draft)
+        target, draft, draft_name, notes = office.prepare_pair(spec.model, spec.draft, say)
         made = examples(spec.task, spec.lengths, spec.new_tokens, target, office)
         for note in notes:
             say(f"note: {note}")

@@ -230,14 +230,18 @@ class Driver:
         try:
             self._agree_on_path(report.path)
         except JobChangedError as difference:
-            others = any(each.report or each.pending for each in self._replicas.values() if each is not replica)
-            if not others:
-                raise
-            self.totals.note(f"replica {replica.number} on {self._fleet.host(replica.plan)} is not used: {difference}")
-            replica.stop()
+            self._leave_out(replica, difference)
             self._seatless.add(replica.number)
             return False
         return True
+
+    def _leave_out(self, replica: Replica, difference: JobChangedError) -> None:
+        """Go on without a replica whose rows would not be the job's; raises where there is no other."""
+        others = any(each.report or each.pending for each in self._replicas.values() if each is not replica)
+        if not others:
+            raise difference
+        self.totals.note(f"replica {replica.number} on {self._fleet.host(replica.plan)} is not used: {difference}")
+        replica.stop()
 
     def _note(self, replica: Replica, role: str, report: WorkerReport) -> None:
         """Keep what an actor says of its place, and tell the user what is not as it was asked to be."""
@@ -261,6 +265,10 @@ class Driver:
             self.totals.note(f"replica {replica.number} waits for cores: {cause}")
             self._unseat(replica)
             yield schedule.ReplicaLost(replica.number)
+            return
+        if what == "target ready" and isinstance(cause, JobChangedError):
+            # Its weights are no longer those of the rows before.
+            self._leave_out(replica, cause)
             return
         if self._fleet.gone(replica.plan):
             self._trace.event("host left", replica.number, "target", reason=explain(error))

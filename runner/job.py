@@ -16,6 +16,7 @@ from outrider.runner.journal import Journal
 from outrider.runner.results import write_atomically
 from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
 from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.digests import is_of_this_kind
 
 JOURNAL = "job.db"
 DESCRIPTION = "job.json"
@@ -83,6 +84,11 @@ def identity(spec: JobSpec, card: ModelCard, input_digest: str, engine: str, pre
 def check_same(kept: dict[str, Any], asked: dict[str, Any], what: str, directory: Path) -> None:
     """Refuse to go on with a job that would have two kinds of rows in it."""
     different = [key for key in sorted(kept.keys() | asked.keys()) if kept.get(key) != asked.get(key)]
+    if "model" in different and not is_of_this_kind(str(kept.get("model"))):
+        raise JobChangedError(
+            f"{directory} holds a job that was begun by an older outrider, which knew a model's weights by other means, so "
+            "whether they are the same cannot be told: finish it with that version, or give another directory with --out"
+        )
     if different:
         shown = "; ".join(f"{key}: {_short(kept.get(key))} then, {_short(asked.get(key))} now" for key in different)
         raise JobChangedError(
@@ -92,8 +98,8 @@ def check_same(kept: dict[str, Any], asked: dict[str, Any], what: str, directory
 
 
 def _short(value: Any) -> str:
-    text = str(value)
-    return f"{text[:12]}…" if len(text) == 64 else text
+    text = str(value).rpartition(":")[2]
+    return f"{text[:12]}…" if len(text) == 64 else str(value)
 
 
 def describe(directory: Path, description: dict[str, Any]) -> None:

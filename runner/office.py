@@ -6,29 +6,33 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from threading import Thread
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from outrider.workers.errors import JobError
 from outrider.workers.models.cards import ModelCard
 
 DIED = "the process that reads models died; is there memory enough?"
+# How often what is told meanwhile is passed on.
+NEWS_SECONDS = 0.2
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
+# In the helper itself: where it says what takes long.
+_news: Connection
 
 
 class Office:
     """Answers questions about models; leaves nothing behind when closed."""
 
     def __init__(self) -> None:
-        self._pool = ProcessPoolExecutor(
-            max_workers=1,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_settle_in,
-        )
+        context = multiprocessing.get_context("spawn")
+        self._news, news = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_settle_in, initargs=(news,))
 
     def __enter__(self) -> Self:
         return self
@@ -36,8 +40,23 @@ class Office:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def prepare_pair(self, target: str, draft: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
-        return self._ask(_prepare_pair, target, draft)
+    def prepare_pair(
+        self, target: str, draft: str, say: Callable[[str], None] = lambda text: None
+    ) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
+        """``say`` hears what takes long while it does."""
+        answer = self._begin(_prepare_pair, target, draft)
+        while not answer.done(NEWS_SECONDS):
+            while self._news.poll():
+                say(self._news.recv())
+        return answer()
+
+    def check_weights(self, path: str, engine: str, allow_pickle: bool) -> None:
+        """A ModelError where the files lack what the engine needs."""
+        self._ask(_check_weights, path, engine, allow_pickle)
+
+    def check_unchanged(self, card: ModelCard) -> None:
+        """A JobChangedError where the files are no longer those of the card."""
+        self._ask(_check_unchanged, card.path, card.digest)
 
     def native_refuses(self, path: str) -> str | None:
         """Why the native engine cannot run the model; None where it can."""
@@ -57,21 +76,33 @@ class Office:
 
     def _begin(
         self, function: Callable[Arguments, Answer], *arguments: Arguments.args, **options: Arguments.kwargs
-    ) -> Callable[[], Answer]:
-        def answer() -> Answer:
-            try:
-                return future.result()
-            except BrokenProcessPool as error:
-                raise JobError(DIED) from error
-
+    ) -> Asked[Answer]:
         try:
-            future = self._pool.submit(function, *arguments, **options)
+            return Asked(self._pool.submit(function, *arguments, **options))
         except BrokenProcessPool as error:
             raise JobError(DIED) from error
-        return answer
 
 
-def _settle_in() -> None:
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[Answer]):
+    """A question that is being answered. To call it is to wait for what comes back."""
+
+    _future: Future[Answer]
+
+    def __call__(self) -> Answer:
+        try:
+            return self._future.result()
+        except BrokenProcessPool as error:
+            raise JobError(DIED) from error
+
+    def done(self, seconds: float) -> bool:
+        """Whether the answer is there, within so many seconds."""
+        return bool(wait([self._future], timeout=seconds).done)
+
+
+def _settle_in(news: Connection) -> None:
+    global _news
+    _news = news
     # Ctrl-C reaches the whole group; the helper goes without the traceback that Python would print.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     Thread(target=_end_with_the_driver, daemon=True).start()
@@ -88,11 +119,15 @@ def _end_with_the_driver() -> None:
     os._exit(1)
 
 
+def _tell_of_reading(size: int) -> None:
+    _news.send(f"reading {size / 1e9:.1f} GB of weights to know them again; this is done once")
+
+
 # The modules behind these load transformers, so they are imported where they run.
 def _prepare_pair(target: str, draft: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
     from outrider.workers.models.preparation import prepare_pair
 
-    return prepare_pair(target, draft)
+    return prepare_pair(target, draft, _tell_of_reading)
 
 
 def _encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
@@ -105,3 +140,15 @@ def _native_refuses(path: str) -> str | None:
     from outrider.workers.models.opening import native_supports
 
     return native_supports(path)
+
+
+def _check_weights(path: str, engine: str, allow_pickle: bool) -> None:
+    from outrider.workers.models.opening import check_weights
+
+    check_weights(path, engine, allow_pickle)
+
+
+def _check_unchanged(path: str, digest: str) -> None:
+    from outrider.workers.models.cards import check_unchanged
+
+    check_unchanged(path, digest)

@@ -33,7 +33,7 @@ from outrider.runner.submitting import ACCEPTED, absolute_model
 from outrider.runner.totals import Totals
 from outrider.runner.trace import TraceFile
 from outrider.runner.wishes import Sizes, Wishes
-from outrider.workers.errors import InputError, RayLostError, UsageError
+from outrider.workers.errors import InputError, JobChangedError, RayLostError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
 
@@ -68,7 +68,7 @@ def run(spec: JobSpec, as_json: bool = False) -> int:
 
 def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any]:
     with Office() as office:
-        target, draft, draft_name, notes = office.prepare_pair(spec.model, spec.draft)
+        target, draft, draft_name, notes = office.prepare_pair(spec.model, spec.draft, display.say)
         for note in notes:
             display.say(f"note: {note}")
         target_model, draft_model = choose_models(spec, target, draft, office, display.say)
@@ -102,7 +102,9 @@ def _admit(
     """Fill the journal of a new job; a refused input leaves no half of one behind."""
     try:
         admitted = admit(spec, target, office, journal, {"identity": asked})
-    except InputError:
+        # The tokenizer was read after the digest was taken.
+        office.check_unchanged(target)
+    except (InputError, JobChangedError):
         journal.close()
         for file in journal.path.parent.glob(f"{JOURNAL}*"):
             file.unlink()
@@ -247,7 +249,8 @@ def choose_models(
         # Drafts are hints: rounding one costs no text, and keeps it on the native engine, which has no fp16.
         precision = "bf16"
     draft_model = _model(spec, draft, precision, draft_on_accelerator, office, say)
-    return target_model, replace(draft_model, small_cache=spec.small_draft_cache)
+    # A draft may change: no text depends on it.
+    return target_model, replace(draft_model, small_cache=spec.small_draft_cache, digest="")
 
 
 def _model(
@@ -273,6 +276,7 @@ def _model(
         )
     if engine == "native" and chosen == "fp16":
         raise UsageError(f"--precision: the native engine does not know fp16; choose another for {card.name}")
+    office.check_weights(card.path, engine, spec.allow_pickle)
     return ModelSpec(
         card.path,
         engine,
@@ -280,6 +284,7 @@ def _model(
         allow_pickle=spec.allow_pickle,
         prefix_tokens=spec.prefix_tokens,
         fast_attention=spec.fast_attention,
+        digest=card.digest,
     )
 
 

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from outrider.workers.errors import ModelError
 from outrider.workers.models.cards import POCKET, find, read_card, weight_files
@@ -19,8 +21,12 @@ def model(tmp_path: Path) -> Path:
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG))
-    (directory / "model.safetensors").write_bytes(b"weights")
+    write_weights(directory, 7)
     return directory
+
+
+def write_weights(directory: Path, *values: float) -> None:
+    save_file({"model.norm.weight": np.array(values, np.float32)}, directory / "model.safetensors")
 
 
 def configure(model: Path, **changes: Any) -> None:
@@ -36,7 +42,7 @@ def message(name: str | Path) -> str:
 def test_a_whole_model(model: Path) -> None:
     card = read_card(str(model))
     assert (card.family, card.context, card.vocabulary, card.dtype) == ("llama", 64, 100, "bfloat16")
-    assert (card.end_tokens, card.weight_bytes) == ((2,), 7)
+    assert (card.end_tokens, card.weight_bytes) == ((2,), (model / "model.safetensors").stat().st_size)
     assert card.path == str(model)
 
 
@@ -153,10 +159,15 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "the model hub cannot be reached (Name or service not known): give a directory" in found
 
 
+def test_end_tokens_that_the_model_does_not_have_are_left_out(model: Path) -> None:
+    configure(model, eos_token_id=[-1, 5, 10**30])
+    assert read_card(str(model)).end_tokens == (5,)
+
+
 def test_the_digest_is_of_the_content(model: Path) -> None:
     before = read_card(str(model)).digest
     assert read_card(str(model)).digest == before
-    (model / "model.safetensors").write_bytes(b"weightS")
+    write_weights(model, 8)
     after = read_card(str(model)).digest
     (model / "tokenizer.json").write_text("{}")
     assert len({before, after, read_card(str(model)).digest}) == 3
@@ -165,17 +176,6 @@ def test_the_digest_is_of_the_content(model: Path) -> None:
 def test_the_digest_does_not_depend_on_the_place(model: Path, tmp_path: Path) -> None:
     before = read_card(str(model)).digest
     assert read_card(str(model.rename(tmp_path / "elsewhere"))).digest == before
-
-
-def test_a_large_file_is_sampled(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.workers.models.cards.SAMPLED_FILE_BYTES", 1000)
-    monkeypatch.setattr("outrider.workers.models.cards.SAMPLE_BYTES", 10)
-    content = bytearray(range(256)) * 20
-    (model / "model.safetensors").write_bytes(content)
-    before = read_card(str(model)).digest
-    content[-1] ^= 1
-    (model / "model.safetensors").write_bytes(content)
-    assert read_card(str(model)).digest != before, "the last piece is read"
 
 
 def test_the_pocket_model_is_found_or_its_lack_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -178,3 +178,31 @@ def test_a_death_is_blamed_only_where_the_host_lives_on(
     assert journal.counts() == Counts(20, 20, 0)
     assert made.totals.target_deaths == host_lives
     assert set(made.rows_by_host) == ({"here"} if host_lives else {"here", "next"})
+
+
+def test_a_target_whose_weights_have_changed_is_left_out_and_alone_ends_the_job(world: World, journal: Journal) -> None:
+    """Half of the rows by another model must be impossible, so it is not tried again either."""
+    fill(journal, 6)
+    changed = JobChangedError("the files of /models/tiny have changed since this run looked at them")
+    world.dies_at_start[1] = RayTaskError("load", "Traceback", changed)
+    made = driver(journal, replicas=2)
+    made.run()
+    assert journal.counts() == Counts(6, 6, 0)
+    assert world.starts.count(1) == 1
+    assert any("replica 1 on here is not used: the files of /models/tiny have changed" in note for note in made.totals.notes)
+
+
+def test_a_target_that_comes_up_again_with_other_weights_ends_the_job(world: World, journal: Journal) -> None:
+    fill(journal, 6)
+
+    def die_once() -> None:
+        """After the first rows, and what starts in its place finds other files."""
+        if journal.counts().done and not world.poison:
+            world.poison = set(range(6))
+            world.dies_at_start[0] = RayTaskError("load", "Traceback", JobChangedError("the files have changed"))
+
+    world.after_harvest = die_once
+    with pytest.raises(JobChangedError, match="the files have changed"):
+        driver(journal, batch=1).run()
+    assert 0 < journal.counts().done < 6
+    assert world.starts == [0, 0]

@@ -16,6 +16,7 @@ from outrider.runner.job import check_same, default_directory, describe, held, i
 from outrider.runner.journal import Journal, StoredRow
 from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
 from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.digests import KIND
 
 HOLDER = """
 import sys
@@ -106,12 +107,19 @@ def test_what_decides_the_text_is_the_identity_and_the_rest_may_change(card: Mod
 def test_a_difference_is_shown() -> None:
     check_same({"a": 1}, {"a": 1}, "a parameter", Path("job"))
     with pytest.raises(JobChangedError) as caught:
-        check_same({"seed": 1, "model": "a" * 64, "gone": 3}, {"seed": 2, "model": "b" * 64}, "a parameter", Path("job"))
+        kept, asked = {"seed": 1, "model": f"{KIND}:{'a' * 64}", "gone": 3}, {"seed": 2, "model": f"{KIND}:{'b' * 64}"}
+        check_same(kept, asked, "a parameter", Path("job"))
     assert str(caught.value) == (
         "job holds a job with a parameter other than now "
         "(gone: 3 then, None now; model: aaaaaaaaaaaa… then, bbbbbbbbbbbb… now; seed: 1 then, 2 now); "
         "run it as it was begun, or give another directory with --out"
     )
+
+
+def test_a_job_of_an_older_outrider_is_not_gone_on_with() -> None:
+    """It knew large weights by samples of them, so that nobody can tell whether they are the same."""
+    with pytest.raises(JobChangedError, match=r"begun by an older outrider.*finish it with that version, or give another"):
+        check_same({"model": "a" * 64, "seed": 1}, {"model": f"{KIND}:{'a' * 64}", "seed": 1}, "a model", Path("job"))
 
 
 def test_a_description_keeps_what_it_does_not_replace(tmp_path: Path) -> None:

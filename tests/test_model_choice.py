@@ -19,6 +19,8 @@ class Willing:
     def native_refuses(self, path: str) -> str | None:
         return None
 
+    def check_weights(self, path: str, engine: str, allow_pickle: bool) -> None: ...
+
 
 def chosen(**options: Any) -> tuple[bool, bool]:
     """Whether target and draft keep keys and values in 8 bits."""

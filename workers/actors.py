@@ -31,8 +31,10 @@ class _Loaded:
     def __init__(self, spec: ModelSpec, seat: Seat, rows: int) -> None:
         started = time.perf_counter()
         take_place(seat.launch, seat.leases, seat.lease_seconds, shared=seat.shared)
+        from outrider.workers.models.cards import check_unchanged
         from outrider.workers.models.opening import open_model
 
+        check_unchanged(spec.path, spec.digest)
         self.model = open_model(spec)
         if self.model.reserve is not None:
             self.model.reserve(rows)
@@ -69,6 +71,7 @@ class TargetActor:
         from outrider.workers.costs import measure
         from outrider.workers.draft_link import DraftLink
         from outrider.workers.metrics import Metrics
+        from outrider.workers.models.cards import check_unchanged
         from outrider.workers.models.torchless import go_without_torch
         from outrider.workers.proposers import EitherProposer, LookupProposer, NoProposer
         from outrider.workers.serving import TargetServer
@@ -85,6 +88,8 @@ class TargetActor:
         from outrider.workers.models.tokenizer import Tokenizer
 
         tokenizer = Tokenizer(spec.path)
+        # Again, now that everything has been read: rows must not come from what lay there for a moment.
+        check_unchanged(spec.path, spec.digest)
         tally = Tally(Timeline() if serve.trace else None)
         self._metrics = Metrics(serve.replica)
         link = DraftLink(serve.draft_deadline, serve.draft_confidence, tally)

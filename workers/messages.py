@@ -185,7 +185,7 @@ class ModelSpec:
     each; without them, or with another number of threads, it pins none. ``prefix_tokens`` bounds how much of ended rows'
     prompts is kept for rows that begin alike; with 0, rows share nothing. ``fast_attention`` of False spells attention out
     step by step, which only the hf engine can. With ``small_cache`` keys and values take 8 bits where the engine can, which
-    is for drafts: no text depends on their rounding.
+    is for drafts: no text depends on their rounding. ``digest`` is what the files must have; "" checks nothing.
     """
 
     path: str
@@ -198,6 +198,7 @@ class ModelSpec:
     prefix_tokens: int = 0
     fast_attention: bool = True
     small_cache: bool = False
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

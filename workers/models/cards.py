@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from outrider.workers.errors import ModelError
+from outrider.workers.errors import JobChangedError, ModelError
+from outrider.workers.models.demands import check_fits
+from outrider.workers.models.digests import digest_of
+from outrider.workers.models.files import read_json, state_of
+from outrider.workers.models.headers import quoted, read_outline
 from outrider.workers.models.names import hub_id
 
 POCKET = "pocket"
 POCKET_DRAFT = "pocket-draft"
-SAMPLED_FILE_BYTES = 64 << 20
-SAMPLES = 64
-SAMPLE_BYTES = 64 << 10
+# The files beside the weights that have a say in what a model writes.
+DESCRIBING = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.bpe", "additional_chat_templates/*.jinja")
 # Names under which configurations state how long a row may be, the most binding first.
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
 
@@ -88,10 +91,14 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def read_card(name: str) -> ModelCard:
-    """Read and check what can be known without the weights."""
+def read_card(name: str, tell: Callable[[int], None] = lambda size: None) -> ModelCard:
+    """Read and check what can be known without loading the weights.
+
+    Their bytes are read too if nothing remembers them (``workers/models/digests.py``): ``tell`` hears how many, if that
+    takes long.
+    """
     path = find(name)
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     # Models that see or hear keep the language model's limits one level down.
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     family = config.get("model_type")
@@ -104,6 +111,8 @@ def read_card(name: str) -> ModelCard:
     vocabulary = text.get("vocab_size")
     if context is None or not _is_count(vocabulary):
         raise ModelError(f"{path / 'config.json'} does not say how long a row may be or how many tokens there are")
+    end_tokens = _end_tokens(path, text, vocabulary)
+    check_fits(path, text, read_outline(path, weights))
     return ModelCard(
         name=name,
         path=str(path),
@@ -111,9 +120,9 @@ def read_card(name: str) -> ModelCard:
         context=context,
         vocabulary=vocabulary,
         dtype=str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "float32"),
-        end_tokens=_end_tokens(path, text),
-        weight_bytes=sum(file.stat().st_size for file in weights),
-        digest=digest(path, weights),
+        end_tokens=end_tokens,
+        weight_bytes=sum(state_of(file).st_size for file in weights),
+        digest=digest(path, tell),
     )
 
 
@@ -122,52 +131,40 @@ def weight_files(path: Path) -> list[Path]:
     return sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
 
 
-def digest(path: Path, weights: list[Path]) -> str:
-    """A digest of the configuration, the tokenizer and the weights.
-
-    Small files are read whole. Of a large one, its size and 64 pieces spread evenly over it are read: enough to tell one
-    checkpoint from another within a second, though not one altered byte.
-    """
-    total = hashlib.sha256()
-    described = sorted([*path.glob("*.json"), *path.glob("*.model"), *path.glob("*.txt"), *path.glob("*.jinja")])
-    for file in [*described, *weights]:
-        size = file.stat().st_size
-        total.update(f"{file.name}:{size}\n".encode())
-        with file.open("rb") as stream:
-            if size <= SAMPLED_FILE_BYTES:
-                total.update(stream.read())
-                continue
-            for piece in range(SAMPLES):
-                stream.seek((size - SAMPLE_BYTES) * piece // (SAMPLES - 1))
-                total.update(stream.read(SAMPLE_BYTES))
-    return total.hexdigest()
+def digest(path: Path, tell: Callable[[int], None] = lambda size: None) -> str:
+    """A digest of the configuration, the tokenizer and the weights."""
+    described = sorted({file for pattern in DESCRIBING for file in path.glob(pattern)})
+    return digest_of([*described, *weight_files(path)], tell)
 
 
-def _end_tokens(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
+def check_unchanged(path: str | Path, expected: str) -> None:
+    """Refuse a model whose files are no longer those that ``expected`` is the digest of."""
+    if expected and (found := digest(Path(path))) != expected:
+        raise JobChangedError(
+            f"the files of {path} have changed since this run looked at them ({shown(expected)} then, {shown(found)} now): "
+            "put them back as they were and run this again, or begin another job with another --out"
+        )
+
+
+def shown(digest: str) -> str:
+    """Enough of a digest to tell it from another."""
+    return f"{digest.rpartition(':')[2][:12]}…"
+
+
+def _end_tokens(path: Path, config: dict[str, Any], vocabulary: int) -> tuple[int, ...]:
     """Ids that end a text: the generation settings' where there are any, else the model's."""
     generation = path / "generation_config.json"
-    declared = (_read_json(generation) if generation.is_file() else {}).get("eos_token_id")
+    declared = (read_json(generation) if os.path.lexists(generation) else {}).get("eos_token_id")
     if declared is None:
         declared = config.get("eos_token_id")
     if declared is None:
         return ()
     ids = declared if isinstance(declared, list) else [declared]
     if not all(type(id_) is int for id_ in ids):
-        raise ModelError(f'{path}: "eos_token_id" must be a token id or a list of them, got {declared!r}')
-    return tuple(sorted(ids))
+        raise ModelError(f'{path}: "eos_token_id" must be a token id or a list of them, got {quoted(declared)}')
+    # Families have ids of their own where nothing is said, also for models with fewer tokens.
+    return tuple(sorted({id_ for id_ in ids if 0 <= id_ < vocabulary}))
 
 
 def _is_count(value: object) -> TypeGuard[int]:
     return type(value) is int and value > 0
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path.parent} has no {path.name}: is this a language model's directory?") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} does not hold a JSON object")
-    return content

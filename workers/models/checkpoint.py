@@ -7,12 +7,9 @@ count as this process's memory although nothing needs them any more.
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 import os
 import pickle
-import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels.program import Tensor
-from outrider.workers.errors import ModelError
+from outrider.workers.errors import ModelError, first_line
 from outrider.workers.models.cards import weight_files
+from outrider.workers.models.files import open_ordinary
+from outrider.workers.models.headers import read_entries
 
 # safetensors' names of number types, and how their values are handed on; bf16 has no NumPy type, its bits travel as uint16.
 TYPES: dict[str, np.dtype[Any]] = {
@@ -30,21 +29,10 @@ TYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
     "F64": np.dtype(np.float64),
 }
-LONGEST_HEADER = 100 << 20
 MADV_DONTNEED = 4
 
 Rows = NDArray[Any]
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Where a tensor lies: ``offset`` in bytes from the start of its file."""
-
-    file: Path
-    type: str
-    shape: tuple[int, ...]
-    offset: int
 
 
 class Checkpoint(Protocol):
@@ -87,10 +75,8 @@ def _check_shape(tensor: Tensor, shape: tuple[int, ...], path: Path) -> None:
 class SafetensorsCheckpoint:
     def __init__(self, path: Path, files: list[Path]) -> None:
         self._path = path
-        self._entries: dict[str, Entry] = {}
+        self._entries = read_entries(path, files)
         self._open: dict[Path, int] = {}
-        for file in _shards(path, files):
-            self._entries |= read_header(file)
 
     def has(self, name: str) -> bool:
         return name in self._entries
@@ -104,7 +90,7 @@ class SafetensorsCheckpoint:
     def rows(self, tensor: Tensor, start: int, stop: int) -> Rows:
         entry = _find(self._entries, tensor, self._path)
         if entry.file not in self._open:
-            self._open[entry.file] = os.open(entry.file, os.O_RDONLY | os.O_CLOEXEC)
+            self._open[entry.file] = open_ordinary(entry.file)
         type_ = TYPES[entry.type]
         values = np.empty((stop - start, *entry.shape[1:]), dtype=type_)
         row_bytes = values.nbytes // max(1, stop - start)
@@ -123,50 +109,6 @@ class SafetensorsCheckpoint:
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()
-
-
-def _shards(path: Path, files: list[Path]) -> list[Path]:
-    """The files that the index names, where there is one: a directory may hold other safetensors beside the model's."""
-    index = path / "model.safetensors.index.json"
-    if not index.is_file():
-        single = path / "model.safetensors"
-        return [single] if single in files else files
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ModelError(f"{index} cannot be read: {error}") from None
-    shards = [path / str(name) for name in names]
-    for shard in shards:
-        if shard not in files:
-            raise ModelError(f"{path} lacks {shard.name}, which {index.name} names")
-    return shards
-
-
-def read_header(file: Path) -> dict[str, Entry]:
-    """The entries of one safetensors file, checked against the file's size."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        first = stream.read(8)
-        length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
-        if not 2 <= length <= min(LONGEST_HEADER, size - 8):
-            raise ModelError(f"{file} is not a whole safetensors file: it has {size:,} bytes and its header {length:,}")
-        text = stream.read(length)
-    entries, end = {}, 0
-    try:
-        for name, described in json.loads(text).items():
-            if name == "__metadata__":
-                continue
-            start, stop = described["data_offsets"]
-            shape = tuple(int(extent) for extent in described["shape"])
-            entry = Entry(file, str(described["dtype"]), shape, 8 + length + int(start))
-            if entry.type in TYPES and stop - start != int(np.prod(shape, dtype=np.int64)) * TYPES[entry.type].itemsize:
-                raise ModelError(f'{file}: the weight "{name}" has {stop - start:,} bytes, its shape {shape} needs others')
-            entries[name], end = entry, max(end, int(stop))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file} has a damaged header: {error!r}") from None
-    if 8 + length + end > size:
-        raise ModelError(f"{file} is truncated: it has {size:,} bytes, its header tells of {8 + length + end:,}")
-    return entries
 
 
 class PickledCheckpoint:
@@ -219,8 +161,8 @@ def _load_pickled(file: Path, allow_pickle: bool) -> dict[str, Any]:
             loaded = torch.load(file, map_location="cpu", weights_only=not allow_pickle)  # the format before torch 1.6
     except pickle.UnpicklingError as error:
         raise ModelError(f"{file} holds more than weights; --allow-pickle runs what is in it") from error
-    except (RuntimeError, OSError, EOFError, ValueError) as error:
-        raise ModelError(f"{file} cannot be read, it may be truncated: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a pickle can be wrong in every way that a program can
+        raise ModelError(f"{file} cannot be read, it may be truncated: {first_line(error)}") from error
     if not isinstance(loaded, dict):
         raise ModelError(f"{file} does not hold named weights")
     return {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}

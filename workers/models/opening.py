@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,10 @@ from outrider.kernels.program import Cache, Format
 from outrider.workers.engine import Engine
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec
+from outrider.workers.models.cards import weight_files
+from outrider.workers.models.checkpoint import open_checkpoint
 from outrider.workers.models.families import build_program
+from outrider.workers.models.files import read_json
 
 # What the native engine calls the formats that a person asks for by name.
 NATIVE_PRECISIONS = {"fp32": Format.FP32, "bf16": Format.BF16, "w8a8": Format.W8A8, "w4a8": Format.W4A8}
@@ -45,10 +47,30 @@ def native_supports(card_path: str) -> str | None:
     try:
         library.instruction_set()
         file = Path(card_path) / "config.json"
-        build_program(json.loads(file.read_text(encoding="utf-8")), Format.BF16, source=str(file))
-    except (library.KernelsUnavailable, library.KernelError, ModelError, OSError, ValueError) as error:
+        build_program(read_json(file), Format.BF16, source=str(file))
+    except (library.KernelsUnavailable, library.KernelError, ModelError) as error:
         return str(error)
     return None
+
+
+def check_weights(path: str, engine: str, allow_pickle: bool = False) -> None:
+    """Refuse a model whose files lack what the engine will ask them for, before a process is started that would miss it.
+
+    Files that are allowed to run code are left to that process; so is what only transformers knows to ask for.
+    """
+    directory = Path(path)
+    safe = weight_files(directory)[0].suffix == ".safetensors"
+    if (engine != "native" and safe) or (allow_pickle and not safe):
+        return
+    checkpoint = open_checkpoint(directory)
+    try:
+        if engine == "native":
+            file = directory / "config.json"
+            for weight in build_program(read_json(file), Format.BF16, source=str(file)).weights:
+                for source in weight.sources:
+                    checkpoint.check(source)
+    finally:
+        checkpoint.close()
 
 
 def open_model(spec: ModelSpec, progress: Callable[[int, int], None] = lambda done, total: None) -> OpenModel:
@@ -78,7 +100,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
         raise UsageError(f"the native engine cannot be used: {error}; --engine hf can") from error
     card = read_card(spec.path)
     file = Path(card.path) / "config.json"
-    values = json.loads(file.read_text(encoding="utf-8"))
+    values = read_json(file)
     precision = NATIVE_PRECISIONS[spec.precision]
     program = build_program(values, precision, source=str(file))
     if head_of_its_own(program, Path(card.path), spec.allow_pickle):

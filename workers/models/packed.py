@@ -20,7 +20,7 @@ from outrider.kernels.program import Program, Tensor, Weight
 from outrider.workers.errors import ModelError
 from outrider.workers.models import packed_cache
 from outrider.workers.models.balance import Float32Array, channel_factors, norm_pairs
-from outrider.workers.models.cards import ModelCard, weight_files
+from outrider.workers.models.cards import ModelCard, check_unchanged
 from outrider.workers.models.checkpoint import Checkpoint, Rows, open_checkpoint
 
 # Raised with what this layer does to weights or to the cache's files; the packing's layout has its own version.
@@ -99,6 +99,8 @@ def load_packed(
             memory = packer.allocate(size)
     if not cached:
         _pack(card, program, packer, memory, offsets, threads, allow_pickle, progress)
+        # Else other weights would be kept under this name.
+        check_unchanged(card.path, card.digest)
         try:
             packed_cache.store(file, key, memory.view, threads)
         except OSError as error:
@@ -118,11 +120,8 @@ def _layout(program: Program, packer: Packer) -> tuple[list[int], int]:
 
 
 def _cache_key(card: ModelCard, program: Program, packer: Packer, offsets: list[int]) -> dict[str, Any]:
-    # The digest samples large files; the time of their last change closes the gap.
-    changed = [file.stat().st_mtime_ns for file in weight_files(Path(card.path))]
     return {
         "model": card.digest,
-        "changed": changed,
         # The operations too: what is balanced before it is rounded (balance.py) depends on who reads what.
         "program": program.digest(),
         "packing": packer.version,

@@ -5,6 +5,7 @@ The driver loads neither transformers nor torch. So these run in a helper proces
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -38,9 +39,14 @@ def choose_draft(target: ModelCard) -> str:
     return LOOKUP if draft == hub_id(target.name) else draft
 
 
-def prepare_pair(target_name: str, draft_name: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
-    """The target's card, the draft's (None for lookup and none), the draft's name, and what to tell the user."""
-    target = read_card(target_name)
+def prepare_pair(
+    target_name: str, draft_name: str, tell: Callable[[int], None] = lambda size: None
+) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
+    """The target's card, the draft's (None for lookup and none), the draft's name, and what to tell the user.
+
+    ``tell`` hears of weights that take long to be read, and how many bytes they are.
+    """
+    target = read_card(target_name, tell)
     both = draft_name.endswith(WITH_LOOKUP)
     draft_name = draft_name.removesuffix(WITH_LOOKUP)
     if draft_name == "model":
@@ -49,7 +55,7 @@ def prepare_pair(target_name: str, draft_name: str) -> tuple[ModelCard, ModelCar
     if wanted in (LOOKUP, NONE):
         return target, None, LOOKUP if both else wanted, []
     try:
-        draft = read_card(wanted)
+        draft = read_card(wanted, tell)
         check_pair(target, draft)
     except ModelError as error:
         if draft_name != AUTO:

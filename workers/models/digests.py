@@ -1,0 +1,188 @@
+"""A digest of every byte of a model's files, computed once and then remembered.
+
+A file is cut into pieces that threads hash side by side; its digest is that of the pieces' digests. What was computed is
+kept in the user's cache by path, device, inode, size and both times. No program can choose the time of a file's last change
+(ctime), so a file that was altered is read again even where its time of modification was put back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models.files import open_ordinary, state_of
+from outrider.workers.models.packed_cache import cache_directory
+
+# Names what is hashed, and how: a digest of another kind cannot be compared.
+KIND = "sha256-pieces"
+PIECE_BYTES = 8 << 20
+# Read and hashed while it still lies in the processor's caches.
+BLOCK_BYTES = 1 << 20
+MOST_THREADS = 32
+# A file may change again within one tick of its file system's clock, and its times then show nothing of it.
+TICK_SECONDS = 3.0
+# Whoever waits for longer is told why.
+PATIENCE_SECONDS = 2.0
+MOST_REMEMBERED = 4096
+LONGEST_RECORD = 1 << 16
+
+logger = logging.getLogger(__name__)
+Tell = Callable[[int], None]
+_buffers = threading.local()
+_here: dict[FileState, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What the kernel says of a file. As long as all of it is the same, so is the content."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileState:
+        state = state_of(path)
+        where = str(path.resolve())
+        return cls(where, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+    def settled(self) -> bool:
+        """Whether a change from now on would show in its times."""
+        return self.ctime_ns < time.time_ns() - int(TICK_SECONDS * 1e9)
+
+
+def is_of_this_kind(digest: str) -> bool:
+    return digest.startswith(f"{KIND}:")
+
+
+def digest_of(files: Sequence[Path], tell: Tell = lambda size: None) -> str:
+    """One digest for files of these names and contents, wherever they lie. ``tell`` hears how many bytes have to be read,
+    where that takes long enough to be wondered at."""
+    states = [FileState.of(file) for file in files]
+    known = {state: found for state in states if (found := _recall(state)) is not None}
+    unknown = [(file, state) for file, state in zip(files, states, strict=True) if state not in known]
+    known |= _read(unknown, tell)
+    total = hashlib.sha256()
+    for file, state in zip(files, states, strict=True):
+        # A name ends where the size begins, whatever is in it: no name holds a zero byte.
+        total.update(f"{file.name}\0{state.size}\0{known[state]}\n".encode(errors="surrogateescape"))
+    return f"{KIND}:{total.hexdigest()}"
+
+
+def _read(files: Sequence[tuple[Path, FileState]], tell: Tell) -> dict[FileState, str]:
+    """Hash these files, all pieces of all of them in the same threads."""
+    found = {}
+    size = sum(state.size for _, state in files)
+    started, told = time.monotonic(), False
+    threads = min(MOST_THREADS, 2 * len(os.sched_getaffinity(0)), 1 + size // PIECE_BYTES)
+    with ThreadPoolExecutor(threads, thread_name_prefix="digest") as pool:
+        for file, state in files:
+            settled = state.settled()
+            descriptor = open_ordinary(file)
+            try:
+                total = hashlib.sha256()
+                for piece in pool.map(partial(_piece, descriptor, file), range(0, state.size, PIECE_BYTES)):
+                    total.update(piece)
+                    if not told and time.monotonic() - started > PATIENCE_SECONDS:
+                        told = True
+                        tell(size)
+            finally:
+                os.close(descriptor)
+            if FileState.of(file) != state:
+                raise ModelError(f"{file} changed while it was read: wait until it is whole, then run this again")
+            found[state] = total.hexdigest()
+            if settled:
+                _remember(state, found[state])
+    return found
+
+
+def _piece(descriptor: int, file: Path, start: int) -> bytes:
+    if not hasattr(_buffers, "block"):
+        _buffers.block = memoryview(bytearray(BLOCK_BYTES))
+    digest = hashlib.sha256()
+    end = start + PIECE_BYTES
+    while start < end:
+        try:
+            count = os.preadv(descriptor, [_buffers.block[: end - start]], start)
+        except OSError as error:
+            raise ModelError(f"{file} cannot be read: {error.strerror}") from None
+        if count == 0:
+            break
+        digest.update(_buffers.block[:count])
+        start += count
+    return digest.digest()
+
+
+def _record(state: FileState) -> Path:
+    name = hashlib.sha256(f"{os.geteuid()}:{state.path}".encode(errors="surrogateescape")).hexdigest()[:40]
+    return cache_directory() / "digests" / f"{name}.json"
+
+
+def _recall(state: FileState) -> str | None:
+    if not state.settled():
+        return None
+    if (found := _here.get(state)) is not None:
+        return found
+    file = _record(state)
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as stream:
+        owner = os.fstat(descriptor)
+        # Whoever may write there could have another model pass for this one.
+        if owner.st_uid != os.geteuid() or owner.st_mode & 0o022:
+            logger.warning("%s may be written by others: it is not used", file)
+            return None
+        try:
+            content = json.loads(stream.read(LONGEST_RECORD))
+            digest = content.pop("digest")
+            whole = content == {"kind": KIND, **asdict(state)} and isinstance(digest, str) and len(digest) == 64
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+    if whole:
+        _here[state] = digest
+    return digest if whole else None
+
+
+def _remember(state: FileState, digest: str) -> None:
+    """Best effort: where nothing can be written, the next process reads the file again."""
+    _here[state] = digest
+    file = _record(state)
+    temporary = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            json.dump({"kind": KIND, **asdict(state), "digest": digest}, stream)
+        temporary.replace(file)
+        _make_room(file.parent)
+    except (OSError, ValueError) as error:
+        logger.info("the digest of %s is not remembered: %s", state.path, error)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _make_room(directory: Path) -> None:
+    """Forget what was learnt longest ago, and what processes left that were killed while they wrote."""
+    with os.scandir(directory) as entries:
+        files = [Path(entry.path) for entry in entries]
+    if len(files) <= MOST_REMEMBERED:
+        return
+    by_age = sorted((file.lstat().st_mtime, file) for file in files if os.path.lexists(file))
+    for _, file in by_age[: len(by_age) - MOST_REMEMBERED * 3 // 4]:
+        file.unlink(missing_ok=True)

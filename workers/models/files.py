@@ -1,0 +1,107 @@
+"""The files of a model's directory, opened with care: one may be a pipe, a device, a loop of links, or without end."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from outrider.workers.errors import ModelError
+
+# Far beyond what any model has; reading more would take minutes, and memory by the gigabyte.
+LONGEST_CONFIGURATION = 16 << 20
+LONGEST_INDEX = 64 << 20
+LONGEST_TOKENIZER = 256 << 20
+# Where more than this is missing from a file, and most of it is, nobody has written it to its end.
+MOST_MISSING = 4 << 30
+MOST_EXTENTS = 10_000
+KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def open_ordinary(path: Path) -> int:
+    """A descriptor for reading. A ModelError where this is no ordinary file: a pipe would be waited for without end."""
+    try:
+        # Some devices act when they are opened, so what it is is asked before; and again after, of what was opened.
+        _check_ordinary(path, path.stat().st_mode)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        _check_ordinary(path, os.fstat(descriptor).st_mode)
+    except ModelError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def state_of(path: Path) -> os.stat_result:
+    """Of the file behind all links."""
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    _check_ordinary(path, state.st_mode)
+    return state
+
+
+def _check_ordinary(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in KINDS if is_kind(mode)), "something else")
+        raise ModelError(f"{path} is {kind}, where an ordinary file is needed")
+
+
+def check_written(path: Path) -> None:
+    """Refuse a file that is mostly holes: what a download leaves that has only reserved its space."""
+    descriptor = open_ordinary(path)
+    try:
+        size, there, end = os.fstat(descriptor).st_size, 0, 0
+        if size <= MOST_MISSING:
+            return
+        for _ in range(MOST_EXTENTS):
+            try:
+                start = os.lseek(descriptor, end, os.SEEK_DATA)
+            except OSError:  # no data from here to the end
+                break
+            end = os.lseek(descriptor, start, os.SEEK_HOLE)
+            there += end - start
+            if end >= size:
+                break
+        else:
+            return
+    except OSError:  # a file system that cannot tell
+        return
+    finally:
+        os.close(descriptor)
+    if size - there > max(MOST_MISSING, size * 3 // 4):
+        raise ModelError(f"{path} has {size:,} bytes, of which only {there:,} were ever written: is its download complete?")
+
+
+def read_json(path: Path, longest: int = LONGEST_CONFIGURATION) -> dict[str, Any]:
+    """The JSON object in a file."""
+    if not os.path.lexists(path):
+        raise ModelError(f"{path.parent} has no {path.name}: is this a language model's directory?")
+    descriptor = open_ordinary(path)
+    with os.fdopen(descriptor, "rb") as stream:
+        try:
+            text = stream.read(longest + 1)
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    if len(text) > longest:
+        raise ModelError(f"{path} is larger than {longest >> 20} MB, which no such file of a model is")
+    try:
+        content = json.loads(text.decode("utf-8"))
+    except RecursionError:
+        raise ModelError(f"{path} cannot be read: it is nested too deeply") from None
+    except ValueError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} does not hold a JSON object")
+    return content

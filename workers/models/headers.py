@@ -1,0 +1,205 @@
+"""What the weight files of a model say they hold, read and checked without touching a single weight.
+
+The rules for safetensors are those of its own library, which the hf engine reads with: the tensors lie one behind the other
+and fill the file. What is checked here, then, is refused before a process is started that would meet it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models.files import LONGEST_INDEX, check_written, open_ordinary, read_json, state_of
+
+LONGEST_HEADER = 100 << 20
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+# Bits of an element, by safetensors' names; the size of a type that is not here is not checked.
+BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+}
+LONGEST_NAME_SHOWN = 80
+ZIP = b"PK\x03\x04"
+# What torch wrote before its version 1.6: a pickled number that means "this is ours", and then more pickles.
+PICKLED = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a tensor lies: ``offset`` in bytes from the start of its file."""
+
+    file: Path
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """How many tensors a model's files hold (None where only torch could tell), in how many bytes."""
+
+    tensors: int | None
+    size: int
+
+
+def read_outline(path: Path, files: Sequence[Path]) -> Outline:
+    """Of all files that the model consists of; a ModelError where one of them cannot be what it says."""
+    for file in files:
+        check_written(file)
+    size = sum(state_of(file).st_size for file in files)
+    if files[0].suffix == ".safetensors":
+        return Outline(len(read_entries(path, files)), size)
+    counts = [_stored_in(file) for file in files]
+    return Outline(None if None in counts else sum(filter(None, counts)), size)
+
+
+def read_entries(path: Path, files: Sequence[Path]) -> dict[str, Entry]:
+    """Every tensor of a model in safetensors, by its name."""
+    listed = _listed(path)
+    if listed is None:
+        single = path / SINGLE
+        entries: dict[str, Entry] = {}
+        for file in [single] if single in files else files:
+            for name, entry in read_header(file).items():
+                if name in entries:
+                    raise ModelError(f"{file} and {entries[name].file.name} both hold the weight {quoted(name)}")
+                entries[name] = entry
+        return entries
+    shards = {}
+    for name in sorted(set(listed.values())):
+        if path / name not in files:
+            raise ModelError(f"{path} lacks {quoted(name)}, which {INDEX} names")
+        shards[name] = read_header(path / name)
+    for tensor, name in listed.items():
+        if tensor not in shards[name]:
+            raise ModelError(f"{path / name} lacks the weight {quoted(tensor)}, which {INDEX} places there")
+    return {tensor: shards[name][tensor] for tensor, name in listed.items()}
+
+
+def _listed(path: Path) -> dict[str, str] | None:
+    """By tensor: the name of its file, where there is an index, since other safetensors may lie beside the model's."""
+    index = path / INDEX
+    if not os.path.lexists(index):
+        return None
+    listed = read_json(index, LONGEST_INDEX).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise ModelError(f'{index} has no "weight_map" that names the file of each weight')
+    for tensor, name in listed.items():
+        if not isinstance(name, str):
+            raise ModelError(f"{index} must name a file for the weight {quoted(tensor)}, got {quoted(name)}")
+        # A path that leads elsewhere is not looked at.
+        if Path(name).name != name or "\0" in name:
+            raise ModelError(f"{index} must name a file beside it for the weight {quoted(tensor)}, got {quoted(name)}")
+    return listed
+
+
+def read_header(file: Path) -> dict[str, Entry]:
+    """The entries of one safetensors file, checked against each other and the file's size."""
+    with os.fdopen(open_ordinary(file), "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        try:
+            first = stream.read(8)
+            length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
+            if not 2 <= length <= min(LONGEST_HEADER, size - 8):
+                raise ModelError(f"{file} is not a whole safetensors file: it has {size:,} bytes and its header {length:,}")
+            text = stream.read(length)
+        except OSError as error:
+            raise ModelError(f"{file} cannot be read: {error.strerror}") from None
+    try:
+        header = json.loads(text, object_pairs_hook=_without_doubles)
+    except RecursionError:
+        raise ModelError(f"{file} has a damaged header: it is nested too deeply") from None
+    except ValueError as error:
+        raise ModelError(f"{file} has a damaged header: {error}") from None
+    if not isinstance(header, dict):
+        raise ModelError(f"{file} has a damaged header: it is no JSON object")
+    header.pop("__metadata__", None)
+    spans = {name: _span(file, name, described) for name, described in header.items()}
+    end = 0
+    for name, (start, stop) in sorted(spans.items(), key=lambda item: item[1]):
+        if start != end:
+            said = "overlaps another" if start < end else f"leaves {start - end:,} bytes before it to nobody"
+            raise ModelError(f"{file} has a damaged header: the weight {quoted(name)} {said}")
+        end = stop
+    if 8 + length + end > size:
+        raise ModelError(f"{file} is truncated: it has {size:,} bytes, its header tells of {8 + length + end:,}")
+    if 8 + length + end < size:
+        raise ModelError(f"{file} has {size:,} bytes, its header tells of {8 + length + end:,} only: it is damaged")
+    return {
+        name: Entry(file, described["dtype"], tuple(described["shape"]), 8 + length + spans[name][0])
+        for name, described in header.items()
+    }
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{quoted(next(name for name in found if names.count(name) > 1))} stands there twice")
+    return found
+
+
+def _span(file: Path, name: str, described: Any) -> tuple[int, int]:
+    """Where a tensor begins and ends, behind the header."""
+
+    def damaged(what: str) -> ModelError:
+        return ModelError(f"{file} has a damaged header: the weight {quoted(name)} {what}")
+
+    if not isinstance(described, dict):
+        raise damaged("is not described")
+    type_, shape, offsets = (described.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(type_, str):
+        raise damaged("has no type")
+    if not isinstance(shape, list) or not all(type(extent) is int and extent >= 0 for extent in shape):
+        raise damaged(f"has no shape: {quoted(shape)}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
+        raise damaged(f"has no place: {quoted(offsets)}")
+    start, stop = offsets
+    if not 0 <= start <= stop:
+        raise damaged(f"lies at {start} to {stop}")
+    # Whole numbers of any size: nothing wraps.
+    bits = math.prod(shape) * BITS.get(type_, 0)
+    if type_ in BITS and bits != 8 * (stop - start):
+        raise damaged(f"has {stop - start:,} bytes, its shape {quoted(shape)} needs others")
+    return start, stop
+
+
+def _stored_in(file: Path) -> int | None:
+    """How many storages a pickled file holds; None for the format before torch 1.6, which only torch can read."""
+    with os.fdopen(open_ordinary(file), "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        first = stream.read(len(PICKLED))
+        if first == PICKLED:
+            return None
+        if not first.startswith(ZIP):
+            raise ModelError(f"{file} is no checkpoint of torch: it begins with {quoted(first)}")
+        try:
+            members = zipfile.ZipFile(stream).infolist()
+        except (zipfile.BadZipFile, OSError, ValueError, struct.error) as error:
+            raise ModelError(f"{file} cannot be read, it may be truncated: {error}") from None
+    # torch never packs what it saves; a packed member could unfold to any size.
+    for member in members:
+        if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+            raise ModelError(f"{file} has compressed members, which no checkpoint of torch has: {quoted(member.filename)}")
+    if (told := sum(member.file_size for member in members)) > size:
+        raise ModelError(f"{file} is damaged: it has {size:,} bytes, its members tell of {told:,}")
+    return sum("/data/" in member.filename for member in members)
+
+
+def quoted(value: object) -> str:
+    """For a sentence: no longer than one line, and nothing in it that a terminal would act on."""
+    text = repr(value)
+    # ascii() writes what cannot be shown as escapes.
+    shown = text if text.isprintable() else ascii(value)
+    return shown if len(shown) <= LONGEST_NAME_SHOWN else f"{shown[:LONGEST_NAME_SHOWN]}…"
