@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.runner.journal import StoredRow
 from outrider.runner.latency import Latencies
+from outrider.runner.prompts import INVALID, unexpected
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.results import error_record, result_record
 from outrider.runner.totals import Totals
@@ -27,8 +28,10 @@ class _Unfinished:
 class UnderWay:
     """Counts a row in ``totals`` and ``latencies`` when it is done, so what was lost and done again counts once."""
 
-    def __init__(self, model: str, totals: Totals, latencies: Latencies) -> None:
+    def __init__(self, model: str, totals: Totals, latencies: Latencies, source: str = "line") -> None:
         self._model = model
+        # How messages call the input.
+        self._source = source
         self._totals = totals
         self._latencies = latencies
         self._rows: dict[int, _Unfinished] = {}
@@ -60,16 +63,28 @@ class UnderWay:
             if row is None:
                 continue  # a sample of a row that has failed already, or that another replica has written as well
             if isinstance(ended, RowFailure):
-                failed.append((number, error_record(row.stored, "invalid_request", ended.message)))
+                failed.append((number, error_record(row.stored, INVALID, ended.message)))
                 del self._rows[number]
                 continue
             row.samples[sample] = ended
             if len(row.samples) == row.stored.request["n"]:
-                samples = [row.samples[index] for index in sorted(row.samples)]
-                self._count(samples)
-                done.append((number, result_record(row.stored, samples, self._model)))
+                try:
+                    done.append((number, self._written(row)))
+                except Exception as error:  # one row is never the end of the others
+                    failed.append((number, self._not_written(row.stored, error)))
                 del self._rows[number]
         return done, failed
+
+    def _written(self, row: _Unfinished) -> str:
+        samples = [row.samples[index] for index in sorted(row.samples)]
+        record = result_record(row.stored, samples, self._model)
+        record.encode()  # what cannot be written into the journal shows here
+        self._count(samples)
+        return record
+
+    def _not_written(self, stored: StoredRow, error: Exception) -> str:
+        bad = unexpected(stored.custom_id, stored.line, "written down", error)
+        return error_record(stored, bad.code, f"{self._source}:{bad.line}: {bad.message}")
 
     def _count(self, samples: Sequence[RowResult]) -> None:
         for sample in samples:
