@@ -12,6 +12,7 @@ import typer
 
 from outrider.runner import cli_options as options
 from outrider.runner.printable import printable, printable_lines
+from outrider.runner.streams import is_taken
 
 Address = Annotated[
     str | None,
@@ -130,6 +131,8 @@ def _follow(server: Any, job: Any) -> None:
     for piece in server.follow(job):
         sys.stdout.write(printable_lines(piece))
         sys.stdout.flush()
+        if not is_taken():  # whoever has read enough does not wait for the job's end
+            return
 
 
 def _spec(words: list[str]) -> Any:

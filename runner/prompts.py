@@ -126,6 +126,7 @@ def _load_object(text: str) -> dict[str, Any]:
         entry = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         hint = "; let lines end with a line feed (\\n)" if "\r" in text else ""
+        hint = "; the line holds a NUL: convert the file to UTF-8" if "\0" in text else hint
         raise RowError(f"not valid JSON: {error.msg} at column {error.colno}{hint}") from None
     except RecursionError:
         raise RowError("not valid JSON: lists and objects are nested too deeply") from None

@@ -55,11 +55,9 @@ class Source:
 
     def lines(self) -> Iterator[bytes | None]:
         """Each line with its end; None for one that is longer than any prompt. A file that changes meanwhile is refused."""
-        number = 0
         try:
             with self._opened() as (raw, stream):
                 while line := stream.readline(MOST_LINE_BYTES + 1):
-                    number += 1
                     if len(line) <= MOST_LINE_BYTES:
                         yield line
                         continue
@@ -68,13 +66,9 @@ class Source:
                     yield None
                 self._digest = raw.finished(self.path, self.name)
         except EOFError:
-            raise UsageError(
-                f"{self.name}: the compressed data end in the middle, behind line {number}; make it anew"
-            ) from None
+            raise UsageError(f"{self.name}: the compressed data end in the middle; make the file anew") from None
         except (gzip.BadGzipFile, zlib.error, _DamagedError) as error:
-            raise UsageError(
-                f"{self.name}: the compressed data are damaged behind line {number} ({error}); make the file anew"
-            ) from None
+            raise UsageError(f"{self.name}: the compressed data are damaged ({error}); make the file anew") from None
         except OSError as error:
             raise UsageError(f"{self.name} cannot be read: {error.strerror}") from None
 

@@ -32,6 +32,12 @@ def lost_output() -> OSError | None:
     return None if error is None or error.errno == errno.EPIPE else error
 
 
+def is_taken() -> bool:
+    """Whether what is printed on standard output still gets somewhere."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return not isinstance(raw, _Tolerant) or raw.error is None
+
+
 def _fill(number: int) -> None:
     """A closed descriptor would be given to the next file that is opened, which then got what others print."""
     try:
