@@ -8,17 +8,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
-from outrider.runner.complaints import short
+from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from outrider.runner.complaints import must, short, where
 from outrider.runner.config import JobSpec
+from outrider.runner.damage import WHAT_TO_DO
 from outrider.runner.journal import FAILED, FailedRow, Journal, Repeat, StoredRow
 from outrider.runner.office import Office
 from outrider.runner.prompts import INVALID, BadRow, read_rows, unexpected
 from outrider.runner.requests import MOST_SAMPLES, Request
 from outrider.runner.results import error_record, message_of
 from outrider.runner.source import Source
-from outrider.workers.errors import InputError, UsageError
+from outrider.workers.errors import InputError, JobError, UsageError
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.models.cards import ModelCard
 
@@ -221,9 +225,39 @@ def derived_seed(job_seed: int, custom_id: str) -> int:
     return int.from_bytes(digest, "little")
 
 
+class Resolved(TypedDict):
+    """What ``_resolve`` makes, as a journal gives it back."""
+
+    max_tokens: Annotated[StrictInt, Field(ge=1)]
+    min_tokens: NotRequired[StrictInt]
+    n: Annotated[StrictInt, Field(ge=1, le=MOST_SAMPLES)]
+    stop: list[StrictStr]
+    end_tokens: NotRequired[list[StrictInt] | None]
+    logprobs: NotRequired[StrictInt | None]
+    temperature: StrictFloat
+    top_p: StrictFloat
+    top_k: StrictInt
+    min_p: StrictFloat
+    seed: Annotated[StrictInt, Field(ge=0, lt=1 << 64)]
+    repetition_penalty: StrictFloat
+    presence_penalty: StrictFloat
+    frequency_penalty: StrictFloat
+    logit_bias: list[tuple[StrictInt, StrictFloat]]
+
+
+RESOLVED = TypeAdapter(Resolved)
+
+
 def samples_of(stored: StoredRow) -> list[Row]:
     """The rows for the workers: one a sample. Their keys tell which row and which sample."""
-    request = stored.request
+    try:
+        request = RESOLVED.validate_python(stored.request)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise JobError(
+            f"the job's journal is damaged: row {stored.row} (line {stored.line}): {where(first)} {must(first)}; "
+            f"{WHAT_TO_DO}"
+        ) from None
     ends = request.get("end_tokens")
     return [
         Row(
@@ -242,7 +276,7 @@ def samples_of(stored: StoredRow) -> list[Row]:
                 repetition_penalty=request["repetition_penalty"],
                 presence_penalty=request["presence_penalty"],
                 frequency_penalty=request["frequency_penalty"],
-                logit_bias=tuple((token, bias) for token, bias in request["logit_bias"]),
+                logit_bias=tuple(request["logit_bias"]),
                 min_tokens=request.get("min_tokens", 0),
                 end_tokens=None if ends is None else tuple(ends),
             ),

@@ -141,10 +141,10 @@ def status_command(
     ] = None,
 ) -> None:
     """Count a job's rows by state."""
-    from outrider.runner.job import JOURNAL, open_job
+    from outrider.runner.job import JOURNAL, open_job, there
     from outrider.runner.lock import is_held
 
-    if address is not None or (not (job / JOURNAL).is_file() and job.name.startswith("outrider-")):
+    if address is not None or (not there(job / JOURNAL) and job.name.startswith("outrider-")):
         from outrider.runner.cli_cluster import status_on_cluster
 
         status_on_cluster(str(job), address, json_)

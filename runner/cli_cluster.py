@@ -110,13 +110,13 @@ def token_command() -> None:
 
 def status_on_cluster(job: str, address: str | None, as_json_: bool) -> None:
     """For ``outrider status`` of a job that is not a directory here."""
-    from outrider.runner.job import JOURNAL, open_job
+    from outrider.runner.job import JOURNAL, open_job, there
     from outrider.runner.submitting import Server, as_json
 
     found = Server(address, _say).find(job)
     directory = Path(found.directory)
     # The job's directory may lie on a path that this host sees, too.
-    counts = open_job(directory).counts() if (directory / JOURNAL).is_file() else None
+    counts = open_job(directory).counts() if there(directory / JOURNAL) else None
     answer: dict[str, Any] = json.loads(as_json(found))
     if counts is not None:
         answer |= {"rows": counts.rows, "done": counts.done, "failed": counts.failed}

@@ -23,6 +23,7 @@ MUST = {
     "int_type": "be a whole number",
     "less_than": "be less than {lt:g}",
     "less_than_equal": "be at most {le:g}",
+    "missing": "be there",
     "literal_error": "be {expected}",
     "model_type": "be an object",
     "path_type": "be a path",

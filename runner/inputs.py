@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.runner import piped
+from outrider.runner.job import there
 from outrider.runner.journal import Journal
 from outrider.runner.prompts import check_input
 from outrider.runner.source import Source, file_digest
@@ -42,7 +43,7 @@ def digest_again(path: Path, directory: Path, journal: Journal, say: Callable[[s
         if digest is None and not needless:
             raise UsageError(f"{piped.called(path)} is empty, and {directory} was begun with {told.get('name', 'a file')}")
         return digest
-    if told.get("path") == _place(path) and not path.exists():
+    if told.get("path") == _place(path) and not there(path):
         say(f"note: {path} is not there any more; the job goes on with the rows that its journal holds")
         return None
     check_input(path)

@@ -36,11 +36,16 @@ def default_directory(input_file: Path) -> Path:
     return Path(f"{name.stem}-job")
 
 
+def there(path: Path) -> bool:
+    """Whether there is such a file, as far as this user can see."""
+    return os.path.exists(path)  # noqa: PTH110  (Path.exists raises where a directory may not be looked into)
+
+
 def check_apart(option: str, path: Path, directory: Path) -> None:
     """Refuse a file of the job's own, which the job would write over."""
     for own in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", DESCRIPTION, LOCK, RESULTS, ERRORS, REPORT):
         here = directory / own
-        if here.absolute() == path.absolute() or (here.exists() and path.exists() and here.samefile(path)):
+        if here.absolute() == path.absolute() or (there(here) and there(path) and here.samefile(path)):
             raise UsageError(f"{option}: {path} is a file of the job's own in {directory}; copy it, or give another --out")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from outrider.runner.job import (
     held,
     identity,
     read_description,
+    there,
 )
 from outrider.runner.journal import Journal
 from outrider.runner.office import Office
@@ -66,7 +66,7 @@ def run(spec: JobSpec, as_json: bool = False) -> int:
     if spec.trace is not None:
         check_apart("--trace", spec.trace, directory)
     # A job that has its rows does not need the file any more; a pipe can be read only once.
-    if not os.path.isfile(directory / JOURNAL) and not is_piped(spec.input):  # noqa: PTH113  (is_file() may raise)
+    if not there(directory / JOURNAL) and not is_piped(spec.input):
         check_input(spec.input)
     if spec.address is not None:
         bring_token(lambda note: console().print(printable(note), markup=False))
