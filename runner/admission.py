@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
+from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from outrider.runner.complaints import must, short, where
 from outrider.runner.config import JobSpec
+from outrider.runner.damage import WHAT_TO_DO
 from outrider.runner.journal import FAILED, FailedRow, Journal, Repeat, StoredRow
 from outrider.runner.office import Office
-from outrider.runner.prompts import BadRow, read_rows
+from outrider.runner.prompts import INVALID, BadRow, read_rows, unexpected
 from outrider.runner.requests import MOST_SAMPLES, Request
 from outrider.runner.results import error_record, message_of
-from outrider.workers.errors import InputError, UsageError
+from outrider.runner.source import Source
+from outrider.workers.errors import InputError, JobError, UsageError
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.models.cards import ModelCard
 
@@ -26,6 +32,8 @@ PORTIONS_AHEAD = 2
 MOST_ERRORS_SHOWN = 50
 MOST_MODELS_SHOWN = 5
 LEAST_TEMPERATURE = 1e-6
+# How a key spells a token id: one way only, so that no two keys are one token.
+TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +44,34 @@ class Admitted:
     models: set[str]
 
 
-def admit(spec: JobSpec, card: ModelCard, office: Office, journal: Journal, meta: dict[str, Any]) -> Admitted:
-    """Check every row and write the journal, row by row: memory does not grow with the file."""
+def admit(
+    spec: JobSpec,
+    source: Source,
+    card: ModelCard,
+    office: Office,
+    journal: Journal,
+    meta_of: Callable[[str], dict[str, Any]],
+) -> Admitted:
+    """Check every row and write the journal, row by row: memory does not grow with the file.
+
+    The file is read once. ``meta_of`` takes the digest of what was read, which is known when all of it was.
+    """
     models: set[str] = set()
-    journal.fill(_checked_rows(spec, card, office, models), (), meta, settle=partial(_settle, spec, journal))
+
+    def settle() -> dict[str, Any]:
+        _settle(spec, source, journal)
+        return meta_of(source.digest)
+
+    journal.fill(_checked_rows(spec, source, card, office, models), (), {}, settle)
     return Admitted(journal.counts().rows, models)
 
 
-def _settle(spec: JobSpec, journal: Journal) -> None:
+def _settle(spec: JobSpec, source: Source, journal: Journal) -> None:
     """Refuse what only shows when all rows are there: ids that repeat, and a file that may not be run."""
     if not journal.counts().rows:
-        raise UsageError(f"{spec.input} holds no prompts, only blank lines; give one prompt a line")
+        raise UsageError(f"{source.name} holds no prompts, only blank lines; give one prompt a line")
     # Going by the number of its line, a refused row may take the id of a later one: hence again, until nothing changes.
-    while sum(_refuse(spec, journal, repeat) for repeat in journal.repeats()):
+    while sum(_refuse(source, journal, repeat) for repeat in journal.repeats()):
         pass
     bad = journal.counts().failed
     if bad and not spec.skip_bad:
@@ -57,13 +80,13 @@ def _settle(spec: JobSpec, journal: Journal) -> None:
         )
 
 
-def _refuse(spec: JobSpec, journal: Journal, repeat: Repeat) -> int:
+def _refuse(source: Source, journal: Journal, repeat: Repeat) -> int:
     """The first row with an id keeps it. Whatever its line holds, no other one stands in the results under it."""
     message = f'the id "{repeat.custom_id}" stands in line {repeat.earlier_line} already; ids must differ'
-    failed = _failed_row(spec, repeat.row, BadRow(str(repeat.line), repeat.line, message))
+    failed = _failed_row(source, repeat.row, BadRow(str(repeat.line), repeat.line, message))
     record = failed.record
     if repeat.record is not None:
-        record = error_record(failed.stored, "invalid_request", message_of(repeat.record))
+        record = error_record(failed.stored, INVALID, message_of(repeat.record))
     journal.refuse(repeat.row, failed.stored.custom_id, record)
     return 1
 
@@ -75,10 +98,12 @@ def _report(lines: list[str], bad: int) -> tuple[str, list[str]]:
     return f"{count} and nothing was started; mend them, or run the others with --skip-bad", lines
 
 
-def _checked_rows(spec: JobSpec, card: ModelCard, office: Office, models: set[str]) -> Iterator[StoredRow | FailedRow]:
+def _checked_rows(
+    spec: JobSpec, source: Source, card: ModelCard, office: Office, models: set[str]
+) -> Iterator[StoredRow | FailedRow]:
     """Every row with its prompt in tokens, or what is wrong with it, numbered as they come."""
     number = 0
-    for some, encoded in _encoded(read_rows(spec.input, spec.format), card.path, office):
+    for some, encoded in _encoded(read_rows(source, spec.format), card.path, office):
         for row in some:
             checked: StoredRow | BadRow
             if isinstance(row, BadRow):
@@ -87,8 +112,8 @@ def _checked_rows(spec: JobSpec, card: ModelCard, office: Office, models: set[st
                 if row.model is not None and len(models) < MOST_MODELS_SHOWN:
                     models.add(row.model)
                 tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
-                checked = _check(row, tokens, number, spec, card)
-            yield _failed_row(spec, number, checked) if isinstance(checked, BadRow) else checked
+                checked = _checked(row, tokens, number, spec, card)
+            yield _failed_row(source, number, checked) if isinstance(checked, BadRow) else checked
             number += 1
 
 
@@ -109,15 +134,24 @@ def _encoded(
             yield some, iter(answer())
 
 
-def _failed_row(spec: JobSpec, number: int, bad: BadRow) -> FailedRow:
+def _failed_row(source: Source, number: int, bad: BadRow) -> FailedRow:
     stored = StoredRow(number, bad.custom_id, bad.line, "completion", {}, ())
-    return FailedRow(stored, error_record(stored, "invalid_request", f"{spec.input}:{bad.line}: {bad.message}"))
+    return FailedRow(stored, error_record(stored, bad.code, f"{source.name}:{bad.line}: {bad.message}"))
 
 
 def _text_of(row: Request) -> Any:
     if row.messages is None:
         return row.prompt
-    return [{"role": message.role, "content": message.content} for message in row.messages]
+    return [message.model_dump(exclude_none=True) for message in row.messages]
+
+
+def _checked(
+    row: Request, tokens: tuple[int, ...] | str, number: int, spec: JobSpec, card: ModelCard
+) -> StoredRow | BadRow:
+    try:
+        return _check(row, tokens, number, spec, card)
+    except Exception as error:  # one row is never the end of the others
+        return unexpected(row.custom_id, row.line, "admitted", error)
 
 
 def _check(row: Request, tokens: tuple[int, ...] | str, number: int, spec: JobSpec, card: ModelCard) -> StoredRow | BadRow:
@@ -145,8 +179,8 @@ def _limits_problem(row: Request, tokens: tuple[int, ...], card: ModelCard) -> s
     if max(tokens) >= card.vocabulary:
         return f'"prompt": {max(tokens)} is not a token id of {card.name}, which has {card.vocabulary}'
     for token in row.parameters.logit_bias or ():
-        if not token.isdecimal() or int(token) >= card.vocabulary:
-            return f'"logit_bias": "{token}" is not a token id of {card.name}, which has {card.vocabulary}'
+        if not TOKEN_ID.fullmatch(token) or int(token) >= card.vocabulary:
+            return f'"logit_bias": "{short(token)}" is not a token id of {card.name}, which has {card.vocabulary}'
     for end in row.parameters.stop_token_ids or ():
         if end >= card.vocabulary:
             return f'"stop_token_ids": {end} is not a token id of {card.name}, which has {card.vocabulary}'
@@ -191,9 +225,39 @@ def derived_seed(job_seed: int, custom_id: str) -> int:
     return int.from_bytes(digest, "little")
 
 
+class Resolved(TypedDict):
+    """What ``_resolve`` makes, as a journal gives it back."""
+
+    max_tokens: Annotated[StrictInt, Field(ge=1)]
+    min_tokens: NotRequired[StrictInt]
+    n: Annotated[StrictInt, Field(ge=1, le=MOST_SAMPLES)]
+    stop: list[StrictStr]
+    end_tokens: NotRequired[list[StrictInt] | None]
+    logprobs: NotRequired[StrictInt | None]
+    temperature: StrictFloat
+    top_p: StrictFloat
+    top_k: StrictInt
+    min_p: StrictFloat
+    seed: Annotated[StrictInt, Field(ge=0, lt=1 << 64)]
+    repetition_penalty: StrictFloat
+    presence_penalty: StrictFloat
+    frequency_penalty: StrictFloat
+    logit_bias: list[tuple[StrictInt, StrictFloat]]
+
+
+RESOLVED = TypeAdapter(Resolved)
+
+
 def samples_of(stored: StoredRow) -> list[Row]:
     """The rows for the workers: one a sample. Their keys tell which row and which sample."""
-    request = stored.request
+    try:
+        request = RESOLVED.validate_python(stored.request)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise JobError(
+            f"the job's journal is damaged: row {stored.row} (line {stored.line}): {where(first)} {must(first)}; "
+            f"{WHAT_TO_DO}"
+        ) from None
     ends = request.get("end_tokens")
     return [
         Row(
@@ -212,7 +276,7 @@ def samples_of(stored: StoredRow) -> list[Row]:
                 repetition_penalty=request["repetition_penalty"],
                 presence_penalty=request["presence_penalty"],
                 frequency_penalty=request["frequency_penalty"],
-                logit_bias=tuple((token, bias) for token, bias in request["logit_bias"]),
+                logit_bias=tuple(request["logit_bias"]),
                 min_tokens=request.get("min_tokens", 0),
                 end_tokens=None if ends is None else tuple(ends),
             ),

@@ -31,6 +31,7 @@ from outrider.runner.config import Options
 from outrider.runner.display import console
 from outrider.runner.office import Office
 from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes, probed_here
+from outrider.runner.printable import printable
 from outrider.runner.ray_loss import Lost
 from outrider.runner.running import choose_models, is_movable, serve_spec, wishes_of
 from outrider.runner.seating import seat
@@ -225,7 +226,8 @@ class _Asker:
 def _print(system: System, results: Results, compared: Sequence[dict[str, Any]]) -> None:
     for mode, rows in results.items():
         if compared:
-            print(f"### {mode.capitalize()}: {system.title() if mode == ASSISTED else system.target.name}\n")
+            title = system.title() if mode == ASSISTED else system.target.name
+            print(f"### {mode.capitalize()}: {printable(title)}\n")
         print(f"{table(rows)}\n\n{totals_line(totals(rows))}\n")
     if compared:
         print(f"### Assisted against plain\n\n{comparison_table(compared)}")
@@ -275,4 +277,4 @@ def _check_writable(option: str, path: Path) -> None:
 def _sayer() -> Callable[[str], None]:
     """Notes go to standard error, so that the tables alone can be piped."""
     out = console()
-    return lambda text: out.print(text, highlight=False, soft_wrap=True, markup=False)
+    return lambda text: out.print(printable(text), highlight=False, soft_wrap=True, markup=False)

@@ -13,9 +13,11 @@ import typer
 
 import outrider
 from outrider.runner import cli_options as options
+from outrider.runner import streams
 from outrider.runner.cli_given import given
 from outrider.runner.ending import end
-from outrider.workers.errors import InputError, OutriderError
+from outrider.runner.printable import printable
+from outrider.workers.errors import OutriderError
 
 app = typer.Typer(
     name="outrider",
@@ -40,12 +42,22 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
 def run_command(
     context: typer.Context,
     input: Annotated[
-        Path | None, typer.Argument(help="OpenAI batch JSONL, plain JSONL, or text with a prompt a line.")
+        Path | None,
+        typer.Argument(
+            parser=options.path,
+            metavar="INPUT",
+            help="OpenAI batch JSONL, plain JSONL, or text with a prompt a line; .gz and .zst, too. - is standard input.",
+        ),
     ] = None,
     model: options.Model = "pocket",
     draft: options.Draft = "auto",
     assisted: options.Assisted = True,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Job directory [default: INPUT's name and -job].")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", parser=options.path, metavar="DIR", help="Job directory [default: INPUT's name and -job]."
+        ),
+    ] = None,
     format: Annotated[str, typer.Option(help="auto, jsonl or text.")] = "auto",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Turn bad lines into error records.")] = False,
     max_tokens: Annotated[int, typer.Option(help="New tokens a row, where the row does not say.")] = 128,
@@ -79,12 +91,22 @@ def run_command(
         bool, typer.Option("--share-cores", help="Share cores with other replicas and runs that do: slow, for trying out.")
     ] = False,
     address: Annotated[
-        str | None, typer.Option(help="Run on a Ray cluster: auto (the one that this host is in) or HOST:PORT.")
+        str | None,
+        typer.Option(
+            parser=options.words,
+            metavar="WHERE",
+            help="Run on a Ray cluster: auto (the one that this host is in) or HOST:PORT.",
+        ),
     ] = None,
     wait_for_cores: options.WaitForCores = 3600.0,
     allow_pickle: options.AllowPickle = False,
     start_deadline: options.StartDeadline = 300.0,
-    trace: Annotated[Path | None, typer.Option(help="Write who was busy when, for ui.perfetto.dev, to this file.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            parser=options.path, metavar="FILE", help="Write who was busy when, for ui.perfetto.dev, to this file."
+        ),
+    ] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there while the job runs.")] = None,
     config: options.Config = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -109,44 +131,66 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 @app.command("status")
 def status_command(
-    job: Annotated[Path, typer.Argument(help="A job directory, or the id of a submitted job.")],
+    job: Annotated[
+        Path, typer.Argument(parser=options.path, metavar="JOB", help="A job directory, or the id of a submitted job.")
+    ],
     json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    address: Annotated[str | None, typer.Option(help="Ask this job server of Ray [for ids: the head's own].")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(parser=options.words, metavar="URL", help="Ask this job server of Ray [for ids: the head's own]."),
+    ] = None,
 ) -> None:
     """Count a job's rows by state."""
-    from outrider.runner.job import JOURNAL, is_held, open_job
+    from outrider.runner.job import JOURNAL, open_job, there
+    from outrider.runner.lock import is_held
 
-    if address is not None or (not (job / JOURNAL).is_file() and job.name.startswith("outrider-")):
+    if address is not None or (not there(job / JOURNAL) and job.name.startswith("outrider-")):
         from outrider.runner.cli_cluster import status_on_cluster
 
         status_on_cluster(str(job), address, json_)
         return
     counts = open_job(job).counts()
     running = is_held(job)
+    states = {True: "running", False: "not running", None: "whether it is running cannot be seen by this user"}
     if json_:
         typer.echo(json.dumps({"rows": counts.rows, "done": counts.done, "failed": counts.failed, "running": running}))
     else:
-        state = "running" if running else "not running"
-        typer.echo(f"{job}: {counts.rows:,} rows, {counts.done:,} done, {counts.failed:,} failed, {state}")
+        ended = f"{counts.done:,} done, {counts.failed:,} failed"
+        typer.echo(f"{printable(job)}: {counts.rows:,} rows, {ended}, {states[running]}")
 
 
 @app.command("results")
-def results_command(job: Annotated[Path, typer.Argument(help="A job directory.")]) -> None:
+def results_command(
+    job: Annotated[Path, typer.Argument(parser=options.path, metavar="JOB", help="A job directory.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", parser=options.path, metavar="DIR", help="Write them there instead.")
+    ] = None,
+) -> None:
     """Write what is done so far to the job's results.jsonl and errors.jsonl."""
-    from outrider.runner.job import open_job
+    from outrider.runner.job import open_job, place_for
     from outrider.runner.results import write_results
 
-    for path in write_results(open_job(job), job):
-        typer.echo(str(path))
+    journal = open_job(job)
+    for path in write_results(journal, place_for(job, out)):
+        typer.echo(printable(path))
 
 
 @app.command("report")
-def report_command(job: Annotated[Path, typer.Argument(help="A job directory.")]) -> None:
+def report_command(
+    job: Annotated[Path, typer.Argument(parser=options.path, metavar="JOB", help="A job directory.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", parser=options.path, metavar="DIR", help="Write it there instead.")
+    ] = None,
+) -> None:
     """Write the job in pictures to its report.html, also while it runs."""
-    from outrider.runner.job import is_held, open_job
+    from outrider.runner.job import open_job, place_for, read_description
+    from outrider.runner.lock import is_held
     from outrider.runner.report import write_report
 
-    typer.echo(str(write_report(open_job(job), job, is_held(job))))
+    journal = open_job(job)
+    if note := read_description(job, journal)[1]:
+        typer.echo(f"note: {printable(note)}", err=True)
+    typer.echo(printable(write_report(journal, job, bool(is_held(job)), place_for(job, out))))
 
 
 def _register_other_commands() -> None:
@@ -172,24 +216,32 @@ _register_other_commands()
 
 
 def main() -> None:
+    streams.settle()
     try:
         _run()
     except SystemExit as done:
-        end(done.code)
-        raise
+        code = _code_with_all_said(done.code)
+        end(code)
+        sys.exit(code)
+
+
+def _code_with_all_said(code: str | int | None) -> str | int | None:
+    """A command whose answer did not get out has failed."""
+    if (error := streams.lost_output()) is None:
+        return code
+    print(f"outrider: standard output cannot be written: {error.strerror}", file=sys.stderr)
+    return code or 1
 
 
 def _run() -> None:
     try:
         app()
-    except InputError as error:
-        for line in error.lines:
-            print(line, file=sys.stderr)
-        _fail(error)
     except OutriderError as error:
         _fail(error)
 
 
 def _fail(error: OutriderError) -> None:
-    print(f"outrider: {error}", file=sys.stderr)
+    for line in error.lines:
+        print(printable(line), file=sys.stderr)
+    print(f"outrider: {printable(error)}", file=sys.stderr)
     sys.exit(error.exit_code)

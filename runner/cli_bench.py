@@ -55,8 +55,13 @@ def bench_command(
     allow_pickle: options.AllowPickle = False,
     start_deadline: options.StartDeadline = 3600.0,
     config: options.Config = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything measured to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw a chart: FILE.svg or FILE.png.")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", parser=options.path, metavar="FILE", help="Write everything measured to this file."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(parser=options.path, metavar="FILE", help="Draw a chart: FILE.svg or FILE.png.")
+    ] = None,
 ) -> None:
     """Measure a target, with and without its draft: one row at a time, the classic tables as GitHub Markdown."""
     from outrider.runner.bench import BenchSpec, bench

@@ -10,11 +10,22 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.runner import cli_options as options
+from outrider.runner.printable import printable, printable_lines
+from outrider.runner.streams import is_taken
+
 Address = Annotated[
-    str | None, typer.Option(help="Ray's job server [default: http://127.0.0.1:8265, which is the head's own].")
+    str | None,
+    typer.Option(
+        parser=options.words,
+        metavar="URL",
+        help="Ray's job server [default: http://127.0.0.1:8265, which is the head's own].",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-Job = Annotated[str, typer.Argument(help="A job directory, or an id from outrider list.")]
+Job = Annotated[
+    str, typer.Argument(parser=options.words, metavar="JOB", help="A job directory, or an id from outrider list.")
+]
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 
@@ -60,7 +71,7 @@ def logs_command(
     if follow:
         _follow(server, found)
     else:
-        typer.echo(server.logs(found), nl=False)
+        typer.echo(printable_lines(server.logs(found)), nl=False)
 
 
 def cancel_command(job: Job, address: Address = None) -> None:
@@ -86,7 +97,7 @@ def list_command(address: Address = None, json_: AsJson = False) -> None:
         return
     for job in jobs:
         started = datetime.fromtimestamp(job.started).strftime("%Y-%m-%d %H:%M") if job.started else "not yet"
-        typer.echo(f"{job.id}  {job.state.lower():9}  {started}  {job.directory}")
+        typer.echo(f"{job.id}  {job.state.lower():9}  {started}  {printable(job.directory)}")
 
 
 def token_command() -> None:
@@ -99,13 +110,13 @@ def token_command() -> None:
 
 def status_on_cluster(job: str, address: str | None, as_json_: bool) -> None:
     """For ``outrider status`` of a job that is not a directory here."""
-    from outrider.runner.job import JOURNAL, open_job
+    from outrider.runner.job import JOURNAL, open_job, there
     from outrider.runner.submitting import Server, as_json
 
     found = Server(address, _say).find(job)
     directory = Path(found.directory)
     # The job's directory may lie on a path that this host sees, too.
-    counts = open_job(directory).counts() if (directory / JOURNAL).is_file() else None
+    counts = open_job(directory).counts() if there(directory / JOURNAL) else None
     answer: dict[str, Any] = json.loads(as_json(found))
     if counts is not None:
         answer |= {"rows": counts.rows, "done": counts.done, "failed": counts.failed}
@@ -113,13 +124,15 @@ def status_on_cluster(job: str, address: str | None, as_json_: bool) -> None:
         typer.echo(json.dumps(answer | {"running": not found.ended}))
         return
     rows = "" if counts is None else f"{counts.rows:,} rows, {counts.done:,} done, {counts.failed:,} failed, "
-    typer.echo(f"{found.directory}: {rows}{found.state.lower()} as {found.id}")
+    typer.echo(f"{printable(found.directory)}: {rows}{found.state.lower()} as {found.id}")
 
 
 def _follow(server: Any, job: Any) -> None:
     for piece in server.follow(job):
-        sys.stdout.write(piece)
+        sys.stdout.write(printable_lines(piece))
         sys.stdout.flush()
+        if not is_taken():  # whoever has read enough does not wait for the job's end
+            return
 
 
 def _spec(words: list[str]) -> Any:
@@ -138,4 +151,4 @@ def _spec(words: list[str]) -> Any:
 
 
 def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    typer.echo(printable(text), err=True)

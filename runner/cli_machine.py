@@ -8,16 +8,33 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.runner import cli_options as options
+from outrider.runner.printable import printable
+
 
 def topology_command(
     sysfs: Annotated[
-        Path | None, typer.Option(help="A saved /sys of another machine; nothing of this one is then mixed in.")
+        Path | None,
+        typer.Option(
+            parser=options.path,
+            metavar="DIR",
+            help="A saved /sys of another machine; nothing of this one is then mixed in.",
+        ),
     ] = None,
     show_plan: Annotated[bool, typer.Option("--plan", help="Show who would sit where, too.")] = False,
     model: Annotated[
-        str | None, typer.Option("-m", "--model", help="The target, for its size: directory, hub id or 'pocket'.")
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            parser=options.words,
+            metavar="MODEL",
+            help="The target, for its size: directory, hub id or 'pocket'.",
+        ),
     ] = None,
-    draft: Annotated[str | None, typer.Option(help="The draft, for its size.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(parser=options.words, metavar="DRAFT", help="The draft, for its size.")
+    ] = None,
     model_bytes: Annotated[int | None, typer.Option(help="Size of the target, where no model is named.")] = None,
     draft_bytes: Annotated[int | None, typer.Option(help="Size of the draft; without one there is no draft.")] = None,
     kv_bytes: Annotated[int, typer.Option(help="Size of the target's KV cache.")] = 0,
@@ -109,4 +126,4 @@ def _console() -> Any:
 def _plain(text: str) -> str:
     from rich.markup import escape
 
-    return escape(text)
+    return escape(printable(text))

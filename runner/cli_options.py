@@ -7,13 +7,38 @@ from typing import Annotated
 
 import typer
 
+
+def words(text: str) -> str:
+    """An option's text. An empty one is a variable of the user's shell that is not set."""
+    if not text:
+        raise typer.BadParameter("must not be empty")
+    return text
+
+
+def path(text: str) -> Path:
+    return Path(words(text))
+
+
 Model = Annotated[
-    str, typer.Option("-m", "--model", "--model_name", help="Target: directory, hub id, short name or 'pocket'.")
+    str,
+    typer.Option(
+        "-m",
+        "--model",
+        "--model_name",
+        parser=words,
+        metavar="MODEL",
+        help="Target: directory, hub id, short name or 'pocket'.",
+    ),
 ]
 Draft = Annotated[
     str,
     typer.Option(
-        "--draft", "--assistant-model", "--assistant_model", help="Draft model (also MODEL+lookup), or auto, lookup, none."
+        "--draft",
+        "--assistant-model",
+        "--assistant_model",
+        parser=words,
+        metavar="DRAFT",
+        help="Draft model (also MODEL+lookup), or auto, lookup, none.",
     ),
 ]
 Assisted = Annotated[
@@ -61,4 +86,4 @@ Devices = Annotated[str, typer.Option(help="Such as cuda:0,cpu: the target there
 WaitForCores = Annotated[float, typer.Option(help="Seconds to wait for cores that other runs hold.")]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Run whatever a .bin file contains.")]
 StartDeadline = Annotated[float, typer.Option(help="Seconds a model may take to load.")]
-Config = Annotated[Path | None, typer.Option(help="A YAML file with these options as keys.")]
+Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="A YAML file with these options as keys.")]

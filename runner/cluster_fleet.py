@@ -121,8 +121,8 @@ class ClusterFleet:
         problems |= self._refusals(places)
         if problems:
             names = {node["NodeID"]: name for node, name in zip(there, nodes.names(there), strict=True)}
-            listed = "\n".join(sorted(f"  {names[node]} {why}" for node, why in problems.items()))
-            raise JobError(f"{len(problems)} of {len(there)} hosts cannot take part in this job:\n{listed}")
+            listed = sorted(f"  {names[node]} {why}" for node, why in problems.items())
+            raise JobError(f"{len(problems)} of {len(there)} hosts cannot take part in this job: see above", listed)
         target = self._blueprint.target
         self._kind = chosen_kind(places, target.engine, target.precision, self._kept)
         self._admit(places, self._say)

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from outrider.runner.complaints import must
 from outrider.workers.errors import UsageError, first_line
 
 Engine = Literal["auto", "native", "hf"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "w8a8", "w4a8"]
 Format = Literal["auto", "jsonl", "text"]
+MOST_DRAFT_TOKENS = 64
 AnyOptions = TypeVar("AnyOptions", bound="Options")
+
+
+def _named(value: object) -> object:
+    """A name or a path that somebody gave."""
+    if isinstance(value, str | Path) and (not str(value) or "\0" in str(value)):
+        raise ValueError("be a name that is not empty and holds no NUL")
+    return value
+
+
+def _draft_tokens(value: object) -> object:
+    if value == "auto" or (type(value) is int and 0 <= value <= MOST_DRAFT_TOKENS):
+        return value
+    if isinstance(value, str) and value.isdecimal() and len(value) < 3:
+        return _draft_tokens(int(value))
+    raise ValueError(f'be a whole number from 0 to {MOST_DRAFT_TOKENS}, or "auto"')
+
+
+Name = Annotated[str, BeforeValidator(_named)]
+NamedPath = Annotated[Path, BeforeValidator(_named)]
 
 
 class Options(BaseModel):
@@ -21,8 +42,8 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    model: str = "pocket"
-    draft: str = "auto"
+    model: Name = "pocket"
+    draft: Name = "auto"
 
     temperature: float = Field(0.0, ge=0.0, le=100.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
@@ -33,7 +54,7 @@ class Options(BaseModel):
     engine: Engine = "auto"
     precision: Precision = "auto"
     draft_precision: Precision = "auto"
-    draft_tokens: int | Literal["auto"] = "auto"
+    draft_tokens: Annotated[int | Literal["auto"], BeforeValidator(_draft_tokens)] = "auto"
     draft_confidence: float = Field(0.0, ge=0.0, lt=1.0)
     runners_up: bool = True
     small_draft_cache: bool = True
@@ -50,27 +71,20 @@ class Options(BaseModel):
     allow_pickle: bool = False
     start_deadline: float = Field(300.0, gt=0.0)
 
-    @field_validator("draft_tokens")
-    @classmethod
-    def _check_draft_tokens(cls, count: int | str) -> int | str:
-        if isinstance(count, int) and not 0 <= count <= 64:
-            raise ValueError('must lie between 0 and 64, or be "auto"')
-        return count
-
 
 class JobSpec(Options):
     """A batch job."""
 
-    input: Path
-    out: Path | None = None
+    input: NamedPath
+    out: NamedPath | None = None
     format: Format = "auto"
     skip_bad: bool = False
     max_tokens: int = Field(128, ge=1)
     min_tokens: int = Field(0, ge=0)
     ignore_eos: bool = False
-    trace: Path | None = None
+    trace: NamedPath | None = None
     metrics_port: int | None = Field(None, ge=1, le=65535)
-    address: str | None = None
+    address: Name | None = None
     share_cores: bool = False
 
 
@@ -87,14 +101,12 @@ def build_options(kind: type[AnyOptions], options: dict[str, Any], config_file: 
     try:
         return kind(**{**from_file, **options})
     except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0]) if first["loc"] else ""
-        # Pydantic prefixes what our own validators raise.
-        message = str(first["msg"]).removeprefix("Value error, ")
+        first = error.errors(include_url=False)[0]
+        key = str(first["loc"][0])
         if key == "input" and first["type"] == "missing":
             raise UsageError("INPUT is missing: name a file of prompts") from None
         where = f"{config_file}: {key}" if key in from_file and key not in options else f"--{key.replace('_', '-')}"
-        raise UsageError(f"{where}: {message}, got {first['input']!r}" if key else message) from None
+        raise UsageError(f"{where}: {must(first)}") from None
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -102,7 +114,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config: {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"--config: {path} is not valid YAML: {first_line(error)}") from None
     if content is None:
         return {}

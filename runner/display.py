@@ -9,9 +9,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from outrider.runner.printable import printable
 from outrider.runner.summary import speculation_lines
 from outrider.runner.totals import Totals
 
@@ -46,7 +48,7 @@ class Display:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self._console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
     def show(self, totals: Totals) -> None:
         for note in totals.notes[self._notes :]:
@@ -93,7 +95,7 @@ def summary_table(summary: dict[str, Any], over_time: Sequence[dict[str, Any]], 
         table.add_row("near ties", f"{summary['near_ties']:,} choices lay within rounding of another")
     if died := ", ".join(f"{what} {count:,}" for what, name in DEATHS.items() if (count := summary.get(name))):
         table.add_row("deaths", died)
-    table.add_row("job", directory)
+    table.add_row("job", escape(printable(directory)))
     return table
 
 

@@ -75,7 +75,9 @@ class Driver:
         # Loading models is no part of the job's speed.
         self._first_up: float | None = None
         self._schedule = schedule.Schedule(self._replicas)
-        self._under_way = UnderWay(model, self.totals, self._account.latencies)
+        self._under_way = UnderWay(
+            model, self.totals, self._account.latencies, (journal.meta("input") or {}).get("name", "line")
+        )
         self._cursor = -1
         self._finish: schedule.Finish | None = None
         # Whether all rows that the totals count stand in the journal.

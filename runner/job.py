@@ -8,33 +8,72 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from outrider.runner.config import JobSpec
 from outrider.runner.journal import Journal
-from outrider.runner.results import write_atomically
+from outrider.runner.lock import LOCK
+from outrider.runner.piped import has_no_name
+from outrider.runner.results import ERRORS, RESULTS, write_atomically
+from outrider.runner.source import SUFFIXES
 from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
 from outrider.workers.models.cards import ModelCard
 from outrider.workers.models.digests import is_of_this_kind
 
 JOURNAL = "job.db"
 DESCRIPTION = "job.json"
-LOCK = "lock"
+REPORT = "report.html"
+KEPT_DESCRIPTION = "description"
+# What in job.json has entries of its own.
+OBJECTS = ("spec", "identity", "target", "numeric_path", "summary", "layouts", "costs")
 
 
 def default_directory(input_file: Path) -> Path:
-    return Path(f"{input_file.stem}-job")
+    if has_no_name(input_file):
+        return Path("stdin-job")
+    name = Path(input_file.stem) if input_file.suffix in SUFFIXES else input_file
+    return Path(f"{name.stem}-job")
+
+
+def there(path: Path) -> bool:
+    """Whether there is such a file, as far as this user can see."""
+    return os.path.exists(path)  # noqa: PTH110  (Path.exists raises where a directory may not be looked into)
+
+
+def check_apart(option: str, path: Path, directory: Path) -> None:
+    """Refuse a file of the job's own, which the job would write over."""
+    for own in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", DESCRIPTION, LOCK, RESULTS, ERRORS, REPORT):
+        here = directory / own
+        if here.absolute() == path.absolute() or (there(here) and there(path) and here.samefile(path)):
+            raise UsageError(f"{option}: {path} is a file of the job's own in {directory}; copy it, or give another --out")
 
 
 def open_job(directory: Path) -> Journal:
     """The journal of a job that exists, for reading."""
-    if not (directory / JOURNAL).is_file():
-        raise UsageError(f"{directory} is not a job directory: it has no {JOURNAL}")
+    try:
+        if not (directory / JOURNAL).is_file():
+            raise UsageError(f"{directory} is not a job directory: it has no {JOURNAL}")
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
     journal = Journal(directory / JOURNAL, read_only=True)
     if not journal.filled:
         raise UsageError(f"{directory} holds no job yet: its input has not been accepted")
     return journal
+
+
+def place_for(directory: Path, out: Path | None) -> Path:
+    """The directory into which what is made of a job is written: its own, or another that is named, and made if need be."""
+    if out is None:
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise UsageError(f"{directory} cannot be written; name another directory with --out")
+        return directory
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out: {out} cannot be made: {error.strerror}") from None
+    return out
 
 
 @contextmanager
@@ -102,33 +141,29 @@ def _short(value: Any) -> str:
     return f"{text[:12]}…" if len(text) == 64 else str(value)
 
 
-def describe(directory: Path, description: dict[str, Any]) -> None:
-    """Write job.json, keeping what an earlier run of the same job put there."""
+def describe(directory: Path, journal: Journal, description: dict[str, Any]) -> None:
+    """Write job.json, keeping what an earlier run of the same job put there. The journal keeps a copy."""
     path = directory / DESCRIPTION
-    write_atomically(path, [json.dumps({**read_description(directory), **description}, indent=2)])
+    whole = {**read_description(directory, journal)[0], **description}
+    journal.set_meta(KEPT_DESCRIPTION, whole)
+    if path.is_dir():
+        path.rename(next(aside for number in count(1) if not (aside := directory / f"{DESCRIPTION}.{number}").exists()))
+    write_atomically(path, [json.dumps(whole, indent=2)])
 
 
-def read_description(directory: Path) -> dict[str, Any]:
+def read_description(directory: Path, journal: Journal) -> tuple[dict[str, Any], str | None]:
+    """What job.json says; where it is missing or damaged, what the journal has kept of it, with what to tell of that."""
+    path, note = directory / DESCRIPTION, None
     try:
-        content = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and all(isinstance(content.get(key, {}), dict) for key in OBJECTS):
+            return content, None
+        note = "it does not hold what a job is"
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise JobError(f"{directory / DESCRIPTION} cannot be read: {error}") from None
-    return content if isinstance(content, dict) else {}
-
-
-def is_held(directory: Path) -> bool:
-    """Whether some process runs the job at this moment."""
-    try:
-        handle = os.open(directory / LOCK, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(handle)
+        pass
+    except (ValueError, RecursionError):
+        note = "it is no JSON"
+    except OSError as error:
+        note = str(error.strerror)
+    kept: dict[str, Any] = journal.meta(KEPT_DESCRIPTION) or {}
+    return kept, None if note is None else f"{path} cannot be used ({note}): what it said is taken from {JOURNAL}"

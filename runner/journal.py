@@ -13,10 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from outrider.runner import damage, reading
 from outrider.workers.errors import JobError
 from outrider.workers.messages import TokenLogprobs
 
 PENDING, DONE, FAILED = 0, 1, 2
+# What the entries of ``meta`` are that more than one module reads.
+META: dict[str, type] = {
+    **dict.fromkeys(("identity", "input", "description", "totals", "account", "layouts", "numeric_path"), dict),
+    **dict.fromkeys(("pinning", "ray_losses"), list),
+}
 FORMAT = 1
 FILLED_AT_ONCE = 1000
 LONGEST_LOG = 16 << 20
@@ -126,8 +132,7 @@ class Journal:
         self.path = path
         with self._translated():
             if read_only:
-                self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-                self._db.execute("PRAGMA busy_timeout = 10000")
+                self._db = reading.connect(path)
             else:
                 self._db = sqlite3.connect(path, isolation_level=None)
                 self._db.execute("PRAGMA busy_timeout = 10000")
@@ -145,10 +150,8 @@ class Journal:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        try:
+        with damage.translated(self.path):
             yield
-        except sqlite3.Error as error:
-            raise JobError(f"{self.path} cannot be used: {error}") from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -172,12 +175,13 @@ class Journal:
         rows: Iterable[StoredRow | FailedRow],
         failures: Iterable[tuple[StoredRow, str]],
         meta: dict[str, Any],
-        settle: Callable[[], None] = lambda: None,
+        settle: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> None:
         """Write a new job whole: its rows, those that failed validation with their records, and its identity.
 
         One transaction, so a job that was interrupted here is simply not there yet. ``settle`` may look at the rows and
-        refuse some, or raise, before it ends. Rows are streamed: memory does not grow with the job.
+        refuse some, or raise, before it ends, and gives what is known only now. Rows are streamed: memory does not grow
+        with the job.
         """
         stream = chain(rows, (FailedRow(row, record) for row, record in failures))
         with self._transaction() as db:
@@ -187,10 +191,10 @@ class Journal:
                 db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, 0)", map(_columns, some))
                 failed = ((row.stored.row, row.record) for row in some if isinstance(row, FailedRow))
                 db.executemany("INSERT INTO records VALUES (?, ?)", failed)
-            settle()
+            settled = settle() or {}
             db.executemany(
                 "INSERT INTO meta VALUES (?, ?)",
-                ((key, json.dumps(value)) for key, value in {**meta, "format": FORMAT}.items()),
+                ((key, json.dumps(value)) for key, value in {**meta, **settled, "format": FORMAT}.items()),
             )
 
         # All of it has gone through the log, which would stay as large as the job.
@@ -233,21 +237,35 @@ class Journal:
 
     def meta(self, key: str) -> Any:
         found = self._query("SELECT value FROM meta WHERE key = ?", (key,))
-        return json.loads(found[0][0]) if found else None
+        return damage.parsed(self.path, found[0][0], f'"{key}"', META.get(key, object)) if found else None
 
     def set_meta(self, key: str, value: Any) -> None:
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
+    def check(self) -> list[str]:
+        """Before a job goes on: refuse a file that is damaged, and mend what contradicts itself. What to tell of it."""
+        damage.check(self.path, self._query)
+        if not all(isinstance(value, int | float) for value in (self.meta("totals") or {}).values()):
+            raise damage.damaged(self.path, '"totals" holds what is no number')
+        with self._transaction() as db:
+            return damage.mend(db)
+
     def counts(self) -> Counts:
-        by_state = dict(self._query("SELECT state, count(*) FROM rows GROUP BY state"))
-        return Counts(sum(by_state.values()), by_state.get(DONE, 0), by_state.get(FAILED, 0))
+        """A row that is marked as ended without a record has not ended."""
+        found = self._query("SELECT state, count(*), sum(row IN (SELECT row FROM records)) FROM rows GROUP BY state")
+        if strange := [state for state, _, _ in found if state not in (PENDING, DONE, FAILED)]:
+            raise damage.damaged(self.path, f"a row has the state {strange[0]!r}, which does not exist")
+        recorded = {state: count for state, _, count in found}
+        return Counts(sum(count for _, count, _ in found), recorded.get(DONE, 0), recorded.get(FAILED, 0))
 
     def pending(self, after: int, count: int) -> list[tuple[int, int]]:
         """The next rows still to do behind row ``after``, each with its attempts so far."""
         found = self._query(
             "SELECT row, attempts FROM rows WHERE state = 0 AND row > ? ORDER BY row LIMIT ?", (after, count)
         )
+        if strange := [row for row, attempts in found if not isinstance(attempts, int)]:
+            raise damage.damaged(self.path, f"row {strange[0]} has a number of attempts that is none")
         return [(row, attempts) for row, attempts in found]
 
     def load(self, rows: Sequence[int]) -> list[StoredRow]:
@@ -255,10 +273,12 @@ class Journal:
         found = self._query(
             f"SELECT row, custom_id, line, kind, request, prompt FROM rows WHERE row IN ({marks}) ORDER BY row", rows
         )
-        return [
-            StoredRow(row, custom_id, line, kind, json.loads(request), tuple(np.frombuffer(prompt, dtype="<i4").tolist()))
-            for row, custom_id, line, kind, request, prompt in found
-        ]
+        return [self._stored(*columns) for columns in found]
+
+    def _stored(self, row: int, custom_id: Any, line: Any, kind: Any, request: Any, prompt: Any) -> StoredRow:
+        damage.check_columns(self.path, row, custom_id, line, kind)
+        asked = damage.parsed(self.path, request, f"the request of row {row}", dict)
+        return StoredRow(row, custom_id, line, kind, asked, damage.tokens_of(self.path, row, prompt))
 
     def keep(self, pieces: Sequence[Piece]) -> None:
         """What has been written of rows under way since the last time."""
@@ -292,6 +312,19 @@ class Journal:
     def count_attempt(self, rows: Sequence[int]) -> None:
         with self._transaction() as db:
             db.executemany("UPDATE rows SET attempts = attempts + 1 WHERE row = ?", ((row,) for row in rows))
+
+    def whole_records(self, state: int) -> Iterator[str]:
+        """The same, once each has been looked at: what is written into files is what it says to be."""
+        with self._translated():
+            found = self._db.execute(
+                f"SELECT row, custom_id, record, {damage.WHOLE} FROM rows JOIN records USING (row) "
+                "WHERE state = ? ORDER BY row",
+                (state,),
+            )
+            for row, custom_id, record, whole in found:
+                if not whole and not damage.is_whole(state, custom_id, record):
+                    raise JobError(f"{self.path}: the record of row {row} is damaged; outrider run does that row again")
+                yield record
 
     def records(self, state: int) -> Iterator[str]:
         """The records of all rows in that state, in input order."""

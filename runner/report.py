@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from outrider.runner import account
-from outrider.runner.job import read_description
+from outrider.runner.job import DESCRIPTION, REPORT, read_description
 from outrider.runner.journal import FAILED, Counts, Journal
 from outrider.runner.results import write_atomically
+from outrider.workers.errors import JobError, first_line
 
-REPORT = "report.html"
 MOST_KINDS = 20
 MOST_EXAMPLES = 5
 # Long messages often differ only in their ends.
@@ -44,17 +44,23 @@ class Job:
     errors: list[ErrorKind]
 
 
-def write_report(journal: Journal, directory: Path, running: bool) -> Path:
+def write_report(journal: Journal, directory: Path, running: bool, out: Path | None = None) -> Path:
+    """Into the job's directory, or another."""
     # The page is most of the code, and only a finished job needs it.
     from outrider.runner.report_page import page
 
-    path = directory / REPORT
-    write_atomically(path, [page(gather(journal, directory, running))])
+    path = (out or directory) / REPORT
+    try:
+        drawn = page(gather(journal, directory, running))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        kept = f"{journal.path} or {directory / DESCRIPTION}"
+        raise JobError(f"{path} cannot be drawn: what {kept} holds is not what a job is ({first_line(error)})") from error
+    write_atomically(path, [drawn])
     return path
 
 
 def gather(journal: Journal, directory: Path, running: bool) -> Job:
-    description = read_description(directory)
+    description, _ = read_description(directory, journal)
     return Job(
         name=directory.resolve().name,
         running=running,
@@ -64,7 +70,7 @@ def gather(journal: Journal, directory: Path, running: bool) -> Job:
         description=description,
         pinning=journal.meta("pinning") or description.get("pinning") or [],
         layouts=journal.meta("layouts") or description.get("layouts") or {},
-        errors=error_kinds(journal.records(FAILED)),
+        errors=error_kinds(journal.whole_records(FAILED)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -15,6 +15,8 @@ from pydantic import (
     StrictStr,
     ValidationError,
 )
+
+from outrider.runner.complaints import must, short, shown, where
 
 # What clients send of their own accord and that changes nothing here, with the values that are harmless.
 HARMLESS: dict[str, tuple[Any, ...]] = {
@@ -30,12 +32,23 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
 }
 IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+# What a message may hold besides what we read of it, with the values that say nothing; any other is refused by name.
+SILENT_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
+    "refusal": (None,),
+    "audio": (None,),
+    "annotations": (None, []),
+    "function_call": (None,),
+    "tool_calls": (None, []),
+    "tool_call_id": (None,),
+    "reasoning_content": (None,),
+}
 MOST_STOPS = 16
 MOST_STOP_TOKENS = 128
 MOST_SAMPLES = 128
 MOST_LOGPROBS = 20
 
-Number = StrictFloat | StrictInt
+# A whole number is one as well; true and false are none.
+Number = StrictFloat
 
 
 def _as_tuple(value: object) -> object:
@@ -50,20 +63,16 @@ def _ids_as_tuple(value: object) -> object:
     return tuple(value)
 
 
-def _text_of_parts(value: object) -> object:
-    """A message's content may come as a list of text parts."""
-    if isinstance(value, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
-        return "".join(str(part.get("text", "")) for part in value)
-    return value
-
-
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
 class Message(_Strict):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[StrictStr, BeforeValidator(_text_of_parts)]
+    role: Role
+    content: StrictStr
     name: StrictStr | None = None
 
 
@@ -122,12 +131,14 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
     if unknown:
         raise RowError(f'unknown key "{unknown[0]}"; a batch line has "custom_id", "method", "url" and "body"')
     custom_id, body, url = entry.get("custom_id"), entry.get("body"), entry.get("url")
-    if not isinstance(custom_id, str) or not custom_id:
-        raise RowError(f'"custom_id" must be a text that is not empty, got {_shown(custom_id)}')
+    if custom_id == "":
+        raise RowError('"custom_id" is empty; rows are told apart by it')
+    if not isinstance(custom_id, str):
+        raise RowError(f'"custom_id" must be a text that is not empty, got {shown(custom_id)}')
     if entry.get("method", "POST") != "POST":
-        raise RowError(f'"method" must be "POST", got {_shown(entry.get("method"))}')
+        raise RowError(f'"method" must be "POST", got {shown(entry.get("method"))}')
     if not isinstance(body, dict):
-        raise RowError(f'"body" must be an object, got {_shown(body)}')
+        raise RowError(f'"body" must be an object, got {shown(body)}')
     fields, model = _clean(body), _model(body)
     if url == "/v1/completions":
         if "messages" in fields:
@@ -141,7 +152,7 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
         return Request(
             custom_id=custom_id, line=line, messages=_messages(fields), parameters=_parameters(fields), model=model
         )
-    raise RowError(f'"url" must be "/v1/completions" or "/v1/chat/completions", got {_shown(url)}')
+    raise RowError(f'"url" must be "/v1/completions" or "/v1/chat/completions", got {shown(url)}')
 
 
 def parse_simple(entry: dict[str, Any], line: int) -> Request:
@@ -150,8 +161,10 @@ def parse_simple(entry: dict[str, Any], line: int) -> Request:
     custom_id = fields.pop("id", None)
     if custom_id is None:
         custom_id = str(line)
-    elif isinstance(custom_id, bool) or not isinstance(custom_id, str | int) or custom_id == "":
-        raise RowError(f'"id" must be a text or a whole number, got {_shown(custom_id)}')
+    elif custom_id == "":
+        raise RowError('"id" is empty; leave it out to go by the number of the line')
+    elif isinstance(custom_id, bool) or not isinstance(custom_id, str | int):
+        raise RowError(f'"id" must be a text or a whole number, got {shown(custom_id)}')
     if "prompt" in fields and "messages" in fields:
         raise RowError('a row has either "prompt" or "messages", not both')
     if "messages" in fields:
@@ -168,7 +181,7 @@ def _clean(body: dict[str, Any]) -> dict[str, Any]:
     fields = {key: value for key, value in body.items() if value is not None and key not in IGNORED}
     for key, harmless in HARMLESS.items():
         if key in fields and fields.pop(key) not in harmless:
-            raise RowError(f'"{key}" = {_shown(body[key])} is not supported; remove it')
+            raise RowError(f'"{key}" = {shown(body[key])} is not supported; remove it')
     if "max_completion_tokens" in fields:
         if "max_tokens" in fields:
             raise RowError('"max_tokens" and "max_completion_tokens" mean the same; give one')
@@ -179,7 +192,7 @@ def _clean(body: dict[str, Any]) -> dict[str, Any]:
 def _model(body: dict[str, Any]) -> str | None:
     model = body.get("model")
     if model is not None and not isinstance(model, str):
-        raise RowError(f'"model" must be a text, got {_shown(model)}')
+        raise RowError(f'"model" must be a text, got {shown(model)}')
     return model
 
 
@@ -197,20 +210,56 @@ def _prompt(fields: dict[str, Any]) -> dict[str, Any]:
         return {"prompt_tokens": tuple(prompt)}
     if isinstance(prompt, list) and prompt and all(isinstance(part, str) for part in prompt):
         raise RowError('"prompt" holds several texts; give each a line of its own')
-    raise RowError(f'"prompt" must be a text or a list of token ids, got {_shown(prompt)}')
+    raise RowError(f'"prompt" must be a text or a list of token ids, got {shown(prompt)}')
 
 
 def _messages(fields: dict[str, Any]) -> tuple[Message, ...]:
     messages = fields.pop("messages", None)
     if not isinstance(messages, list) or not messages:
-        raise RowError(f'"messages" must be a list that is not empty, got {_shown(messages)}')
-    parsed = []
-    for index, message in enumerate(messages):
-        try:
-            parsed.append(Message.model_validate(message))
-        except ValidationError as error:
-            raise RowError(f'"messages"[{index}]: {_first_problem(error)}') from None
-    return tuple(parsed)
+        raise RowError(f'"messages" must be a list that is not empty, got {shown(messages)}')
+    return tuple(_message(f"messages[{index}]", message) for index, message in enumerate(messages))
+
+
+def _message(place: str, message: object) -> Message:
+    """Nothing of a message is left out: what the model would not see is refused."""
+    if not isinstance(message, dict):
+        raise RowError(f"{place} must be an object, got {shown(message)}")
+    for key in message.keys() - {"role", "content", "name"}:
+        if key not in SILENT_IN_MESSAGES:
+            raise RowError(f'{place}: unknown key "{short(key)}"; remove it')
+        if message[key] not in SILENT_IN_MESSAGES[key]:
+            raise RowError(f'{place}: "{key}" is not supported; remove it')
+    for key in ("role", "content"):
+        if key not in message:
+            raise RowError(f'{place}: "{key}" is missing')
+    role, name = message["role"], message.get("name")
+    if role not in get_args(Role):
+        raise RowError(f'{place}: "role" must be one of {", ".join(get_args(Role))}, got {shown(role)}')
+    if name is not None and (not isinstance(name, str) or not name):
+        raise RowError(f'{place}: "name" must be a text that is not empty, got {shown(name)}')
+    return Message(role=role, content=_content(place, message["content"]), name=name)
+
+
+def _content(place: str, content: object) -> str:
+    """A text, which may come as a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RowError(f'{place}: "content" must be a text or a list of parts, got {shown(content)}')
+    return "".join(_text_of_part(f"{place}.content[{index}]", part) for index, part in enumerate(content))
+
+
+def _text_of_part(place: str, part: object) -> str:
+    if not isinstance(part, dict):
+        raise RowError(f'{place} must be an object such as {{"type": "text", "text": …}}, got {shown(part)}')
+    if part.get("type") != "text":
+        raise RowError(f'{place}: only parts of the "type" "text" are supported, got {shown(part.get("type"))}')
+    if unknown := sorted(part.keys() - {"type", "text"}):
+        raise RowError(f'{place}: unknown key "{short(unknown[0])}"; remove it')
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise RowError(f'{place}: "text" must be a text, got {shown(text)}')
+    return text
 
 
 def _completion_logprobs(fields: dict[str, Any]) -> None:
@@ -227,16 +276,17 @@ def _chat_logprobs(fields: dict[str, Any]) -> None:
     """In a chat, "logprobs" is true or false, and "top_logprobs" the number."""
     wanted, top = fields.pop("logprobs", False), fields.pop("top_logprobs", 0)
     if not isinstance(wanted, bool):
-        raise RowError(f'"logprobs" of a chat must be true or false (the number is "top_logprobs"), got {_shown(wanted)}')
-    if top and not wanted:
+        raise RowError(f'"logprobs" of a chat must be true or false (the number is "top_logprobs"), got {shown(wanted)}')
+    count = _count_of_logprobs("top_logprobs", top)
+    if count and not wanted:
         raise RowError('"top_logprobs" needs "logprobs": true')
     if wanted:
-        fields["logprobs"] = _count_of_logprobs("top_logprobs", top)
+        fields["logprobs"] = count
 
 
 def _count_of_logprobs(key: str, value: object) -> int:
     if type(value) is not int or not 0 <= value <= MOST_LOGPROBS:
-        raise RowError(f'"{key}" must be a whole number from 0 to {MOST_LOGPROBS}, got {_shown(value)}')
+        raise RowError(f'"{key}" must be a whole number from 0 to {MOST_LOGPROBS}, got {shown(value)}')
     return value
 
 
@@ -248,19 +298,7 @@ def _parameters(fields: dict[str, Any]) -> Parameters:
 
 
 def _first_problem(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = str(first["loc"][0]) if first["loc"] else "the entry"
+    first = error.errors(include_url=False)[0]
     if first["type"] == "extra_forbidden":
-        return f'unknown parameter "{key}"; remove it'
-    if first["type"] == "missing":
-        return f'"{key}" is missing'
-    if first["type"] == "too_long":
-        return f'"{key}" may have at most {first["ctx"]["max_length"]} entries, got {first["ctx"]["actual_length"]}'
-    message = str(first["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("should ")
-    message = message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
-    return f'"{key}" must {message}, got {_shown(first["input"])}'
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+        return f"unknown parameter {where(first)}; remove it"
+    return f"{where(first)} {must(first)}"

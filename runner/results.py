@@ -16,6 +16,8 @@ from outrider.runner.journal import DONE, FAILED, Journal, StoredRow
 from outrider.workers.errors import JobError
 from outrider.workers.messages import Logprobs, RowResult
 
+RESULTS, ERRORS = "results.jsonl", "errors.jsonl"
+
 
 def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> str:
     """A finished row, its answers in the order of their sample numbers."""
@@ -38,7 +40,8 @@ def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> s
 
 
 def error_record(row: StoredRow, code: str, message: str) -> str:
-    error = {"code": code, "message": message}
+    # A path may hold bytes that are no UTF-8, which no file of text can.
+    error = {"code": code, "message": message.encode(errors="backslashreplace").decode()}
     return _line({"id": f"batch_req_{_id(row)}", "custom_id": row.custom_id, "response": None, "error": error})
 
 
@@ -108,9 +111,9 @@ def _line(record: dict[str, Any]) -> str:
 
 def write_results(journal: Journal, directory: Path) -> tuple[Path, Path]:
     """Both files, each replaced in one step."""
-    results, errors = directory / "results.jsonl", directory / "errors.jsonl"
-    write_atomically(results, journal.records(DONE))
-    write_atomically(errors, journal.records(FAILED))
+    results, errors = directory / RESULTS, directory / ERRORS
+    write_atomically(results, journal.whole_records(DONE))
+    write_atomically(errors, journal.whole_records(FAILED))
     return results, errors
 
 

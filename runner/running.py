@@ -21,19 +21,35 @@ from outrider.runner.config import JobSpec, Options
 from outrider.runner.display import Display, console, summary_table
 from outrider.runner.fleet import Fleet, one_host
 from outrider.runner.guard import bring_token
-from outrider.runner.job import JOURNAL, check_same, default_directory, describe, held, identity
+from outrider.runner.inputs import KEY as INPUT
+from outrider.runner.inputs import digest_again, open_input, told_of
+from outrider.runner.job import (
+    DESCRIPTION,
+    JOURNAL,
+    check_apart,
+    check_same,
+    default_directory,
+    describe,
+    held,
+    identity,
+    read_description,
+    there,
+)
 from outrider.runner.journal import Journal
 from outrider.runner.office import Office
+from outrider.runner.piped import is_piped
 from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes
-from outrider.runner.prompts import check_input, file_digest
+from outrider.runner.printable import printable
+from outrider.runner.prompts import check_input
 from outrider.runner.ray_loss import check_worth_another, start_anew
 from outrider.runner.report import write_report
 from outrider.runner.results import write_results
+from outrider.runner.streams import lost_output
 from outrider.runner.submitting import ACCEPTED, absolute_model
 from outrider.runner.totals import Totals
 from outrider.runner.trace import TraceFile
 from outrider.runner.wishes import Sizes, Wishes
-from outrider.workers.errors import InputError, JobChangedError, RayLostError, UsageError
+from outrider.workers.errors import JobChangedError, RayLostError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
 
@@ -45,19 +61,29 @@ OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def run(spec: JobSpec, as_json: bool = False) -> int:
-    check_input(spec.input)
     directory = spec.out or default_directory(spec.input)
+    check_apart("INPUT", spec.input, directory)
+    if spec.trace is not None:
+        check_apart("--trace", spec.trace, directory)
+    # A job that has its rows does not need the file any more; a pipe can be read only once.
+    if not there(directory / JOURNAL) and not is_piped(spec.input):
+        check_input(spec.input)
     if spec.address is not None:
-        bring_token(lambda note: console().print(note, markup=False))
+        bring_token(lambda note: console().print(printable(note), markup=False))
     try:
         with held(directory), Display(console()) as display:
             outcome = _run_held(spec, directory, display)
     except RayLostError as lost:
-        console().print(f"{lost}: it is started anew, and the job goes on", markup=False, highlight=False, soft_wrap=True)
+        console().print(
+            f"{printable(lost)}: it is started anew, and the job goes on", markup=False, highlight=False, soft_wrap=True
+        )
         start_anew()
     summary = outcome["summary"]
     if as_json:
         print(json.dumps({"job": str(directory), **summary}))
+        if (error := lost_output()) is not None:
+            said = f"the summary cannot be printed ({error.strerror}); it stands in {directory / DESCRIPTION}, too"
+            console().print(printable(said), markup=False, highlight=False, soft_wrap=True)
     else:
         console().print(summary_table(summary, outcome["over_time"], str(directory)))
     if outcome["interrupted"]:
@@ -72,15 +98,15 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
         for note in notes:
             display.say(f"note: {note}")
         target_model, draft_model = choose_models(spec, target, draft, office, display.say)
-        asked = identity(spec, target, file_digest(spec.input), target_model.engine, target_model.precision)
+        asked_with = partial(identity, spec, target, engine=target_model.engine, precision=target_model.precision)
         journal = Journal(directory / JOURNAL)
         if journal.filled:
-            check_same(journal.meta("identity"), asked, "an input, model or parameter", directory)
+            _check_goes_on(spec, directory, journal, asked_with, display)
         else:
-            _admit(spec, target, office, journal, asked, display)
+            _admit(spec, target, office, journal, asked_with, display)
     if spec.address is not None:
         display.say(f"{journal.counts().rows:,} {ACCEPTED}; results will be in {directory.resolve()}")
-    describe(directory, _description(spec, target, draft, draft_name, asked))
+    describe(directory, journal, _description(spec, target, draft, draft_name, journal.meta("identity")))
     sizes = Sizes(loaded_bytes(target, target_model.precision))
     if draft is not None and draft_model is not None:
         sizes = replace(sizes, draft=loaded_bytes(draft, draft_model.precision))
@@ -90,21 +116,45 @@ def _run_held(spec: JobSpec, directory: Path, display: Display) -> dict[str, Any
     cards = [target] if draft is None or draft_model is None else [target, draft]
     outcome = _drive(spec, directory, journal, _fleet(spec, blueprint, sizes, cards, journal, display), display)
     write_results(journal, directory)
-    describe(directory, outcome)
+    describe(directory, journal, outcome)
     write_report(journal, directory, running=False)
     journal.close()
     return outcome
 
 
+def _check_goes_on(
+    spec: JobSpec, directory: Path, journal: Journal, asked_with: Callable[[str], dict[str, Any]], display: Display
+) -> None:
+    """Whether the job that the directory holds is the one that is asked for, and its files can be gone on with."""
+    for note in journal.check():
+        display.say(f"note: {note}")
+    kept = journal.meta("identity") or {}
+    digest = digest_again(spec.input, directory, journal, display.say)
+    check_same(kept, asked_with(digest or str(kept.get("input"))), "an input, model or parameter", directory)
+    _, broken = read_description(directory, journal)
+    if broken is not None:
+        display.say(f"note: {broken}")
+
+
 def _admit(
-    spec: JobSpec, target: ModelCard, office: Office, journal: Journal, asked: dict[str, Any], display: Display
+    spec: JobSpec,
+    target: ModelCard,
+    office: Office,
+    journal: Journal,
+    asked_with: Callable[[str], dict[str, Any]],
+    display: Display,
 ) -> None:
     """Fill the journal of a new job; a refused input leaves no half of one behind."""
+    source = open_input(spec.input, journal.path.parent, display.say)
+
+    def meta_of(digest: str) -> dict[str, Any]:
+        return {"identity": asked_with(digest), INPUT: told_of(spec.input, source)}
+
     try:
-        admitted = admit(spec, target, office, journal, {"identity": asked})
+        admitted = admit(spec, source, target, office, journal, meta_of)
         # The tokenizer was read after the digest was taken.
         office.check_unchanged(target)
-    except (InputError, JobChangedError):
+    except (UsageError, JobChangedError):
         journal.close()
         for file in journal.path.parent.glob(f"{JOURNAL}*"):
             file.unlink()
@@ -194,7 +244,7 @@ def _drive(
                 # Whatever stops the job, what is done can be read.
                 write_results(journal, directory)
                 told = {"pinning": list(driver.pinned.values()), "layouts": driver.layouts, "costs": driver.costs}
-                describe(directory, told | {"rows_by_host": dict(driver.rows_by_host)})
+                describe(directory, journal, told | {"rows_by_host": dict(driver.rows_by_host)})
                 write_report(journal, directory, running=False)
             interrupted = driver.draining and journal.counts().pending > 0
     elif spec.trace is not None:

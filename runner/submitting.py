@@ -20,6 +20,7 @@ from typing import TypeVar
 from outrider.runner.config import JobSpec
 from outrider.runner.guard import bring_token
 from outrider.runner.job import default_directory
+from outrider.runner.piped import called, is_piped
 from outrider.workers.errors import JobError, JobHeldError, UsageError, first_line
 from outrider.workers.models.cards import POCKET, POCKET_DRAFT
 
@@ -64,6 +65,11 @@ def job_id(directory: Path) -> str:
 
 def absolute(spec: JobSpec) -> JobSpec:
     """The same job, said so that the driver's host understands it: it has another working directory."""
+    if is_piped(spec.input):
+        raise UsageError(
+            f"{called(spec.input)} cannot be sent, since the driver's host reads the input itself: "
+            "write it to a file that it sees"
+        )
     directory = Path.cwd() / (spec.out or default_directory(spec.input))
     models = {"model": absolute_model(spec.model), "draft": absolute_model(spec.draft)}
     trace = None if spec.trace is None else Path.cwd() / spec.trace

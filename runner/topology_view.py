@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from outrider.runner import sysfs
 from outrider.runner.placement import Plan, PlannedActor
+from outrider.runner.printable import printable
 from outrider.runner.topology import Core, Node, Topology
 
 GIB = 1 << 30
@@ -58,7 +60,7 @@ def actor_as_json(actor: PlannedActor) -> dict[str, Any]:
 
 def draw(console: Console, topology: Topology, plan: Plan | None = None) -> None:
     actors = [actor for actor in (plan.actors if plan else ()) if actor.host == topology.host]
-    console.print(f"[bold]{topology.host}[/]: {_summary(topology)}", highlight=False)
+    console.print(f"[bold]{escape(printable(topology.host))}[/]: {_summary(topology)}", highlight=False)
     for node in topology.nodes:
         console.print(_panel(topology, node, actors))
     if 1 < len(topology.nodes) <= MOST_NODES_IN_A_TABLE and all(node.distances for node in topology.nodes):
@@ -68,9 +70,9 @@ def draw(console: Console, topology: Topology, plan: Plan | None = None) -> None
         console.print(Text("TD0 both in turn   ·· free (Ray, driver)   -- not ours to use"))
         console.print(_actors(actors))
     for note in plan.notes if plan else ():
-        console.print(f"note: {note}", highlight=False, markup=False)
+        console.print(f"note: {printable(note)}", highlight=False, markup=False)
     for warning in topology.warnings:
-        console.print(f"warning: {warning}", highlight=False, markup=False)
+        console.print(f"warning: {printable(warning)}", highlight=False, markup=False)
 
 
 def _summary(topology: Topology) -> str:

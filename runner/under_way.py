@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from outrider.runner.admission import samples_of
 from outrider.runner.journal import Piece, StoredRow
 from outrider.runner.latency import Latencies
+from outrider.runner.prompts import INVALID, unexpected
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.runner.results import error_record, result_record
 from outrider.runner.totals import Totals
@@ -29,8 +30,10 @@ class _Unfinished:
 class UnderWay:
     """Counts a row in ``totals`` and ``latencies`` when it is done, so what was lost and done again counts once."""
 
-    def __init__(self, model: str, totals: Totals, latencies: Latencies) -> None:
+    def __init__(self, model: str, totals: Totals, latencies: Latencies, source: str = "line") -> None:
         self._model = model
+        # How messages call the input.
+        self._source = source
         self._totals = totals
         self._latencies = latencies
         self._rows: dict[int, _Unfinished] = {}
@@ -76,20 +79,33 @@ class UnderWay:
             if row is None:
                 continue  # a sample of a row that has failed already, or that another replica has written as well
             if isinstance(ended, RowFailure):
-                failed.append((number, error_record(self._remove(number), "invalid_request", ended.message)))
+                failed.append((number, error_record(self._remove(number), INVALID, ended.message)))
                 continue
             row.samples[sample] = ended
             self.written.ended(ended)
             if len(row.samples) == row.stored.request["n"]:
-                samples = [row.samples[index] for index in sorted(row.samples)]
-                self._count(samples)
-                done.append((number, result_record(self._remove(number), samples, self._model)))
+                try:
+                    done.append((number, self._record(row)))
+                except Exception as error:  # one row is never the end of the others
+                    failed.append((number, self._not_written(row.stored, error)))
+                self._remove(number)
         return done, failed
 
     def _remove(self, row: int) -> StoredRow:
         stored = self._rows.pop(row).stored
         self.written.forget(row, stored.request["n"])
         return stored
+
+    def _record(self, row: _Unfinished) -> str:
+        samples = [row.samples[index] for index in sorted(row.samples)]
+        record = result_record(row.stored, samples, self._model)
+        record.encode()  # what cannot be written into the journal shows here
+        self._count(samples)
+        return record
+
+    def _not_written(self, stored: StoredRow, error: Exception) -> str:
+        bad = unexpected(stored.custom_id, stored.line, "written down", error)
+        return error_record(stored, bad.code, f"{self._source}:{bad.line}: {bad.message}")
 
     def _count(self, samples: Sequence[RowResult]) -> None:
         for sample in samples:

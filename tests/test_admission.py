@@ -13,6 +13,7 @@ from outrider.runner.admission import admit, derived_seed, samples_of
 from outrider.runner.config import JobSpec
 from outrider.runner.journal import FAILED, Counts, Journal, StoredRow
 from outrider.runner.requests import MOST_SAMPLES
+from outrider.runner.source import Source
 from outrider.workers.errors import InputError, UsageError
 from outrider.workers.messages import Sampling
 from outrider.workers.models.cards import ModelCard
@@ -42,7 +43,11 @@ def journal(tmp_path: Path) -> Journal:
 def admitted(journal: Journal, content: str, **options: Any) -> int:
     path = journal.path.with_name("in.jsonl")
     path.write_text(content)
-    return admit(JobSpec(input=path, **options), CARD, FakeOffice(), journal, {"identity": 1}).rows  # type: ignore[arg-type]
+    return admit(JobSpec(input=path, **options), Source(path), CARD, FakeOffice(), journal, identified).rows  # type: ignore[arg-type]
+
+
+def identified(digest: str) -> dict[str, Any]:
+    return {"identity": {"input": digest}}
 
 
 def stored(journal: Journal, *numbers: int) -> list[StoredRow]:
@@ -199,7 +204,7 @@ def test_large_files_are_encoded_in_pieces(journal: Journal) -> None:
     path = journal.path.with_name("many.txt")
     path.write_text("prompt\n" * 2500)
     office = FakeOffice()
-    assert admit(JobSpec(input=path), CARD, office, journal, {}).rows == 2500  # type: ignore[arg-type]
+    assert admit(JobSpec(input=path), Source(path), CARD, office, journal, identified).rows == 2500  # type: ignore[arg-type]
     assert office.asked == [1000, 1000, 500]
 
 

@@ -26,15 +26,15 @@ def test_a_spec_is_frozen() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"max_tokens": 0}, "--max-tokens: Input should be greater than or equal to 1, got 0"),
-        ({"temperature": -0.5}, "--temperature: Input should be greater than or equal to 0, got -0.5"),
-        ({"temperature": float("nan")}, "--temperature: Input should be a finite number, got nan"),
-        ({"draft_deadline": float("inf")}, "--draft-deadline: Input should be a finite number, got inf"),
-        ({"top_p": 0.0}, "--top-p: Input should be greater than 0, got 0.0"),
-        ({"replicas": 0}, "--replicas: Input should be greater than or equal to 1, got 0"),
-        ({"format": "csv"}, "--format: Input should be 'auto', 'jsonl' or 'text', got 'csv'"),
-        ({"draft_tokens": 65}, '--draft-tokens: must lie between 0 and 64, or be "auto", got 65'),
-        ({"draft_tokens": -1}, '--draft-tokens: must lie between 0 and 64, or be "auto", got -1'),
+        ({"max_tokens": 0}, "--max-tokens: must be at least 1, got 0"),
+        ({"temperature": -0.5}, "--temperature: must be at least 0, got -0.5"),
+        ({"temperature": float("nan")}, "--temperature: must be a finite number, got nan"),
+        ({"draft_deadline": float("inf")}, "--draft-deadline: must be a finite number, got inf"),
+        ({"top_p": 0.0}, "--top-p: must be greater than 0, got 0.0"),
+        ({"replicas": 0}, "--replicas: must be at least 1, got 0"),
+        ({"format": "csv"}, "--format: must be 'auto', 'jsonl' or 'text', got 'csv'"),
+        ({"draft_tokens": 65}, '--draft-tokens: must be a whole number from 0 to 64, or "auto", got 65'),
+        ({"draft_tokens": -1}, '--draft-tokens: must be a whole number from 0 to 64, or "auto", got -1'),
     ],
 )
 def test_a_bad_value_names_its_option(options: dict[str, Any], expected: str) -> None:
@@ -56,7 +56,7 @@ def test_options_go_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> 
     ("content", "expected"),
     [
         ("max_token: 5\n", 'FILE: unknown key "max_token"; known are address, allow_pickle, batch'),
-        ("input: a\nmax_tokens: 0\n", "FILE: max_tokens: Input should be greater than or equal to 1, got 0"),
+        ("input: a\nmax_tokens: 0\n", "FILE: max_tokens: must be at least 1, got 0"),
         ("- 1\n", "--config: FILE must hold keys and values"),
         ("a: [1\n", "--config: FILE is not valid YAML: while parsing a flow sequence"),
         ("a: \xff\x00", "--config: FILE is not valid YAML: unacceptable character"),

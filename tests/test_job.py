@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from outrider.runner.config import JobSpec
-from outrider.runner.job import check_same, default_directory, describe, held, identity, is_held, open_job, read_description
+from outrider.runner.job import check_same, default_directory, describe, held, identity, open_job, read_description
 from outrider.runner.journal import Journal, StoredRow
+from outrider.runner.lock import is_held
 from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
 from outrider.workers.models.cards import ModelCard
 from outrider.workers.models.digests import KIND
@@ -122,18 +125,52 @@ def test_a_job_of_an_older_outrider_is_not_gone_on_with() -> None:
         check_same({"model": "a" * 64, "seed": 1}, {"model": f"{KIND}:{'a' * 64}", "seed": 1}, "a model", Path("job"))
 
 
-def test_a_description_keeps_what_it_does_not_replace(tmp_path: Path) -> None:
-    assert read_description(tmp_path) == {}
-    describe(tmp_path, {"a": 1, "b": 2})
-    describe(tmp_path, {"b": 3})
-    assert read_description(tmp_path) == {"a": 1, "b": 3}
-    (tmp_path / "job.json").write_text("{")
-    with pytest.raises(JobError, match=r"job.json cannot be read"):
-        read_description(tmp_path)
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal(tmp_path / "job.db")
+    journal.fill([StoredRow(0, "a", 1, "completion", {}, (1,))], [], {})
+    yield journal
+    journal.close()
+
+
+def test_a_description_keeps_what_it_does_not_replace(tmp_path: Path, journal: Journal) -> None:
+    assert read_description(tmp_path, journal) == ({}, None)
+    describe(tmp_path, journal, {"a": 1, "b": 2})
+    describe(tmp_path, journal, {"b": 3})
+    assert read_description(tmp_path, journal) == ({"a": 1, "b": 3}, None)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"spec": 5}', b"[" * 100_000, None])
+def test_a_broken_description_is_made_anew(tmp_path: Path, journal: Journal, content: bytes | None) -> None:
+    describe(tmp_path, journal, {"a": 1, "spec": {"batch": 8}})
+    file = tmp_path / "job.json"
+    if content is None:  # a directory with something in it
+        file.unlink()
+        (file / "x").mkdir(parents=True)
+    else:
+        file.write_bytes(content)
+    found, note = read_description(tmp_path, journal)
+    assert found == {"a": 1, "spec": {"batch": 8}}
+    assert note is not None
+    assert note.startswith(f"{file} cannot be used (")
+    describe(tmp_path, journal, {"b": 2})
+    assert json.loads(file.read_text()) == {"a": 1, "spec": {"batch": 8}, "b": 2}
+    assert (tmp_path / "job.json.1").is_dir() == (content is None), "nothing of the user's is removed"
+
+
+def test_a_description_that_was_removed_is_made_anew(tmp_path: Path, journal: Journal) -> None:
+    describe(tmp_path, journal, {"a": 1})
+    (tmp_path / "job.json").unlink()
+    describe(tmp_path, journal, {"b": 2})
+    assert read_description(tmp_path, journal) == ({"a": 1, "b": 2}, None)
 
 
 def test_default_directory() -> None:
     assert default_directory(Path("/data/my.prompts.jsonl")) == Path("my.prompts-job")
+    assert default_directory(Path("/data/my.prompts.jsonl.gz")) == Path("my.prompts-job")
+    assert default_directory(Path("a.zst")) == Path("a-job")
+    for nameless in ("-", "/dev/stdin", "/dev/fd/63", "/proc/self/fd/0"):
+        assert default_directory(Path(nameless)) == Path("stdin-job")
 
 
 def test_a_full_disk_is_a_sentence_from_the_first_byte_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.runner.prompts import BadRow, check_input, file_digest, read_rows
+from outrider.runner.prompts import BadRow, check_input, read_rows
 from outrider.runner.requests import Request
+from outrider.runner.source import Source, file_digest
 from outrider.workers.errors import UsageError
 
 
 def rows(path: Path, content: str | bytes, form: str = "auto") -> list[Request | BadRow]:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return list(read_rows(path, form))
+    return list(read_rows(Source(path), form))
 
 
 def only_problem(path: Path, content: str | bytes, form: str = "auto") -> str:
@@ -50,16 +51,16 @@ GOOD = '{"id": "good", "prompt": "hello"}\n'
         ('{"id": "a", "prompt": [1, true]}', '"prompt" must be a text or a list of token ids, got [1, True]'),
         ('{"id": "a", "prompt": ["x", "y"]}', '"prompt" holds several texts; give each a line of its own'),
         ('{"id": true, "prompt": "x"}', '"id" must be a text or a whole number, got True'),
-        ('{"id": "", "prompt": "x"}', "\"id\" must be a text or a whole number, got ''"),
+        ('{"id": "", "prompt": "x"}', '"id" is empty; leave it out to go by the number of the line'),
         ('{"id": "a", "prompt": "x", "messages": []}', 'a row has either "prompt" or "messages", not both'),
         ('{"id": "a", "prompt": "x", "max_token": 5}', 'unknown parameter "max_token"; remove it'),
         ('{"id": "a", "prompt": "x", "max_tokens": 0}', '"max_tokens" must be at least 1, got 0'),
-        ('{"id": "a", "prompt": "x", "max_tokens": 1.5}', '"max_tokens" must be a valid integer, got 1.5'),
-        ('{"id": "a", "prompt": "x", "max_tokens": "7"}', "\"max_tokens\" must be a valid integer, got '7'"),
-        ('{"id": "a", "prompt": "x", "max_tokens": true}', '"max_tokens" must be a valid integer, got True'),
+        ('{"id": "a", "prompt": "x", "max_tokens": 1.5}', '"max_tokens" must be a whole number, got 1.5'),
+        ('{"id": "a", "prompt": "x", "max_tokens": "7"}', "\"max_tokens\" must be a whole number, got '7'"),
+        ('{"id": "a", "prompt": "x", "max_tokens": true}', '"max_tokens" must be a whole number, got True'),
         ('{"id": "a", "prompt": "x", "temperature": -1}', '"temperature" must be at least 0, got -1'),
         ('{"id": "a", "prompt": "x", "temperature": 1e999}', '"temperature" must be at most 100, got inf'),
-        ('{"id": "a", "prompt": "x", "temperature": "hot"}', "\"temperature\" must be a valid number, got 'hot'"),
+        ('{"id": "a", "prompt": "x", "temperature": "hot"}', "\"temperature\" must be a number, got 'hot'"),
         ('{"id": "a", "prompt": "x", "top_p": 0}', '"top_p" must be greater than 0, got 0'),
         ('{"id": "a", "prompt": "x", "top_p": 1.5}', '"top_p" must be at most 1, got 1.5'),
         ('{"id": "a", "prompt": "x", "top_k": -2}', '"top_k" must be at least -1, got -2'),
@@ -67,10 +68,10 @@ GOOD = '{"id": "good", "prompt": "hello"}\n'
         ('{"id": "a", "prompt": "x", "n": 0}', '"n" must be at least 1, got 0'),
         ('{"id": "a", "prompt": "x", "n": 1000}', '"n" must be at most 128, got 1000'),
         ('{"id": "a", "prompt": "x", "repetition_penalty": 0}', '"repetition_penalty" must be greater than 0, got 0'),
-        ('{"id": "a", "prompt": "x", "logit_bias": {"5": 101}}', '"logit_bias" must be at most 100, got 101'),
-        ('{"id": "a", "prompt": "x", "logit_bias": {"5": 1e999}}', '"logit_bias" must be at most 100, got inf'),
+        ('{"id": "a", "prompt": "x", "logit_bias": {"5": 101}}', '"logit_bias"["5"] must be at most 100, got 101'),
+        ('{"id": "a", "prompt": "x", "logit_bias": {"5": 1e999}}', '"logit_bias"["5"] must be at most 100, got inf'),
         ('{"id": "a", "prompt": "x", "stop": 5}', '"stop" must be a text or a list of texts, got 5'),
-        ('{"id": "a", "prompt": "x", "stop": [5]}', '"stop" must be a valid string, got 5'),
+        ('{"id": "a", "prompt": "x", "stop": [5]}', '"stop"[0] must be a text, got 5'),
         ('{"id": "a", "prompt": "x", "stream": true}', '"stream" = True is not supported; remove it'),
         ('{"id": "a", "prompt": "x", "max_tokens": 2, "max_completion_tokens": 2}',
          '"max_tokens" and "max_completion_tokens" mean the same; give one'),
@@ -81,8 +82,8 @@ GOOD = '{"id": "good", "prompt": "hello"}\n'
         ('{"id": "a", "prompt": "x", "\\ud83d": 1}', "half of a surrogate pair (\\ud83d) is not a character"),
         ('{"id": "a", "messages": []}', '"messages" must be a list that is not empty, got []'),
         ('{"id": "a", "messages": "hi"}', "\"messages\" must be a list that is not empty, got 'hi'"),
-        ('{"id": "a", "messages": [{"role": "user"}]}', '"messages"[0]: "content" is missing'),
-        ('{"id": "a", "messages": [{"content": "x"}]}', '"messages"[0]: "role" is missing'),
+        ('{"id": "a", "messages": [{"role": "user"}]}', 'messages[0]: "content" is missing'),
+        ('{"id": "a", "messages": [{"content": "x"}]}', 'messages[0]: "role" is missing'),
         ('{"custom_id": "a", "url": "/v1/completions"}', '"body" must be an object, got None'),
         ('{"custom_id": 5, "url": "/v1/completions", "body": {}}', '"custom_id" must be a text that is not empty, got 5'),
         ('{"url": "/v1/completions", "body": {}}', '"custom_id" must be a text that is not empty, got None'),

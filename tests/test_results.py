@@ -71,10 +71,12 @@ def test_ids_differ_between_rows() -> None:
 def test_both_files_in_input_order(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "job.db")
     journal.fill([stored(number=number) for number in range(6)], [], {})
-    journal.record([(5, "five"), (1, "one")], [(4, "four"), (0, "zero")])
+    done = [(number, result_record(stored(number=number), [result("x")], "m")) for number in (5, 1)]
+    failed = [(number, error_record(stored(number=number), "invalid_request", "why")) for number in (4, 0)]
+    journal.record(done, failed)
     results, errors = write_results(journal, tmp_path)
-    assert results.read_text() == "one\nfive\n"
-    assert errors.read_text() == "zero\nfour\n"
+    assert [json.loads(line)["custom_id"] for line in results.read_text().splitlines()] == ["my-1", "my-5"]
+    assert [json.loads(line)["custom_id"] for line in errors.read_text().splitlines()] == ["my-0", "my-4"]
     journal.close()
 
 

@@ -21,9 +21,16 @@ from __future__ import annotations
 
 
 class OutriderError(Exception):
-    """A failure with one clear sentence; ``exit_code`` is what the command line returns for it."""
+    """A failure with one clear sentence; ``exit_code`` is what the command line returns for it.
+
+    Where there is a list of what is wrong, ``args[1]`` holds its lines, which are shown above the sentence.
+    """
 
     exit_code = 1
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self.args[1]) if len(self.args) > 1 else []
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else self.__class__.__name__
@@ -34,11 +41,7 @@ class UsageError(OutriderError):
 
 
 class InputError(UsageError):
-    """Bad rows. ``args[1]`` holds one line for each, as ``file:line: what is wrong and what to do``."""
-
-    @property
-    def lines(self) -> list[str]:
-        return list(self.args[1]) if len(self.args) > 1 else []
+    """Bad rows, a line for each: ``file:line: what is wrong and what to do``."""
 
 
 class ModelError(UsageError):

@@ -36,10 +36,13 @@ class Tokenizer:
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """A conversation in the model's own template, up to where the answer begins."""
-        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         # The template writes the special tokens itself.
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self._tokenizer(self.render_chat(messages), add_special_tokens=False)["input_ids"]
         return ids
+
+    def render_chat(self, messages: list[dict[str, str]]) -> str:
+        text: str = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return text
 
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)

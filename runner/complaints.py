@@ -1,0 +1,68 @@
+"""What pydantic finds wrong with a value, as the rest of a sentence: 'must be a whole number, got 1.5'."""
+
+from __future__ import annotations
+
+from pydantic_core import ErrorDetails
+
+LONGEST_SHOWN = 60
+OWN = "Value error, "
+
+# By pydantic's name for the kind of error; braces are filled from what it says of the limits.
+MUST = {
+    "bool_parsing": "be true or false",
+    "bool_type": "be true or false",
+    "dict_type": "be an object",
+    "finite_number": "be a finite number",
+    "float_parsing": "be a number",
+    "float_type": "be a number",
+    "greater_than": "be greater than {gt:g}",
+    "greater_than_equal": "be at least {ge:g}",
+    "int_from_float": "be a whole number",
+    "int_parsing": "be a whole number",
+    "int_parsing_size": "be a whole number of fewer digits",
+    "int_type": "be a whole number",
+    "less_than": "be less than {lt:g}",
+    "less_than_equal": "be at most {le:g}",
+    "missing": "be there",
+    "literal_error": "be {expected}",
+    "model_type": "be an object",
+    "path_type": "be a path",
+    "string_sub_type": "be a text",
+    "string_too_short": "not be empty",
+    "string_type": "be a text",
+    "string_unicode": "be a text",
+    "tuple_type": "be a list",
+}
+
+
+def must(error: ErrorDetails) -> str:
+    """``must …, got …``; what our own validators raise is the ``…`` between the two."""
+    kind, limits = error["type"], error.get("ctx", {})
+    if kind == "too_long":
+        return f"must have at most {limits['max_length']} entries, got {limits['actual_length']}"
+    if kind == "value_error":
+        wanted = error["msg"].removeprefix(OWN).removeprefix("must ")
+    elif kind in MUST:
+        wanted = MUST[kind].format(**limits)
+    else:
+        # None of our fields leads here today. A field that does one day is still told in a sentence.
+        wanted = f"be otherwise ({error['msg']})"
+    return f"must {wanted}, got {shown(error['input'])}"
+
+
+def where(error: ErrorDetails) -> str:
+    """Which value it is: ``"stop"[1]``, ``"logit_bias"["5"]``."""
+    first, *inner = error["loc"] or ("the entry",)
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f'["{short(step)}"]' for step in inner)
+    return f'"{short(str(first))}"{steps}'
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it, short enough for a sentence."""
+    if isinstance(value, str):
+        value = value[:LONGEST_SHOWN]
+    return short(repr(value))
+
+
+def short(text: str) -> str:
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."

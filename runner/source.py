@@ -1,0 +1,205 @@
+"""The lines of an input, compressed or not, each of bounded length, with the digest of the bytes that were really read."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from outrider.runner.printable import printable
+from outrider.workers.errors import UsageError
+
+# No prompt is as long; a compressed file of a few kilobytes may hold a line of many gigabytes.
+MOST_LINE_BYTES = 64 << 20
+READ_AT_ONCE = 1 << 20
+# A block of four compressed bytes may stand for 128 KiB, so that few are taken at a time.
+COMPRESSED_AT_ONCE = 2048
+
+GZIP, ZSTANDARD = "gzip", "zstandard"
+SUFFIXES = {".gz": GZIP, ".zst": ZSTANDARD, ".zstd": ZSTANDARD}
+MAGIC = {GZIP: b"\x1f\x8b", ZSTANDARD: b"\x28\xb5\x2f\xfd"}
+OTHER_COMPRESSIONS = {"xz": b"\xfd7zXZ\x00", "bzip2": b"BZh", "zip": b"PK\x03\x04", "lz4": b"\x04\x22\x4d\x18"}
+BEGINNING = 16
+# The longer one first: it begins like the shorter one.
+WIDE_ENCODINGS = {
+    "UTF-32": (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff"),
+    "UTF-16": (b"\xff\xfe", b"\xfe\xff"),
+}
+
+Stream: TypeAlias = "io.BufferedReader[Any]"
+
+
+class Source:
+    """An input file. ``name`` is how messages call it, and where its suffixes are read."""
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        self.path = path
+        self.name = printable(path if name is None else name)
+        named = Path(name or path.name)
+        self._expected = SUFFIXES.get(named.suffix)
+        # What the file would be called uncompressed.
+        self.suffix = Path(named.stem).suffix if self._expected else named.suffix
+        self._digest: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of the bytes that ``lines`` has read, in the file's own form."""
+        assert self._digest is not None, "the lines have not been read to their end"
+        return self._digest
+
+    def lines(self) -> Iterator[bytes | None]:
+        """Each line with its end; None for one that is longer than any prompt. A file that changes meanwhile is refused."""
+        try:
+            with self._opened() as (raw, stream):
+                while line := stream.readline(MOST_LINE_BYTES + 1):
+                    if len(line) <= MOST_LINE_BYTES:
+                        yield line
+                        continue
+                    while not line.endswith(b"\n") and (line := stream.readline(READ_AT_ONCE)):
+                        pass
+                    yield None
+                self._digest = raw.finished(self.path, self.name)
+        except EOFError:
+            raise UsageError(f"{self.name}: the compressed data end in the middle; make the file anew") from None
+        except (gzip.BadGzipFile, zlib.error, _DamagedError) as error:
+            raise UsageError(f"{self.name}: the compressed data are damaged ({error}); make the file anew") from None
+        except OSError as error:
+            raise UsageError(f"{self.name} cannot be read: {error.strerror}") from None
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[_Counted, Stream]]:
+        with _Counted(self.path) as raw:
+            stream: Stream = io.BufferedReader(raw, READ_AT_ONCE)
+            kind = _compression(stream)
+            if kind != self._expected and self._expected is not None and stream.peek(1):
+                raise UsageError(f"{self.name} does not hold {self._expected} data, which its name says; rename it")
+            if kind == GZIP:
+                stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), READ_AT_ONCE)
+            elif kind == ZSTANDARD:
+                stream = io.BufferedReader(_Zstandard(stream), READ_AT_ONCE)
+            beginning = stream.peek(BEGINNING)
+            if kind is not None and (again := _compression(stream)):
+                raise UsageError(f"{self.name} is compressed twice ({again} within {kind}); decompress it once")
+            _refuse_foreign(self.name, beginning)
+            yield raw, stream
+
+
+class _Counted(io.RawIOBase):
+    """A file read once from its beginning to its end, with the digest of its bytes and a look at whether it changes."""
+
+    def __init__(self, path: Path) -> None:
+        # Opening a pipe that nobody writes into would wait.
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._before = os.fstat(self._file)
+        self._hash = hashlib.sha256()
+        self._count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = os.readv(self._file, [buffer])
+        self._hash.update(buffer[:count])
+        self._count += count
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._file)
+        super().close()
+
+    def finished(self, path: Path, name: str) -> str:
+        """The digest of all bytes, some of which a decompressor may have left."""
+        while self.read(READ_AT_ONCE):
+            pass
+        try:
+            same = os.path.samestat(self._before, path.stat())
+        except FileNotFoundError:
+            same = False
+        if not same or _state(os.fstat(self._file)) != _state(self._before) or self._count != self._before.st_size:
+            raise UsageError(
+                f"{name} changed while it was read, so its rows may be of two files; run it again once it is finished"
+            )
+        return self._hash.hexdigest()
+
+
+def _state(found: os.stat_result) -> tuple[int, int, int]:
+    # Whoever writes can set back the time of the last write, but not that of the last change.
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+class _DamagedError(Exception):
+    pass
+
+
+class _Zstandard(io.RawIOBase):
+    """Decompresses frames, one after the other. (zstandard's own reader takes a file that ends early for whole.)"""
+
+    def __init__(self, compressed: Stream) -> None:
+        try:
+            import zstandard
+        except ImportError:
+            raise UsageError("zstandard files need a package that is not installed: pip install zstandard") from None
+        self._compressed = compressed
+        self._error = zstandard.ZstdError
+        self._new = zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._new()
+        # Whether a frame has begun that has not ended.
+        self._within = False
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self._left:
+            some = self._compressed.read(COMPRESSED_AT_ONCE)
+            if not some:
+                if self._within:
+                    raise EOFError
+                return 0
+            self._left = memoryview(self._decompressed(some))
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+    def _decompressed(self, some: bytes) -> bytes:
+        pieces = []
+        try:
+            while some:
+                self._within = True
+                pieces.append(self._frame.decompress(some))
+                some = b""
+                if self._frame.eof:
+                    some = self._frame.unused_data
+                    self._frame, self._within = self._new(), False
+        except self._error as error:
+            raise _DamagedError(str(error)) from None
+        return b"".join(pieces)
+
+
+def _compression(stream: Stream) -> str | None:
+    beginning = stream.peek(BEGINNING)
+    return next((kind for kind, magic in MAGIC.items() if beginning.startswith(magic)), None)
+
+
+def _refuse_foreign(name: str, beginning: bytes) -> None:
+    """What is no text in UTF-8 is said once, and not for each of its lines."""
+    for kind, magic in OTHER_COMPRESSIONS.items():
+        if beginning.startswith(magic) and (kind != "bzip2" or beginning[4:10] == b"1AY&SY"):
+            raise UsageError(f"{name} is compressed by {kind}; outrider reads gzip and zstandard: decompress it")
+    for encoding, marks in WIDE_ENCODINGS.items():
+        if beginning.startswith(marks):
+            raise UsageError(f"{name} is {encoding}; convert it to UTF-8: iconv -f {encoding} -t UTF-8")
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

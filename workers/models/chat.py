@@ -1,0 +1,44 @@
+"""Whether a model's chat template says all that a conversation holds. What it would leave out is refused, not dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+# Words that no template has of its own.
+CONTENT, NAME = "outridercontent{}x", "outridername{}x"
+
+Message = Mapping[str, str]
+Render = Callable[[list[dict[str, str]]], str]
+# What matters of a message here: its role, and whether it has a name.
+Shape = tuple[tuple[str, bool], ...]
+
+
+def left_out(render: Render, messages: Sequence[Message]) -> str | None:
+    """The sentence why these messages cannot be answered as they are; None where they can."""
+    return _left_out(render, tuple((message["role"], "name" in message) for message in messages))
+
+
+@lru_cache(maxsize=1024)
+def _left_out(render: Render, shape: Shape) -> str | None:
+    """Tried with words of our own, so once for each way in which conversations are put together."""
+    try:
+        text = render(_tried(shape))
+    except Exception:  # a template may refuse such words; the row's own are rendered anyway, and refused in its own words
+        return None
+    for index, (role, named) in enumerate(shape):
+        if CONTENT.format(index) not in text:
+            return (
+                f'messages[{index}]: the model\'s chat template leaves out what the role "{role}" says; remove the message'
+            )
+        if named and NAME.format(index) not in text and render(_tried(shape, without=index)) == text:
+            return f'messages[{index}]: the chat template of the model knows no "name" for the role "{role}"; remove it'
+    return None
+
+
+def _tried(shape: Shape, without: int | None = None) -> list[dict[str, str]]:
+    return [
+        {"role": role, "content": CONTENT.format(index)}
+        | ({"name": NAME.format(index)} if named and index != without else {})
+        for index, (role, named) in enumerate(shape)
+    ]
