@@ -55,8 +55,14 @@ class FakeOffice:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def prepare_pair(self, target: str, draft: str) -> tuple[ModelCard, None, str, list[str]]:
+    def prepare_pair(self, target: str, draft: str, say: Callable[[str], None]) -> tuple[ModelCard, None, str, list[str]]:
         return CARD, None, "none", []
+
+    def check_unchanged(self, card: ModelCard) -> None:
+        pass
+
+    def check_weights(self, path: str, engine: str, allow_pickle: bool) -> None:
+        pass
 
     def native_refuses(self, path: str) -> str | None:
         return None
