@@ -149,8 +149,8 @@ class Driver:
     def _keep_written(self) -> None:
         """The tokens of rows under way, so that a resumed job goes on where they are."""
         started = time.monotonic()
-        if pieces := self._under_way.written.pieces():
-            self._journal.keep(pieces)
+        if written := self._under_way.written.to_keep():
+            self._journal.keep_tokens(written)
         ended = time.monotonic()
         self._under_way.written.was_written(ended, ended - started)
 
@@ -430,7 +430,7 @@ class Driver:
 
     def _send(self, replica: Replica, numbers: Sequence[int]) -> None:
         rows = self._journal.load(numbers)
-        kept = self._journal.pieces(self._under_way.new(numbers))
+        kept = self._journal.kept_tokens(self._under_way.new(numbers))
         self._trace.event("rows sent", replica.number, rows=len(rows))
         replica.submit(self._under_way.add(rows, kept, replica.number))
 

@@ -43,8 +43,8 @@ CREATE INDEX rows_by_state ON rows (state, row);
 CREATE TABLE records (row INTEGER PRIMARY KEY, record TEXT NOT NULL);  -- what stands in results or errors
 """
 # What is written so far of rows under way. Journals that were begun without it get it when they are resumed.
-PIECES = """
-CREATE TABLE IF NOT EXISTS pieces (
+KEPT_TOKENS = """
+CREATE TABLE IF NOT EXISTS kept_tokens (
     row INTEGER NOT NULL,
     sample INTEGER NOT NULL,
     start INTEGER NOT NULL,           -- tokens of the answer before these
@@ -77,7 +77,7 @@ class FailedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class KeptTokens:
     """Tokens of an answer that is not whole yet: those behind the first ``start``."""
 
     row: int
@@ -143,7 +143,7 @@ class Journal:
                 # Whoever reads for long lets the log grow; once it is empty again its file gets shorter, too.
                 self._db.execute(f"PRAGMA journal_size_limit = {LONGEST_LOG}")
                 if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchone():
-                    self._db.execute(PIECES)
+                    self._db.execute(KEPT_TOKENS)
 
     def close(self) -> None:
         self._db.close()
@@ -185,7 +185,7 @@ class Journal:
         """
         stream = chain(rows, (FailedRow(row, record) for row, record in failures))
         with self._transaction() as db:
-            for statement in (*SCHEMA.split(";"), PIECES):
+            for statement in (*SCHEMA.split(";"), KEPT_TOKENS):
                 db.execute(statement)
             while some := list(islice(stream, FILLED_AT_ONCE)):
                 db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, 0)", map(_columns, some))
@@ -280,17 +280,17 @@ class Journal:
         asked = damage.parsed(self.path, request, f"the request of row {row}", dict)
         return StoredRow(row, custom_id, line, kind, asked, damage.tokens_of(self.path, row, prompt))
 
-    def keep(self, pieces: Sequence[Piece]) -> None:
+    def keep_tokens(self, written: Sequence[KeptTokens]) -> None:
         """What has been written of rows under way since the last time."""
         with self._transaction() as db:
-            db.executemany("INSERT OR REPLACE INTO pieces VALUES (?, ?, ?, ?, ?)", map(_piece_columns, pieces))
+            db.executemany("INSERT OR REPLACE INTO kept_tokens VALUES (?, ?, ?, ?, ?)", map(_kept_columns, written))
 
-    def pieces(self, rows: Sequence[int]) -> list[Piece]:
-        """What was kept of these rows, in order; of a sample nothing behind a piece that cannot be read."""
+    def kept_tokens(self, rows: Sequence[int]) -> list[KeptTokens]:
+        """What was kept of these rows, in order; what cannot be read is left out."""
         marks = ",".join("?" * len(rows))
-        found = self._query(f"SELECT * FROM pieces WHERE row IN ({marks}) ORDER BY row, sample, start", rows)
-        read = (_piece(*columns) for columns in found)
-        return [piece for piece in read if piece is not None]
+        found = self._query(f"SELECT * FROM kept_tokens WHERE row IN ({marks}) ORDER BY row, sample, start", rows)
+        read = (_kept(*columns) for columns in found)
+        return [kept for kept in read if kept is not None]
 
     def record(
         self, done: Sequence[tuple[int, str]], failed: Sequence[tuple[int, str]], totals: dict[str, float] | None = None
@@ -305,7 +305,7 @@ class Journal:
                 db.executemany(
                     "UPDATE rows SET state = ? WHERE row = ? AND state = 0", ((state, row) for row, _ in records)
                 )
-                db.executemany("DELETE FROM pieces WHERE row = ?", ((row,) for row, _ in records))
+                db.executemany("DELETE FROM kept_tokens WHERE row = ?", ((row,) for row, _ in records))
             if totals is not None:
                 db.execute("INSERT OR REPLACE INTO meta VALUES ('totals', ?)", (json.dumps(totals),))
 
@@ -342,17 +342,17 @@ def _columns(given: StoredRow | FailedRow) -> tuple[int, str, int, str, str, byt
     return row.row, row.custom_id, row.line, row.kind, json.dumps(row.request), prompt, state
 
 
-def _piece_columns(piece: Piece) -> tuple[int, int, int, bytes, str | None]:
-    logprobs = None if piece.logprobs is None else json.dumps(piece.logprobs)
-    return piece.row, piece.sample, piece.start, np.array(piece.tokens, dtype="<i4").tobytes(), logprobs
+def _kept_columns(kept: KeptTokens) -> tuple[int, int, int, bytes, str | None]:
+    logprobs = None if kept.logprobs is None else json.dumps(kept.logprobs)
+    return kept.row, kept.sample, kept.start, np.array(kept.tokens, dtype="<i4").tobytes(), logprobs
 
 
-def _piece(row: int, sample: int, start: int, tokens: bytes, logprobs: str | None) -> Piece | None:
-    """A piece that cannot be read is none: what it held is written anew."""
+def _kept(row: int, sample: int, start: int, tokens: bytes, logprobs: str | None) -> KeptTokens | None:
+    """None where they cannot be read: they are written anew."""
     try:
         told = None
         if logprobs is not None:
             told = tuple(tuple((int(token), float(value)) for token, value in each) for each in json.loads(logprobs))
-        return Piece(row, sample, start, tuple(np.frombuffer(tokens, dtype="<i4").tolist()), told)
+        return KeptTokens(row, sample, start, tuple(np.frombuffer(tokens, dtype="<i4").tolist()), told)
     except (TypeError, ValueError):
         return None

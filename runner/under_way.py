@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.runner.admission import samples_of
-from outrider.runner.journal import Piece, StoredRow
+from outrider.runner.journal import KeptTokens, StoredRow
 from outrider.runner.latency import Latencies
 from outrider.runner.prompts import INVALID, unexpected
 from outrider.runner.requests import MOST_SAMPLES
@@ -45,12 +45,12 @@ class UnderWay:
         """Those that no replica has had."""
         return [row for row in rows if row not in self._rows]
 
-    def add(self, rows: Iterable[StoredRow], pieces: Iterable[Piece], replica: int) -> list[Row]:
+    def add(self, rows: Iterable[StoredRow], kept: Iterable[KeptTokens], replica: int) -> list[Row]:
         """What a replica is sent for these rows: the samples that have not ended, as far as they are written.
 
-        ``pieces`` are what the journal has of those that are new.
+        ``kept`` is what the journal has of those that are new.
         """
-        self.written.restore(pieces)
+        self.written.restore(kept)
         sent = []
         for row in rows:
             if row.row in self._rows:  # a second replica gets it, or a dead one had some of its samples ready

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from outrider.runner.journal import Piece
+from outrider.runner.journal import KeptTokens
 from outrider.runner.requests import MOST_SAMPLES
 from outrider.workers.messages import Row, RowResult, TokenLogprobs, Written
 
@@ -42,17 +42,17 @@ class WrittenTokens:
         self._bytes = 0
         self._due = 0.0
 
-    def restore(self, pieces: Iterable[Piece]) -> None:
+    def restore(self, kept: Iterable[KeptTokens]) -> None:
         """What an earlier driver has kept, in the order in which it was written."""
-        for piece in pieces:
-            answer = self._answers.setdefault(_key(piece), _Answer())
-            told = piece.logprobs is None or len(piece.logprobs) == len(piece.tokens)
-            # A piece is missing, or damaged: what is behind it is written anew.
-            if piece.start == len(answer.tokens) == answer.kept and told:
-                answer.tokens.extend(piece.tokens)
-                answer.logprobs.extend(piece.logprobs or ())
+        for some in kept:
+            answer = self._answers.setdefault(_key(some), _Answer())
+            told = some.logprobs is None or len(some.logprobs) == len(some.tokens)
+            # Some are missing, or damaged: what is behind them is written anew.
+            if some.start == len(answer.tokens) == answer.kept and told:
+                answer.tokens.extend(some.tokens)
+                answer.logprobs.extend(some.logprobs or ())
                 answer.kept = len(answer.tokens)
-                self._count(answer, piece)
+                self._count(answer, some)
 
     def begun(self, row: Row, replica: int) -> Row:
         """The row as it goes to a replica: with what is written of it."""
@@ -100,24 +100,24 @@ class WrittenTokens:
         """The journal has taken ``seconds`` for it."""
         self._due = now + max(SECONDS_BETWEEN_WRITES, seconds / MOST_SHARE)
 
-    def pieces(self) -> list[Piece]:
+    def to_keep(self) -> list[KeptTokens]:
         """What the journal does not have yet."""
         found = []
         for key, answer in self._answers.items():
             if answer.kept < len(answer.tokens) and self._bytes < self._most_bytes:
                 row, sample = divmod(key, MOST_SAMPLES)
                 logprobs = tuple(answer.logprobs[answer.kept :]) if answer.logprobs else None
-                piece = Piece(row, sample, answer.kept, tuple(answer.tokens[answer.kept :]), logprobs)
+                some = KeptTokens(row, sample, answer.kept, tuple(answer.tokens[answer.kept :]), logprobs)
                 answer.kept = len(answer.tokens)
-                self._count(answer, piece)
-                found.append(piece)
+                self._count(answer, some)
+                found.append(some)
         return found
 
-    def _count(self, answer: _Answer, piece: Piece) -> None:
-        size = len(piece.tokens) * TOKEN_BYTES + (len(json.dumps(piece.logprobs)) if piece.logprobs else 0)
+    def _count(self, answer: _Answer, some: KeptTokens) -> None:
+        size = len(some.tokens) * TOKEN_BYTES + (len(json.dumps(some.logprobs)) if some.logprobs else 0)
         answer.bytes += size
         self._bytes += size
 
 
-def _key(piece: Piece) -> int:
-    return piece.row * MOST_SAMPLES + piece.sample
+def _key(some: KeptTokens) -> int:
+    return some.row * MOST_SAMPLES + some.sample

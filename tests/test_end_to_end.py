@@ -189,7 +189,7 @@ def test_killed_amid_long_rows_they_go_on_where_they_were(tmp_path):
 def tokens_kept(job: Path) -> int:
     """Of rows under way, in the journal."""
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{job / 'job.db'}?mode=ro", uri=True)) as journal:
-        return int(journal.execute("SELECT coalesce(sum(length(tokens)), 0) / 4 FROM pieces").fetchone()[0])
+        return int(journal.execute("SELECT coalesce(sum(length(tokens)), 0) / 4 FROM kept_tokens").fetchone()[0])
     return 0
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ray.exceptions import RayActorError
 from test_verify import CONTEXT, assert_plain, finish, jobs, verifier
 
-from outrider.runner.journal import DONE, Journal, Piece
+from outrider.runner.journal import DONE, Journal, KeptTokens
 from outrider.runner.written import WrittenTokens
 from outrider.workers import verify
 from outrider.workers.messages import Harvest, Logprobs, Progress, Row, RowFailure, RowResult, Sampling, Written
@@ -101,8 +101,8 @@ def test_harvests_tell_what_rows_under_way_have_written(monkeypatch: pytest.Monk
     assert result.tokens[: len(told)] == tuple(told)
 
 
-def pieces_of(journal: Journal, *rows: int) -> list[tuple[int, int, int, tuple[int, ...]]]:
-    return [(piece.row, piece.sample, piece.start, piece.tokens) for piece in journal.pieces(rows)]
+def kept_of(journal: Journal, *rows: int) -> list[tuple[int, int, int, tuple[int, ...]]]:
+    return [(piece.row, piece.sample, piece.start, piece.tokens) for piece in journal.kept_tokens(rows)]
 
 
 class Telling:
@@ -161,7 +161,7 @@ def test_the_rows_of_a_dead_target_go_on_where_they_were(telling: Telling, journ
     driver(journal).run()
     assert [row.begun for row in telling.sent] == [(), (5, 6, 7)]
     assert ids(journal, DONE) == ["id-0"]
-    assert pieces_of(journal, 0) == [], "what has ended needs no pieces"
+    assert kept_of(journal, 0) == [], "what has ended needs none of them"
 
 
 def test_the_rows_of_a_dead_driver_go_on_where_they_were(telling: Telling, journal: Journal, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_the_rows_of_a_dead_driver_go_on_where_they_were(telling: Telling, journ
     telling.answers = [told(0, 5, 6), told(2, 7), KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         driver(journal).run()
-    assert pieces_of(journal, 0) == [(0, 0, 0, (5, 6)), (0, 0, 2, (7,))]
+    assert kept_of(journal, 0) == [(0, 0, 0, (5, 6)), (0, 0, 2, (7,))]
     journal.close()
     again = Journal(tmp_path / "job.db")
     telling.answers = [told(3, 8), result(0, 5, 6, 7, 8, 9)]
@@ -222,11 +222,11 @@ def test_what_the_journal_gets_is_bounded_in_bytes() -> None:
     for key in (0, 128):
         written.begun(Row(key, (1,), 99), 1)
     written.told(1, [Written(0, 0, (1,) * 30)])
-    assert [piece.row for piece in written.pieces()] == [0]
+    assert [piece.row for piece in written.to_keep()] == [0]
     written.told(1, [Written(128, 0, (2,) * 3), Written(0, 30, (1,))])
-    assert written.pieces() == []
+    assert written.to_keep() == []
     written.forget(0, 1)
-    assert written.pieces() == [Piece(1, 0, 0, (2, 2, 2))]
+    assert written.to_keep() == [KeptTokens(1, 0, 0, (2, 2, 2))]
 
 
 def test_what_the_journal_gets_is_bounded_in_time() -> None:
@@ -238,33 +238,38 @@ def test_what_the_journal_gets_is_bounded_in_time() -> None:
     assert (written.due(61.0), written.due(62.0)) == (False, True)
 
 
-def test_a_damaged_piece_costs_what_is_behind_it_and_no_more(journal: Journal, tmp_path: Path) -> None:
+def test_damaged_tokens_cost_what_is_behind_it_and_no_more(journal: Journal, tmp_path: Path) -> None:
     fill(journal, 2)
-    journal.keep(
-        [Piece(0, 0, 0, (1, 2)), Piece(0, 0, 2, (3,)), Piece(0, 0, 3, (4,)), Piece(1, 0, 0, (5,), (((5, -0.5),),))]
+    journal.keep_tokens(
+        [
+            KeptTokens(0, 0, 0, (1, 2)),
+            KeptTokens(0, 0, 2, (3,)),
+            KeptTokens(0, 0, 3, (4,)),
+            KeptTokens(1, 0, 0, (5,), (((5, -0.5),),)),
+        ]
     )
     with sqlite3.connect(tmp_path / "job.db") as hand:
-        hand.execute("UPDATE pieces SET tokens = x'000102' WHERE row = 0 AND start = 2")
-        hand.execute("UPDATE pieces SET logprobs = '{' WHERE row = 1")
+        hand.execute("UPDATE kept_tokens SET tokens = x'000102' WHERE row = 0 AND start = 2")
+        hand.execute("UPDATE kept_tokens SET logprobs = '{' WHERE row = 1")
     written = WrittenTokens()
-    written.restore(journal.pieces([0, 1]))
+    written.restore(journal.kept_tokens([0, 1]))
     assert written.begun(Row(0, (1,), 9), 1).begun == (1, 2)
     assert written.begun(Row(128, (1,), 9), 1).begun == ()
 
 
-def test_a_journal_from_before_pieces_were_kept_gets_them(journal: Journal, tmp_path: Path) -> None:
+def test_a_journal_from_before_tokens_were_kept_gets_them(journal: Journal, tmp_path: Path) -> None:
     fill(journal, 1)
     journal.close()
     with sqlite3.connect(tmp_path / "job.db") as hand:
-        hand.execute("DROP TABLE pieces")
+        hand.execute("DROP TABLE kept_tokens")
     again = Journal(tmp_path / "job.db")
-    again.keep([Piece(0, 0, 0, (1,))])
+    again.keep_tokens([KeptTokens(0, 0, 0, (1,))])
     again.record([(0, json.dumps({"custom_id": "id-0"}))], [])
-    assert again.pieces([0]) == []
+    assert again.kept_tokens([0]) == []
 
 
 def test_failures_forget_what_was_written(telling: Telling, journal: Journal) -> None:
     fill(journal, 1)
     telling.answers = [told(0, 5), Harvest((RowFailure(0, "cannot be"),), Progress())]
     driver(journal).run()
-    assert pieces_of(journal, 0) == []
+    assert kept_of(journal, 0) == []
