@@ -87,7 +87,9 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, form: str) -> None:
         broken = bytearray(whole)
         broken[dice.randrange(12, len(whole) - 8)] ^= 1 << dice.randrange(8)
         path.write_bytes(broken)
-        assert refused(path).startswith((f"{path}: the compressed data are damaged (", f"{path}: the compressed data end in"))
+        assert refused(path).startswith(
+            (f"{path}: the compressed data are damaged (", f"{path}: the compressed data end in")
+        )
 
 
 @pytest.mark.parametrize(
