@@ -65,6 +65,8 @@ def run(spec: JobSpec, as_json: bool = False) -> int:
     check_apart("INPUT", spec.input, directory)
     if spec.trace is not None:
         check_apart("--trace", spec.trace, directory)
+        if there(spec.trace) and there(spec.input) and spec.trace.samefile(spec.input):
+            raise UsageError(f"--trace: {spec.trace} is the input; name another file")
     # A job that has its rows does not need the file any more; a pipe can be read only once.
     if not there(directory / JOURNAL) and not is_piped(spec.input):
         check_input(spec.input)
