@@ -243,6 +243,10 @@ class Journal:
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
+    def forget(self, keys: Iterable[str]) -> None:
+        with self._transaction() as db:
+            db.executemany("DELETE FROM meta WHERE key = ?", ((key,) for key in keys))
+
     def check(self) -> list[str]:
         """Before a job goes on: refuse a file that is damaged, and mend what contradicts itself. What to tell of it."""
         damage.check(self.path, self._query)

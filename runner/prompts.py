@@ -174,5 +174,5 @@ def _claimed_id(raw: bytes, number: int) -> str:
         claimed = entry.get("custom_id", entry.get("id"))
     except (ValueError, AttributeError, RecursionError):
         claimed = None
-    usable = isinstance(claimed, str | int) and not isinstance(claimed, bool)
+    usable = isinstance(claimed, str | int) and not isinstance(claimed, bool) and claimed != ""
     return str(claimed) if usable and not HALF.search(str(claimed)) else str(number)

@@ -16,6 +16,8 @@ from outrider.runner.results import write_atomically
 from outrider.workers.errors import JobError, first_line
 
 MOST_KINDS = 20
+# What the journal keeps for a report alone.
+STATISTICS = (account.KEY, "pinning", "layouts")
 MOST_EXAMPLES = 5
 # Long messages often differ only in their ends.
 SAME_UP_TO = 160
@@ -57,6 +59,24 @@ def write_report(journal: Journal, directory: Path, running: bool, out: Path | N
         raise JobError(f"{path} cannot be drawn: what {kept} holds is not what a job is ({first_line(error)})") from error
     write_atomically(path, [drawn])
     return path
+
+
+def drop_damaged_statistics(journal: Journal, directory: Path) -> str | None:
+    """Before a job adds to what its journal keeps for a report: what of that cannot be read begins anew, with a note."""
+    from outrider.runner.report_page import page
+
+    try:
+        page(gather(journal, directory, running=True))
+        kept = journal.meta(account.KEY)
+        account.Account(kept, 1).record()
+        account.summary_of(kept)
+        account.over_time(kept)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, JobError):
+        journal.forget(STATISTICS)
+        # If it was something else, that is told now.
+        page(gather(journal, directory, running=True))
+        return "the statistics that the job has kept are damaged, and begin anew"
+    return None
 
 
 def gather(journal: Journal, directory: Path, running: bool) -> Job:

@@ -42,7 +42,7 @@ from outrider.runner.plan import Blueprint, ReplicaPlan, loaded_bytes
 from outrider.runner.printable import printable
 from outrider.runner.prompts import check_input
 from outrider.runner.ray_loss import check_worth_another, start_anew
-from outrider.runner.report import write_report
+from outrider.runner.report import drop_damaged_statistics, write_report
 from outrider.runner.results import write_results
 from outrider.runner.streams import lost_output
 from outrider.runner.submitting import ACCEPTED, absolute_model
@@ -65,6 +65,8 @@ def run(spec: JobSpec, as_json: bool = False) -> int:
     check_apart("INPUT", spec.input, directory)
     if spec.trace is not None:
         check_apart("--trace", spec.trace, directory)
+        if there(spec.trace) and there(spec.input) and spec.trace.samefile(spec.input):
+            raise UsageError(f"--trace: {spec.trace} is the input; name another file")
     # A job that has its rows does not need the file any more; a pipe can be read only once.
     if not there(directory / JOURNAL) and not is_piped(spec.input):
         check_input(spec.input)
@@ -132,8 +134,9 @@ def _check_goes_on(
     digest = digest_again(spec.input, directory, journal, display.say)
     check_same(kept, asked_with(digest or str(kept.get("input"))), "an input, model or parameter", directory)
     _, broken = read_description(directory, journal)
-    if broken is not None:
-        display.say(f"note: {broken}")
+    for found in (broken, drop_damaged_statistics(journal, directory)):
+        if found is not None:
+            display.say(f"note: {found}")
 
 
 def _admit(

@@ -100,7 +100,7 @@ def test_an_empty_pipe_is_refused_where_there_is_nothing_else(fifo: Path, job: P
     with pytest.raises(UsageError, match=r"p.jsonl is empty; give one prompt a line"):
         open_input(fifo, job, quiet)
     writer.join()
-    with pytest.raises(UsageError, match="^/dev/null is empty; give one prompt a line"):
+    with pytest.raises(UsageError, match=r"^/dev/null is empty; give one prompt a line"):
         open_input(Path("/dev/null"), job, quiet)
     assert not list(job.iterdir())
 
@@ -117,16 +117,16 @@ def test_a_job_goes_on_without_its_own_file_and_not_without_another(job: Path, b
     said: list[str] = []
     assert digest_again(gone, job, begun, said.append) is None
     assert said == [f"note: {gone} is not there any more; the job goes on with the rows that its journal holds"]
-    with pytest.raises(UsageError, match="other.jsonl cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"other.jsonl cannot be read: No such file"):
         digest_again(tmp_path / "other.jsonl", job, begun, quiet)
     gone.write_bytes(DATA)
     assert digest_again(gone, job, begun, quiet) == DIGEST
 
 
 def test_a_device_and_a_full_disk_are_sentences(job: Path, fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="^/dev/zero is no file and no pipe; give a file of prompts"):
+    with pytest.raises(UsageError, match=r"^/dev/zero is no file and no pipe; give a file of prompts"):
         open_input(Path("/dev/zero"), job, quiet)
-    with pytest.raises(UsageError, match="cannot be read: No such device or address|cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"cannot be read: No such device or address|cannot be read: No such file"):
         take(Path("/dev/fd/977"), job, awaited=True, keep=True, say=quiet)
 
     def full(descriptor: int) -> None:

@@ -50,6 +50,7 @@ GOOD = '{"id": "good", "prompt": "hello"}\n'
         ('{"id": "a", "prompt": [1, -1]}', '"prompt" must be a text or a list of token ids, got [1, -1]'),
         ('{"id": "a", "prompt": [1, true]}', '"prompt" must be a text or a list of token ids, got [1, True]'),
         ('{"id": "a", "prompt": ["x", "y"]}', '"prompt" holds several texts; give each a line of its own'),
+        ('{"custom_id": "", "url": "/v1/completions", "body": {}}', '"custom_id" is empty; rows are told apart by it'),
         ('{"id": true, "prompt": "x"}', '"id" must be a text or a whole number, got True'),
         ('{"id": "", "prompt": "x"}', '"id" is empty; leave it out to go by the number of the line'),
         ('{"id": "a", "prompt": "x", "messages": []}', 'a row has either "prompt" or "messages", not both'),
@@ -135,6 +136,20 @@ def test_blank_lines_are_an_error_between_rows_and_nothing_at_the_end(file: Path
     assert [(row.line, type(row)) for row in found] == [(1, Request), (2, BadRow), (3, BadRow), (4, Request)]
 
 
+def test_lines_that_do_not_end_as_lines_do_are_said_so(file: Path) -> None:
+    assert only_problem(file, (GOOD.strip() + "\r") * 2).endswith("at column 35; let lines end with a line feed (\\n)")
+    assert only_problem(file, "one\rtwo\r\n", "text") == (
+        "1: the line holds a carriage return inside; let lines end with a line feed (\\n)"
+    )
+    assert only_problem(file, "a\0b\n", "text") == "1: the line holds a NUL, which is no text; convert the file to UTF-8"
+    wide = only_problem(file, GOOD.strip().encode("utf-16-le"))
+    assert wide.endswith("; the line holds a NUL: convert the file to UTF-8")
+
+
+def test_many_blank_lines_take_no_memory(file: Path) -> None:
+    assert [row.line for row in rows(file, "\n" * 5000 + "x" + "\n" * 5000, "text")] == list(range(1, 5002))
+
+
 def test_the_last_line_needs_no_line_end(file: Path) -> None:
     assert len(rows(file, GOOD.strip())) == 1
 
@@ -147,8 +162,10 @@ def test_ids_of_bad_rows(file: Path) -> None:
         "nonsense",
         '{"id": [1], "prompt": ""}',
         '{"id": "\\ud800", "prompt": ""}',
+        '{"id": "", "prompt": "x"}',
+        '{"custom_id": "", "url": "/v1/completions", "body": {"prompt": "x"}}',
     ]
-    assert [row.custom_id for row in rows(file, "\n".join(lines))] == ["a", "b", "7", "4", "5", "6"]
+    assert [row.custom_id for row in rows(file, "\n".join(lines))] == ["a", "b", "7", "4", "5", "6", "7", "8"]
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from(["auto", "jsonl", "text"]))

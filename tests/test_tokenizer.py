@@ -97,6 +97,59 @@ def test_a_template_may_refuse_in_its_own_words_or_in_none(tmp_path: Path, words
     assert found == [f"the model's chat template refuses the messages: {words or 'TemplateError'}"]
 
 
+SAYS_NAMES = (
+    "{% for m in messages %}{{ m.role }} {% if m.name %}({{ m.name|upper }}) {% endif %}{{ m.content }} {% endfor %}"
+)
+OF_USERS = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }} {% endif %}{% endfor %}"
+
+
+def test_a_name_is_given_to_the_template_or_refused(tmp_path: Path) -> None:
+    said = {"role": "user", "content": "the cat", "name": "a"}
+    knowing = build(tmp_path / "knowing", [*WORDS, "user", "(A)"], template=SAYS_NAMES)
+    named, nameless = preparation.encode(knowing.path, [[said], [{"role": "user", "content": "the cat"}]])
+    assert len(named) == len(nameless) + 1
+    ignorant = build(tmp_path / "ignorant", WORDS, template=TEMPLATE)
+    found = preparation.encode(ignorant.path, [[{"role": "user", "content": "a"}, said]])
+    assert found == ['messages[1]: the model\'s chat template knows no "name" for the role "user"; remove it']
+
+
+def test_a_message_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
+    card = build(tmp_path / "t", WORDS, template=OF_USERS)
+    told = [{"role": "user", "content": "the cat"}, {"role": "tool", "content": "a"}]
+    assert preparation.encode(card.path, [told, told[:1]]) == [
+        'messages[1]: the model\'s chat template leaves out what the role "tool" says; remove it',
+        (1, 2),
+    ]
+
+
+def test_one_prompt_that_the_tokenizer_refuses_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = build(tmp_path / "t", WORDS)
+    real = Tokenizer.encode
+
+    def encode(self: Tokenizer, text: str) -> list[int]:
+        if text == "mat":
+            raise RuntimeError("no mats\nhere")
+        return real(self, text)
+
+    def encode_all(self: Tokenizer, texts: list[str]) -> list[list[int]]:
+        return [encode(self, text) for text in texts]
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    monkeypatch.setattr(Tokenizer, "encode_all", encode_all)
+    found = preparation.encode(card.path, ["the", "mat", " ", "cat"])
+    assert found == [(1,), "the model's tokenizer refuses the prompt: no mats", "the prompt has no tokens", (2,)]
+
+
+def test_a_template_that_fails_over_one_row_fails_that_row_alone(tmp_path: Path) -> None:
+    template = TEMPLATE + "{{ 1 // (messages|length - 2) }}"
+    card = build(tmp_path / "t", WORDS, template=template)
+    one = [{"role": "user", "content": "cat"}]
+    found = preparation.encode(card.path, [one, one * 2, one * 3])
+    assert found[1].startswith("the model's chat template refuses the messages: ")
+    assert isinstance(found[0], tuple)
+    assert isinstance(found[2], tuple)
+
+
 def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
     card = build(tmp_path / "t", WORDS)
     assert preparation.encode(card.path, ["   ", "the"]) == ["the prompt has no tokens", (1,)]

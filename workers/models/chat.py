@@ -28,11 +28,9 @@ def _left_out(render: Render, shape: Shape) -> str | None:
         return None
     for index, (role, named) in enumerate(shape):
         if CONTENT.format(index) not in text:
-            return (
-                f'messages[{index}]: the model\'s chat template leaves out what the role "{role}" says; remove the message'
-            )
+            return f'messages[{index}]: the model\'s chat template leaves out what the role "{role}" says; remove it'
         if named and NAME.format(index) not in text and render(_tried(shape, without=index)) == text:
-            return f'messages[{index}]: the chat template of the model knows no "name" for the role "{role}"; remove it'
+            return f'messages[{index}]: the model\'s chat template knows no "name" for the role "{role}"; remove it'
     return None
 
 
