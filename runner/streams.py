@@ -17,8 +17,11 @@ def settle() -> None:
         _fill(number)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115  (a descriptor; for the life of the process)
-    sys.stdout = _tolerant(1, sys.stdout)
-    sys.stderr = _tolerant(2, sys.stderr)
+    # Somebody who calls this within his own process may have put others in their place.
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _tolerant(1, sys.stdout)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _tolerant(2, sys.stderr)
 
 
 def lost_output() -> OSError | None:

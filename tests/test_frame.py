@@ -63,7 +63,7 @@ def test_help_takes_less_than_half_a_second() -> None:
         (["--version"], 0, "outrider 0."),
         (["run"], 2, "outrider: INPUT is missing: name a file of prompts"),
         (["run", "none.jsonl"], 2, "outrider: none.jsonl cannot be read: No such file or directory"),
-        (["run", ".", "--batch", "0"], 2, "outrider: --batch: Input should be greater than or equal to 1, got 0"),
+        (["run", ".", "--batch", "0"], 2, "outrider: --batch: must be at least 1, got 0"),
         (["run", ".", "--draft-tokens=--5"], 2, "outrider: --draft-tokens: "),
         (["run", "."], 2, "outrider: . is a directory; give a file of prompts"),
         (["run", ".", "--config", "none.yaml"], 2, "outrider: --config: none.yaml cannot be read"),
