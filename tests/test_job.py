@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from outrider.runner.config import JobSpec
-from outrider.runner.job import check_same, default_directory, describe, held, identity, open_job, read_description
+from outrider.runner.job import (
+    check_apart,
+    check_same,
+    default_directory,
+    describe,
+    held,
+    identity,
+    open_job,
+    read_description,
+)
 from outrider.runner.journal import Journal, StoredRow
 from outrider.runner.lock import is_held
 from outrider.workers.errors import JobChangedError, JobHeldError, UsageError
@@ -162,3 +171,17 @@ def test_default_directory() -> None:
     assert default_directory(Path("a.zst")) == Path("a-job")
     for nameless in ("-", "/dev/stdin", "/dev/fd/63", "/proc/self/fd/0"):
         assert default_directory(Path(nameless)) == Path("stdin-job")
+
+
+@pytest.mark.parametrize(
+    "name", ["job.db", "job.db-wal", "job.json", "lock", "results.jsonl", "errors.jsonl", "report.html"]
+)
+def test_files_of_the_jobs_own_are_no_input(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=f"^INPUT: .*{name} is a file of the job's own in .*; copy it"):
+        check_apart("INPUT", tmp_path / name, tmp_path)
+    (tmp_path / name).touch()
+    linked = tmp_path / "other"
+    linked.hardlink_to(tmp_path / name)
+    with pytest.raises(UsageError, match="is a file of the job's own"):
+        check_apart("--trace", linked, tmp_path)
+    check_apart("INPUT", tmp_path / "in.jsonl", tmp_path)
