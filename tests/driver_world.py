@@ -186,11 +186,14 @@ def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
+REQUEST = {
+    "max_tokens": 5, "n": 1, "stop": [], "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1,
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": [],
+}  # fmt: skip
+
+
 def fill(journal: Journal, count: int, samples: int = 1) -> None:
-    request = {
-        "max_tokens": 5, "n": samples, "stop": [], "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1,
-        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": [],
-    }  # fmt: skip
+    request = {**REQUEST, "n": samples}
     journal.fill((StoredRow(n, f"id-{n}", n + 1, "completion", request, (1, 2)) for n in range(count)), [], {})
 
 

@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 
 from outrider.runner.config import JobSpec
-from outrider.runner.job import check_same, default_directory, describe, held, identity, open_job, read_description
+from outrider.runner.job import (
+    check_apart,
+    check_same,
+    default_directory,
+    describe,
+    held,
+    identity,
+    open_job,
+    read_description,
+)
 from outrider.runner.journal import Journal, StoredRow
 from outrider.runner.lock import is_held
 from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
@@ -180,3 +189,17 @@ def test_a_full_disk_is_a_sentence_from_the_first_byte_on(tmp_path: Path, monkey
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(JobError, match=r"lock cannot be written: No space left on device"), held(tmp_path / "job"):
         pass
+
+
+@pytest.mark.parametrize(
+    "name", ["job.db", "job.db-wal", "job.json", "lock", "results.jsonl", "errors.jsonl", "report.html"]
+)
+def test_files_of_the_jobs_own_are_no_input(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=f"^INPUT: .*{name} is a file of the job's own in .*; copy it"):
+        check_apart("INPUT", tmp_path / name, tmp_path)
+    (tmp_path / name).touch()
+    linked = tmp_path / "other"
+    linked.hardlink_to(tmp_path / name)
+    with pytest.raises(UsageError, match="is a file of the job's own"):
+        check_apart("--trace", linked, tmp_path)
+    check_apart("INPUT", tmp_path / "in.jsonl", tmp_path)

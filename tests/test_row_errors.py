@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driver_world import REQUEST
 from hypothesis import given
 from hypothesis import strategies as st
 from test_admission import CARD, FakeOffice, identified
@@ -120,10 +121,10 @@ def result(key: int, text: str = "x") -> RowResult:
 def test_a_result_that_cannot_be_written_down_is_that_rows_error(tmp_path: Path) -> None:
     """Half of a surrogate pair is no text; a record of it would stop the journal."""
     under_way = UnderWay("m", Totals(), Latencies(None), "in.jsonl")
-    rows = [StoredRow(number, f"id-{number}", number + 1, "completion", {"n": 1}, (1,)) for number in range(3)]
-    under_way.add(rows)
+    rows = [StoredRow(number, f"id-{number}", number + 1, "completion", REQUEST, (1,)) for number in range(3)]
+    under_way.add(rows, [], 0)
     ended = [result(0), result(128, "\ud800"), result(256)]
-    done, failed = under_way.take(Harvest(ended=ended, progress=Progress()))  # type: ignore[arg-type]
+    done, failed = under_way.take(Harvest(ended=tuple(ended), progress=Progress()), 0)
     assert [row for row, _ in done] == [0, 2]
     ((row, record),) = failed
     error = json.loads(record)["error"]

@@ -102,3 +102,9 @@ def test_what_does_not_pass_is_said(message: str, most_waits: float) -> None:
     with pytest.raises(RuntimeError, match=message):
         once_there_is_an_agent(send, waited.append)
     assert len(waited) == most_waits
+
+
+@pytest.mark.parametrize("piped", ["-", "/dev/stdin", "/dev/fd/63"])
+def test_what_comes_through_a_pipe_here_cannot_be_sent(piped: str) -> None:
+    with pytest.raises(UsageError, match="cannot be sent, since the driver's host reads the input itself"):
+        absolute(build_spec({"input": piped}))
