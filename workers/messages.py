@@ -333,3 +333,5 @@ class Harvest:
     trace: Trace = Trace()
     layout: LayoutRecord | None = None
     costs: dict[str, Any] = field(default_factory=dict)
+    # What the user should hear of, once.
+    notes: tuple[str, ...] = ()
