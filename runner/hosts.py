@@ -79,9 +79,8 @@ def open_ray_folder() -> str:
 def about_open_folder(folder: str) -> tuple[str, str]:
     """What it means, and what mends it at once and for good."""
     return (
-        f"Ray's folder {folder} is open to other users of the host, who can read its logs, and remove or replace what a job "
-        "needs",
-        f'chmod 700 {folder}, and from then on ray start --temp-dir="$(outrider topology --ray-folder)" (cluster.yaml does)',
+        f"Ray's folder {folder} is open to other users of the host, who can read its logs, and remove what a job needs",
+        f'chmod 700 {folder}, and later ray start --temp-dir="$(outrider topology --ray-folder)" (cluster.yaml does)',
     )
 
 

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 FILE = Path(__file__).parent.parent / "cluster.yaml"
 ROWS = 120
+LOGS = "/tmp/outrider-0/ray/session_latest/logs"
 CLUSTER_SECONDS = 150
 SET_UP = ". ~/.outrider/environment"
 COUNT = f"{sys.executable} -c 'import ray; ray.init(logging_level=\"ERROR\"); print(len(ray.nodes()))' 2>/dev/null"
@@ -55,9 +56,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
         assert (pair.laptop / ".ray/auth_token").read_text() not in up.stdout + up.stderr
         deadline = time.monotonic() + CLUSTER_SECONDS
         while pair.on(0, f"{SET_UP} && {COUNT}").stdout.split() != ["2"]:
-            assert time.monotonic() < deadline, pair.on(
-                0, "tail -n 9 /tmp/outrider-0/ray/session_latest/logs/monitor*"
-            ).stdout
+            assert time.monotonic() < deadline, pair.on(0, f"tail -n 9 {LOGS}/monitor*").stdout
             time.sleep(1)
         yield pair
 

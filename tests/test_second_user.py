@@ -1,4 +1,4 @@
-"""A second user of the host, made and removed here, beside a running job: he finds nothing to read, to write or to delete."""
+"""A second user of the host, made and removed here, beside a running job: he finds nothing to read, write or delete."""
 
 from __future__ import annotations
 
@@ -65,11 +65,16 @@ def walk(top):
 for path in [*told["paths"], *(path for top in told["new"] for path in (top, *walk(top)))]:
     look(path)
 for path in told["paths"]:
-    for attack in (os.unlink, lambda path: os.rename(path, path + ".old"), lambda path: os.symlink("/etc/passwd", path + ".x"),
-                   lambda path: os.chmod(path, 0o777), os.listdir):
+    def move(path):
+        os.rename(path, path + ".old")
+    def link(path):
+        os.symlink("/etc/passwd", os.path.join(path, "new"))
+    def open_up(path):
+        os.chmod(path, 0o777)
+    for attack in (os.unlink, move, link, open_up, os.listdir):
         try:
             attack(path)
-            found.append(f"did {attack} to {path}")
+            found.append(f"did {attack.__name__} to {path}")
         except OSError as error:
             if not isinstance(error, (PermissionError, FileNotFoundError, NotADirectoryError)):
                 found.append(f"{path}: {error}")
@@ -82,7 +87,8 @@ for process in told["processes"]:
     for secret in ("environ", "mem", "maps", "fd", "cwd", "root"):
         path = f"/proc/{process}/{secret}"
         try:
-            os.listdir(path) if secret == "fd" else os.readlink(path) if secret in ("cwd", "root") else open(path, "rb").read(1)
+            see = {"fd": os.listdir, "cwd": os.readlink, "root": os.readlink}
+            see.get(secret, lambda path: open(path, "rb").read(1))(path)
             found.append(f"can see {path}")
         except OSError:
             pass
