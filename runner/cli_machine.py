@@ -47,6 +47,9 @@ def topology_command(
     ray_resources: Annotated[
         bool, typer.Option("--ray-resources", help="Print the JSON for ray start --resources.")
     ] = False,
+    ray_folder: Annotated[
+        bool, typer.Option("--ray-folder", help="Print the folder for ray start --temp-dir: nobody else can enter it.")
+    ] = False,
     ray_labels: Annotated[bool, typer.Option("--ray-labels", help="Print the labels for ray start --labels.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
@@ -58,7 +61,12 @@ def topology_command(
     from outrider.runner.topology import read_topology
     from outrider.runner.wishes import Sizes, Wishes
     from outrider.workers.errors import PlacementError, UsageError
+    from outrider.workers.private_folder import lasting_folder
+    from outrider.workers.ray_compat import longest_below_folder
 
+    if ray_folder:
+        typer.echo(lasting_folder("ray", longest_below_folder()))
+        return
     machine = read_topology(sysfs)
     if ray_resources:
         typer.echo(json.dumps(resources_of(machine)))

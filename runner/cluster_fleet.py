@@ -16,7 +16,7 @@ from typing import Any
 import outrider
 from outrider.runner import nodes
 from outrider.runner.holding import describe
-from outrider.runner.hosts import HostReport, alive, look, try_out
+from outrider.runner.hosts import HostReport, about_open_folder, alive, look, try_out
 from outrider.runner.placement import Plan, plan
 from outrider.runner.places import Place, chosen_kind, declared_cores, numeric_kind, offered, refusals
 from outrider.runner.plan import Blueprint, ReplicaPlan
@@ -125,6 +125,7 @@ class ClusterFleet:
             raise JobError(f"{len(problems)} of {len(there)} hosts cannot take part in this job: see above", listed)
         target = self._blueprint.target
         self._kind = chosen_kind(places, target.engine, target.precision, self._kept)
+        self._warn_of_open_folders(places, self._say)
         self._admit(places, self._say)
         self._share = -(-(self._replicas or 1) // len(self._places))
         deadline = time.monotonic() + seconds
@@ -185,6 +186,7 @@ class ClusterFleet:
         new = [node for node in there if node["NodeID"] not in self._places.keys() | self._not_used]
         if new:
             places, problems = self._look_at(new)
+            self._warn_of_open_folders(places, self._news.put)
             problems |= self._refusals(places)
             for node, name in zip(new, nodes.names(new), strict=True):
                 if node["NodeID"] in problems:
@@ -249,6 +251,12 @@ class ClusterFleet:
                 if place.report.identity in held:
                     report = replace(place.report, held=held[place.report.identity])
                     self._places[node] = replace(place, report=report)
+
+    def _warn_of_open_folders(self, places: Sequence[Place], say: Callable[[str], None]) -> None:
+        for place in places:
+            if place.report.open_folder:
+                what, mend = about_open_folder(place.report.open_folder)
+                say(f"note: {place.name}: {what}: {mend}")
 
     def _refusals(self, places: Sequence[Place]) -> dict[str, str]:
         digests = {name: digest for name, (_, digest) in self._models.items()}

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from outrider.runner import sysfs
 from outrider.runner.holding import describe
+from outrider.runner.hosts import about_open_folder
 from outrider.runner.topology import Topology, read_topology
 from outrider.workers import leases, pinning, ray_compat, readback
 from outrider.workers.errors import OutriderError
+from outrider.workers.private_folder import open_to_others
 
 OK, BETTER, WRONG = "ok", "could be better", "wrong"
 # Ray keeps its object store there, and falls back to a slow disk where it is small.
@@ -237,6 +239,29 @@ def _ray(system: System) -> Iterator[Check]:
         yield Check("Ray's auth", OK, found, "ray get-auth-token --generate")
 
 
+def _ray_folders(system: System) -> Iterator[Check]:
+    """Of each Ray that runs on this host and whose folder can be seen."""
+    for command in sorted(system.proc.glob("[0-9]*/cmdline")):
+        try:
+            words = command.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        session = ray_compat.session_folder_of(words)
+        if session is None:
+            continue
+        try:
+            closed = not open_to_others(session)
+        except PermissionError:
+            closed = True
+        except OSError:  # it has just ended
+            continue
+        if closed:
+            yield Check("Ray's folder", OK, f"{session.parent} is closed to other users")
+        else:
+            what, mend = about_open_folder(str(session.parent))
+            yield Check("Ray's folder", WRONG, what, mend)
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
@@ -278,6 +303,7 @@ CHECKS: tuple[Callable[[System], Iterator[Check]], ...] = (
     _kernels,
     _instruction_set,
     _ray,
+    _ray_folders,
     _ipex,
     _accelerators,
 )

@@ -387,6 +387,8 @@ class Driver:
                 self._trace.event("rows received", replica.number, rows=len(harvest.ended))
             self._rounds[replica.number] = harvest.progress
             self.costs[replica.number] = harvest.costs
+            for note in harvest.notes:
+                self.totals.note(note)
             if harvest.layout is not None:
                 self.layouts[replica.number] = asdict(harvest.layout)
                 if len(replica.plan.serve.arrangements) > 1:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import outrider
 from outrider.runner.topology import Topology, read_topology
+from outrider.workers import ray_compat
 from outrider.workers.errors import ModelError
 from outrider.workers.leases import Holder, default_folder, holders
 from outrider.workers.pinning import Launch, Pin, probe
+from outrider.workers.private_folder import open_to_others
 
 # What may decide a bit of a result on the hf engine.
 LIBRARIES = ("torch", "transformers")
@@ -40,6 +42,8 @@ class HostReport:
     versions: dict[str, str]
     instruction_set: str
     models: dict[str, FoundModel]
+    # Ray's folder there, if other users of the host can get into it.
+    open_folder: str = ""
 
 
 def look(models: Sequence[str], shared: bool) -> HostReport:
@@ -53,6 +57,7 @@ def look(models: Sequence[str], shared: bool) -> HostReport:
         versions={"outrider": outrider.__version__, "python": platform.python_version(), **_libraries()},
         instruction_set=_instruction_set(),
         models={name: _find(name) for name in models},
+        open_folder=open_ray_folder(),
     )
 
 
@@ -63,6 +68,20 @@ def alive() -> None:
 def try_out(pins: Sequence[Pin]) -> list[Launch]:
     """Runs on the host: the best start for each pin that works there."""
     return [probe(pin) for pin in pins]
+
+
+def open_ray_folder() -> str:
+    """The folder of the Ray that this process is connected to, if other users can get into it; else nothing."""
+    session = ray_compat.session_folder()
+    return str(session.parent) if open_to_others(session) else ""
+
+
+def about_open_folder(folder: str) -> tuple[str, str]:
+    """What it means, and what mends it at once and for good."""
+    return (
+        f"Ray's folder {folder} is open to other users of the host, who can read its logs, and remove what a job needs",
+        f'chmod 700 {folder}, and later ray start --temp-dir="$(outrider topology --ray-folder)" (cluster.yaml does)',
+    )
 
 
 def labels_of(topology: Topology) -> dict[str, str]:

@@ -80,7 +80,8 @@ def place_for(directory: Path, out: Path | None) -> Path:
 def held(directory: Path) -> Iterator[None]:
     """Keep every other process off the job. The kernel lets go when this process ends, however it ends."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        # Prompts and results are for their user alone; whoever made the directory before may share it with others.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UsageError(f"--out: {directory} cannot be written: {error.strerror}") from None

@@ -42,7 +42,7 @@ EVERYTHING = 0.25
 OFTEN = {"target": 4, "draft": 4}
 # A job that brings no row to its end for so long stands still.
 STANDSTILL_SECONDS = 240.0
-# What a killed driver leaves behind ends by itself: Ray's agents, whose raylet was killed too, ask in vain for a minute first.
+# What a killed driver leaves behind ends by itself: Ray's agents, whose raylet was killed too, ask in vain for a minute.
 GONE_SECONDS = 240.0
 # One that is stopped for longer counts as dead in places (a draft's answer, a lease), which is slow and not wrong.
 LONGEST_STOP = 5.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import yaml
 from typer.testing import CliRunner
 
 from outrider.runner.cli import app
+from outrider.workers.private_folder import SOCKET_PATH_BYTES
+from outrider.workers.ray_compat import longest_below_folder
 
 FILE = Path(__file__).parent.parent / "cluster.yaml"
 COMMANDS = ("setup_commands", "head_start_ray_commands", "worker_start_ray_commands")
@@ -50,8 +53,17 @@ def test_no_host_answers_without_the_token(config: dict[str, Any]) -> None:
     assert all("dashboard-host=127.0.0.1" in c for c in config["head_start_ray_commands"] if "--head" in c)
 
 
+def test_rays_folder_is_closed_to_other_users(config: dict[str, Any]) -> None:
+    for key in COMMANDS[1:]:
+        [started] = [command for command in config[key] if "ray start" in command]
+        assert '--temp-dir="$(outrider topology --ray-folder)"' in started and "umask 077" in started
+
+
 def test_the_commands_that_it_calls_are_there() -> None:
     runner = CliRunner()
+    folder = Path(runner.invoke(app, ["topology", "--ray-folder"]).stdout.strip())
+    assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    assert len(str(folder)) + 1 + longest_below_folder() <= SOCKET_PATH_BYTES
     resources = json.loads(runner.invoke(app, ["topology", "--ray-resources"]).stdout)
     assert all(re.fullmatch(r"numa\d+", name) and cores >= 1 for name, cores in resources.items())
     labels = runner.invoke(app, ["topology", "--ray-labels"]).stdout.strip()

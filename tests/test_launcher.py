@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 FILE = Path(__file__).parent.parent / "cluster.yaml"
 ROWS = 120
+LOGS = "/tmp/outrider-0/ray/session_latest/logs"
 CLUSTER_SECONDS = 150
 SET_UP = ". ~/.outrider/environment"
 COUNT = f"{sys.executable} -c 'import ray; ray.init(logging_level=\"ERROR\"); print(len(ray.nodes()))' 2>/dev/null"
@@ -55,7 +56,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
         assert (pair.laptop / ".ray/auth_token").read_text() not in up.stdout + up.stderr
         deadline = time.monotonic() + CLUSTER_SECONDS
         while pair.on(0, f"{SET_UP} && {COUNT}").stdout.split() != ["2"]:
-            assert time.monotonic() < deadline, pair.on(0, "tail -n 9 /tmp/ray/session_latest/logs/monitor*").stdout
+            assert time.monotonic() < deadline, pair.on(0, f"tail -n 9 {LOGS}/monitor*").stdout
             time.sleep(1)
         yield pair
 
@@ -96,6 +97,15 @@ def test_the_token_is_private_on_every_host(hosts: TwoHosts) -> None:
     logs = [path for home in hosts.homes for path in (home / "ray").rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(logs) > 10
     assert [path for path in logs if token in path.read_bytes()] == []
+
+
+def test_rays_folder_is_closed_to_other_users_on_every_host(hosts: TwoHosts, rows: Path) -> None:
+    job = hosts.folder / "closed"
+    for host in range(2):
+        said = hosts.on(host, f"{SET_UP} && outrider doctor")
+        assert "/tmp/outrider-0/ray is closed to other users" in said.stdout, said.stdout + said.stderr
+    done = hosts.on(0, f"{SET_UP} && outrider run {rows} -o {job} --address auto --draft none", CLUSTER_SECONDS)
+    assert done.returncode == 0 and "open to other users" not in done.stderr, done.stderr
 
 
 def test_without_the_token_nobody_gets_in(hosts: TwoHosts, rows: Path) -> None:

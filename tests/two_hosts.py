@@ -27,8 +27,9 @@ set -e
 mount --make-rprivate /
 hostname {name}
 mount -t tmpfs tmpfs /dev/shm
-mkdir -p /tmp/ray {home}/ray /run/sshd
-mount --bind {home}/ray /tmp/ray
+mkdir -p -m 700 /tmp/outrider-0 {home}/ray
+mkdir -p /run/sshd
+mount --bind {home}/ray /tmp/outrider-0
 mount --bind {home}/passwd /etc/passwd
 exec /usr/sbin/sshd -D -e -f {home}/sshd_config
 """

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -65,6 +66,7 @@ class TargetActor:
         self._introducing = threading.Lock()
         self._link: DraftLink | None = None
         self._line: Line | None = None
+        self._notes: tuple[str, ...] = ()
 
     def load(self, spec: ModelSpec, seat: Seat, serve: ServeSpec) -> WorkerReport:
         from outrider.workers.arranger import Arranger
@@ -146,7 +148,9 @@ class TargetActor:
         try:
             line = open_line(draft)
         except Exception as error:  # of parts of Ray that may change, and of a draft that may have died since
-            logger.warning("the draft is reached by calls, which are slower than shared memory: %s", first_line(error))
+            note = f"a target reaches its draft by calls, which are slower than shared memory: {first_line(error)}"
+            logger.warning("%s", note)
+            self._notes = (note,)
             line = CallLine(draft)
         with self._introducing:
             if self._newest is draft:  # and not another that came up while the line to this one was being opened
@@ -169,7 +173,7 @@ class TargetActor:
         harvest = self._server.harvest(timeout)
         self._metrics.ended(harvest.ended)
         self._metrics.publish(harvest.progress)
-        return harvest
+        return replace(harvest, notes=self._notes)
 
     def clock(self) -> float:
         """What the times of this process's timeline are measured by."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.workers.models.packed_cache import cache_directory
+from outrider.workers.models.packed_cache import cache_directory, make_directory
 
 logger = logging.getLogger(__name__)
 # Machines get other neighbours, and other kernels.
@@ -59,7 +59,7 @@ def remember(key: str, names: list[str], found: Remembered) -> None:
     content = {"key": key, "names": names, "took": found.took, "rates": found.rates}
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(file.parent)
         temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         temporary.replace(file)
     except OSError as error:

@@ -352,3 +352,5 @@ class Harvest:
     layout: LayoutRecord | None = None
     costs: dict[str, Any] = field(default_factory=dict)
     written: tuple[Written, ...] = ()
+    # What the user should hear of, once.
+    notes: tuple[str, ...] = ()

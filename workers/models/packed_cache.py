@@ -47,6 +47,18 @@ def cache_directory() -> Path:
     return (Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache") / "outrider"
 
 
+def make_directory(directory: Path) -> None:
+    """A directory of the cache. The user's own is for nobody else; one that was chosen may be shared on purpose."""
+    if os.environ.get("OUTRIDER_CACHE"):
+        directory.mkdir(parents=True, exist_ok=True)
+        return
+    top = cache_directory()
+    top.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if top.stat().st_mode & 0o077:
+        top.chmod(0o700)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def cache_limit(directory: Path) -> int:
     """Bytes that all packed files together may take: OUTRIDER_CACHE_GB, or a tenth of the file system."""
     chosen = os.environ.get("OUTRIDER_CACHE_GB")
@@ -142,7 +154,7 @@ def _read_header(beginning: bytes, file: Path) -> tuple[dict[str, Any], int]:
 
 def store(file: Path, key: dict[str, Any], memory: memoryview, threads: int) -> None:
     """Write the file, whole or not at all; an OSError where that is not possible."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(file.parent)
     make_room(file.parent, len(memory))
     pieces = [memory[start : start + PIECE_BYTES] for start in range(0, len(memory), PIECE_BYTES)]
     with ThreadPoolExecutor(max(1, threads)) as pool:
