@@ -160,3 +160,14 @@ def test_eager_attention_computes_what_fused_attention_does(tmp_path: Path, fami
         logits.append(engine.logits([Feed(0, PROMPT[6:], len(PROMPT) - 6)]))
     torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
     assert not torch.equal(logits[0], logits[1]), "two ways of summing leave different last bits"
+
+
+def test_a_file_that_is_written_to_does_not_change_the_model(tmp_path: Path) -> None:
+    """Where the numbers need no conversion, transformers only maps them."""
+    folder = save(tmp_path / "model", "llama", RAGGED["llama"])
+    engine, _, _ = load_hf(ModelSpec(str(folder), "hf", "fp32"))
+    before = greedy_in_company(engine)
+    with (folder / "model.safetensors").open("r+b") as stream:
+        stream.seek(5000)
+        stream.write(bytes(20_000))
+    assert greedy_in_company(engine) == before

@@ -73,7 +73,18 @@ def _load_weights(card: ModelCard, dtype: torch.dtype, spec: ModelSpec) -> PreTr
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter.sum()):
             raise ModelError(f'{card.name}: the weight "{name}" holds a value that is not a number')
+    if spec.device == "cpu":
+        _leave_the_files(model)
     return model.eval().to(spec.device)
+
+
+def _leave_the_files(model: PreTrainedModel) -> None:
+    """Copy what is still mapped from the files: who writes to one would change the model amid its work.
+
+    The copies also lie on the memory nodes that the process is bound to, where a file's pages belong to whoever came first.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _check_complete(card: ModelCard, report: dict[str, Any]) -> None:
