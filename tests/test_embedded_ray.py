@@ -19,6 +19,7 @@ from command_line import (
     finish,
     known,
     outrider,
+    rows_done,
     start,
     wait_for,
     wait_for_rows,
