@@ -59,6 +59,8 @@ class BenchSpec(Options):
     lengths: tuple[int, ...] = ()
     new_tokens: tuple[int, ...] = ()
     compare: bool = False
+    # An answer ends at an end token of the model, as the older tables' did, and may have fewer tokens than were asked for.
+    stop_at_end: bool = False
     repeat: int = Field(1, ge=1, le=1000)
     json_file: Path | None = None
     plot: Path | None = None
@@ -215,7 +217,8 @@ class _Asker:
             top_k=spec.top_k,
             min_p=spec.min_p,
             seed=derived_seed(spec.seed, str(number)),
-            end_tokens=(),
+            # None stands for the model's own.
+            end_tokens=None if spec.stop_at_end else (),
         )
         self._pair.arrange(PLAIN if mode == PLAIN else None)
         row = Row(self._key, example.prompt, example.new_tokens, sampling, assisted=mode == ASSISTED)

@@ -267,11 +267,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _ipex(system: System) -> Iterator[Check]:
-    # Archived upstream: good to have on the machines that it was written for, and no fault anywhere.
-    if importlib.util.find_spec("intel_extension_for_pytorch") is None:
-        yield Check("IPEX", OK, "not installed, and only needed for --engine hf with its kernels")
-    else:
-        yield Check("IPEX", OK, importlib.metadata.version("intel-extension-for-pytorch"))
+    # Archived upstream, and no fault anywhere.
+    found = "not installed"
+    if importlib.util.find_spec("intel_extension_for_pytorch") is not None:
+        found = f"{importlib.metadata.version('intel-extension-for-pytorch')} is installed"
+    yield Check("IPEX", OK, f"{found}; neither engine uses it")
 
 
 def _accelerators(system: System) -> Iterator[Check]:

@@ -16,7 +16,7 @@ from outrider.runner import bench as bench_module
 from outrider.runner import running
 from outrider.runner.bench import BenchSpec
 from outrider.runner.bench_plot import check_plot, plot
-from outrider.runner.bench_table import Measured, comparison
+from outrider.runner.bench_table import Measured, comparison, table
 from outrider.runner.bench_tasks import CODE, LENGTHS, SHORT, TOKENS, examples, sizes
 from outrider.runner.cli import app
 from outrider.runner.config import JobSpec
@@ -230,6 +230,33 @@ def test_the_prefill_ends_with_the_first_token(monkeypatch: pytest.MonkeyPatch) 
     assert result.prefill_rounds == 3, "10 tokens in pieces of 4"
     assert result.rounds - result.prefill_rounds == 7
     assert 0 < result.prefill_seconds < result.seconds
+
+
+class FakePair:
+    """Answers with an engine that writes one end token after the other as soon as it may."""
+
+    def arrange(self, name: str | None) -> None:
+        pass
+
+    def answer(self, row: Row) -> RowResult:
+        [result] = finish(verifier(FakeEngine(choose=lambda tokens, sampling: END), Nonsense(seed=1)), [row]).values()
+        assert isinstance(result, RowResult)
+        return result
+
+    def peak_bytes(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(("stop_at_end", "tokens"), [(False, 9), (True, 1)])
+def test_answers_are_as_long_as_asked_unless_they_may_end(
+    monkeypatch: pytest.MonkeyPatch, stop_at_end: bool, tokens: int
+) -> None:
+    spec = options(monkeypatch, *(["--stop-at-end"] if stop_at_end else []))
+    pair: Any = FakePair()
+    ask = bench_module._Asker(spec, pair)
+    row = ask(bench_module.Example((1, 2, 3), 9), 1, bench_module.PLAIN)
+    assert row.new_tokens == tokens
+    assert f"| {tokens} |" in " ".join(table([row]).split())
 
 
 def test_cores_lost_to_another_run_are_waited_for(

@@ -143,7 +143,9 @@ def test_a_check_that_fails_is_a_line(system: System, monkeypatch: pytest.Monkey
 
 def test_ipex_is_reported_either_way(system: System) -> None:
     installed = importlib.util.find_spec("intel_extension_for_pytorch") is not None
-    assert check(system, "IPEX").found.startswith("not installed") != installed
+    found = check(system, "IPEX").found
+    assert found.startswith("not installed") != installed
+    assert found.endswith("neither engine uses it"), "what is said is true: no module of ours imports it"
 
 
 def test_doctor_on_this_machine() -> None:
