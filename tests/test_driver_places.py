@@ -189,7 +189,9 @@ def test_a_target_whose_weights_have_changed_is_left_out_and_alone_ends_the_job(
     made.run()
     assert journal.counts() == Counts(6, 6, 0)
     assert world.starts.count(1) == 1
-    assert any("replica 1 on here is not used: the files of /models/tiny have changed" in note for note in made.totals.notes)
+    assert any(
+        "replica 1 on here is not used: the files of /models/tiny have changed" in note for note in made.totals.notes
+    )
 
 
 def test_a_target_that_comes_up_again_with_other_weights_ends_the_job(world: World, journal: Journal) -> None:

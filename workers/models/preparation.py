@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from outrider.workers.errors import ModelError, first_line
+from outrider.workers.errors import ModelError
 from outrider.workers.models.cards import POCKET, POCKET_DRAFT, ModelCard, read_card
 from outrider.workers.models.names import hub_id
+from outrider.workers.models.templates import render_all
 from outrider.workers.models.tokenizer import Tokenizer, check_pair
 
 LOOKUP, NONE, AUTO = "lookup", "none", "auto"
@@ -69,16 +70,21 @@ def encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
     tokenizer = _tokenizer(path)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(tokenizer.encode_all(texts) if texts else ())
+    chats = iter(_encode_chats(tokenizer, path, [prompt for prompt in prompts if not isinstance(prompt, str)]))
     return [
-        tuple(next(encoded)) or "the prompt has no tokens" if isinstance(prompt, str) else _encode_chat(tokenizer, prompt)
-        for prompt in prompts
+        tuple(next(encoded)) or "the prompt has no tokens" if isinstance(prompt, str) else next(chats) for prompt in prompts
     ]
 
 
-def _encode_chat(tokenizer: Tokenizer, prompt: Any) -> tuple[int, ...] | str:
+def _encode_chats(tokenizer: Tokenizer, path: str, conversations: list[Any]) -> list[tuple[int, ...] | str]:
+    if not conversations:
+        return []
     if not tokenizer.chats:
-        return "the model has no chat template, so /v1/chat/completions cannot be answered; use /v1/completions"
-    try:
-        return tuple(tokenizer.encode_chat(prompt)) or "the conversation has no tokens"
-    except Exception as error:  # a chat template is a program of the model's author, and may refuse in any way
-        return f"the model's chat template refuses the messages: {first_line(error)}"
+        none = "the model has no chat template, so /v1/chat/completions cannot be answered; use /v1/completions"
+        return [none] * len(conversations)
+    return [
+        f"the model's chat template {refusal}"
+        if refusal
+        else tuple(tokenizer.encode_rendered(text)) or "the conversation has no tokens"
+        for text, refusal in render_all(tokenizer.render, conversations, path)
+    ]
