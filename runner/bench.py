@@ -58,6 +58,7 @@ class BenchSpec(Options):
     lengths: tuple[int, ...] = ()
     new_tokens: tuple[int, ...] = ()
     compare: bool = False
+    stop_at_end: bool = False
     repeat: int = Field(1, ge=1, le=1000)
     json_file: Path | None = None
     plot: Path | None = None
@@ -214,7 +215,8 @@ class _Asker:
             top_k=spec.top_k,
             min_p=spec.min_p,
             seed=derived_seed(spec.seed, str(number)),
-            end_tokens=(),
+            # None: the model's own end.
+            end_tokens=None if spec.stop_at_end else (),
         )
         self._pair.arrange(PLAIN if mode == PLAIN else None)
         row = Row(self._key, example.prompt, example.new_tokens, sampling, assisted=mode == ASSISTED)

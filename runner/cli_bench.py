@@ -31,6 +31,9 @@ def bench_command(
         ),
     ] = "",
     compare: Annotated[bool, typer.Option("--compare", help="Plain and assisted in turn, and the speed-up.")] = False,
+    stop_at_end: Annotated[
+        bool, typer.Option("--stop-at-end", help="End an answer at the model's end token, as the older tables did.")
+    ] = False,
     repeat: Annotated[int, typer.Option(help="Measurements of each example; the median one is shown.")] = 1,
     do_sample: options.DoSample = False,
     temperature: options.Temperature = 0.0,

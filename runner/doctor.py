@@ -239,9 +239,10 @@ def _ray(system: System) -> Iterator[Check]:
 def _ipex(system: System) -> Iterator[Check]:
     # Archived upstream: good to have on the machines that it was written for, and no fault anywhere.
     if importlib.util.find_spec("intel_extension_for_pytorch") is None:
-        yield Check("IPEX", OK, "not installed, and only needed for --engine hf with its kernels")
+        yield Check("IPEX", OK, "not installed, and not needed: no engine uses it")
     else:
-        yield Check("IPEX", OK, importlib.metadata.version("intel-extension-for-pytorch"))
+        version = importlib.metadata.version("intel-extension-for-pytorch")
+        yield Check("IPEX", OK, f"{version} is installed, but no engine uses it")
 
 
 def _accelerators(system: System) -> Iterator[Check]:

@@ -144,6 +144,7 @@ def test_a_check_that_fails_is_a_line(system: System, monkeypatch: pytest.Monkey
 def test_ipex_is_reported_either_way(system: System) -> None:
     installed = importlib.util.find_spec("intel_extension_for_pytorch") is not None
     assert check(system, "IPEX").found.startswith("not installed") != installed
+    assert "no engine uses it" in check(system, "IPEX").found
 
 
 def test_doctor_on_this_machine() -> None:
