@@ -57,7 +57,9 @@ Precision = Annotated[str, typer.Option(help="Target's precision; auto is the ch
 DraftPrecision = Annotated[
     str,
     typer.Option(
-        "--draft-precision", "--draft_precision", help="Draft's precision; auto is its own, bf16 for fp16 on the CPU."
+        "--draft-precision",
+        "--draft_precision",
+        help="Draft's precision; auto: its own, on the CPU bf16 for fp16, fp32.",
     ),
 ]
 DraftTokens = Annotated[str, typer.Option(help="Candidates a round: a number (6 is classic), or auto.")]

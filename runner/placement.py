@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from outrider.runner.accelerators import Accelerator
 from outrider.runner.seats import Ledger, Unit, divide, memory_of, units
 from outrider.runner.topology import Core, Topology
-from outrider.runner.wishes import PER, Sizes, Wishes, check
+from outrider.runner.wishes import PER, Sizes, Wishes, check, on_accelerator
 from outrider.workers.errors import PlacementError
 from outrider.workers.pinning import Pin
 
@@ -196,11 +196,11 @@ def _seal(hosts: Sequence[Topology], seats: Sequence[_Seat], sizes: Sizes, wishe
     actors: list[PlannedActor] = []
     for replica, seat in enumerate(seats):
         host = seat.unit.topology
-        draft_device = "cpu" if seat.accelerator is None or "cpu" in wishes.devices else seat.accelerator.name
-        target_cores, draft_cores = _parts(seat, replica, sizes, wishes, draft_device)
-        on_device = seat.accelerator is not None
+        there = (False, False) if seat.accelerator is None else on_accelerator(wishes.devices)
+        target_device, draft_device = (seat.accelerator.name if on and seat.accelerator else "cpu" for on in there)
+        target_cores, draft_cores = _parts(seat, replica, sizes, wishes, target_device, draft_device)
         bytes_of = {
-            "target": 0 if on_device else sizes.target + sizes.target_kv,
+            "target": 0 if target_device != "cpu" else sizes.target + sizes.target_kv,
             "draft": 0 if draft_device != "cpu" else (sizes.draft or 0) + sizes.draft_kv,
         }
         need = sum(bytes_of.values())
@@ -213,7 +213,7 @@ def _seal(hosts: Sequence[Topology], seats: Sequence[_Seat], sizes: Sizes, wishe
         for role, cores in (("target", target_cores), ("draft", draft_cores)):
             if role == "draft" and sizes.draft is None:
                 continue
-            device = draft_device if role == "draft" else seat.accelerator.name if seat.accelerator else "cpu"
+            device = draft_device if role == "draft" else target_device
             # Where the two share cores the target holds them: a lock has one holder, a count is claimed once.
             claims = () if role == "draft" and draft_cores == target_cores else cores
             resources: dict[str, float] = {}
@@ -221,8 +221,10 @@ def _seal(hosts: Sequence[Topology], seats: Sequence[_Seat], sizes: Sizes, wishe
                 resources[f"numa{core.node}"] = resources.get(f"numa{core.node}", 0.0) + 1.0
             leases = [str(core.identity) for core in claims]
             if device != "cpu":
-                resources["GPU"] = 0.5 if draft_device != "cpu" and sizes.draft is not None else 1.0
-                leases += [seat.accelerator.lease] if seat.accelerator and role == "target" else []
+                both = target_device == draft_device and sizes.draft is not None
+                resources["GPU"] = 0.5 if both else 1.0
+                holder = "draft" if target_device == "cpu" else "target"
+                leases += [seat.accelerator.lease] if seat.accelerator and role == holder else []
             actors.append(
                 PlannedActor(
                     role=role,
@@ -256,12 +258,12 @@ def _memory_nodes(seat: _Seat, ledger: Ledger, need: int) -> tuple[int, ...]:
 
 
 def _parts(
-    seat: _Seat, replica: int, sizes: Sizes, wishes: Wishes, draft_device: str
+    seat: _Seat, replica: int, sizes: Sizes, wishes: Wishes, target_device: str, draft_device: str
 ) -> tuple[tuple[Core, ...], tuple[Core, ...]]:
     """Target's and draft's cores. The draft's come from the replica's largest node, so that the target is there too."""
     cores = seat.cores
     if sizes.draft is None:
-        return (cores if seat.accelerator is None else cores[:1]), ()
+        return (cores if target_device == "cpu" else cores[:1]), ()
     asked = wishes.draft_cores
     split = wishes.layout == "split" or asked is not None
     if seat.accelerator is None:
@@ -272,7 +274,7 @@ def _parts(
         split = split or (wishes.layout == "auto" and len(cores) >= 2)
         default = len(cores) - 1 if draft_device == "cpu" else 1
     if not split:
-        shared = cores if seat.accelerator is None or draft_device == "cpu" else cores[:1]
+        shared = cores if "cpu" in (target_device, draft_device) else cores[:1]
         return shared, shared
     if len(cores) < 2:
         raise PlacementError(
@@ -287,7 +289,7 @@ def _parts(
     by_room = sorted(cores, key=lambda core: (-sizes_of_nodes[core.node], core.node))
     draft = tuple(by_room[:count])
     rest = tuple(core for core in cores if core not in draft)
-    return (rest if seat.accelerator is None else tuple(by_room[count : count + 1])), draft
+    return (rest if target_device == "cpu" else tuple(by_room[count : count + 1])), draft
 
 
 def _bytes(size: int) -> str:

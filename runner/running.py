@@ -48,7 +48,7 @@ from outrider.runner.streams import lost_output
 from outrider.runner.submitting import ACCEPTED, absolute_model
 from outrider.runner.totals import Totals
 from outrider.runner.trace import TraceFile
-from outrider.runner.wishes import Sizes, Wishes
+from outrider.runner.wishes import Sizes, Wishes, on_accelerator
 from outrider.workers.errors import JobChangedError, RayLostError, UsageError
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import ModelCard
@@ -292,14 +292,14 @@ def choose_models(
     spec: Options, target: ModelCard, draft: ModelCard | None, office: Office, say: Callable[[str], None]
 ) -> tuple[ModelSpec, ModelSpec | None]:
     """What each actor loads, and on which engine."""
-    on_accelerator = [device for device in spec.devices.split(",") if device.strip() not in ("", "cpu")]
-    target_model = _model(spec, target, spec.precision, bool(on_accelerator), office, say)
+    devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
+    target_on_accelerator, draft_on_accelerator = on_accelerator(devices)
+    target_model = _model(spec, target, spec.precision, target_on_accelerator, office, say)
     if draft is None or spec.draft_tokens == 0:
         return target_model, None
-    draft_on_accelerator = bool(on_accelerator) and "cpu" not in spec.devices
     precision = spec.draft_precision
-    if precision == "auto" and draft.dtype == "float16" and not draft_on_accelerator and spec.engine != "hf":
-        # Drafts are hints: rounding one costs no text, and keeps it on the native engine, which has no fp16.
+    if precision == "auto" and draft.dtype in ("float16", "float32") and not draft_on_accelerator and spec.engine != "hf":
+        # Drafts are hints: rounding one costs no text. The native engine has no fp16, and half the bytes are half the time.
         precision = "bf16"
     draft_model = _model(spec, draft, precision, draft_on_accelerator, office, say)
     # A draft may change: no text depends on it.

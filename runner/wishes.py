@@ -24,8 +24,8 @@ class Sizes:
 class Wishes:
     """``per="auto"`` is a node where a replica fits one, else a socket, else the machine.
 
-    Each accelerator in ``devices`` carries one replica's target; ``cpu`` among them keeps the drafts off it. ``cuda`` alone
-    stands for every CUDA device.
+    Each accelerator in ``devices`` carries one replica, target and draft; ``cpu`` behind them keeps the drafts off, and
+    before them the targets. ``cuda`` alone stands for every CUDA device.
     """
 
     per: str = "auto"
@@ -33,6 +33,13 @@ class Wishes:
     draft_cores: int | None = None
     layout: str = "auto"
     devices: tuple[str, ...] = ()
+
+
+def on_accelerator(devices: tuple[str, ...]) -> tuple[bool, bool]:
+    """Whether target and draft are on an accelerator: the target is where ``devices`` begins."""
+    some = any(device != "cpu" for device in devices)
+    target = some and devices[0] != "cpu"
+    return target, some and (not target or "cpu" not in devices)
 
 
 def check(sizes: Sizes, wishes: Wishes) -> None:

@@ -301,3 +301,22 @@ def test_a_chart_that_cannot_be_is_refused_first(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("outrider.runner.bench_plot.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'outrider\[plot\]'"):
         check_plot(Path("chart.svg"))
+
+
+@pytest.mark.parametrize(("stop", "ends"), [(False, ()), (True, None)])
+def test_end_tokens_end_an_answer_only_where_that_is_asked_for(stop: bool, ends: tuple[int, ...] | None) -> None:
+    asked: list[Any] = []
+
+    class Told:
+        def arrange(self, name: str | None) -> None: ...
+
+        def answer(self, row: Any) -> RowResult:
+            asked.append(row)
+            return RowResult(row.key, (1, 2), "", "stop", 1, 1, 2, 0.1)
+
+        def peak_bytes(self) -> int:
+            return 1
+
+    ask = bench_module._Asker(BenchSpec(stop_at_end=stop), Told())  # type: ignore[arg-type]
+    assert ask(bench_module.Example((1,), 9), 0, "plain").new_tokens == 2
+    assert asked[0].sampling.end_tokens == ends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,23 @@ def test_a_small_cache_is_for_drafts_only(precision: str) -> None:
     """Texts depend on the rounding of a target."""
     assert chosen(precision=precision, draft_precision=precision) == (False, True)
     assert chosen(precision=precision, draft_precision=precision, small_draft_cache=False) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "precisions"),
+    [
+        ("float32", {}, ("fp32", "bf16")),
+        ("float16", {"precision": "bf16"}, ("bf16", "bf16")),
+        ("float32", {"draft_precision": "fp32"}, ("fp32", "fp32")),
+        ("float32", {"devices": "cuda:0,cpu"}, ("fp32", "bf16")),
+        ("float32", {"devices": "cpu,cuda:0"}, ("fp32", "fp32")),
+    ],
+)
+def test_a_draft_on_the_cpu_takes_half_the_bytes(dtype: str, options: dict[str, Any], precisions: tuple[str, str]) -> None:
+    spec = JobSpec(input=Path("in.jsonl"), **options)
+    cards = replace(TARGET, dtype="float32"), replace(DRAFT, dtype=dtype)
+    target, draft = choose_models(spec, *cards, Willing(), print)  # type: ignore[arg-type]
+    assert draft is not None
+    assert (target.precision, draft.precision) == precisions
+    on_cards = [device.startswith("cuda") for device in str(options.get("devices", "cpu,cpu")).split(",")]
+    assert [model.engine == "hf" for model in (target, draft)] == on_cards

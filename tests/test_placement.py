@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ wishes = st.builds(
     replicas=st.none() | st.integers(1, 6),
     draft_cores=st.none() | st.integers(1, 4),
     layout=st.sampled_from(LAYOUTS),
-    devices=st.sampled_from([(), ("cpu",), ("cuda:0", "cpu"), ("cuda",), ("cuda:1", "cuda:0", "cpu")]),
+    devices=st.sampled_from([(), ("cpu",), ("cuda:0", "cpu"), ("cuda",), ("cuda:1", "cuda:0", "cpu"), ("cpu", "cuda:0")]),
 )
 sizes = st.builds(
     Sizes,
@@ -367,3 +368,26 @@ def test_a_lone_core_is_no_seat_for_a_pair_where_others_have_two() -> None:
     assert plan([uneven], Sizes(GB, GB // 10), Wishes(per="node", layout="shared")).replicas == 2
     [target, draft] = plan([machine([flat(1)])], Sizes(GB, GB // 10), Wishes(per="node")).actors
     assert target.cores == draft.cores == (0,)
+
+
+def test_devices_are_the_targets_first_and_the_drafts_behind_it(xeon: Path) -> None:
+    card = Accelerator("cuda:0", "0000:3a:00.0", 1, "0")
+    host = replace(read_topology(xeon), accelerators=(card,))
+    for devices, wanted in (
+        (("cpu", "cuda:0"), ("cpu", "cuda:0")),
+        (("cuda:0", "cpu"), ("cuda:0", "cpu")),
+        (("cuda:0",), ("cuda:0", "cuda:0")),
+        (("cpu",), ("cpu", "cpu")),
+    ):
+        made = plan([host], Sizes(100 * GB, GB), Wishes(devices=devices, replicas=1))
+        target, draft = made.actor(0, "target"), made.actor(0, "draft")
+        assert target is not None and draft is not None
+        assert (target.device, draft.device) == wanted
+        on_card = [actor for actor in (target, draft) if actor.device != "cpu"]
+        assert sum(actor.resources.get("GPU", 0.0) for actor in (target, draft)) == (1.0 if on_card else 0.0)
+        assert [actor.leases.count("cuda-0") for actor in on_card] == [1, 0][: len(on_card)]
+    made = plan([host], Sizes(100 * GB, GB), Wishes(devices=("cpu", "cuda:0"), replicas=1))
+    target, draft = made.actor(0, "target"), made.actor(0, "draft")
+    assert target is not None and draft is not None
+    assert len(target.cores) > len(draft.cores) == 1, "a card needs a core to feed it, the rest is the target's"
+    assert (sum(target.memory.values()), sum(draft.memory.values())) == (100 * GB, 0)

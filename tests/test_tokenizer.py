@@ -110,14 +110,14 @@ def test_a_name_is_given_to_the_template_or_refused(tmp_path: Path) -> None:
     assert len(named) == len(nameless) + 1
     ignorant = build(tmp_path / "ignorant", WORDS, template=TEMPLATE)
     found = preparation.encode(ignorant.path, [[{"role": "user", "content": "a"}, said]])
-    assert found == ['messages[1]: the model\'s chat template knows no "name" for the role "user"; remove it']
+    assert found == ['the model\'s chat template knows no "name" for the role "user" of messages[1]; remove it']
 
 
 def test_a_message_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
     card = build(tmp_path / "t", WORDS, template=OF_USERS)
     told = [{"role": "user", "content": "the cat"}, {"role": "tool", "content": "a"}]
     assert preparation.encode(card.path, [told, told[:1]]) == [
-        'messages[1]: the model\'s chat template leaves out what the role "tool" says; remove it',
+        'the model\'s chat template leaves out what the role "tool" of messages[1] says; remove it',
         (1, 2),
     ]
 

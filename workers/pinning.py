@@ -36,7 +36,10 @@ LIBRARY_FOLDERS = (
     "/opt/intel/oneapi/compiler/latest/lib",
     "/opt/intel/oneapi/compiler/latest/linux/compiler/lib/intel64_lin",
 )
-NO_NUMACTL = "numactl is not installed (apt-get install numactl): memory is not bound, cores are set by the worker itself"
+NO_NUMACTL = (
+    "numactl is not installed (apt-get install numactl): cores and memory are set by the worker itself, memory where "
+    "there is libnuma and the kernel allows it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ def probe(pin: Pin, run: Runner | None = None) -> Launch:
         got = {
             "preferred": f"memory is preferred on node {pin.memory_nodes[0] if pin.memory_nodes else 0}, not bound",
             "cores": "cores are bound, memory is not",
-            "affinity": "cores are set by the worker itself, memory is not bound",
+            "affinity": "cores are set by the worker itself, and memory where the kernel allows it",
         }[level]
         warnings.append(f"{got} ({refusals[0]})")
     return Launch(pin, level, line, sys.executable, environment, tuple(warnings))

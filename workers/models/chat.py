@@ -14,9 +14,14 @@ Render = Callable[[list[dict[str, str]]], str]
 Shape = tuple[tuple[str, bool], ...]
 
 
-def left_out(render: Render, messages: Sequence[Message]) -> str | None:
-    """The sentence why these messages cannot be answered as they are; None where they can."""
-    return _left_out(render, tuple((message["role"], "name" in message) for message in messages))
+class LeftOutError(Exception):
+    """What the template does not say, and what to do: the rest of a sentence that begins with the template."""
+
+
+def refuse_left_out(render: Render, messages: Sequence[Message]) -> None:
+    refusal = _left_out(render, tuple((message["role"], "name" in message) for message in messages))
+    if refusal is not None:
+        raise LeftOutError(refusal)
 
 
 @lru_cache(maxsize=1024)
@@ -28,9 +33,9 @@ def _left_out(render: Render, shape: Shape) -> str | None:
         return None
     for index, (role, named) in enumerate(shape):
         if CONTENT.format(index) not in text:
-            return f'messages[{index}]: the model\'s chat template leaves out what the role "{role}" says; remove it'
+            return f'leaves out what the role "{role}" of messages[{index}] says; remove it'
         if named and NAME.format(index) not in text and render(_tried(shape, without=index)) == text:
-            return f'messages[{index}]: the model\'s chat template knows no "name" for the role "{role}"; remove it'
+            return f'knows no "name" for the role "{role}" of messages[{index}]; remove it'
     return None
 
 

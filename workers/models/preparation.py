@@ -11,8 +11,9 @@ from typing import Any
 
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.models.cards import POCKET, POCKET_DRAFT, ModelCard, read_card
-from outrider.workers.models.chat import left_out
+from outrider.workers.models.chat import refuse_left_out
 from outrider.workers.models.names import hub_id
+from outrider.workers.models.templates import render_all
 from outrider.workers.models.tokenizer import Tokenizer, check_pair
 
 NO_TOKENS = "the prompt has no tokens"
@@ -69,30 +70,39 @@ def prepare_pair(
 def encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
     """Token ids for each prompt (a text, or a list of messages), or the sentence why there are none."""
     tokenizer = _tokenizer(path)
-    encoded = iter(_encode_texts(tokenizer, [prompt for prompt in prompts if isinstance(prompt, str)]))
-    return [next(encoded) if isinstance(prompt, str) else _encode_chat(tokenizer, prompt) for prompt in prompts]
+    texts = iter(_encode_texts(tokenizer, [prompt for prompt in prompts if isinstance(prompt, str)]))
+    chats = iter(_encode_chats(tokenizer, path, [prompt for prompt in prompts if not isinstance(prompt, str)]))
+    return [next(texts) if isinstance(prompt, str) else next(chats) for prompt in prompts]
 
 
 def _encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[int, ...] | str]:
     try:
         return [tuple(ids) or NO_TOKENS for ids in (tokenizer.encode_all(texts) if texts else ())]
     except Exception:  # one of them is at fault, and only that one fails
-        return [_encode_text(tokenizer, text) for text in texts]
+        return [_tokens(tokenizer.encode, text, NO_TOKENS) for text in texts]
 
 
-def _encode_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...] | str:
+def _encode_chats(tokenizer: Tokenizer, path: str, conversations: list[Any]) -> list[tuple[int, ...] | str]:
+    if not conversations:
+        return []
+    if not tokenizer.chats:
+        none = "the model has no chat template, so /v1/chat/completions cannot be answered; use /v1/completions"
+        return [none] * len(conversations)
+
+    def render(messages: Any) -> str:
+        refuse_left_out(tokenizer.render, messages)
+        return tokenizer.render(messages)
+
+    return [
+        f"the model's chat template {refusal}"
+        if refusal
+        else _tokens(tokenizer.encode_rendered, text, "the conversation has no tokens")
+        for text, refusal in render_all(render, conversations, path)
+    ]
+
+
+def _tokens(encode: Callable[[str], list[int]], text: str, none: str) -> tuple[int, ...] | str:
     try:
-        return tuple(tokenizer.encode(text)) or NO_TOKENS
+        return tuple(encode(text)) or none
     except Exception as error:  # a tokenizer is configured by the model's author, and may refuse in any way
         return f"the model's tokenizer refuses the prompt: {first_line(error)}"
-
-
-def _encode_chat(tokenizer: Tokenizer, prompt: Any) -> tuple[int, ...] | str:
-    if not tokenizer.chats:
-        return "the model has no chat template, so /v1/chat/completions cannot be answered; use /v1/completions"
-    try:
-        if sentence := left_out(tokenizer.render_chat, prompt):
-            return sentence
-        return tuple(tokenizer.encode_chat(prompt)) or "the conversation has no tokens"
-    except Exception as error:  # a chat template is a program of the model's author, and may refuse in any way
-        return f"the model's chat template refuses the messages: {first_line(error)}"

@@ -36,13 +36,17 @@ class Tokenizer:
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """A conversation in the model's own template, up to where the answer begins."""
-        # The template writes the special tokens itself.
-        ids: list[int] = self._tokenizer(self.render_chat(messages), add_special_tokens=False)["input_ids"]
-        return ids
+        return self.encode_rendered(self.render(messages))
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
+    def render(self, messages: list[dict[str, str]]) -> str:
+        """A conversation as the model's own template writes it, up to where the answer begins."""
         text: str = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return text
+
+    def encode_rendered(self, text: str) -> list[int]:
+        # The template writes the special tokens itself.
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)

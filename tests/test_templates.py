@@ -1,0 +1,74 @@
+"""Chat templates that loop, grow or die cost their own conversation, and a few seconds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models import templates
+from outrider.workers.models.templates import Render, render_all
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MOST_SECONDS", 0.1)
+    monkeypatch.setattr(templates, "POLL_SECONDS", 0.02)
+
+
+def of(text: str) -> Render:
+    # What is constant is computed when a template is compiled, which is no time to be caught unprotected either.
+    return lambda messages: str(ImmutableSandboxedEnvironment().from_string(text).render(messages=messages))
+
+
+def only(kind: str, otherwise: str) -> Render:
+    """A template that does its worst on one conversation only."""
+    return of("{% if messages == 'bad' %}" + otherwise + "{% else %}<{{ messages }}>{% endif %}")
+
+
+def test_what_a_template_writes() -> None:
+    assert render_all(of("<{{ messages }}>"), ["a", "b"], "model") == [("<a>", ""), ("<b>", "")]
+    assert render_all(of(""), [], "model") == []
+
+
+@pytest.mark.parametrize(
+    ("worst", "refusal"),
+    [
+        (LOOP, "ran for more than 0.1 s, or died"),
+        ("{{ 10 ** (10 ** (messages | length * 3)) }}", "ran for more than 0.1 s, or died"),
+        ("{{ 'a' * 10 ** 10 }}", "asks for more than 1 GB of memory"),
+        ("{{ [0] * 10 ** 10 }}", "asks for more than 1 GB of memory"),
+        ("{{ 'a' * 10 ** 7 }}b", "makes 10,000,001 characters"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses the messages: maximum recursion depth"),
+        ("{{ missing.attribute }}", "refuses the messages: 'missing' is undefined"),
+        ("{{ range(10 ** 9) | list }}", "refuses the messages: Range too big"),
+    ],
+)
+def test_the_others_are_written_all_the_same(worst: str, refusal: str) -> None:
+    started = time.monotonic()
+    first, bad, last = render_all(only("bad", worst), ["a", "bad", "b"], "model")
+    assert (first, last) == (("<a>", ""), ("<b>", ""))
+    assert bad[0] == "" and refusal in bad[1]
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("worst", [LOOP, "{{ 10 ** (10 ** 10) }}"])
+def test_a_template_that_loops_for_all_is_named(worst: str) -> None:
+    with pytest.raises(ModelError, match=r"the chat template of /models/x ran for more than 0.1 s.*it cannot be used"):
+        render_all(of(worst), ["a"] * 100, "/models/x")
+
+
+def test_a_rendering_process_that_dies_is_its_own_conversations_loss() -> None:
+    def dies(messages: Any) -> str:
+        if messages == "bad":
+            import os
+
+            os._exit(7)
+        return str(messages)
+
+    assert [text for text, _ in render_all(dies, ["a", "bad", "b"], "model")] == ["a", "", "b"]

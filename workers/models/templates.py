@@ -1,0 +1,128 @@
+"""Chat templates, rendered in a process that can be ended.
+
+A template is a program of the model's author: it may loop for ever, or ask for memory without end. So it runs in a fork
+of this process with limits of memory and of time. Where it meets one, its conversation fails, and the next ones get another
+fork.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import select
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.workers.errors import ModelError, first_line
+from outrider.workers.models.chat import LeftOutError
+
+# Of the rendering process's own time for one conversation; the usual one takes less than a millisecond.
+MOST_SECONDS = 2.0
+# Beside that, what it may stand still for, on a machine with other things to do.
+MOST_WAITING = 20.0
+MOST_BYTES = 1 << 30
+MOST_CHARACTERS = 10_000_000
+# So often one after the other, and it is the template's fault rather than a conversation's.
+MOST_IN_A_ROW = 3
+POLL_SECONDS = 0.25
+
+Render = Callable[[Any], str]
+Answer = tuple[str, str]  # the text, or "" and why there is none
+
+
+def render_all(render: Render, conversations: Sequence[Any], name: str) -> list[Answer]:
+    """Each conversation's text. ``name`` is what the template is called in sentences."""
+    answers: list[Answer] = []
+    stopped = 0
+    while len(answers) < len(conversations):
+        for answer in _rendered(render, conversations[len(answers) :], name):
+            answers.append(answer)
+            stopped = 0
+        if len(answers) < len(conversations):
+            stopped += 1
+            if stopped >= MOST_IN_A_ROW:
+                raise ModelError(
+                    f"the chat template of {name} ran for more than {MOST_SECONDS:g} s, or died, on {stopped} "
+                    "conversations one after the other: it cannot be used"
+                )
+            answers.append(("", f"ran for more than {MOST_SECONDS:g} s, or died, on these messages"))
+    return answers
+
+
+def _rendered(render: Render, conversations: Sequence[Any], name: str) -> Iterator[Answer]:
+    """The answers of one fork, as far as it comes."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _render_here(render, conversations, writing)
+    os.close(writing)
+    try:
+        with os.fdopen(reading, "rb", buffering=0) as answers:
+            while (size := _read(answers.fileno(), 8, child)) is not None:
+                body = _read(answers.fileno(), struct.unpack("<Q", size)[0], child)
+                if body is None:
+                    return
+                yield pickle.loads(body)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _read(descriptor: int, size: int, child: int) -> bytes | None:
+    """So many bytes; None where the child ends, or works on them for too long."""
+    parts: list[bytes] = []
+    used, deadline = _seconds_of(child), time.monotonic() + MOST_WAITING
+    while size:
+        if not select.select([descriptor], [], [], POLL_SECONDS)[0]:
+            if time.monotonic() > deadline or _seconds_of(child) - used > MOST_SECONDS:
+                return None
+            continue
+        part = os.read(descriptor, min(size, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _seconds_of(process: int) -> float:
+    """The processor time that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _render_here(render: Render, conversations: Sequence[Any], writing: int) -> None:
+    """In the fork: never returns, and runs nothing that its parent has prepared for its own end."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BYTES, held + MOST_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for conversation in conversations:
+            body = pickle.dumps(_answer(render, conversation))
+            view = memoryview(struct.pack("<Q", len(body)) + body)
+            while view:
+                view = view[os.write(writing, view) :]
+    finally:
+        os._exit(0)
+
+
+def _answer(render: Render, conversation: Any) -> Answer:
+    try:
+        text = render(conversation)
+        if len(text) > MOST_CHARACTERS:
+            return "", f"makes {len(text):,} characters of these messages; at most {MOST_CHARACTERS:,} are taken"
+        text.encode()
+    except LeftOutError as error:
+        return "", str(error)
+    except MemoryError:
+        return "", f"asks for more than {MOST_BYTES >> 30} GB of memory for these messages"
+    except BaseException as error:  # it may refuse in any way
+        return "", f"refuses the messages: {first_line(error)[:1000]}"
+    return text, ""
