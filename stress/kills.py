@@ -42,7 +42,7 @@ EVERYTHING = 0.25
 OFTEN = {"target": 4, "draft": 4}
 # A job that brings no row to its end for so long stands still.
 STANDSTILL_SECONDS = 240.0
-# What a killed driver leaves behind ends by itself: Ray's agents, whose raylet was killed too, ask in vain for a minute.
+# What a killed driver leaves ends by itself: Ray's agents, whose raylet was killed too, first ask it in vain for a while.
 GONE_SECONDS = 240.0
 # One that is stopped for longer counts as dead in places (a draft's answer, a lease), which is slow and not wrong.
 LONGEST_STOP = 5.0
@@ -186,6 +186,7 @@ class Tormented:
         self._stopped: dict[psutil.Process, float] = {}
         self._last_ended = 0
         self._idle_errors = 0
+        self._done = 0.0
 
     def run(self) -> Tally:
         began = moved = time.monotonic()
@@ -213,8 +214,8 @@ class Tormented:
                 due = time.monotonic() + self._pause()
                 # Mostly it is to get to work again first; else it dies while it starts.
                 struck_at, patient = ended, self.dice.random() < PATIENT
-        self.tally.seconds = time.monotonic() - began
-        self._check_nothing_is_left()
+        self._done = time.monotonic()
+        self.tally.seconds = self._done - began
         return self.tally
 
     def _pause(self) -> float:
@@ -338,13 +339,12 @@ class Tormented:
         with (self.folder / "strikes.txt").open("a") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {what}\n")
 
-    def _check_nothing_is_left(self) -> None:
-        began = time.monotonic()
-        while left := [kind for process, kind in self._seen.values() if _lives(process)]:
-            if time.monotonic() - began > GONE_SECONDS:
-                raise Violation(f"still there {GONE_SECONDS:g} s after the job's end: {left}")
-            self._tell(f"still there {time.monotonic() - began:.1f} s after the end: {', '.join(left)}")
-            time.sleep(1.0)
+    def check_nothing_is_left(self) -> bool:
+        """Whether all processes of the job that is done have ended; some may take their time, and others may begin."""
+        left = [kind for process, kind in self._seen.values() if _lives(process)]
+        if left and time.monotonic() - self._done > GONE_SECONDS:
+            raise Violation(f"still there {GONE_SECONDS:g} s after the job's end: {left}")
+        return not left
 
     def end(self) -> None:
         """Whatever happened, nothing goes on running."""
@@ -421,6 +421,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="outrider-kills-"))
     undisturbed = Undisturbed(folder / "undisturbed", asked.rows)
     new, number = Tally(), first
+    lingering: list[Tormented] = []
     print(f"seed {seed}, in {folder}; {total.deaths} had died before", flush=True)
     while new.deaths < asked.until:
         configuration = CONFIGURATIONS[number % len(CONFIGURATIONS)]
@@ -432,10 +433,13 @@ def main() -> None:
         try:
             tally = tormented.run()
             check_rows(tormented.job, truth, asked.rows)
+            lingering = [other for other in (*lingering, tormented) if not other.check_nothing_is_left()]
         except Violation as violation:
-            sys.exit(f"{configuration.name}: {violation}\nseed {seed}; what it left is in {here}")
-        finally:
             tormented.end()
+            sys.exit(f"{configuration.name}: {violation}\nseed {seed}; what it left is in {here}")
+        except BaseException:
+            tormented.end()
+            raise
         tally.jobs[configuration.name] += 1
         tally.rows += asked.rows
         new.add(tally)
@@ -447,6 +451,11 @@ def main() -> None:
             f"{tally.seconds:.0f} s; {60 * new.deaths / new.seconds:.0f} deaths a minute; {total.deaths} in all",
             flush=True,
         )
+    try:
+        while lingering := [other for other in lingering if not other.check_nothing_is_left()]:
+            time.sleep(1.0)
+    except Violation as violation:
+        sys.exit(str(violation))
     shutil.rmtree(folder)
     print(json.dumps({"killed": dict(new.killed.most_common()), "stopped": dict(new.stopped), "rows": new.rows}))
 
