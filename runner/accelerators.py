@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from outrider.runner import sysfs
 
 VENDORS = {0x10DE: "cuda", 0x8086: "xpu"}
 # VGA, 3D and other display controllers, and processing accelerators.
+TOOL_SECONDS = 10.0
 CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 
 
@@ -18,13 +20,14 @@ CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 class Accelerator:
     """``name`` is what torch calls it here (``cuda:0``), ``selector`` what CUDA_VISIBLE_DEVICES calls it.
 
-    The two differ where that variable is set already. ``node`` is None where the machine does not say.
+    The two differ where that variable is set already. ``node`` and ``memory_bytes`` are None where nobody says.
     """
 
     name: str
     address: str
     node: int | None
     selector: str
+    memory_bytes: int | None = None
 
     @property
     def lease(self) -> str:
@@ -83,10 +86,30 @@ def visible_here(
     shown = [each for each, minor in zip(cuda, minors, strict=True) if minor in files]
     if files and not shown:
         shown = [Accelerator(f"cuda:{minor}", "", None, "") for minor in files]
-    shown = [replace(each, selector=str(index)) for index, each in enumerate(shown)]
+    memory = _memory_by_address() if shown and dev == Path("/dev") else {}
+    shown = [
+        replace(each, selector=str(index), memory_bytes=memory.get(each.address.lower()))
+        for index, each in enumerate(shown)
+    ]
     shown = _chosen_by(os.environ.get("CUDA_VISIBLE_DEVICES"), shown)
     xpu = [each for each in accelerators if each.kind == "xpu"] if (dev / "dri").is_dir() else []
     return tuple(replace(each, name=f"{each.kind}:{index}") for group in (shown, xpu) for index, each in enumerate(group))
+
+
+def _memory_by_address() -> dict[str, int]:
+    """Bytes of each CUDA device by its PCI address, from the driver's own tool; sysfs does not tell."""
+    command = ["nvidia-smi", "--query-gpu=pci.bus_id,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    found = {}
+    for line in said.splitlines():
+        address, _, megabytes = line.partition(",")
+        if megabytes.strip().isdecimal():
+            # It writes the domain with eight digits, sysfs with four.
+            found[address.strip().lower()[-12:]] = int(megabytes) << 20
+    return found
 
 
 def _minor(accelerator: Accelerator, position: int, proc: Path) -> int:

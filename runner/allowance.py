@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.runner import sysfs
+from outrider.workers.readback import memory_policy
 
 # cgroup v1 writes "no limit" as the largest page-aligned number; nothing real comes near.
 NO_LIMIT = 1 << 60
@@ -44,11 +45,19 @@ def read_allowance(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgro
             )
     return Allowance(
         cpus=cpus,
-        memory_nodes=_memory_nodes(proc),
+        memory_nodes=_bound(_memory_nodes(proc)),
         memory_limit_bytes=min(filter(None, map(_memory_limit, folders)), default=None),
         cpu_quota=min(filter(None, map(_cpu_quota, folders)), default=None),
         warnings=tuple(warnings),
     )
+
+
+def _bound(nodes: frozenset[int] | None) -> frozenset[int] | None:
+    """Within what this process itself is bound to: whoever began it under ``numactl -m`` meant all of it."""
+    policy, chosen = memory_policy()
+    if policy != "bind" or not chosen:
+        return nodes
+    return frozenset(chosen) if nodes is None else nodes & frozenset(chosen) or nodes
 
 
 def _memory_nodes(proc: Path) -> frozenset[int] | None:

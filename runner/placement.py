@@ -40,6 +40,7 @@ class PlannedActor:
     resources: dict[str, float]
     leases: tuple[str, ...]
     memory: dict[int, int]
+    device_bytes: int = 0
 
     @property
     def pin(self) -> Pin:
@@ -196,14 +197,24 @@ def _seal(hosts: Sequence[Topology], seats: Sequence[_Seat], sizes: Sizes, wishe
     actors: list[PlannedActor] = []
     for replica, seat in enumerate(seats):
         host = seat.unit.topology
-        there = (False, False) if seat.accelerator is None else on_accelerator(wishes.devices)
-        target_device, draft_device = (seat.accelerator.name if on and seat.accelerator else "cpu" for on in there)
+        on = (False, False) if seat.accelerator is None else on_accelerator(wishes.devices)
+        target_device, draft_device = (seat.accelerator.name if its and seat.accelerator else "cpu" for its in on)
         target_cores, draft_cores = _parts(seat, replica, sizes, wishes, target_device, draft_device)
         bytes_of = {
             "target": 0 if target_device != "cpu" else sizes.target + sizes.target_kv,
             "draft": 0 if draft_device != "cpu" else (sizes.draft or 0) + sizes.draft_kv,
         }
         need = sum(bytes_of.values())
+        on_device = {
+            "target": sizes.target + sizes.target_kv if target_device != "cpu" else 0,
+            "draft": (sizes.draft or 0) + sizes.draft_kv if draft_device != "cpu" else 0,
+        }
+        there = None if seat.accelerator is None else seat.accelerator.memory_bytes
+        if seat.accelerator is not None and there is not None and (asked := sum(on_device.values())) > there:
+            raise PlacementError(
+                f"replica {replica} needs {_bytes(asked)} on {seat.accelerator.name}, which has {_bytes(there)}; a smaller "
+                "precision needs less"
+            )
         nodes = _memory_nodes(seat, ledger, need)
         room = ledger.room(host.host, nodes)
         if room is not None and need > room:
@@ -238,6 +249,7 @@ def _seal(hosts: Sequence[Topology], seats: Sequence[_Seat], sizes: Sizes, wishe
                     resources=resources,
                     leases=tuple(leases),
                     memory=ledger.take(host.host, nodes, bytes_of[role]),
+                    device_bytes=on_device[role],
                 )
             )
     return Plan(tuple(actors), tuple(notes))

@@ -152,6 +152,6 @@ def _actors(actors: Iterable[PlannedActor]) -> Table:
             str(actor.threads),
             sysfs.format_list(actor.cores),
             sysfs.format_list(actor.memory_nodes),
-            f"{sum(actor.memory.values()) / GIB:,.2f} GiB",
+            f"{(actor.device_bytes or sum(actor.memory.values())) / GIB:,.2f} GiB",
         )
     return table

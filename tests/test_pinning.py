@@ -284,3 +284,16 @@ def test_ray_never_says_that_a_line_is_bad(ray_here: Any) -> None:
     with pytest.raises(ray_here.exceptions.GetTimeoutError):
         ray_here.get(ready, timeout=5.0)
     assert "numactl --no-such-option" in str(launch.not_up("the draft of replica 1", 5.0))
+
+
+def test_what_a_user_has_set_for_openmp_is_kept_or_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_RAYLET_PID", raising=False)
+    monkeypatch.setenv("KMP_BLOCKTIME", "200")
+    monkeypatch.setenv("KMP_AFFINITY", "none")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    launch = probe(Pin((0,), (), 1), run=lambda command, environment: None)
+    assert (launch.environment["KMP_BLOCKTIME"], launch.environment["KMP_AFFINITY"]) == ("200", "none")
+    assert launch.environment["OMP_NUM_THREADS"] == "1"
+    assert any(warning.startswith("OMP_NUM_THREADS=7 is replaced by 1") for warning in launch.warnings)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert not any("OMP" in warning for warning in probe(Pin((0,), (), 1), run=lambda *_: None).warnings)

@@ -391,3 +391,13 @@ def test_devices_are_the_targets_first_and_the_drafts_behind_it(xeon: Path) -> N
     assert target is not None and draft is not None
     assert len(target.cores) > len(draft.cores) == 1, "a card needs a core to feed it, the rest is the target's"
     assert (sum(target.memory.values()), sum(draft.memory.values())) == (100 * GB, 0)
+
+
+def test_a_devices_memory_is_booked_and_bounds_what_it_is_given() -> None:
+    card = Accelerator("cuda:0", "0000:3a:00.0", 0, "0", 80 * GB)
+    host = machine([flat(4)], accelerators=(card,))
+    with pytest.raises(PlacementError, match=r"replica 0 needs 801.00 GB on cuda:0, which has 80.00 GB"):
+        plan([host], Sizes(800 * GB, GB), Wishes(devices=("cuda:0",)))
+    made = plan([host], Sizes(60 * GB, GB, target_kv=3 * GB), Wishes(devices=("cuda:0",)))
+    assert [actor.device_bytes for actor in made.actors] == [63 * GB, GB]
+    assert all(not actor.memory for actor in made.actors)

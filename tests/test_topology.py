@@ -354,3 +354,15 @@ def test_only_accelerators_with_device_files_are_visible(tmp_path: Path, monkeyp
     shown = visible_here(cards, tmp_path, tmp_path)
     assert [(each.name, each.node, each.selector) for each in shown] == [("cuda:0", 2, "1")]
     assert [each.node for each in visible_here((), tmp_path, tmp_path)] == [None]
+
+
+def test_memory_stays_where_an_outer_numactl_has_bound_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text("Mems_allowed_list:\t0-3\n")
+    for policy, allowed in (
+        (("bind", (1, 2)), {1, 2}),
+        (("default", ()), {0, 1, 2, 3}),
+        (("preferred", (1,)), {0, 1, 2, 3}),
+    ):
+        monkeypatch.setattr("outrider.runner.allowance.memory_policy", lambda policy=policy: policy)
+        assert read_allowance(tmp_path, tmp_path / "none").memory_nodes == allowed

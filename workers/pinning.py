@@ -101,6 +101,12 @@ def probe(pin: Pin, run: Runner | None = None) -> Launch:
     warnings: list[str] = []
     preloads = _working_preloads(attempt, warnings)
     environment = environment_of(pin, preloads)
+    asked = os.environ.get("OMP_NUM_THREADS")
+    # Ray sets it for its own tasks, where a cluster's hosts try this out.
+    if asked is not None and asked != str(pin.threads) and "RAY_RAYLET_PID" not in os.environ:
+        warnings.append(
+            f"OMP_NUM_THREADS={asked} is replaced by {pin.threads}: a process has a thread for each of its cores"
+        )
     true = shutil.which("true") or "/bin/true"
     numactl = shutil.which("numactl")
     level = "affinity"
@@ -135,7 +141,9 @@ def ladder(pin: Pin) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def environment_of(pin: Pin, preloads: Sequence[str]) -> dict[str, str]:
-    environment = {"OMP_NUM_THREADS": str(pin.threads), **OPENMP_SETTINGS}
+    # What a user has set is left as it is; but the number of threads is that of the cores that the plan gives.
+    environment = {"OMP_NUM_THREADS": str(pin.threads)}
+    environment |= {name: os.environ.get(name, value) for name, value in OPENMP_SETTINGS.items()}
     inherited = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
     if preloads:
         environment["LD_PRELOAD"] = ":".join(dict.fromkeys((*preloads, *inherited)))

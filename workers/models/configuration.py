@@ -7,6 +7,7 @@ model to the hf engine, never be computed wrong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,8 @@ class Config:
         value = self.get(key, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise ModelError(f'{self.source}: "{key}" must be a number, got {value!r}')
+        if not math.isfinite(value):
+            raise ModelError(f'{self.source}: "{key}" must be a finite number, got {value!r}')
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -31,9 +31,9 @@ def build_program(values: Mapping[str, Any], precision: Format, group: int = 128
         raise ModelError(f"the native engine does not know the family {values.get('model_type')!r}; the hf engine may")
     try:
         program = family(config, precision, group)
-    except ValueError as error:
+        config.check_all_read()
+    except (ValueError, TypeError, ArithmeticError) as error:  # a value of a kind, or a size, that nobody could mean
         raise ModelError(f"{source}: the native engine cannot lay this model out: {error}") from error
-    config.check_all_read()
     return program
 
 

@@ -22,7 +22,7 @@ from outrider.workers.errors import ModelError, first_line
 from outrider.workers.models.chat import LeftOutError
 
 # Of the rendering process's own time for one conversation; the usual one takes less than a millisecond.
-MOST_SECONDS = 2.0
+MOST_SECONDS = 1.0
 # Beside that, what it may stand still for, on a machine with other things to do.
 MOST_WAITING = 20.0
 MOST_BYTES = 1 << 30
