@@ -19,6 +19,7 @@ from outrider.workers import private_folder, ray_compat
 from outrider.workers.errors import JobError, RayUnsupportedError, UsageError, first_line
 
 LOOPBACK = "127.0.0.1"
+NO_METRICS = {"RAY_enable_metrics_collection": "0"}
 OBJECT_STORE_BYTES = 256 << 20
 # Ray otherwise starts a process a core before any is asked for; ours are started by command lines of their own.
 NONE_IN_ADVANCE = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
@@ -42,6 +43,9 @@ def local_ray(
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.update(NONE_IN_ADVANCE)
+    if metrics_port is None:
+        # Whoever reaches the port of the metrics reads them, with no token.
+        os.environ.update(NO_METRICS)
     _quiet()
     # What an earlier run has left that was killed; and in the end what this one's processes have, which are killed too.
     private_folder.sweep()
