@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from driver_world import PLAN, REPORT
 
 from outrider.runner import replica as module
 from outrider.runner.pair import Pair
 from outrider.workers.errors import JobError, WorkerError
-from tests.driver_world import PLAN, REPORT
 
 PAIR = replace(PLAN, draft=PLAN.target)
 
