@@ -44,14 +44,14 @@ sanitize: $(VENV)/testable
 	cmake --build build/sanitize
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 OUTRIDER_LIBRARY=$(CURDIR)/build/sanitize/kernels/liboutrider_kernels.so \
-	  $(BIN)/python -m pytest -q $(wildcard tests/test_kernels_*.py)
+	  $(BIN)/python -m pytest -q $(wildcard tests/kernels/test_kernels_*.py)
 
 sanitize-threads: $(VENV)/testable
 	cmake -S . -B build/sanitize-threads -DOUTRIDER_SANITIZE=thread -DCMAKE_BUILD_TYPE=None
 	cmake --build build/sanitize-threads
 	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1 OPENBLAS_NUM_THREADS=1 \
 	  OUTRIDER_LIBRARY=$(CURDIR)/build/sanitize-threads/kernels/liboutrider_kernels.so \
-	  $(BIN)/python -m pytest -q -x tests/test_kernels_cache.py tests/test_kernels_forward.py -k "threads or branch or fork or pieces"
+	  $(BIN)/python -m pytest -q -x tests/kernels/test_kernels_cache.py tests/kernels/test_kernels_forward.py -k "threads or branch or fork or pieces"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

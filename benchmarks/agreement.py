@@ -14,7 +14,7 @@ from pathlib import Path
 
 from final_states import held_out_tokens
 
-from outrider.workers.engine import Engine, Feed
+from outrider.workers.engines.engine import Engine, Feed
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.opening import open_model
 

@@ -25,7 +25,7 @@ from door import EXAMPLES, Ran, prompts_of, rows_of, run, write_rows
 from forward import model_directory
 from inflate import SHAPES, inflate
 
-from outrider.workers.costs import CostCurve
+from outrider.workers.engines.costs import CostCurve
 from outrider.workers.models.cards import POCKET, find
 from outrider.workers.models.packed_cache import cache_directory
 from outrider.workers.speculation import MOST_CANDIDATES, Price, expected_rates

@@ -21,7 +21,7 @@ from pathlib import Path
 from forward import model_directory
 from inflate import SHAPES
 
-from outrider.workers.engine import Feed
+from outrider.workers.engines.engine import Feed
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.cards import POCKET, find
 from outrider.workers.models.opening import open_model

@@ -18,10 +18,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
 from raylets import Raylets
 
-OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli import main; main()"]
+OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli.main import main; main()"]
 
 
 def write_rows(path: Path, rows: int, most_tokens: int, dice: random.Random) -> Path:

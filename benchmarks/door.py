@@ -13,9 +13,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from outrider.runner.journal import Journal
+from outrider.runner.job.journal import Journal
 
-OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli import main; main()"]
+OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli.main import main; main()"]
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "prompts.jsonl"
 TEMPERATURES = (0.0, 0.8)
 POLL_SECONDS = 0.2

@@ -19,15 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.runner import cluster
-from outrider.runner.fleet import OneHost
-from outrider.runner.journal import Counts, Journal, StoredRow
-from outrider.runner.placement import PlannedActor
-from outrider.runner.plan import ActorPlan, ReplicaPlan
-from outrider.runner.results import write_results
+from outrider.runner.hosts import ray_start as cluster
+from outrider.runner.hosts.this_machine import OneHost
+from outrider.runner.job.journal import Counts, Journal, StoredRow
+from outrider.runner.job.results import write_results
+from outrider.runner.planning.placement import PlannedActor
+from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
+from outrider.workers.machine.pinning import Launch
 from outrider.workers.messages import ModelSpec, Row, RowResult, Seat, ServeSpec, WorkerReport
-from outrider.workers.pinning import Launch
-from outrider.workers.tally import Tally
+from outrider.workers.target.statistics import Tally
 
 PLANNED = PlannedActor("target", 0, "here", (0,), (), 1, "cpu", "", {}, (), {})
 PLAN = ActorPlan(ModelSpec("instant", "none", "fp32"), PLANNED, Seat(Launch(PLANNED.pin, "affinity", (), "python3")))
@@ -109,8 +109,8 @@ def main() -> None:
     given = parser.parse_args()
 
     with tempfile.TemporaryDirectory(dir=".") as directory, cluster.local_ray(2, {}) as lost:
-        from outrider.runner import driver as driving
-        from outrider.runner import replica
+        from outrider.runner.driving import driver as driving
+        from outrider.runner.driving import replica
 
         replica.TargetActor = instant_target(given.tokens, given.seconds)  # type: ignore[misc]
         journal = Journal(Path(directory) / "job.db")

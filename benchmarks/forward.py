@@ -22,7 +22,7 @@ from inflate import SHAPES, inflate
 from stream import Stream
 
 from outrider.kernels import library, packer
-from outrider.workers.engine import Feed
+from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.cards import find

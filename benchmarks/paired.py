@@ -25,13 +25,13 @@ from assisted import DRAFT_NOISE, forget_layouts, pair
 from contestants.unleased import unleased_replica
 from door import EXAMPLES, prompts_of
 
-from outrider.runner.cluster import local_ray
-from outrider.runner.topology import ray_resources, read_topology
+from outrider.runner.hosts.ray_start import local_ray
+from outrider.runner.planning.topology import ray_resources, read_topology
 from outrider.workers.messages import Row, Sampling, ServeSpec
 from outrider.workers.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from outrider.runner.pair import Pair
+    from outrider.runner.bench.pair import Pair
 
 START_SECONDS = 600.0
 MODES = ("plain", "assisted")
@@ -142,7 +142,7 @@ def main() -> None:
     with ExitStack() as stack:
         lost = stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
         # Ray reads its token while it is imported.
-        from outrider.runner.pair import Pair
+        from outrider.runner.bench.pair import Pair
 
         both = stack.enter_context(Pair(plan_of_pair, START_SECONDS, lost))
         runner = Runner(both, asked.tokens)

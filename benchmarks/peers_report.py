@@ -8,7 +8,7 @@ from typing import Any
 
 from peers_lanes import Lane
 
-from outrider.runner.bench_table import first_difference, markdown
+from outrider.runner.bench.table import first_difference, markdown
 
 
 def figures(lanes: list[Lane], reference: str) -> list[dict[str, Any]]:

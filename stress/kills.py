@@ -33,7 +33,7 @@ from typing import Any
 import psutil
 
 COUNT_FILE = Path(__file__).parent / "killed.json"
-OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli import main; main()"]
+OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli.main import main; main()"]
 POLL_SECONDS = 0.1
 # How often the next death waits until the job has brought another row to its end.
 PATIENT = 0.5

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
 from storage import FAULTS, SmallJob, after_failed_sync, break_at, compiler, cut_power, describe, places, power_cuts, syncs
 
 # Where every sync costs nothing.

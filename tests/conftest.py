@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from sysfs_trees import sapphire_rapids
 
-from outrider.runner import ending
+from outrider.runner import process_exit as ending
 
 settings.register_profile("outrider", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("outrider")

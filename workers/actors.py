@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from outrider.workers.draft.shared_memory import join_line, open_line, serve
+from outrider.workers.draft.transport import CallLine, Line
 from outrider.workers.errors import first_line
-from outrider.workers.lines import CallLine, Line
+from outrider.workers.machine.pin_check import move_threads, read_back, take_place
 from outrider.workers.messages import Ask, Candidates, Harvest, ModelSpec, Row, Seat, ServeSpec, Trace, WorkerReport
-from outrider.workers.readback import move_threads, read_back, take_place
-from outrider.workers.shared_line import join_line, open_line, serve
 
 if TYPE_CHECKING:
-    from outrider.workers.draft_link import DraftLink
+    from outrider.workers.target.draft_link import DraftLink
 
 logger = logging.getLogger(__name__)
 
@@ -69,18 +69,18 @@ class TargetActor:
         self._notes: tuple[str, ...] = ()
 
     def load(self, spec: ModelSpec, seat: Seat, serve: ServeSpec) -> WorkerReport:
-        from outrider.workers.arranger import Arranger
-        from outrider.workers.costs import measure
-        from outrider.workers.draft_link import DraftLink
-        from outrider.workers.metrics import Metrics
+        from outrider.workers.engines.costs import measure
         from outrider.workers.models.cards import check_unchanged
         from outrider.workers.models.torchless import go_without_torch
-        from outrider.workers.proposers import EitherProposer, LookupProposer, NoProposer
         from outrider.workers.serving import TargetServer
-        from outrider.workers.tally import Tally
-        from outrider.workers.text import TextWriter
+        from outrider.workers.target.draft_link import DraftLink
+        from outrider.workers.target.layout_tuner import Arranger
+        from outrider.workers.target.metrics import Metrics
+        from outrider.workers.target.proposers import EitherProposer, LookupProposer, NoProposer
+        from outrider.workers.target.statistics import Tally
+        from outrider.workers.target.text import TextWriter
+        from outrider.workers.target.verifier import Proposer, Verifier
         from outrider.workers.timeline import Timeline
-        from outrider.workers.verify import Proposer, Verifier
 
         loaded = self._loaded = _Loaded(spec, seat, serve.rows_at_once)
         model = loaded.model
@@ -185,7 +185,7 @@ class DraftActor:
     """Holds the draft model, and answers a target's requests. The other threads are there for ``watch`` and ``trace``."""
 
     def load(self, spec: ModelSpec, seat: Seat, serve: ServeSpec) -> WorkerReport:
-        from outrider.workers.propose import Drafter
+        from outrider.workers.draft.drafter import Drafter
         from outrider.workers.serving import DraftServer
         from outrider.workers.timeline import Timeline
 

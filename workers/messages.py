@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from outrider.workers.pinning import Launch
+from outrider.workers.machine.pinning import Launch
 from outrider.workers.speculation import Overlap
 
 # Accepted lengths are counted up to this one, which stands for all longer ones too.

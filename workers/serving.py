@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from outrider.workers.arranger import Arranger
+from outrider.workers.draft.drafter import Drafter
 from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Ask, Candidates, Harvest, Row, RowFailure, RowResult, Trace, Written
-from outrider.workers.propose import Drafter
+from outrider.workers.target.layout_tuner import Arranger
+from outrider.workers.target.verifier import Verifier
 from outrider.workers.timeline import Timeline
-from outrider.workers.verify import Verifier
 
 # What the rows under way have gained is put together no more often than this.
 SECONDS_BETWEEN_TELLING = 0.5

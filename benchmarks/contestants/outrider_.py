@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from protocol import Answer, Setup, serve
 from unleased import unleased_replica
 
-from outrider.runner.cluster import local_ray
-from outrider.runner.topology import ray_resources, read_topology
+from outrider.runner.hosts.ray_start import local_ray
+from outrider.runner.planning.topology import ray_resources, read_topology
 from outrider.workers.messages import Row, Sampling, ServeSpec
 
 START_SECONDS = 600.0
@@ -22,7 +22,7 @@ class Outrider:
         replica = unleased_replica(machine, setup.target, setup.draft, setup.precision, serve_spec)
         self._stack = ExitStack()
         lost = self._stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
-        from outrider.runner.pair import Pair
+        from outrider.runner.bench.pair import Pair
 
         self._pair = self._stack.enter_context(Pair(replica, START_SECONDS, lost))
         self._key = 0

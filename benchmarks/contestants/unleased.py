@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.runner.placement import plan
-from outrider.runner.plan import ActorPlan, Blueprint, ReplicaPlan, probed_here
-from outrider.runner.topology import Topology
-from outrider.runner.wishes import Sizes, Wishes
+from outrider.runner.planning.placement import plan
+from outrider.runner.planning.placement_request import Sizes, Wishes
+from outrider.runner.planning.replica_plan import ActorPlan, Blueprint, ReplicaPlan, probed_here
+from outrider.runner.planning.topology import Topology
 from outrider.workers.messages import ModelSpec, ServeSpec
 from outrider.workers.models.cards import read_card
 

@@ -138,7 +138,7 @@ typedef struct outrider_options {
   int64_t cache_bytes;  /* the most memory the cache may take; 0: no limit but the machine's */
 } outrider_options;
 
-/* How a row's tokens are chosen: workers/sampling.py is the definition. Greedy where temperature is 0.
+/* How a row's tokens are chosen: workers/engines/sampling.py is the definition. Greedy where temperature is 0.
  * The end tokens cannot be chosen before min_tokens others have been written. */
 typedef struct outrider_sampling {
   double temperature;

@@ -1,4 +1,4 @@
-// The choice of a token; workers/sampling.py is the definition.
+// The choice of a token; workers/engines/sampling.py is the definition.
 #ifndef OUTRIDER_SRC_SAMPLER_H
 #define OUTRIDER_SRC_SAMPLER_H
 
@@ -48,7 +48,7 @@ Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary,
                     bool runner_up = false);
 
 // The log-probabilities that the raw logits give to `chosen` and to the `count` likeliest tokens (equal logits by rising id); finite
-// logits only. workers/sampling.py is the definition. tokens, values: out [1 + count].
+// logits only. workers/engines/sampling.py is the definition. tokens, values: out [1 + count].
 void log_probabilities(const Kernels &kernels, const float *logits, int vocabulary, int32_t chosen, int count,
                        SamplerScratch *scratch, int32_t *tokens, double *values);
 

@@ -1,1 +1,1 @@
-"""The engines that run a model; what an engine is stands in ``outrider.workers.engine``."""
+"""The engines that run a model; what an engine is stands in ``outrider.workers.engines.engine``."""

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from outrider.workers.engine import Chosen, Feed, Ran, Run, Trust
+from outrider.workers.engines.engine import Chosen, Feed, Ran, Run, Trust
+from outrider.workers.engines.sampling import choose, log_probabilities
+from outrider.workers.engines.stepwise import run_in_steps
 from outrider.workers.messages import Sampling
-from outrider.workers.runs import run_in_steps
-from outrider.workers.sampling import choose, log_probabilities
 
 ATTENTION_NAME = "outrider_ragged"
 FIRST_CAPACITY = 64

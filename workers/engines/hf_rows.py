@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from outrider.workers.engine import Chosen, Feed, Ran, Run, Trust
+from outrider.workers.engines.engine import Chosen, Feed, Ran, Run, Trust
 from outrider.workers.engines.hf import RowState, choose_last
+from outrider.workers.engines.stepwise import run_in_steps
 from outrider.workers.messages import Sampling
-from outrider.workers.runs import run_in_steps
 
 
 class HfRowEngine:

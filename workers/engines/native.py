@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import Feeding, NativeModel, SelfFeeding, Stopping
-from outrider.workers.engine import Chosen, Feed, Ran, Run, Trust
+from outrider.workers.engines.engine import Chosen, Feed, Ran, Run, Trust
 from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Sampling
 from outrider.workers.speculation import MOST_CANDIDATES, MOST_RUNNERS_UP

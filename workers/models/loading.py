@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from outrider.workers.engine import Feed
+from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.hf import HfEngine
 from outrider.workers.engines.hf_rows import HfRowEngine
 from outrider.workers.errors import ModelError, first_line

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outrider.kernels import library, native
 from outrider.kernels.program import Cache, Format
-from outrider.workers.engine import Engine
+from outrider.workers.engines.engine import Engine
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.cards import weight_files

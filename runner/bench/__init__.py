@@ -1,0 +1,1 @@
+"""``outrider bench``: the classic tables."""

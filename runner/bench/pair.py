@@ -1,0 +1,118 @@
+"""One target and its draft, asked for a few rows at a time: what a benchmark needs of a job's replica."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from ray.exceptions import RayTaskError
+
+from outrider.runner.driving.replica import Replica, explain
+from outrider.runner.hosts.ray_watch import Lost
+from outrider.runner.planning import sysfs
+from outrider.runner.planning.replica_plan import ReplicaPlan
+from outrider.workers.errors import JobError, OutriderError
+from outrider.workers.messages import LayoutRecord, Row, RowFailure, RowResult, WorkerReport
+
+POLL_SECONDS = 0.5
+
+
+class Pair:
+    """Up when entered, gone when left. Whatever dies meanwhile ends it: a measurement with a hole in it is none."""
+
+    def __init__(self, plan: ReplicaPlan, start_deadline: float, lost: Lost) -> None:
+        self._replica = Replica(0, plan)
+        self._lost = lost
+        self._start_deadline = start_deadline
+        self.reports: dict[str, WorkerReport] = {}
+        self.layout: LayoutRecord | None = None
+        self.costs: dict[str, Any] = {}
+
+    @property
+    def chooses_layout(self) -> bool:
+        """Whether the target tries several arrangements before it settles on one."""
+        return sum(not each.plain for each in self._replica.plan.serve.arrangements) > 1
+
+    def arrange(self, name: str | None) -> None:
+        """Hold the pair to an arrangement; None gives it back its choice."""
+        self._replica.arrange(name)
+
+    def __enter__(self) -> Self:
+        deadline = time.monotonic() + self._start_deadline
+        self._replica.start()
+        # What is asked of the pair before the target has its draft would be measured without one.
+        up = self._replica.plan.draft is None
+        try:
+            while not (up and "target" in self.reports):
+                for what, value in self._events():
+                    up = up or what == "attached"
+                    if what == "target ready":
+                        self.reports["target"] = value
+                        self._replica.target_is_ready(value)
+                    elif what == "draft ready":
+                        self.reports["draft"] = value
+                        self._replica.draft_is_ready(value)
+                if time.monotonic() > deadline:
+                    late, plan = "the target", self._replica.plan.target
+                    if "target" in self.reports and self._replica.plan.draft is not None:
+                        late, plan = "the draft", self._replica.plan.draft
+                    raise plan.seat.launch.not_up(late, self._start_deadline)
+        except BaseException:
+            self._replica.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._replica.stop()
+
+    def answer(self, row: Row) -> RowResult:
+        return self.answers([row])[0]
+
+    def answers(self, rows: Sequence[Row]) -> list[RowResult]:
+        """Of rows that are worked on together, in their order."""
+        results: dict[int, RowResult] = {}
+        self._replica.submit(list(rows))
+        while len(results) < len(rows):
+            self._replica.harvest()
+            for what, value in self._events():
+                if what != "harvest":
+                    continue
+                self._replica.harvested()
+                self.layout, self.costs = value.layout, value.costs
+                for ended in value.ended:
+                    if isinstance(ended, RowFailure):
+                        raise JobError(ended.message)
+                    results[ended.key] = ended
+        return [results[row.key] for row in rows]
+
+    def peak_bytes(self) -> int:
+        """The most memory that both processes have held at one time each, as the kernel counts it."""
+        return sum(_peak(report.pid) for report in self.reports.values())
+
+    def _events(self) -> Iterator[tuple[str, Any]]:
+        pending = self._replica.pending
+        ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_SECONDS)
+        if how := self._lost():
+            raise JobError(f"{how}; what was measured until then is lost")
+        for future in ready:
+            what = pending.pop(future)
+            try:
+                yield what, ray.get(future)
+            except Exception as error:
+                cause = error.cause if isinstance(error, RayTaskError) else error
+                if isinstance(cause, OutriderError):
+                    raise cause from None
+                who = "the draft" if what.startswith("draft") else "the target"
+                raise JobError(f"{who} failed: {explain(error)}") from error
+
+
+def _peak(pid: int) -> int:
+    for line in (sysfs.read_text(Path(f"/proc/{pid}/status")) or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == "VmHWM":
+            return int(value.split()[0]) * 1024
+    return 0

@@ -1,0 +1,154 @@
+"""The commands about jobs on a cluster: ``outrider submit``, ``logs``, ``cancel``, ``list`` and ``token``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider.runner.cli import shared_options as options
+from outrider.runner.printable import printable, printable_lines
+from outrider.runner.streams import is_taken
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        parser=options.words,
+        metavar="URL",
+        help="Ray's job server [default: http://127.0.0.1:8265, which is the head's own].",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+Job = Annotated[
+    str, typer.Argument(parser=options.words, metavar="JOB", help="A job directory, or an id from outrider list.")
+]
+
+CONFIG_SUFFIXES = (".yaml", ".yml")
+
+
+def submit_command(
+    context: typer.Context,
+    address: Address = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Show the job's log until it ends.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """Run a job on a cluster: a file of prompts with any options of outrider run, or a YAML file of options (as --config).
+
+    Sent again, the job goes on where it was.
+    """
+    from outrider.runner.hosts.submit import Server, absolute, as_json, complaint
+    from outrider.workers.errors import JobError
+
+    spec = absolute(_spec(context.args))
+    server = Server(address, _say)
+    job = server.submit(spec.model_copy(update={"address": spec.address or "auto"}))
+    _say(f"submitted as {job.id}; waiting until its driver has read {spec.input}")
+    job = server.wait_until_accepted(job)
+    if job.state == "FAILED":
+        raise JobError(f"{job.id} has failed on the driver's host: {complaint(server.logs(job))}")
+    if json_:
+        typer.echo(as_json(job))
+    else:
+        _say(f"outrider logs -f {job.id} follows it; results will be in {job.directory}, on the host of the driver")
+    if follow:
+        _follow(server, job)
+
+
+def logs_command(
+    job: Job,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
+    address: Address = None,
+) -> None:
+    """What a job on a cluster has said."""
+    from outrider.runner.hosts.submit import Server
+
+    server = Server(address, _say)
+    found = server.find(job)
+    if follow:
+        _follow(server, found)
+    else:
+        typer.echo(printable_lines(server.logs(found)), nl=False)
+
+
+def cancel_command(job: Job, address: Address = None) -> None:
+    """Stop a job on a cluster. Rows under way may end; submit it again and it goes on."""
+    from outrider.runner.hosts.submit import Server
+
+    server = Server(address, _say)
+    found = server.find(job)
+    if found.ended:
+        _say(f"{found.id} is {found.state.lower()} already")
+        return
+    server.stop(found)
+    _say(f"{found.id} finishes the rows under way and stops; submit it again to go on")
+
+
+def list_command(address: Address = None, json_: AsJson = False) -> None:
+    """The jobs that a cluster has seen, the latest last."""
+    from outrider.runner.hosts.submit import Server, as_json
+
+    jobs = Server(address, _say).all()
+    if json_:
+        typer.echo(json.dumps([json.loads(as_json(job)) for job in jobs]))
+        return
+    for job in jobs:
+        started = datetime.fromtimestamp(job.started).strftime("%Y-%m-%d %H:%M") if job.started else "not yet"
+        typer.echo(f"{job.id}  {job.state.lower():9}  {started}  {printable(job.directory)}")
+
+
+def token_command() -> None:
+    """Make the token that guards a cluster, or say where it lies. It is never printed."""
+    from outrider.runner.hosts.auth import make_token
+
+    path, new = make_token()
+    _say(f"{path}: {'made' if new else 'is there already'}, readable by you alone")
+
+
+def status_on_cluster(job: str, address: str | None, as_json_: bool) -> None:
+    """For ``outrider status`` of a job that is not a directory here."""
+    from outrider.runner.hosts.submit import Server, as_json
+    from outrider.runner.job.directory import JOURNAL, open_job, there
+
+    found = Server(address, _say).find(job)
+    directory = Path(found.directory)
+    # The job's directory may lie on a path that this host sees, too.
+    counts = open_job(directory).counts() if there(directory / JOURNAL) else None
+    answer: dict[str, Any] = json.loads(as_json(found))
+    if counts is not None:
+        answer |= {"rows": counts.rows, "done": counts.done, "failed": counts.failed}
+    if as_json_:
+        typer.echo(json.dumps(answer | {"running": not found.ended}))
+        return
+    rows = "" if counts is None else f"{counts.rows:,} rows, {counts.done:,} done, {counts.failed:,} failed, "
+    typer.echo(f"{printable(found.directory)}: {rows}{found.state.lower()} as {found.id}")
+
+
+def _follow(server: Any, job: Any) -> None:
+    for piece in server.follow(job):
+        sys.stdout.write(printable_lines(piece))
+        sys.stdout.flush()
+        if not is_taken():  # whoever has read enough does not wait for the job's end
+            return
+
+
+def _spec(words: list[str]) -> Any:
+    """What ``outrider run`` would make of these words, its refusals included."""
+    from outrider.runner.cli.arguments import given as given_on_command_line
+    from outrider.runner.cli.main import app
+    from outrider.runner.options import build_spec
+
+    run = typer.main.get_command(app).get_command(None, "run")  # type: ignore[attr-defined]
+    parsed = run.make_context("submit", list(words))
+    given = given_on_command_line(parsed, leave_out={"config", "json_"})
+    config = parsed.params["config"]
+    if config is None and Path(given.get("input", "")).suffix in CONFIG_SUFFIXES:
+        config = given.pop("input")
+    return build_spec(given, config)
+
+
+def _say(text: str) -> None:
+    typer.echo(printable(text), err=True)

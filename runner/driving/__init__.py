@@ -1,0 +1,1 @@
+"""The driver: rows to replicas, and their answers back."""

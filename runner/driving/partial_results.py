@@ -1,0 +1,115 @@
+"""The rows that replicas have: their samples as they come in, and the records that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from outrider.runner.driving.written_tokens import WrittenTokens
+from outrider.runner.job.admission import samples_of
+from outrider.runner.job.journal import KeptTokens, StoredRow
+from outrider.runner.job.prompts import INVALID, unexpected
+from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.job.results import error_record, result_record
+from outrider.runner.report.latencies import Latencies
+from outrider.runner.report.totals import Totals
+from outrider.workers.messages import Harvest, Row, RowFailure, RowResult
+
+# A row's number with its record.
+Records = list[tuple[int, str]]
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    """A row under way: what it is, and the samples that have ended."""
+
+    stored: StoredRow
+    samples: dict[int, RowResult] = field(default_factory=dict)
+
+
+class UnderWay:
+    """Counts a row in ``totals`` and ``latencies`` when it is done, so what was lost and done again counts once."""
+
+    def __init__(self, model: str, totals: Totals, latencies: Latencies, source: str = "line") -> None:
+        self._model = model
+        # How messages call the input.
+        self._source = source
+        self._totals = totals
+        self._latencies = latencies
+        self._rows: dict[int, _Unfinished] = {}
+        # Rows that went to more than one replica, with the number of their samples.
+        self._copied: dict[int, int] = {}
+        self.written = WrittenTokens()
+
+    def new(self, rows: Iterable[int]) -> list[int]:
+        """Those that no replica has had."""
+        return [row for row in rows if row not in self._rows]
+
+    def add(self, rows: Iterable[StoredRow], kept: Iterable[KeptTokens], replica: int) -> list[Row]:
+        """What a replica is sent for these rows: the samples that have not ended, as far as they are written.
+
+        ``kept`` is what the journal has of those that are new.
+        """
+        self.written.restore(kept)
+        sent = []
+        for row in rows:
+            if row.row in self._rows:  # a second replica gets it, or a dead one had some of its samples ready
+                self._copied[row.row] = row.request["n"]
+            unfinished = self._rows.setdefault(row.row, _Unfinished(row))
+            samples = [each for each in samples_of(row) if each.sampling.sample not in unfinished.samples]
+            sent += [self.written.begun(each, replica) for each in samples]
+        return sent
+
+    def keys(self, rows: Sequence[int]) -> list[int]:
+        """What a replica calls the samples of rows that it need not finish."""
+        return [row * MOST_SAMPLES + sample for row in rows for sample in range(self._copied.pop(row, 1))]
+
+    def give_up(self, row: int, reason: str) -> str:
+        """The record of a row that no replica survives."""
+        return error_record(self._remove(row), "replica_died", reason)
+
+    def take(self, harvest: Harvest, replica: int) -> tuple[Records, Records]:
+        """The records of the rows that a replica's harvest completes: those done and those failed."""
+        self.written.told(replica, harvest.written)
+        done: Records = []
+        failed: Records = []
+        for ended in harvest.ended:
+            number, sample = divmod(ended.key, MOST_SAMPLES)
+            row = self._rows.get(number)
+            if row is None:
+                continue  # a sample of a row that has failed already, or that another replica has written as well
+            if isinstance(ended, RowFailure):
+                failed.append((number, error_record(self._remove(number), INVALID, ended.message)))
+                continue
+            row.samples[sample] = ended
+            self.written.ended(ended)
+            if len(row.samples) == row.stored.request["n"]:
+                try:
+                    done.append((number, self._record(row)))
+                except Exception as error:  # one row is never the end of the others
+                    failed.append((number, self._not_written(row.stored, error)))
+                self._remove(number)
+        return done, failed
+
+    def _remove(self, row: int) -> StoredRow:
+        stored = self._rows.pop(row).stored
+        self.written.forget(row, stored.request["n"])
+        return stored
+
+    def _record(self, row: _Unfinished) -> str:
+        samples = [row.samples[index] for index in sorted(row.samples)]
+        record = result_record(row.stored, samples, self._model)
+        record.encode()  # what cannot be written into the journal shows here
+        self._count(samples)
+        return record
+
+    def _not_written(self, stored: StoredRow, error: Exception) -> str:
+        bad = unexpected(stored.custom_id, stored.line, "written down", error)
+        return error_record(stored, bad.code, f"{self._source}:{bad.line}: {bad.message}")
+
+    def _count(self, samples: Sequence[RowResult]) -> None:
+        for sample in samples:
+            self._totals.tokens += len(sample.tokens)
+            self._totals.proposed += sample.proposed
+            self._totals.accepted += sample.accepted
+        self._latencies.add(max(sample.seconds for sample in samples))

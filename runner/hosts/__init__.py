@@ -1,0 +1,1 @@
+"""The hosts under a job, and the Ray that runs on them."""

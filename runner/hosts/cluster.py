@@ -1,0 +1,336 @@
+"""The hosts of a cluster that is already there: looked at before the job, and watched while it runs.
+
+A thread of its own asks Ray which nodes there are, looks at new ones and plans seats on them; the driver picks them up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import outrider
+from outrider.runner.driving.replica import explain
+from outrider.runner.hosts import ray_nodes as nodes
+from outrider.runner.hosts.host_report import HostReport, about_open_folder, alive, look, try_out
+from outrider.runner.hosts.host_selection import Place, chosen_kind, declared_cores, numeric_kind, offered, refusals
+from outrider.runner.hosts.ray_watch import Head
+from outrider.runner.planning.core_holders import describe
+from outrider.runner.planning.placement import Plan, plan
+from outrider.runner.planning.placement_request import Sizes, Wishes
+from outrider.runner.planning.replica_plan import Blueprint, ReplicaPlan
+from outrider.workers.errors import JobError, PlacementError
+from outrider.workers.machine.pinning import Launch, Pin
+
+POLL_SECONDS = 2.0
+# A host that had no free core is looked at again.
+LOOK_AGAIN_SECONDS = 5.0
+
+
+class ClusterFleet:
+    """``models`` gives for each model name its directory and its digest on the driver's host.
+
+    ``wishes`` depend on how many cores they are to be granted on, since small hosts are laid out otherwise than large ones.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        sizes: Sizes,
+        replicas: int | None,
+        wishes: Callable[[int], Wishes],
+        models: Mapping[str, tuple[str, str]],
+        kept_instruction_set: str | None,
+        say: Callable[[str], None],
+        head: Head,
+    ) -> None:
+        self._blueprint = blueprint
+        self._sizes = sizes
+        self._replicas = replicas
+        self._wishes = wishes
+        self._models = models
+        self._kept = kept_instruction_set
+        self._say = say
+        self._head = head
+        self._own = nodes.own()
+        self._kind: tuple[str, ...] = ()
+        self._share = 1
+        self._places: dict[str, Place] = {}
+        self._not_used: set[str] = set()
+        # When places without a replica were last asked who holds their cores; a new one is given some at once.
+        self._looked_at: dict[str, float] = {}
+        self._plans: dict[str, list[ReplicaPlan]] = {}
+        self._lock = threading.Lock()
+        self._news: SimpleQueue[str | ReplicaPlan] = SimpleQueue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
+
+    # What the driver asks
+
+    def lost(self) -> str | None:
+        return self._head.lost()
+
+    def seats(self, seatless: int) -> list[ReplicaPlan]:
+        found: list[ReplicaPlan] = []
+        # An actor that is started while the head is silent comes to nothing.
+        while not self._head.silent:
+            try:
+                news = self._news.get_nowait()
+            except Empty:
+                break
+            if isinstance(news, str):
+                self._say(news)
+            else:
+                found.append(news)
+        return found
+
+    def gone(self, plan: ReplicaPlan) -> bool:
+        # Without a head nobody can tell. It has no part in what is left of the job, then.
+        silent = self._head.silent or not self._head.answers()
+        return silent or not any(node["NodeID"] == plan.target.node for node in nodes.alive())
+
+    def sign_of_life(self, plan: ReplicaPlan) -> Any:
+        return nodes.start(alive, str(plan.target.node))
+
+    def release(self, plan: ReplicaPlan) -> None:
+        with self._lock:
+            plans = self._plans.get(str(plan.target.node), [])
+            if plan in plans:
+                plans.remove(plan)
+
+    def host(self, plan: ReplicaPlan) -> str:
+        with self._lock:
+            place = self._places.get(str(plan.target.node))
+        return place.name if place is not None else str(plan.target.node)[:8]
+
+    # Before the job
+
+    def open(self, seconds: float) -> list[ReplicaPlan]:
+        """Seats on the hosts that are there now. Refused with one list where a host cannot do its part."""
+        there = nodes.offering(nodes.alive())
+        if not there:
+            raise JobError(
+                "no host of this cluster offers cores: start Ray on each with "
+                '--resources="$(outrider topology --ray-resources)"'
+            )
+        places, problems = self._look_at(there)
+        problems |= self._refusals(places)
+        if problems:
+            names = {node["NodeID"]: name for node, name in zip(there, nodes.names(there), strict=True)}
+            listed = sorted(f"  {names[node]} {why}" for node, why in problems.items())
+            raise JobError(f"{len(problems)} of {len(there)} hosts cannot take part in this job: see above", listed)
+        target = self._blueprint.target
+        self._kind = chosen_kind(places, target.engine, target.precision, self._kept)
+        self._warn_of_open_folders(places, self._say)
+        self._admit(places, self._say)
+        self._share = -(-(self._replicas or 1) // len(self._places))
+        deadline = time.monotonic() + seconds
+        said = ""
+        while True:
+            try:
+                return self._seat(list(self._places.values()), self._replicas)
+            except PlacementError as refusal:
+                held = {name: holder for place in self._places.values() for name, holder in place.report.held.items()}
+                if not held or time.monotonic() >= deadline:
+                    raise
+                if (waiting := describe(held)) != said:
+                    self._say(f"waiting: {waiting}; {refusal}")
+                    said = waiting
+            time.sleep(POLL_SECONDS)
+            if (why := self._head.lost()) is not None:
+                raise JobError(f"{why}; the job has not begun")
+            if self._head.answers():
+                self._refresh(list(self._places.values()))
+
+    def watch(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        there = self._head.lost() is None and self._head.answers()
+        self._thread.join(nodes.ANSWER_SECONDS if there else 0.0)
+
+    # While it runs, in the thread
+
+    def _watch(self) -> None:
+        said = ""
+        while not self._closed.wait(POLL_SECONDS):
+            if not self._head.answers():
+                continue
+            try:
+                self._step()
+            except Exception as error:  # the job goes on with the places that it has, and says why it gets no others
+                if (trouble := f"note: the hosts cannot be watched: {explain(error)}") != said:
+                    self._news.put(trouble)
+                    said = trouble
+
+    def _step(self) -> None:
+        living = nodes.alive()
+        if self._own not in {node["NodeID"] for node in living}:
+            # One that hangs. One that has ended is noticed sooner, at its port.
+            self._head.cut_off()
+            return
+        there = nodes.offering(living)
+        ids = {node["NodeID"] for node in there}
+        with self._lock:
+            left = [place for node, place in self._places.items() if node not in ids]
+            for place in left:
+                # Its replicas are told by their own dead futures, and then release their seats.
+                del self._places[place.node]
+        for place in left:
+            self._news.put(f"{place.name} has left: its rows go elsewhere")
+        new = [node for node in there if node["NodeID"] not in self._places.keys() | self._not_used]
+        if new:
+            places, problems = self._look_at(new)
+            self._warn_of_open_folders(places, self._news.put)
+            problems |= self._refusals(places)
+            for node, name in zip(new, nodes.names(new), strict=True):
+                if node["NodeID"] in problems:
+                    self._not_used.add(node["NodeID"])
+                    self._news.put(f"note: {name} is not used: it {problems[node['NodeID']]}")
+            self._admit([place for place in places if place.node not in problems], self._news.put)
+        self._seat_idle()
+
+    def _seat_idle(self) -> None:
+        """Seats on places that have none of this job's replicas."""
+        now = time.monotonic()
+        with self._lock:
+            used = sum(map(len, self._plans.values()))
+            idle = [
+                place
+                for node, place in self._places.items()
+                if not self._plans.get(node) and now - self._looked_at.get(node, 0.0) > LOOK_AGAIN_SECONDS
+            ]
+        wanted = None if self._replicas is None else min(self._replicas - used, self._share * len(idle))
+        if not idle or wanted == 0:
+            return
+        self._refresh(idle)
+        while wanted is None or wanted > 0:
+            try:
+                plans = self._seat(idle, wanted)
+            except PlacementError:
+                if wanted is None:
+                    return
+                wanted -= 1
+                continue
+            for each in plans:
+                self._news.put(f"{self.host(each)} has joined the job")
+                self._news.put(each)
+            return
+
+    # The steps of both
+
+    def _look_at(self, asked: Sequence[Mapping[str, Any]]) -> tuple[list[Place], dict[str, str]]:
+        """The places, and by node why one could not be looked at."""
+        question = (tuple(self._models), self._blueprint.share_cores)
+        answers = nodes.ask(look, {node["NodeID"]: question for node in asked})
+        places: list[Place] = []
+        problems: dict[str, str] = {}
+        for node, name in zip(asked, nodes.names(asked), strict=True):
+            answer = answers[node["NodeID"]]
+            if isinstance(answer, HostReport):
+                places.append(Place(node["NodeID"], name, declared_cores(node["Resources"]), answer))
+            else:
+                problems[node["NodeID"]] = f"does not answer: {answer}"
+        return places, problems
+
+    def _refresh(self, places: Sequence[Place]) -> None:
+        """Who holds which cores by now. All places of one host are told."""
+        answers = nodes.ask(look, {place.node: ((), self._blueprint.share_cores) for place in places})
+        held = {}
+        for place in places:
+            self._looked_at[place.node] = time.monotonic()
+            if isinstance(answer := answers[place.node], HostReport):
+                held[answer.identity] = answer.held
+        with self._lock:
+            for node, place in self._places.items():
+                if place.report.identity in held:
+                    report = replace(place.report, held=held[place.report.identity])
+                    self._places[node] = replace(place, report=report)
+
+    def _warn_of_open_folders(self, places: Sequence[Place], say: Callable[[str], None]) -> None:
+        for place in places:
+            if place.report.open_folder:
+                what, mend = about_open_folder(place.report.open_folder)
+                say(f"note: {place.name}: {what}: {mend}")
+
+    def _refusals(self, places: Sequence[Place]) -> dict[str, str]:
+        digests = {name: digest for name, (_, digest) in self._models.items()}
+        return refusals(places, digests, outrider.__version__)
+
+    def _admit(self, places: Sequence[Place], say: Callable[[str], None]) -> None:
+        """Use those that compute alike; a word on the others."""
+        target = self._blueprint.target
+        for place in places:
+            kind = numeric_kind(place.report, target.engine, target.precision)
+            if kind == self._kind:
+                with self._lock:
+                    self._places[place.node] = place
+                continue
+            self._not_used.add(place.node)
+            say(
+                f"note: {place.name} is not used, since its results could differ in a bit: it has {', '.join(kind)}, "
+                f"this job {', '.join(self._kind)} (OUTRIDER_ISA in Ray's environment makes hosts alike)"
+            )
+
+    def _seat(self, places: Sequence[Place], replicas: int | None) -> list[ReplicaPlan]:
+        """Plan on the free cores of these places, try the starts out there, and note what is taken."""
+        with self._lock:
+            everywhere = list(self._places.values())
+            taken = {node: {lease for each in plans for lease in each.leases} for node, plans in self._plans.items()}
+        wanted = {place.node for place in places}
+        free = [host for host in offered(everywhere, taken, self._blueprint.share_cores) if host.host in wanted]
+        wide = [host for host in free if host.usable_cores]
+        if not wide:
+            raise PlacementError("no host has a free core")
+        made: list[Plan] = []
+        if replicas is None:
+            refused = []
+            for host in wide:
+                try:
+                    made.append(plan([host], self._sizes, self._wishes(len(host.usable_cores))))
+                except PlacementError as error:
+                    refused.append(error)
+            if not made:
+                raise refused[0]
+        else:
+            narrowest = min(len(host.usable_cores) for host in wide)
+            wishes = self._wishes(narrowest * len(wide) if replicas > len(wide) else narrowest * replicas)
+            made.append(plan(wide, self._sizes, replace(wishes, replicas=replicas)))
+        launches = self._tried(made)
+        paths = {
+            place.node: {path: place.report.models[name].path for name, (path, _) in self._models.items()}
+            for place in everywhere
+        }
+        plans = [
+            each for one in made for each in self._blueprint.replicas(one, lambda node, pin: launches[node, pin], paths)
+        ]
+        with self._lock:
+            for each in plans:
+                self._plans.setdefault(str(each.target.node), []).append(each)
+        return plans
+
+    def _tried(self, made: Sequence[Plan]) -> dict[tuple[str, Pin], Launch]:
+        pins: dict[str, list[Pin]] = {}
+        for one in made:
+            for actor in one.actors:
+                pins.setdefault(actor.host, []).append(actor.pin)
+        answers = nodes.ask(try_out, {node: (each,) for node, each in pins.items()})
+        for node, answer in answers.items():
+            if not isinstance(answer, list):
+                raise PlacementError(f"{self._places[node].name} cannot start a process: {answer}")
+        return {(node, pin): launch for node, each in pins.items() for pin, launch in zip(each, answers[node], strict=True)}
+
+
+@contextmanager
+def cluster(fleet: ClusterFleet, seconds: float) -> Iterator[tuple[ClusterFleet, list[ReplicaPlan]]]:
+    plans = fleet.open(seconds)
+    fleet.watch()
+    try:
+        yield fleet, plans
+    finally:
+        fleet.close()

@@ -1,0 +1,311 @@
+"""What of this machine is set up well, what could be better, what is wrong, and the command that mends it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.runner.hosts.host_report import about_open_folder
+from outrider.runner.planning import sysfs
+from outrider.runner.planning.core_holders import describe
+from outrider.runner.planning.topology import Topology, read_topology
+from outrider.workers import ray_compat
+from outrider.workers.errors import OutriderError
+from outrider.workers.machine import leases, pinning
+from outrider.workers.machine import pin_check as readback
+from outrider.workers.machine.private_folder import open_to_others
+
+OK, BETTER, WRONG = "ok", "could be better", "wrong"
+# Ray keeps its object store there, and falls back to a slow disk where it is small.
+SHARED_MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line: what was looked at, how it is, what was found, and what to do (empty where there is nothing to do)."""
+
+    name: str
+    state: str
+    found: str
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Where to look; another one in tests."""
+
+    topology: Topology
+    sys: Path = Path("/sys")
+    proc: Path = Path("/proc")
+    shared_memory: Path = Path("/dev/shm")
+
+
+def examine(system: System | None = None) -> list[Check]:
+    """All checks. One that fails itself is a line that says so: a doctor must not die of what it finds."""
+    try:
+        machine = system or System(read_topology())
+    except OutriderError as failure:
+        return [Check("machine", WRONG, str(failure), "mount sysfs at /sys")]
+    found = []
+    for check in CHECKS:
+        try:
+            found += list(check(machine))
+        except Exception as failure:
+            name = check.__name__.strip("_").replace("_", " ")
+            found.append(Check(name, BETTER, f"could not be looked at: {failure}"))
+    return found
+
+
+def _machine(system: System) -> Iterator[Check]:
+    machine = system.topology
+    count = f"{len(machine.usable_cores)} of {len(machine.cores)} physical cores usable, {len(machine.nodes)} NUMA nodes"
+    if machine.warnings:
+        yield Check("machine", BETTER, f"{count}; {'; '.join(machine.warnings)}", "outrider topology")
+    else:
+        yield Check("machine", OK, count)
+
+
+def _numactl(system: System) -> Iterator[Check]:
+    path = shutil.which("numactl")
+    if path is None:
+        yield Check("numactl", BETTER, "not installed: memory cannot be bound", "sudo apt-get install numactl")
+        return
+    core = system.topology.usable_cores[0]
+    node = next((node.id for node in system.topology.nodes if node.has_memory), core.node)
+    launch = pinning.probe(pinning.Pin((core.allowed[0],), (node,), 1))
+    if launch.level == "membind":
+        yield Check("numactl", OK, f"{path} binds cores and memory")
+    else:
+        mend = "docker run --cap-add SYS_NICE, or a seccomp profile that allows set_mempolicy"
+        yield Check("numactl", BETTER, "; ".join(launch.warnings), mend)
+
+
+def _libnuma(system: System) -> Iterator[Check]:
+    if readback.libnuma() is None:
+        yield Check("libnuma", BETTER, "not installed: the memory policy cannot be proved", "sudo apt-get install libnuma1")
+    elif importlib.util.find_spec("numa") is None:
+        yield Check("libnuma", OK, "found (py-libnuma is not installed, and not needed)")
+    else:
+        yield Check("libnuma", OK, f"found, py-libnuma {importlib.metadata.version('py-libnuma')}")
+
+
+def _preloads(system: System) -> Iterator[Check]:
+    mends = {
+        "tcmalloc": "sudo apt-get install libtcmalloc-minimal4",
+        "libiomp5": "pip install intel-openmp",
+    }
+    losses = {"tcmalloc": "allocation is slower with many threads", "libiomp5": "torch uses its own OpenMP"}
+    for name, mend in mends.items():
+        path = pinning.find_library(name)
+        yield Check(name, OK, path) if path else Check(name, BETTER, f"not found: {losses[name]}", mend)
+
+
+def _huge_pages(system: System) -> Iterator[Check]:
+    text = sysfs.read_text(system.sys / "kernel/mm/transparent_hugepage/enabled") or ""
+    chosen = re.search(r"\[(\w+)\]", text)
+    mend = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+    if chosen is None:
+        yield Check("huge pages", BETTER, "this kernel has no transparent huge pages: more time goes into page tables")
+    elif chosen[1] == "never":
+        yield Check("huge pages", BETTER, "switched off: weights lie in pages of 4 KiB", mend)
+    else:
+        yield Check("huge pages", OK, f"transparent huge pages: {chosen[1]}")
+
+
+def _governor(system: System) -> Iterator[Check]:
+    paths = sorted((system.sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"))
+    governors = sorted({text for path in paths if (text := sysfs.read_text(path))})
+    if not governors:
+        yield Check("CPU governor", OK, "not ours to set (a virtual machine, or no frequency scaling)")
+    elif governors == ["performance"]:
+        yield Check("CPU governor", OK, "performance")
+    else:
+        yield Check("CPU governor", BETTER, ", ".join(governors), "sudo cpupower frequency-set -g performance")
+
+
+def _siblings(system: System) -> Iterator[Check]:
+    width = max(len(core.cpus) for core in system.topology.cores)
+    found = "one thread a core" if width == 1 else f"up to {width} threads a core; one is used, the others are left idle"
+    yield Check("SMT", OK, found)
+
+
+def _numa_balancing(system: System) -> Iterator[Check]:
+    if len(system.topology.nodes) > 1 and sysfs.read_int(system.proc / "sys/kernel/numa_balancing"):
+        found = "on: the kernel keeps unmapping pages to see who uses them"
+        yield Check("NUMA balancing", BETTER, found, "sudo sysctl kernel.numa_balancing=0")
+
+
+def _container(system: System) -> Iterator[Check]:
+    machine = system.topology
+    limits = []
+    if len(machine.usable_cores) < len(machine.cores):
+        cpus = sysfs.format_list(cpu for core in machine.usable_cores for cpu in core.allowed)
+        limits.append(f"CPUs {cpus}")
+    if machine.memory_limit_bytes is not None:
+        limits.append(f"{machine.memory_limit_bytes / 1e9:.1f} GB of memory")
+    if machine.cpu_quota is not None and machine.cpu_quota < len(machine.usable_cores):
+        found = f"{machine.cpu_quota:g} CPUs' worth of time on {len(machine.usable_cores)} cores: threads get paused"
+        yield Check("container", BETTER, found, "docker run --cpuset-cpus=..., instead of --cpus")
+    elif limits:
+        yield Check("container", OK, f"limited to {', '.join(limits)}")
+    else:
+        yield Check("container", OK, "no limits")
+
+
+def _shared_memory(system: System) -> Iterator[Check]:
+    if not system.shared_memory.is_dir():
+        yield Check("shared memory", WRONG, f"{system.shared_memory} is missing", "sudo mount -t tmpfs tmpfs /dev/shm")
+        return
+    free = shutil.disk_usage(system.shared_memory).free
+    state, mend = (OK, "") if free >= SHARED_MEMORY_BYTES else (BETTER, "docker run --shm-size=4g")
+    yield Check("shared memory", state, f"{free / 1e9:.1f} GB free in {system.shared_memory}", mend)
+
+
+def _core_leases(system: System) -> Iterator[Check]:
+    held = leases.holders()
+    if held:
+        yield Check("cores", BETTER, describe(held), "wait, or end those runs")
+    else:
+        yield Check("cores", OK, "none is held by another run")
+
+
+def _kernels(system: System) -> Iterator[Check]:
+    from outrider.kernels import library
+
+    mend = "pip install --force-reinstall outrider, with a C++ compiler at hand"
+    path = library.library_path()
+    if path is None:
+        yield Check("kernels", BETTER, "not compiled: everything runs on the hf engine, slower", mend)
+        return
+    try:
+        library.load()
+        running = f", running as {library.instruction_set()}"
+    except (RuntimeError, OSError) as failure:
+        yield Check("kernels", WRONG, str(failure), mend)
+        return
+    yield Check("kernels", OK, f"{path}{running}")
+
+
+def _instruction_set(system: System) -> Iterator[Check]:
+    flags: set[str] = set()
+    for line in (sysfs.read_text(system.proc / "cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            flags = set(value.split())
+            break
+    asked = os.environ.get("OUTRIDER_ISA")
+    forced = f"; OUTRIDER_ISA asks for {asked}" if asked else ""
+    # Best first; the floor of the fast kernels is AVX2 with FMA.
+    steps = {
+        "AMX": {"amx_bf16", "amx_int8"},
+        "AVX-512 BF16": {"avx512_bf16"},
+        "AVX-512 VNNI": {"avx512_vnni"},
+        "AVX2": {"avx2", "fma"},
+    }
+    there = [name for name, needed in steps.items() if needed <= flags]
+    if there:
+        yield Check("instruction set", OK, f"{', '.join(there)}{forced}")
+    else:
+        yield Check("instruction set", BETTER, f"no AVX2 with FMA: the kernels run their generic version{forced}")
+
+
+def _ray(system: System) -> Iterator[Check]:
+    mend = f"pip install 'ray>={ray_compat.OLDEST},<{ray_compat.BELOW}'"
+    try:
+        version = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        yield Check("Ray", WRONG, "not installed", mend)
+        return
+    if _numbers(version) < _numbers(ray_compat.OLDEST):
+        yield Check("Ray", WRONG, f"{version} is too old", mend)
+    elif _numbers(version) >= _numbers(ray_compat.BELOW):
+        yield Check("Ray", WRONG, f"{version} is newer than what outrider was tried with", mend)
+    else:
+        yield Check("Ray", OK, version)
+    token = bool(os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"))
+    token = token or (Path.home() / ".ray/auth_token").is_file()
+    mode = os.environ.get("RAY_AUTH_MODE", "")
+    if mode == "disabled":
+        found = "RAY_AUTH_MODE=disabled: whoever reaches a cluster's port can run code"
+        yield Check("Ray's auth", WRONG, found, "export RAY_AUTH_MODE=token")
+    elif token:
+        yield Check("Ray's auth", OK, "a token is set; local runs make their own")
+    else:
+        found = "local runs make their own token; a cluster (--address) needs one"
+        yield Check("Ray's auth", OK, found, "ray get-auth-token --generate")
+
+
+def _ray_folders(system: System) -> Iterator[Check]:
+    """Of each Ray that runs on this host and whose folder can be seen."""
+    for command in sorted(system.proc.glob("[0-9]*/cmdline")):
+        try:
+            words = command.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        session = ray_compat.session_folder_of(words)
+        if session is None:
+            continue
+        try:
+            closed = not open_to_others(session)
+        except PermissionError:
+            closed = True
+        except OSError:  # it has just ended
+            continue
+        if closed:
+            yield Check("Ray's folder", OK, f"{session.parent} is closed to other users")
+        else:
+            what, mend = about_open_folder(str(session.parent))
+            yield Check("Ray's folder", WRONG, what, mend)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _ipex(system: System) -> Iterator[Check]:
+    # Archived upstream, and no fault anywhere.
+    found = "not installed"
+    if importlib.util.find_spec("intel_extension_for_pytorch") is not None:
+        found = f"{importlib.metadata.version('intel-extension-for-pytorch')} is installed"
+    yield Check("IPEX", OK, f"{found}; neither engine uses it")
+
+
+def _accelerators(system: System) -> Iterator[Check]:
+    devices = system.topology.accelerators
+    if not devices:
+        yield Check("accelerators", OK, "none; the CPU does it")
+        return
+    names = ", ".join(each.name if each.node is None else f"{each.name} on node {each.node}" for each in devices)
+    version = importlib.metadata.version("torch")
+    if version.endswith("+cpu"):
+        mend = "pip install torch --index-url https://download.pytorch.org/whl/<cu130 or xpu>"
+        yield Check("accelerators", BETTER, f"{names}, but torch {version} cannot use them", mend)
+    else:
+        yield Check("accelerators", OK, f"{names}, torch {version}")
+
+
+CHECKS: tuple[Callable[[System], Iterator[Check]], ...] = (
+    _machine,
+    _siblings,
+    _container,
+    _numactl,
+    _libnuma,
+    _preloads,
+    _huge_pages,
+    _governor,
+    _numa_balancing,
+    _shared_memory,
+    _core_leases,
+    _kernels,
+    _instruction_set,
+    _ray,
+    _ray_folders,
+    _ipex,
+    _accelerators,
+)

@@ -1,0 +1,130 @@
+"""What each host of a cluster says of itself: asked by a task that runs there, in the outrider that is installed there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import outrider
+from outrider.runner.planning.topology import Topology, read_topology
+from outrider.workers import ray_compat
+from outrider.workers.errors import ModelError
+from outrider.workers.machine.leases import Holder, default_folder, holders
+from outrider.workers.machine.pinning import Launch, Pin, probe
+from outrider.workers.machine.private_folder import open_to_others
+
+# What may decide a bit of a result on the hf engine.
+LIBRARIES = ("torch", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """Where a model lies on a host, and a digest of it; ``problem`` says why it is of no use there."""
+
+    path: str = ""
+    digest: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """``identity`` is the same for all Ray nodes that hold their leases in the same folder: they share their cores."""
+
+    hostname: str
+    identity: str
+    topology: Topology
+    held: dict[str, Holder]
+    versions: dict[str, str]
+    instruction_set: str
+    models: dict[str, FoundModel]
+    # Ray's folder there, if other users of the host can get into it.
+    open_folder: str = ""
+
+
+def look(models: Sequence[str], shared: bool) -> HostReport:
+    """Runs on the host. Nothing is fetched from a hub here: a hundred hosts would all fetch the same."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    return HostReport(
+        hostname=socket.gethostname(),
+        identity=_identity(),
+        topology=read_topology(),
+        held=holders(shared=shared),
+        versions={"outrider": outrider.__version__, "python": platform.python_version(), **_libraries()},
+        instruction_set=_instruction_set(),
+        models={name: _find(name) for name in models},
+        open_folder=open_ray_folder(),
+    )
+
+
+def alive() -> None:
+    """Runs on the host, if it is there."""
+
+
+def try_out(pins: Sequence[Pin]) -> list[Launch]:
+    """Runs on the host: the best start for each pin that works there."""
+    return [probe(pin) for pin in pins]
+
+
+def open_ray_folder() -> str:
+    """The folder of the Ray that this process is connected to, if other users can get into it; else nothing."""
+    session = ray_compat.session_folder()
+    return str(session.parent) if open_to_others(session) else ""
+
+
+def about_open_folder(folder: str) -> tuple[str, str]:
+    """What it means, and what mends it at once and for good."""
+    return (
+        f"Ray's folder {folder} is open to other users of the host, who can read its logs, and remove what a job needs",
+        f'chmod 700 {folder}, and later ray start --temp-dir="$(outrider topology --ray-folder)" (cluster.yaml does)',
+    )
+
+
+def labels_of(topology: Topology) -> dict[str, str]:
+    """What a host says of itself beyond its resources, for people who look at Ray's nodes."""
+    with_cores = [node for node in topology.nodes if node.cores]
+    return {
+        "outrider/sockets": str(len(topology.sockets)),
+        "outrider/nodes-per-socket": str(len(with_cores) // max(1, len(topology.sockets))),
+        "outrider/instruction-set": _instruction_set(),
+    }
+
+
+def _identity() -> str:
+    """The kernel that runs here, and the file system that the leases lie on: containers may have one of their own."""
+    folder = default_folder().parent.stat()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}:{folder.st_dev}:{folder.st_ino}"
+
+
+def _find(name: str) -> FoundModel:
+    from outrider.workers.models.cards import read_card
+
+    try:
+        card = read_card(name)
+    except ModelError as error:
+        return FoundModel(problem=str(error))
+    return FoundModel(card.path, card.digest)
+
+
+def _libraries() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def _instruction_set() -> str:
+    from outrider.kernels import library
+
+    try:
+        return library.instruction_set()
+    except (library.KernelsUnavailable, library.KernelError):
+        return "none"

@@ -1,0 +1,55 @@
+"""Ray's nodes: which there are, and a function run on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from outrider.runner.driving.replica import explain
+from outrider.runner.hosts.host_selection import declared_cores
+
+ANSWER_SECONDS = 120.0
+
+
+def alive() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def own() -> str:
+    """The one that this process is connected to."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def offering(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that declare cores: the others (a head that only schedules, say) are left alone."""
+    return [node for node in nodes if declared_cores(node["Resources"])]
+
+
+def names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Host names; with a piece of Ray's id, since several Ray nodes may be on one host."""
+    return [f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:6]})" for node in nodes]
+
+
+def start(function: Callable[..., Any], node: str, *given: Any) -> Any:
+    """Run a function of an installed module there; its future."""
+    task = ray.remote(num_cpus=0, max_retries=0)(function)
+    return task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*given)
+
+
+def ask(function: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Run a function on each of these nodes: its answers, or the sentences why there are none."""
+    futures = {node: start(function, node, *given) for node, given in arguments.items()}
+    ray.wait(list(futures.values()), num_returns=len(futures), timeout=ANSWER_SECONDS)
+    answers = {}
+    for node, future in futures.items():
+        try:
+            answers[node] = ray.get(future, timeout=0)
+        except GetTimeoutError:
+            answers[node] = f"no answer within {ANSWER_SECONDS:g} s"
+        except Exception as error:  # whatever another installation may raise
+            answers[node] = explain(error)
+    return answers

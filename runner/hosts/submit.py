@@ -1,0 +1,233 @@
+"""Jobs on a cluster, through Ray's job server: sent there, asked after, and stopped.
+
+What is sent is the command line of ``outrider run``. The journal in the job's directory is all that a job is, so a job that
+is sent again goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from outrider.runner.hosts.auth import bring_token
+from outrider.runner.job.directory import default_directory
+from outrider.runner.job.piped_input import called, is_piped
+from outrider.runner.options import JobSpec
+from outrider.workers.errors import JobError, JobHeldError, UsageError, first_line
+from outrider.workers.models.cards import POCKET, POCKET_DRAFT
+
+Answer = TypeVar("Answer")
+
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+POLL_SECONDS = 0.5
+# Ray kills a job that has not ended so long after it was asked to.
+DRAIN_SECONDS = 600
+# What the job server says while it has nobody to start a driver, and how long that may be so.
+NO_AGENT = "No available agent"
+AGENT_SECONDS = 30.0
+ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
+# The drivers' word that all is well; by it a submission knows that the host of the driver has read the input.
+ACCEPTED = "rows are accepted"
+DIRECTORY = "outrider_directory"
+# What may follow the name of a draft.
+WITH_LOOKUP = "+lookup"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """One sending of a job; ``attempt`` counts the sendings of the same directory."""
+
+    id: str
+    directory: str
+    attempt: int
+    state: str
+    message: str
+    started: float | None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+
+def job_id(directory: Path) -> str:
+    """The same for the same directory, and recognised by people."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", directory.name).strip("-") or "job"
+    return f"outrider-{name[:40]}-{hashlib.sha256(str(directory).encode()).hexdigest()[:8]}"
+
+
+def absolute(spec: JobSpec) -> JobSpec:
+    """The same job, said so that the driver's host understands it: it has another working directory."""
+    if is_piped(spec.input):
+        raise UsageError(
+            f"{called(spec.input)} cannot be sent, since the driver's host reads the input itself: "
+            "write it to a file that it sees"
+        )
+    directory = Path.cwd() / (spec.out or default_directory(spec.input))
+    models = {"model": absolute_model(spec.model), "draft": absolute_model(spec.draft)}
+    trace = None if spec.trace is None else Path.cwd() / spec.trace
+    return spec.model_copy(update={"input": Path.cwd() / spec.input, "out": directory, "trace": trace, **models})
+
+
+def absolute_model(name: str) -> str:
+    """A model's name as it holds in any working directory."""
+    model = name.removesuffix(WITH_LOOKUP)
+    path = Path(model).expanduser()
+    if model in (POCKET, POCKET_DRAFT) or not path.is_dir():
+        return name
+    return f"{path.absolute()}{name[len(model) :]}"
+
+
+def command_line(spec: JobSpec) -> list[str]:
+    """The options of ``outrider run`` that make this specification."""
+    words = ["outrider", "run", str(spec.input)]
+    for name, value in spec.model_dump(mode="json", exclude={"input"}).items():
+        option = name.replace("_", "-")
+        if value == type(spec).model_fields[name].default:
+            continue
+        words.append(f"--{option}" if value is True else f"--no-{option}" if value is False else f"--{option}={value}")
+    return words
+
+
+class Server:
+    """Ray's job server at ``address``."""
+
+    def __init__(self, address: str | None, say: Callable[[str], None]) -> None:
+        url = address or DEFAULT_ADDRESS
+        self.address = url if "://" in url else f"http://{url}"
+        bring_token(say)
+        try:
+            from ray.dashboard.modules.job.sdk import JobSubmissionClient
+        except ImportError as error:
+            raise UsageError(
+                f"Ray's job server needs more than is installed here ({error}): pip install 'outrider[cluster]'"
+            ) from None
+        self._refuse_open()
+        self._client = self._try(lambda: JobSubmissionClient(self.address))
+
+    def _refuse_open(self) -> None:
+        import requests
+
+        try:
+            answer = requests.get(f"{self.address}/api/jobs/", timeout=20)
+        except requests.RequestException:
+            raise JobError(
+                f"no job server of Ray answers at {self.address}: run this on the cluster's head, or name it with --address"
+            ) from None
+        if answer.status_code not in (401, 403):
+            raise JobError(
+                f"the job server at {self.address} answers without a token, so whoever reaches it can run programs on the "
+                "cluster: start Ray with RAY_AUTH_MODE=token (cluster.yaml does)"
+            )
+
+    def _try(self, call: Callable[[], Answer]) -> Answer:
+        from ray.exceptions import RayError
+
+        try:
+            return call()
+        except (RuntimeError, ConnectionError, OSError, RayError) as error:
+            raise JobError(f"the job server at {self.address}: {first_line(error)}") from error
+
+    def all(self) -> list[Submitted]:
+        """Every job of ours that this cluster has seen, the oldest first."""
+        found = []
+        for job in self._try(self._client.list_jobs):
+            directory = (job.metadata or {}).get(DIRECTORY)
+            if directory is None or job.submission_id is None:
+                continue
+            attempt = int(job.submission_id.rpartition("-")[2])
+            state = str(getattr(job.status, "value", job.status))
+            started = job.start_time / 1000 if job.start_time else None
+            found.append(Submitted(job.submission_id, directory, attempt, state, job.message or "", started))
+        return sorted(found, key=lambda job: (job.started or 0.0, job.attempt))
+
+    def find(self, job: str) -> Submitted:
+        """By directory (its latest sending) or by id."""
+        directory = str(Path.cwd() / Path(job).expanduser())
+        found = [each for each in self.all() if job in (each.id, each.id.rpartition("-")[0]) or each.directory == directory]
+        if not found:
+            raise UsageError(f"{self.address} has seen no job {job}; outrider list shows those it has")
+        return found[-1]
+
+    def submit(self, spec: JobSpec) -> Submitted:
+        assert spec.out is not None
+        base = job_id(spec.out)
+        earlier = [job for job in self.all() if job.directory == str(spec.out)]
+        if earlier and not earlier[-1].ended:
+            raise JobHeldError(f"{spec.out} is being run as {earlier[-1].id}; outrider logs -f {earlier[-1].id} follows it")
+        attempt = earlier[-1].attempt + 1 if earlier else 1
+        # The programs of this installation first: on a cluster that is set up alike everywhere it is the driver's too.
+        path = shlex.quote(str(Path(sys.executable).parent))
+        entrypoint = f"PATH={path}:$PATH exec {shlex.join(command_line(spec))}"
+        identifier = f"{base}-{attempt}"
+
+        def send() -> None:
+            self._client.submit_job(
+                entrypoint=entrypoint,
+                submission_id=identifier,
+                runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(DRAIN_SECONDS)}},
+                metadata={DIRECTORY: str(spec.out)},
+            )
+
+        self._try(lambda: once_there_is_an_agent(send))
+        return self.find(identifier)
+
+    def logs(self, job: Submitted) -> str:
+        text: str = self._try(lambda: self._client.get_job_logs(job.id))
+        return text
+
+    def follow(self, job: Submitted) -> Iterator[str]:
+        """What is new in the logs, until the job has ended."""
+        shown = 0
+        while True:
+            # Asked first: what is written before the end is then in the logs.
+            ended = self.find(job.id).ended
+            text = self.logs(job)
+            if len(text) > shown:
+                yield text[shown:]
+                shown = len(text)
+            if ended:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def wait_until_accepted(self, job: Submitted) -> Submitted:
+        """Until the driver has read its input, or has ended without."""
+        while True:
+            now = self.find(job.id)
+            if now.ended or ACCEPTED in self.logs(now):
+                return now
+            time.sleep(POLL_SECONDS)
+
+    def stop(self, job: Submitted) -> None:
+        """The driver is sent SIGTERM: rows under way may end, and the job can be sent again."""
+        self._try(lambda: self._client.stop_job(job.id))
+
+
+def once_there_is_an_agent(send: Callable[[], None], wait: Callable[[float], None] = time.sleep) -> None:
+    """The job server answers seconds before the head's agent, which starts the drivers, has come up."""
+    for _ in range(round(AGENT_SECONDS / POLL_SECONDS)):
+        try:
+            return send()
+        except RuntimeError as error:
+            if NO_AGENT not in str(error):
+                raise
+        wait(POLL_SECONDS)
+    return send()
+
+
+def complaint(logs: str) -> str:
+    """What the driver said when it refused."""
+    said = [line.removeprefix("outrider: ") for line in logs.splitlines() if line.startswith("outrider: ")]
+    lines = [line for line in logs.splitlines() if line.strip()]
+    return said[-1] if said else lines[-1] if lines else "nothing was said"
+
+
+def as_json(job: Submitted) -> str:
+    return json.dumps({"id": job.id, "job": job.directory, "state": job.state.lower(), "attempt": job.attempt})

@@ -1,0 +1,1 @@
+"""A job's input, journal and output."""

@@ -1,0 +1,170 @@
+"""A job's directory: who holds it, what it is, and whether what is asked now is the same job."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from outrider.runner.job.journal import Journal
+from outrider.runner.job.lock import LOCK
+from outrider.runner.job.piped_input import has_no_name
+from outrider.runner.job.results import ERRORS, RESULTS, write_atomically
+from outrider.runner.job.source import SUFFIXES
+from outrider.runner.options import JobSpec
+from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
+from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.digests import is_of_this_kind
+
+JOURNAL = "job.db"
+DESCRIPTION = "job.json"
+REPORT = "report.html"
+KEPT_DESCRIPTION = "description"
+# What in job.json has entries of its own.
+OBJECTS = ("spec", "identity", "target", "numeric_path", "summary", "layouts", "costs")
+
+
+def default_directory(input_file: Path) -> Path:
+    if has_no_name(input_file):
+        return Path("stdin-job")
+    name = Path(input_file.stem) if input_file.suffix in SUFFIXES else input_file
+    return Path(f"{name.stem}-job")
+
+
+def there(path: Path) -> bool:
+    """Whether there is such a file, as far as this user can see."""
+    return os.path.exists(path)  # noqa: PTH110  (Path.exists raises where a directory may not be looked into)
+
+
+def check_apart(option: str, path: Path, directory: Path) -> None:
+    """Refuse a file of the job's own, which the job would write over."""
+    for own in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", DESCRIPTION, LOCK, RESULTS, ERRORS, REPORT):
+        here = directory / own
+        if here.absolute() == path.absolute() or (there(here) and there(path) and here.samefile(path)):
+            raise UsageError(f"{option}: {path} is a file of the job's own in {directory}; copy it, or give another --out")
+
+
+def open_job(directory: Path) -> Journal:
+    """The journal of a job that exists, for reading."""
+    try:
+        if not (directory / JOURNAL).is_file():
+            raise UsageError(f"{directory} is not a job directory: it has no {JOURNAL}")
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
+    journal = Journal(directory / JOURNAL, read_only=True)
+    if not journal.filled:
+        raise UsageError(f"{directory} holds no job yet: its input has not been accepted")
+    return journal
+
+
+def place_for(directory: Path, out: Path | None) -> Path:
+    """The directory into which what is made of a job is written: its own, or another that is named, and made if need be."""
+    if out is None:
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise UsageError(f"{directory} cannot be written; name another directory with --out")
+        return directory
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out: {out} cannot be made: {error.strerror}") from None
+    return out
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Keep every other process off the job. The kernel lets go when this process ends, however it ends."""
+    try:
+        # Prompts and results are for their user alone; whoever made the directory before may share it with others.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UsageError(f"--out: {directory} cannot be written: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+            raise JobHeldError(f"{directory} is being run by {holder}; wait for it or stop it") from None
+        try:
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        except OSError as error:
+            raise JobError(f"{directory / LOCK} cannot be written: {error.strerror}") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def identity(spec: JobSpec, card: ModelCard, input_digest: str, engine: str, precision: str) -> dict[str, Any]:
+    """Everything that decides the texts. The draft, the batch and the replicas do not, so they may change."""
+    return {
+        "input": input_digest,
+        "format": spec.format,
+        "skip_bad": spec.skip_bad,
+        "model": card.digest,
+        "engine": engine,
+        "precision": precision,
+        "max_tokens": spec.max_tokens,
+        "min_tokens": spec.min_tokens,
+        "ignore_eos": spec.ignore_eos,
+        "temperature": spec.temperature,
+        "top_p": spec.top_p,
+        "top_k": spec.top_k,
+        "min_p": spec.min_p,
+        "seed": spec.seed,
+    }
+
+
+def check_same(kept: dict[str, Any], asked: dict[str, Any], what: str, directory: Path) -> None:
+    """Refuse to go on with a job that would have two kinds of rows in it."""
+    different = [key for key in sorted(kept.keys() | asked.keys()) if kept.get(key) != asked.get(key)]
+    if "model" in different and not is_of_this_kind(str(kept.get("model"))):
+        raise JobChangedError(
+            f"{directory} holds a job that was begun by an older outrider, which knew a model's weights by other means, so "
+            "whether they are the same cannot be told: finish it with that version, or give another directory with --out"
+        )
+    if different:
+        shown = "; ".join(f"{key}: {_short(kept.get(key))} then, {_short(asked.get(key))} now" for key in different)
+        raise JobChangedError(
+            f"{directory} holds a job with {what} other than now ({shown}); "
+            "run it as it was begun, or give another directory with --out"
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value).rpartition(":")[2]
+    return f"{text[:12]}…" if len(text) == 64 else str(value)
+
+
+def describe(directory: Path, journal: Journal, description: dict[str, Any]) -> None:
+    """Write job.json, keeping what an earlier run of the same job put there. The journal keeps a copy."""
+    path = directory / DESCRIPTION
+    whole = {**read_description(directory, journal)[0], **description}
+    journal.set_meta(KEPT_DESCRIPTION, whole)
+    if path.is_dir():
+        path.rename(next(aside for number in count(1) if not (aside := directory / f"{DESCRIPTION}.{number}").exists()))
+    write_atomically(path, [json.dumps(whole, indent=2)])
+
+
+def read_description(directory: Path, journal: Journal) -> tuple[dict[str, Any], str | None]:
+    """What job.json says; where it is missing or damaged, what the journal has kept of it, with what to tell of that."""
+    path, note = directory / DESCRIPTION, None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and all(isinstance(content.get(key, {}), dict) for key in OBJECTS):
+            return content, None
+        note = "it does not hold what a job is"
+    except FileNotFoundError:
+        pass
+    except (ValueError, RecursionError):
+        note = "it is no JSON"
+    except OSError as error:
+        note = str(error.strerror)
+    kept: dict[str, Any] = journal.meta(KEPT_DESCRIPTION) or {}
+    return kept, None if note is None else f"{path} cannot be used ({note}): what it said is taken from {JOURNAL}"

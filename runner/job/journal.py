@@ -1,0 +1,363 @@
+"""The job's SQLite file: the only truth about which rows there are and what became of them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outrider.runner.job import damage
+from outrider.runner.job import journal_reading as reading
+from outrider.workers.errors import JobError
+from outrider.workers.messages import TokenLogprobs
+
+PENDING, DONE, FAILED = 0, 1, 2
+# What the entries of ``meta`` are that more than one module reads.
+META: dict[str, type] = {
+    **dict.fromkeys(("identity", "input", "description", "totals", "account", "layouts", "numeric_path"), dict),
+    **dict.fromkeys(("pinning", "ray_losses"), list),
+}
+FORMAT = 1
+FILLED_AT_ONCE = 1000
+LONGEST_LOG = 16 << 20
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE rows (
+    row INTEGER PRIMARY KEY,          -- position in the input, from 0
+    custom_id TEXT NOT NULL,
+    line INTEGER NOT NULL,
+    kind TEXT NOT NULL,               -- completion or chat
+    request TEXT NOT NULL,            -- resolved parameters, JSON
+    prompt BLOB NOT NULL,             -- token ids, little-endian int32
+    state INTEGER NOT NULL DEFAULT 0, -- 0 pending, 1 done, 2 failed
+    attempts INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX rows_by_state ON rows (state, row);
+CREATE TABLE records (row INTEGER PRIMARY KEY, record TEXT NOT NULL);  -- what stands in results or errors
+"""
+# What is written so far of rows under way. Journals that were begun without it get it when they are resumed.
+KEPT_TOKENS = """
+CREATE TABLE IF NOT EXISTS kept_tokens (
+    row INTEGER NOT NULL,
+    sample INTEGER NOT NULL,
+    start INTEGER NOT NULL,           -- tokens of the answer before these
+    tokens BLOB NOT NULL,             -- token ids, little-endian int32
+    logprobs TEXT,                    -- of each token, JSON, where the row asks for them
+    PRIMARY KEY (row, sample, start)
+) WITHOUT ROWID
+"""
+
+# Write-ahead logging needs shared memory between processes, which these do not give.
+NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "fuse.", "9p", "afs")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    row: int
+    custom_id: str
+    line: int
+    kind: str
+    request: dict[str, Any]
+    prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A row that failed before the job began, with its record."""
+
+    stored: StoredRow
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """Tokens of an answer that is not whole yet: those behind the first ``start``."""
+
+    row: int
+    sample: int
+    start: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A row whose id stands in an earlier line already; ``record`` is there where it failed."""
+
+    row: int
+    custom_id: str
+    line: int
+    earlier_line: int
+    record: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    rows: int
+    done: int
+    failed: int
+
+    @property
+    def pending(self) -> int:
+        return self.rows - self.done - self.failed
+
+
+def on_network_file_system(path: Path, mounts: str) -> bool:
+    """Whether the path lies on a network file system, by a text in the form of /proc/mounts."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) > 2:
+            point = fields[1].replace("\\040", " ")
+            inside = str(path) == point or str(path).startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, fields[2]
+    return kind.startswith(NETWORK_FILE_SYSTEMS)
+
+
+class Journal:
+    """One connection to a job's file. Every method that writes is one durable transaction.
+
+    What SQLite has to complain about (a full disk, a file that is none of ours) surfaces as a ``JobError``.
+    """
+
+    def __init__(self, path: Path, read_only: bool = False) -> None:
+        self.path = path
+        with self._translated():
+            if read_only:
+                self._db = reading.connect(path)
+            else:
+                self._db = sqlite3.connect(path, isolation_level=None)
+                self._db.execute("PRAGMA busy_timeout = 10000")
+                remote = on_network_file_system(path.resolve(), Path("/proc/mounts").read_text())
+                self._db.execute(f"PRAGMA journal_mode = {'DELETE' if remote else 'WAL'}")
+                # Without a log a transaction is done once its journal is removed, and FULL does not sync that.
+                self._db.execute(f"PRAGMA synchronous = {'EXTRA' if remote else 'FULL'}")
+                # Whoever reads for long lets the log grow; once it is empty again its file gets shorter, too.
+                self._db.execute(f"PRAGMA journal_size_limit = {LONGEST_LOG}")
+                if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchone():
+                    self._db.execute(KEPT_TOKENS)
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        with damage.translated(self.path):
+            yield
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._translated():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                # A full disk may have rolled back already.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._translated():
+            return self._db.execute(statement, values).fetchall()
+
+    def fill(
+        self,
+        rows: Iterable[StoredRow | FailedRow],
+        failures: Iterable[tuple[StoredRow, str]],
+        meta: dict[str, Any],
+        settle: Callable[[], dict[str, Any] | None] = lambda: None,
+    ) -> None:
+        """Write a new job whole: its rows, those that failed validation with their records, and its identity.
+
+        One transaction, so a job that was interrupted here is simply not there yet. ``settle`` may look at the rows and
+        refuse some, or raise, before it ends, and gives what is known only now. Rows are streamed: memory does not grow
+        with the job.
+        """
+        stream = chain(rows, (FailedRow(row, record) for row, record in failures))
+        with self._transaction() as db:
+            for statement in (*SCHEMA.split(";"), KEPT_TOKENS):
+                db.execute(statement)
+            while some := list(islice(stream, FILLED_AT_ONCE)):
+                db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, 0)", map(_columns, some))
+                failed = ((row.stored.row, row.record) for row in some if isinstance(row, FailedRow))
+                db.executemany("INSERT INTO records VALUES (?, ?)", failed)
+            settled = settle() or {}
+            db.executemany(
+                "INSERT INTO meta VALUES (?, ?)",
+                ((key, json.dumps(value)) for key, value in {**meta, **settled, "format": FORMAT}.items()),
+            )
+
+        # All of it has gone through the log, which would stay as large as the job.
+        self._query("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def repeats(self) -> Iterator[Repeat]:
+        """Rows with the id of an earlier one, but for those that failed and go by their line's number already.
+
+        SQLite sorts on disk what does not fit, so this too takes no memory to speak of.
+        """
+        with self._translated():
+            self._db.execute("DROP TABLE IF EXISTS temp.repeats")
+            self._db.execute(
+                "CREATE TEMP TABLE repeats AS "
+                "WITH several AS MATERIALIZED "
+                "(SELECT custom_id, min(row) AS first FROM rows GROUP BY custom_id HAVING count(*) > 1) "
+                "SELECT rows.row, rows.custom_id, rows.line, earlier.line AS earlier_line FROM rows "
+                "CROSS JOIN several ON several.custom_id = rows.custom_id "
+                "JOIN rows AS earlier ON earlier.row = several.first "
+                "WHERE rows.row <> several.first AND NOT (rows.state = 2 AND rows.custom_id = CAST(rows.line AS TEXT))"
+            )
+            found = self._db.execute("SELECT repeats.*, record FROM repeats LEFT JOIN records USING (row) ORDER BY row")
+            for columns in found:
+                yield Repeat(*columns)
+
+    def refuse(self, row: int, custom_id: str, record: str) -> None:
+        """While a job is being filled: the row fails, under this id."""
+        with self._translated():
+            self._db.execute("UPDATE rows SET state = 2, custom_id = ? WHERE row = ?", (custom_id, row))
+            self._db.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", (row, record))
+
+    @property
+    def filled(self) -> bool:
+        """Whether the job has been written down; a file of another format is refused."""
+        if not self._query("SELECT 1 FROM sqlite_master WHERE name = 'meta'"):
+            return False
+        if (found := self.meta("format")) != FORMAT:
+            raise JobError(f"{self.path} has format {found}, this outrider reads {FORMAT}: use the one that began the job")
+        return True
+
+    def meta(self, key: str) -> Any:
+        found = self._query("SELECT value FROM meta WHERE key = ?", (key,))
+        return damage.parsed(self.path, found[0][0], f'"{key}"', META.get(key, object)) if found else None
+
+    def set_meta(self, key: str, value: Any) -> None:
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+
+    def forget(self, keys: Iterable[str]) -> None:
+        with self._transaction() as db:
+            db.executemany("DELETE FROM meta WHERE key = ?", ((key,) for key in keys))
+
+    def check(self) -> list[str]:
+        """Before a job goes on: refuse a file that is damaged, and mend what contradicts itself. What to tell of it."""
+        damage.check(self.path, self._query)
+        if not all(isinstance(value, int | float) for value in (self.meta("totals") or {}).values()):
+            raise damage.damaged(self.path, '"totals" holds what is no number')
+        with self._transaction() as db:
+            return damage.mend(db)
+
+    def counts(self) -> Counts:
+        """A row that is marked as ended without a record has not ended."""
+        found = self._query("SELECT state, count(*), sum(row IN (SELECT row FROM records)) FROM rows GROUP BY state")
+        if strange := [state for state, _, _ in found if state not in (PENDING, DONE, FAILED)]:
+            raise damage.damaged(self.path, f"a row has the state {strange[0]!r}, which does not exist")
+        recorded = {state: count for state, _, count in found}
+        return Counts(sum(count for _, count, _ in found), recorded.get(DONE, 0), recorded.get(FAILED, 0))
+
+    def pending(self, after: int, count: int) -> list[tuple[int, int]]:
+        """The next rows still to do behind row ``after``, each with its attempts so far."""
+        found = self._query(
+            "SELECT row, attempts FROM rows WHERE state = 0 AND row > ? ORDER BY row LIMIT ?", (after, count)
+        )
+        if strange := [row for row, attempts in found if not isinstance(attempts, int)]:
+            raise damage.damaged(self.path, f"row {strange[0]} has a number of attempts that is none")
+        return [(row, attempts) for row, attempts in found]
+
+    def load(self, rows: Sequence[int]) -> list[StoredRow]:
+        marks = ",".join("?" * len(rows))
+        found = self._query(
+            f"SELECT row, custom_id, line, kind, request, prompt FROM rows WHERE row IN ({marks}) ORDER BY row", rows
+        )
+        return [self._stored(*columns) for columns in found]
+
+    def _stored(self, row: int, custom_id: Any, line: Any, kind: Any, request: Any, prompt: Any) -> StoredRow:
+        damage.check_columns(self.path, row, custom_id, line, kind)
+        asked = damage.parsed(self.path, request, f"the request of row {row}", dict)
+        return StoredRow(row, custom_id, line, kind, asked, damage.tokens_of(self.path, row, prompt))
+
+    def keep_tokens(self, written: Sequence[KeptTokens]) -> None:
+        """What has been written of rows under way since the last time."""
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO kept_tokens VALUES (?, ?, ?, ?, ?)", map(_kept_columns, written))
+
+    def kept_tokens(self, rows: Sequence[int]) -> list[KeptTokens]:
+        """What was kept of these rows, in order; what cannot be read is left out."""
+        marks = ",".join("?" * len(rows))
+        found = self._query(f"SELECT * FROM kept_tokens WHERE row IN ({marks}) ORDER BY row, sample, start", rows)
+        read = (_kept(*columns) for columns in found)
+        return [kept for kept in read if kept is not None]
+
+    def record(
+        self, done: Sequence[tuple[int, str]], failed: Sequence[tuple[int, str]], totals: dict[str, float] | None = None
+    ) -> None:
+        """Rows that have ended, with their records, and the job's running totals, in one transaction.
+
+        A row that ended before keeps its first record.
+        """
+        with self._transaction() as db:
+            for state, records in ((DONE, done), (FAILED, failed)):
+                db.executemany("INSERT OR IGNORE INTO records VALUES (?, ?)", records)
+                db.executemany(
+                    "UPDATE rows SET state = ? WHERE row = ? AND state = 0", ((state, row) for row, _ in records)
+                )
+                db.executemany("DELETE FROM kept_tokens WHERE row = ?", ((row,) for row, _ in records))
+            if totals is not None:
+                db.execute("INSERT OR REPLACE INTO meta VALUES ('totals', ?)", (json.dumps(totals),))
+
+    def count_attempt(self, rows: Sequence[int]) -> None:
+        with self._transaction() as db:
+            db.executemany("UPDATE rows SET attempts = attempts + 1 WHERE row = ?", ((row,) for row in rows))
+
+    def whole_records(self, state: int) -> Iterator[str]:
+        """The same, once each has been looked at: what is written into files is what it says to be."""
+        with self._translated():
+            found = self._db.execute(
+                f"SELECT row, custom_id, record, {damage.WHOLE} FROM rows JOIN records USING (row) "
+                "WHERE state = ? ORDER BY row",
+                (state,),
+            )
+            for row, custom_id, record, whole in found:
+                if not whole and not damage.is_whole(state, custom_id, record):
+                    raise JobError(f"{self.path}: the record of row {row} is damaged; outrider run does that row again")
+                yield record
+
+    def records(self, state: int) -> Iterator[str]:
+        """The records of all rows in that state, in input order."""
+        with self._translated():
+            found = self._db.execute(
+                "SELECT record FROM rows JOIN records USING (row) WHERE state = ? ORDER BY row", (state,)
+            )
+            for (record,) in found:
+                yield record
+
+
+def _columns(given: StoredRow | FailedRow) -> tuple[int, str, int, str, str, bytes, int]:
+    row, state = (given.stored, FAILED) if isinstance(given, FailedRow) else (given, PENDING)
+    prompt = np.array(row.prompt, dtype="<i4").tobytes()
+    return row.row, row.custom_id, row.line, row.kind, json.dumps(row.request), prompt, state
+
+
+def _kept_columns(kept: KeptTokens) -> tuple[int, int, int, bytes, str | None]:
+    logprobs = None if kept.logprobs is None else json.dumps(kept.logprobs)
+    return kept.row, kept.sample, kept.start, np.array(kept.tokens, dtype="<i4").tobytes(), logprobs
+
+
+def _kept(row: int, sample: int, start: int, tokens: bytes, logprobs: str | None) -> KeptTokens | None:
+    """None where they cannot be read: they are written anew."""
+    try:
+        told = None
+        if logprobs is not None:
+            told = tuple(tuple((int(token), float(value)) for token, value in each) for each in json.loads(logprobs))
+        return KeptTokens(row, sample, start, tuple(np.frombuffer(tokens, dtype="<i4").tolist()), told)
+    except (TypeError, ValueError):
+        return None

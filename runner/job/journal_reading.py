@@ -1,0 +1,72 @@
+"""A journal opened for reading, also where nothing may be written beside it."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from outrider.runner.job.lock import is_held
+from outrider.workers.errors import JobError
+
+# What SQLite keeps beside a file that is written to: transactions that are not in the file itself yet, or no longer.
+BESIDE = ("-wal", "-journal")
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """To all that was committed. May raise what SQLite raises."""
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise JobError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        return _tried(path, "mode=ro")
+    except sqlite3.OperationalError:
+        # A log in shared memory is made for readers, too. Where that cannot be, ...
+        if is_held(path.parent) is not False:
+            raise
+    # ... nobody writes now, and the file is whole, ...
+    if not any(_holds_something(path, end) for end in BESIDE):
+        return _tried(path, "immutable=1")
+    # ... or what is missing in it stands beside it.
+    return _of_a_copy(path)
+
+
+def _tried(path: Path, how: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
+    try:
+        connection.execute("PRAGMA busy_timeout = 10000")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _holds_something(path: Path, end: str) -> bool:
+    try:
+        return path.with_name(path.name + end).stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def _of_a_copy(path: Path) -> sqlite3.Connection:
+    try:
+        with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+            copy = Path(folder) / path.name
+            shutil.copyfile(path, copy)
+            for end in BESIDE:
+                if _holds_something(path, end):
+                    shutil.copyfile(path.with_name(path.name + end), copy.with_name(copy.name + end))
+            connection = sqlite3.connect(copy, isolation_level=None)
+            # What stood beside it goes into it. The file then stays as long as the connection, and no longer.
+            connection.execute("PRAGMA journal_mode = DELETE").fetchone()
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return connection
+    except OSError as error:
+        raise JobError(
+            f"{path} cannot be copied, and has to be, since its directory cannot be written: {error.strerror}; "
+            "name a directory with room with TMPDIR"
+        ) from None

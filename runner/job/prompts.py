@@ -1,0 +1,178 @@
+"""The input file: rows in, or every problem with its file:line."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from outrider.runner.job.requests import Request, RowError, parse_openai, parse_simple
+from outrider.runner.job.source import MOST_LINE_BYTES, Source
+from outrider.runner.printable import printable
+from outrider.runner.validation_errors import short
+from outrider.workers.errors import UsageError, first_line
+
+# Half of a surrogate pair, as JSON may spell it and as it then stands in a string.
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+HALF = re.compile("[\ud800-\udfff]")
+# The codes of error records: the row is wrong, or outrider is.
+INVALID, INTERNAL = "invalid_request", "internal_error"
+BLANK = "the line is blank; remove it or give a prompt"
+TOO_LONG = f"the line is longer than {MOST_LINE_BYTES >> 20} MiB; split it"
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be run. ``custom_id`` is its line number where it gave none of its own."""
+
+    custom_id: str
+    line: int
+    message: str
+    code: str = INVALID
+
+
+def check_input(path: Path) -> None:
+    """Refuse a file that is not there, not readable or empty, before anything else is looked at."""
+    try:
+        kind = path.stat().st_mode
+        if stat.S_ISDIR(kind):
+            raise UsageError(f"{path} is a directory; give a file of prompts")
+        if not stat.S_ISREG(kind):
+            raise UsageError(f"{path} is no file and no pipe; give a file of prompts")
+        with path.open("rb") as stream:
+            if not stream.read(1):
+                raise UsageError(f"{path} is empty; give one prompt a line")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_rows(source: Source, form: str = "auto") -> Iterator[Request | BadRow]:
+    """Every row of the file in order, streamed; a row that is wrong comes as a ``BadRow``.
+
+    Whether ids repeat is not looked at here: that takes all of them, and there may be millions.
+    """
+    jsonl = _by_name(source.suffix, form)
+    blank = 0
+    for number, raw in enumerate(source.lines(), start=1):
+        if raw is None:
+            line = b""
+        else:
+            line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+            if not line.strip():
+                blank += 1
+                continue
+        # Blank lines at the end of a file are nothing; between rows they are rows that somebody lost.
+        yield from (BadRow(str(lost), lost, BLANK) for lost in range(number - blank, number))
+        blank = 0
+        if raw is None:
+            yield BadRow(str(number), number, TOO_LONG)
+            continue
+        if jsonl is None:
+            jsonl = line.lstrip().startswith(b"{")
+        yield _read_row(line, number, jsonl)
+
+
+def _read_row(line: bytes, number: int, jsonl: bool) -> Request | BadRow:
+    try:
+        return _parse_json_line(line, number) if jsonl else _parse_text_line(line, number)
+    except RowError as error:
+        return BadRow(_claimed_id(line, number), number, str(error))
+    except Exception as error:  # one row is never the end of the others
+        return unexpected(_claimed_id(line, number), number, "read", error)
+
+
+def unexpected(custom_id: str, line: int, what: str, error: Exception) -> BadRow:
+    """The row over which outrider itself has stumbled."""
+    sentence = f'the row "{short(custom_id)}" could not be {what}: {type(error).__name__}: {first_line(error)}'
+    return BadRow(custom_id, line, f"{sentence}; this is a fault of outrider, please report it", INTERNAL)
+
+
+def _by_name(suffix: str, form: str) -> bool | None:
+    """Whether lines are JSON, by what is asked for and by the file's name; None where the first row has to tell."""
+    if form != "auto":
+        return form == "jsonl"
+    return {**dict.fromkeys((".jsonl", ".json", ".ndjson"), True), ".txt": False, ".text": False}.get(suffix)
+
+
+def _decode(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise RowError(f"byte {error.start + 1} of the line is not UTF-8; convert the file to UTF-8") from None
+
+
+def _parse_text_line(raw: bytes, number: int) -> Request:
+    text = _decode(raw)
+    if "\0" in text:
+        raise RowError("the line holds a NUL, which is no text; convert the file to UTF-8")
+    if "\r" in text:
+        raise RowError("the line holds a carriage return inside; let lines end with a line feed (\\n)")
+    return Request(custom_id=str(number), line=number, prompt=text)
+
+
+def _parse_json_line(raw: bytes, number: int) -> Request:
+    entry = _load_object(_decode(raw))
+    if "url" in entry or "body" in entry or "custom_id" in entry:
+        return parse_openai(entry, number)
+    return parse_simple(entry, number)
+
+
+def _load_object(text: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        hint = "; let lines end with a line feed (\\n)" if "\r" in text else ""
+        hint = "; the line holds a NUL: convert the file to UTF-8" if "\0" in text else hint
+        raise RowError(f"not valid JSON: {error.msg} at column {error.colno}{hint}") from None
+    except RecursionError:
+        raise RowError("not valid JSON: lists and objects are nested too deeply") from None
+    except RowError:
+        raise
+    except ValueError as error:  # Python reads no numbers of more than 4,300 digits
+        said = "a number has too many digits" if "digits" in str(error) else str(error)
+        raise RowError(f"not valid JSON: {said}") from None
+    if SURROGATE.search(text):
+        _refuse_halves(entry)
+    if not isinstance(entry, dict):
+        raise RowError(f"a line must be a JSON object, got {text[:40]!r}")
+    return entry
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ: of two values for one key Python would take the last, and others the first."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise RowError(f'the key "{short(printable(twice))}" stands twice in one object; leave out one')
+    return found
+
+
+def _refuse_halves(entry: Any) -> None:
+    """JSON can spell half of a surrogate pair, which is no character and which no file can hold."""
+    try:
+        json.dumps(entry, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise RowError(f"half of a surrogate pair ({half}) is not a character") from None
+    except RecursionError:
+        raise RowError("not valid JSON: lists and objects are nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _claimed_id(raw: bytes, number: int) -> str:
+    """The id that a bad row would have had: its error record should carry it."""
+    try:
+        entry = json.loads(raw)
+        claimed = entry.get("custom_id", entry.get("id"))
+    except (ValueError, AttributeError, RecursionError):
+        claimed = None
+    usable = isinstance(claimed, str | int) and not isinstance(claimed, bool) and claimed != ""
+    return str(claimed) if usable and not HALF.search(str(claimed)) else str(number)

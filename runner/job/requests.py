@@ -1,0 +1,304 @@
+"""What one row of a job asks for: parameters as OpenAI's clients and simple lines spell them, strictly checked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
+
+from outrider.runner.validation_errors import must, short, shown, where
+
+# What clients send of their own accord and that changes nothing here, with the values that are harmless.
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "stream_options": (),
+    "echo": (False,),
+    "best_of": (1,),
+    "suffix": (),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+}
+IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+# What a message may hold besides what we read of it, with the values that say nothing; any other is refused by name.
+SILENT_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
+    "refusal": (None,),
+    "audio": (None,),
+    "annotations": (None, []),
+    "function_call": (None,),
+    "tool_calls": (None, []),
+    "tool_call_id": (None,),
+    "reasoning_content": (None,),
+}
+MOST_STOPS = 16
+MOST_STOP_TOKENS = 128
+MOST_SAMPLES = 128
+MOST_LOGPROBS = 20
+
+# A whole number is one as well; true and false are none.
+Number = StrictFloat
+
+
+def _as_tuple(value: object) -> object:
+    if not isinstance(value, str | list):
+        raise ValueError("be a text or a list of texts")
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _ids_as_tuple(value: object) -> object:
+    if not isinstance(value, list):
+        raise ValueError("be a list of token ids")
+    return tuple(value)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class Message(_Strict):
+    role: Role
+    content: StrictStr
+    name: StrictStr | None = None
+
+
+class Parameters(_Strict):
+    """How a row is continued; None leaves it to the job's own default.
+
+    ``logprobs`` is how many of the likeliest tokens to tell of beside each token written, in chats as in completions.
+    """
+
+    max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
+    min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[StrictInt, Field(ge=-1)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    seed: Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=MOST_SAMPLES)] | None = None
+    stop: Annotated[
+        tuple[Annotated[StrictStr, Field(min_length=1)], ...] | None,
+        BeforeValidator(_as_tuple),
+        Field(max_length=MOST_STOPS),
+    ] = None
+    stop_token_ids: Annotated[
+        tuple[Annotated[StrictInt, Field(ge=0)], ...] | None,
+        BeforeValidator(_ids_as_tuple),
+        Field(max_length=MOST_STOP_TOKENS),
+    ] = None
+    ignore_eos: StrictBool | None = None
+    logprobs: int | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+
+
+class Request(_Strict):
+    """One row: exactly one of ``prompt``, ``prompt_tokens`` and ``messages`` is set."""
+
+    custom_id: str
+    line: int
+    prompt: str | None = None
+    prompt_tokens: tuple[int, ...] | None = None
+    messages: tuple[Message, ...] | None = None
+    parameters: Parameters = Parameters()
+    # What the row's author thinks will answer; the job's own model does.
+    model: str | None = None
+
+
+class RowError(ValueError):
+    """What is wrong with a row, and what to do; the caller adds file:line."""
+
+
+def parse_openai(entry: dict[str, Any], line: int) -> Request:
+    """A line of OpenAI's batch format."""
+    unknown = sorted(entry.keys() - {"custom_id", "method", "url", "body"})
+    if unknown:
+        raise RowError(f'unknown key "{unknown[0]}"; a batch line has "custom_id", "method", "url" and "body"')
+    custom_id, body, url = entry.get("custom_id"), entry.get("body"), entry.get("url")
+    if custom_id == "":
+        raise RowError('"custom_id" is empty; rows are told apart by it')
+    if not isinstance(custom_id, str):
+        raise RowError(f'"custom_id" must be a text that is not empty, got {shown(custom_id)}')
+    if entry.get("method", "POST") != "POST":
+        raise RowError(f'"method" must be "POST", got {shown(entry.get("method"))}')
+    if not isinstance(body, dict):
+        raise RowError(f'"body" must be an object, got {shown(body)}')
+    fields, model = _clean(body), _model(body)
+    if url == "/v1/completions":
+        if "messages" in fields:
+            raise RowError('"messages" belongs to /v1/chat/completions; /v1/completions takes "prompt"')
+        _completion_logprobs(fields)
+        return Request(custom_id=custom_id, line=line, **_prompt(fields), parameters=_parameters(fields), model=model)
+    if url == "/v1/chat/completions":
+        if "prompt" in fields:
+            raise RowError('"prompt" belongs to /v1/completions; /v1/chat/completions takes "messages"')
+        _chat_logprobs(fields)
+        return Request(
+            custom_id=custom_id, line=line, messages=_messages(fields), parameters=_parameters(fields), model=model
+        )
+    raise RowError(f'"url" must be "/v1/completions" or "/v1/chat/completions", got {shown(url)}')
+
+
+def parse_simple(entry: dict[str, Any], line: int) -> Request:
+    """A line such as ``{"id": …, "prompt": …, "max_tokens": …}``, or with "messages" in place of "prompt"."""
+    fields, model = _clean(entry), _model(entry)
+    custom_id = fields.pop("id", None)
+    if custom_id is None:
+        custom_id = str(line)
+    elif custom_id == "":
+        raise RowError('"id" is empty; leave it out to go by the number of the line')
+    elif isinstance(custom_id, bool) or not isinstance(custom_id, str | int):
+        raise RowError(f'"id" must be a text or a whole number, got {shown(custom_id)}')
+    if "prompt" in fields and "messages" in fields:
+        raise RowError('a row has either "prompt" or "messages", not both')
+    if "messages" in fields:
+        _chat_logprobs(fields)
+        return Request(
+            custom_id=str(custom_id), line=line, messages=_messages(fields), parameters=_parameters(fields), model=model
+        )
+    _completion_logprobs(fields)
+    return Request(custom_id=str(custom_id), line=line, **_prompt(fields), parameters=_parameters(fields), model=model)
+
+
+def _clean(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields that matter, without nulls and without what changes nothing."""
+    fields = {key: value for key, value in body.items() if value is not None and key not in IGNORED}
+    for key, harmless in HARMLESS.items():
+        if key in fields and fields.pop(key) not in harmless:
+            raise RowError(f'"{key}" = {shown(body[key])} is not supported; remove it')
+    if "max_completion_tokens" in fields:
+        if "max_tokens" in fields:
+            raise RowError('"max_tokens" and "max_completion_tokens" mean the same; give one')
+        fields["max_tokens"] = fields.pop("max_completion_tokens")
+    return fields
+
+
+def _model(body: dict[str, Any]) -> str | None:
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise RowError(f'"model" must be a text, got {shown(model)}')
+    return model
+
+
+def _prompt(fields: dict[str, Any]) -> dict[str, Any]:
+    if "prompt" not in fields:
+        raise RowError('"prompt" is missing')
+    prompt = fields.pop("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        if not prompt:
+            raise RowError('"prompt" is empty')
+        return {"prompt": prompt}
+    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
+        return {"prompt_tokens": tuple(prompt)}
+    if isinstance(prompt, list) and prompt and all(isinstance(part, str) for part in prompt):
+        raise RowError('"prompt" holds several texts; give each a line of its own')
+    raise RowError(f'"prompt" must be a text or a list of token ids, got {shown(prompt)}')
+
+
+def _messages(fields: dict[str, Any]) -> tuple[Message, ...]:
+    messages = fields.pop("messages", None)
+    if not isinstance(messages, list) or not messages:
+        raise RowError(f'"messages" must be a list that is not empty, got {shown(messages)}')
+    return tuple(_message(f"messages[{index}]", message) for index, message in enumerate(messages))
+
+
+def _message(place: str, message: object) -> Message:
+    """Nothing of a message is left out: what the model would not see is refused."""
+    if not isinstance(message, dict):
+        raise RowError(f"{place} must be an object, got {shown(message)}")
+    for key in message.keys() - {"role", "content", "name"}:
+        if key not in SILENT_IN_MESSAGES:
+            raise RowError(f'{place}: unknown key "{short(key)}"; remove it')
+        if message[key] not in SILENT_IN_MESSAGES[key]:
+            raise RowError(f'{place}: "{key}" is not supported; remove it')
+    for key in ("role", "content"):
+        if key not in message:
+            raise RowError(f'{place}: "{key}" is missing')
+    role, name = message["role"], message.get("name")
+    if role not in get_args(Role):
+        raise RowError(f'{place}: "role" must be one of {", ".join(get_args(Role))}, got {shown(role)}')
+    if name is not None and (not isinstance(name, str) or not name):
+        raise RowError(f'{place}: "name" must be a text that is not empty, got {shown(name)}')
+    return Message(role=role, content=_content(place, message["content"]), name=name)
+
+
+def _content(place: str, content: object) -> str:
+    """A text, which may come as a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RowError(f'{place}: "content" must be a text or a list of parts, got {shown(content)}')
+    return "".join(_text_of_part(f"{place}.content[{index}]", part) for index, part in enumerate(content))
+
+
+def _text_of_part(place: str, part: object) -> str:
+    if not isinstance(part, dict):
+        raise RowError(f'{place} must be an object such as {{"type": "text", "text": …}}, got {shown(part)}')
+    if part.get("type") != "text":
+        raise RowError(f'{place}: only parts of the "type" "text" are supported, got {shown(part.get("type"))}')
+    if unknown := sorted(part.keys() - {"type", "text"}):
+        raise RowError(f'{place}: unknown key "{short(unknown[0])}"; remove it')
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise RowError(f'{place}: "text" must be a text, got {shown(text)}')
+    return text
+
+
+def _completion_logprobs(fields: dict[str, Any]) -> None:
+    """In a completion, "logprobs" is the number."""
+    if fields.get("top_logprobs"):
+        raise RowError('"top_logprobs" belongs to chats; a completion takes "logprobs" with a number')
+    fields.pop("top_logprobs", None)
+    wanted = fields.pop("logprobs", False)
+    if wanted is not False:
+        fields["logprobs"] = _count_of_logprobs("logprobs", wanted)
+
+
+def _chat_logprobs(fields: dict[str, Any]) -> None:
+    """In a chat, "logprobs" is true or false, and "top_logprobs" the number."""
+    wanted, top = fields.pop("logprobs", False), fields.pop("top_logprobs", 0)
+    if not isinstance(wanted, bool):
+        raise RowError(f'"logprobs" of a chat must be true or false (the number is "top_logprobs"), got {shown(wanted)}')
+    count = _count_of_logprobs("top_logprobs", top)
+    if count and not wanted:
+        raise RowError('"top_logprobs" needs "logprobs": true')
+    if wanted:
+        fields["logprobs"] = count
+
+
+def _count_of_logprobs(key: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_LOGPROBS:
+        raise RowError(f'"{key}" must be a whole number from 0 to {MOST_LOGPROBS}, got {shown(value)}')
+    return value
+
+
+def _parameters(fields: dict[str, Any]) -> Parameters:
+    try:
+        return Parameters.model_validate(fields)
+    except ValidationError as error:
+        raise RowError(_first_problem(error)) from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "extra_forbidden":
+        return f"unknown parameter {where(first)}; remove it"
+    return f"{where(first)} {must(first)}"

@@ -1,0 +1,139 @@
+"""Output in OpenAI's batch format: one record a row, written in input order, all or nothing.
+
+A record holds nothing that two runs of the same job could differ in: ids are derived from the row, there is no clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
+from outrider.workers.errors import JobError
+from outrider.workers.messages import Logprobs, RowResult
+
+RESULTS, ERRORS = "results.jsonl", "errors.jsonl"
+
+
+def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> str:
+    """A finished row, its answers in the order of their sample numbers."""
+    tokens = sum(len(sample.tokens) for sample in samples)
+    row_id = _id(row)
+    body: dict[str, Any] = {
+        "id": f"{'chatcmpl' if row.kind == 'chat' else 'cmpl'}-{row_id}",
+        "object": "chat.completion" if row.kind == "chat" else "text_completion",
+        "created": 0,
+        "model": model,
+        "choices": [_choice(row.kind, index, sample) for index, sample in enumerate(samples)],
+        "usage": {
+            "prompt_tokens": len(row.prompt),
+            "completion_tokens": tokens,
+            "total_tokens": len(row.prompt) + tokens,
+        },
+    }
+    response = {"status_code": 200, "request_id": f"req_{row_id}", "body": body}
+    return _line({"id": f"batch_req_{row_id}", "custom_id": row.custom_id, "response": response, "error": None})
+
+
+def error_record(row: StoredRow, code: str, message: str) -> str:
+    # A path may hold bytes that are no UTF-8, which no file of text can.
+    error = {"code": code, "message": message.encode(errors="backslashreplace").decode()}
+    return _line({"id": f"batch_req_{_id(row)}", "custom_id": row.custom_id, "response": None, "error": error})
+
+
+def message_of(record: str) -> str:
+    """What an error record says."""
+    message: str = json.loads(record)["error"]["message"]
+    return message
+
+
+def _choice(kind: str, index: int, sample: RowResult) -> dict[str, Any]:
+    answer: dict[str, Any] = (
+        {"message": {"role": "assistant", "content": sample.text}} if kind == "chat" else {"text": sample.text}
+    )
+    return {"index": index, **answer, "logprobs": _logprobs(kind, sample), "finish_reason": sample.finish_reason}
+
+
+def _logprobs(kind: str, sample: RowResult) -> dict[str, Any] | None:
+    if sample.logprobs is None:
+        return None
+    told = sample.logprobs
+    rows = zip(sample.tokens, told.chosen, told.likeliest, strict=True)
+    if kind == "chat":
+        content = [
+            {
+                **_chat_token(told, token, chosen),
+                "top_logprobs": [_chat_token(told, other, value) for other, value in likeliest],
+            }
+            for token, chosen, likeliest in rows
+        ]
+        return {"content": content, "refusal": None}
+    return {
+        "text_offset": list(told.offsets),
+        "tokens": [_completion_token(told, token) for token in sample.tokens],
+        "token_logprobs": list(told.chosen),
+        # The token written is always among them, so there may be one more than was asked for.
+        "top_logprobs": [
+            {_completion_token(told, other): value for other, value in (*likeliest, (token, chosen))}
+            for token, chosen, likeliest in rows
+        ],
+    }
+
+
+def _chat_token(told: Logprobs, token: int, value: float) -> dict[str, Any]:
+    piece = told.pieces[token]
+    return {"token": _readable(piece, ""), "logprob": value, "bytes": list(piece)}
+
+
+def _completion_token(told: Logprobs, token: int) -> str:
+    return _readable(told.pieces[token], "bytes:")
+
+
+def _readable(piece: bytes, prefix: str) -> str:
+    """A token's text, or, where it is only a part of a character, its bytes in hexadecimal as OpenAI spells them."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _id(row: StoredRow) -> str:
+    return hashlib.blake2b(f"{row.row}:{row.custom_id}".encode(), digest_size=12).hexdigest()
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False)
+
+
+def write_results(journal: Journal, directory: Path) -> tuple[Path, Path]:
+    """Both files, each replaced in one step."""
+    results, errors = directory / RESULTS, directory / ERRORS
+    write_atomically(results, journal.whole_records(DONE))
+    write_atomically(errors, journal.whole_records(FAILED))
+    return results, errors
+
+
+def write_atomically(path: Path, lines: Iterable[str]) -> None:
+    """A reader sees the old file or the new one, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            with temporary.open("w", encoding="utf-8", newline="\n") as stream:
+                for line in lines:
+                    stream.write(line + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise JobError(f"{path} cannot be written: {error.strerror}") from None

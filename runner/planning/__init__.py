@@ -1,0 +1,1 @@
+"""Who runs where: the machine as it is, and plans for it."""

@@ -1,0 +1,69 @@
+"""From wishes to actors that may start: plan on what is free, wait for what is held, and say what is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from outrider.runner.planning.core_holders import describe
+from outrider.runner.planning.placement import Plan, PlannedActor, plan
+from outrider.runner.planning.placement_request import Sizes, Wishes
+from outrider.runner.planning.topology import Topology, read_topology
+from outrider.workers.errors import PlacementError
+from outrider.workers.machine.leases import holders
+from outrider.workers.machine.pinning import Launch
+
+POLL_SECONDS = 0.5
+
+
+def seat(
+    sizes: Sizes,
+    wishes: Wishes,
+    seconds: float,
+    say: Callable[[str], None],
+    read: Callable[[], Topology] = read_topology,
+    sleep: Callable[[float], None] = time.sleep,
+    share: bool = False,
+) -> Plan:
+    """A plan on this host's free cores. What would fit the whole host is waited for, for ``seconds`` at most.
+    Cores that other runs are willing to ``share`` are free.
+
+    The plan is no claim: two runs may plan the same core, and the actor that comes second finds its lease taken. Its
+    driver then plans anew.
+    """
+    machine = read()
+    whole = plan([machine], sizes, wishes)
+    deadline = time.monotonic() + seconds
+    said = ""
+    while True:
+        held = holders(shared=share)
+        try:
+            found = plan([machine.without(held)], sizes, wishes) if held else whole
+        except PlacementError as refusal:
+            waiting = describe(held)
+            if time.monotonic() >= deadline:
+                raise PlacementError(f"{waiting}; without them: {refusal}") from None
+            if waiting != said:
+                say(f"waiting: {waiting}")
+                said = waiting
+            sleep(POLL_SECONDS)
+            continue
+        if held and found.actors != whole.actors:
+            say(f"{describe(held)}: this run takes what is free")
+        return found
+
+
+def ray_options(actor: PlannedActor, launch: Launch, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """For ``Actor.options(**...)``; the driver adds the node affinity of ``actor.host``.
+
+    Ray's own count of CPUs is left out of it: it would hide the cores of one node behind those of another.
+    """
+    resources = dict(actor.resources)
+    return {
+        "num_cpus": 0,
+        "num_gpus": resources.pop("GPU", 0.0),
+        "resources": resources,
+        "runtime_env": launch.runtime_env(variables),
+        "max_restarts": 0,
+    }

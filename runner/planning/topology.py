@@ -1,0 +1,271 @@
+"""The machine: sockets, NUMA nodes, physical cores with their sibling CPUs, memory, accelerators.
+
+Read from sysfs, of this machine or of a saved tree. Files of one machine may contradict each other (virtual machines,
+old kernels, half-saved trees), so the rules are few and fixed:
+
+* a CPU exists if it has a folder, and is online unless some file says otherwise;
+* a node's own list of CPUs decides who belongs to it, and a CPU listed twice belongs to the lowest node;
+* sibling lists decide what a physical core is, and a core never reaches across nodes;
+* whatever had to be decided against a file is said in ``warnings``.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from outrider.runner.planning import sysfs
+from outrider.runner.planning.accelerators import Accelerator, read_accelerators, visible_here
+from outrider.runner.planning.allowance import Allowance, read_allowance
+from outrider.runner.planning.cpus import Cpus, physical_cores, read_cpus
+from outrider.workers.errors import PlacementError
+
+# From here on a "distance" stands for another kind of memory, such as that of a GPU on an NVLink POWER machine.
+FAR_AWAY = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """One physical core: its online CPUs, and those of them that this process may use. ``identity`` names it host-wide."""
+
+    cpus: tuple[int, ...]
+    allowed: tuple[int, ...]
+    node: int
+    socket: int
+
+    @property
+    def identity(self) -> int:
+        return self.cpus[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A NUMA node. Without cores it is memory only; ``memory_bytes`` is None where the machine does not tell."""
+
+    id: int
+    socket: int
+    cores: tuple[Core, ...]
+    memory_bytes: int | None
+    memory_allowed: bool
+    distances: Mapping[int, int]
+
+    @property
+    def usable_cores(self) -> tuple[Core, ...]:
+        return tuple(core for core in self.cores if core.allowed)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether this process can be given memory here, as far as is known."""
+        return self.memory_allowed and self.memory_bytes != 0
+
+    def distance(self, other: Node) -> int:
+        """Local is 10; without a table, the same socket is near and another is far."""
+        default = 10 if other.id == self.id else 15 if other.socket == self.socket else 20
+        return self.distances.get(other.id, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A host as this process may use it."""
+
+    host: str
+    nodes: tuple[Node, ...]
+    accelerators: tuple[Accelerator, ...] = ()
+    memory_limit_bytes: int | None = None
+    cpu_quota: float | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def cores(self) -> tuple[Core, ...]:
+        return tuple(core for node in self.nodes for core in node.cores)
+
+    @property
+    def usable_cores(self) -> tuple[Core, ...]:
+        return tuple(core for core in self.cores if core.allowed)
+
+    @property
+    def sockets(self) -> tuple[int, ...]:
+        return tuple(sorted({core.socket for core in self.cores}))
+
+    def node(self, number: int) -> Node:
+        return next(node for node in self.nodes if node.id == number)
+
+    def without(self, leases: Collection[str]) -> Topology:
+        """The same host without what others hold: leases are core identities, or devices such as ``cuda-0``."""
+
+        def part(node: Node) -> Node:
+            cores = (replace(core, allowed=()) if str(core.identity) in leases else core for core in node.cores)
+            return replace(node, cores=tuple(cores))
+
+        return replace(
+            self,
+            nodes=tuple(part(node) for node in self.nodes),
+            accelerators=tuple(each for each in self.accelerators if each.lease not in leases),
+        )
+
+
+def ray_resources(topology: Topology) -> dict[str, float]:
+    """What a host declares to Ray: ``numa<i>``, the physical cores of node i that may be used."""
+    return {f"numa{node.id}": float(len(node.usable_cores)) for node in topology.nodes if node.usable_cores}
+
+
+def read_topology(tree: Path | None = None) -> Topology:
+    """This machine as this process may use it, or the machine whose /sys was saved at ``tree``, whole."""
+    if tree is None:
+        return _read(Path("/sys"), Path("/proc/meminfo"), socket.gethostname(), read_allowance())
+    tree = tree.absolute()
+    # A tree saved whole has proc beside sys; without node folders that is the only word on memory.
+    meminfo = tree.parent / "proc/meminfo"
+    host = tree.parent.name if tree.name == "sys" else tree.name
+    return _read(tree, meminfo, host or "localhost", None)
+
+
+def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> Topology:
+    warnings: list[str] = list(allowance.warnings) if allowance else []
+    system = root / "devices/system"
+    folders, claims = _nodes(system / "node", warnings)
+    cpus = read_cpus(system / "cpu", frozenset().union(*claims.values()), warnings)
+    if not cpus.online and allowance and allowance.cpus:
+        warnings.append(
+            f"{root} describes no CPU (a sandbox may hide them): each that this process may use is taken as a core"
+        )
+        cpus = Cpus(allowance.cpus, allowance.cpus, {}, {}, {}, {}, {})
+    if not cpus.online:
+        raise PlacementError(f"{root} describes no CPU: it must be a /sys or a saved copy of one, with devices/system/cpu")
+    members = _settle(claims, cpus, warnings)
+
+    node_of = {cpu: node for node, group in members.items() for cpu in group}
+    groups = physical_cores(cpus, node_of, warnings)
+    socket_of = cpus.sockets(node_of)
+    allowed = cpus.online if allowance is None or allowance.cpus is None else allowance.cpus
+    if not allowed & node_of.keys():
+        warnings.append("none of the CPUs that this process may use is described: all CPUs are taken to be usable")
+        allowed = cpus.online
+    cores: dict[int, list[Core]] = {node: [] for node in members}
+    for group in groups:
+        node = node_of[group[0]]
+        cores[node].append(Core(group, tuple(cpu for cpu in group if cpu in allowed), node, socket_of[group[0]]))
+
+    distances = _distances(folders, warnings)
+    memory = {node: _memory(folder / "meminfo") for node, folder in folders.items()}
+    if len(members) == 1:
+        # Memory that a virtual machine was given while running is in the machine's count before it is in the node's.
+        whole = _memory(meminfo)
+        memory = {node: max(filter(None, (memory.get(node), whole)), default=None) for node in members}
+    if unknown := [node for node in members if memory.get(node) is None]:
+        warnings.append(f"node {sysfs.format_list(unknown)}: how much memory there is cannot be read")
+    memory_nodes = allowance.memory_nodes if allowance else None
+    nodes = tuple(
+        Node(
+            id=node,
+            socket=min((core.socket for core in cores[node]), default=_nearest_socket(node, cores, distances)),
+            cores=tuple(cores[node]),
+            memory_bytes=memory.get(node),
+            memory_allowed=memory_nodes is None or node in memory_nodes or not memory_nodes & members.keys(),
+            distances=distances.get(node, {}),
+        )
+        for node in members
+    )
+    accelerators = read_accelerators(root, {node: frozenset(group) for node, group in members.items()})
+    return Topology(
+        host=host,
+        nodes=nodes,
+        accelerators=visible_here(accelerators) if allowance else accelerators,
+        memory_limit_bytes=allowance.memory_limit_bytes if allowance else None,
+        cpu_quota=allowance.cpu_quota if allowance else None,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _nodes(folder: Path, warnings: list[str]) -> tuple[dict[int, Path], dict[int, frozenset[int]]]:
+    """The online nodes' folders, and the CPUs that each claims. A machine without any is one node 0 that claims nothing."""
+    folders = sysfs.numbered(folder, "node")
+    online = sysfs.read_set(folder, "online") if not folders else sysfs.parse_list(sysfs.read_text(folder / "online"))
+    if folders and online:
+        if missing := online - folders.keys():
+            warnings.append(f"node {sysfs.format_list(missing)}: said to be online, but has no folder")
+        folders = {node: path for node, path in folders.items() if node in online} or folders
+    if not folders:
+        return {}, {0: frozenset()}
+    members = {}
+    for node, path in folders.items():
+        claimed = sysfs.read_set(path, "cpulist", "cpumap")
+        if claimed is None:
+            claimed = frozenset(sysfs.numbered(path, "cpu"))
+        members[node] = claimed
+    return folders, members
+
+
+def _settle(members: dict[int, frozenset[int]], cpus: Cpus, warnings: list[str]) -> dict[int, tuple[int, ...]]:
+    """Every online CPU in exactly one node."""
+    settled: dict[int, list[int]] = {node: [] for node in members}
+    placed: dict[int, int] = {}
+    for node, claimed in members.items():
+        if unknown := claimed - cpus.known:
+            warnings.append(f"node {node}: lists CPUs {sysfs.format_list(unknown)}, which do not exist")
+        if twice := claimed & placed.keys():
+            owners = sysfs.format_list({placed[cpu] for cpu in twice})
+            warnings.append(
+                f"CPUs {sysfs.format_list(twice)}: in node {owners} and in node {node}; taken as node {owners}'s"
+            )
+        for cpu in sorted((claimed & cpus.online) - placed.keys()):
+            placed[cpu] = node
+            settled[node].append(cpu)
+    strays = sorted(cpus.online - placed.keys())
+    if not strays:
+        return {node: tuple(group) for node, group in settled.items()}
+    nobody_claims = not placed
+    lost = []
+    for cpu in strays:
+        home = cpus.node_links.get(cpu)
+        if home not in settled:
+            home = next((placed[other] for other in sorted(cpus.siblings.get(cpu, ())) if other in placed), None)
+        if home is None and nobody_claims:
+            home = min(settled)
+        if home is None:
+            lost.append(cpu)
+            continue
+        placed[cpu] = home
+        settled[home].append(cpu)
+    if lost:
+        warnings.append(f"CPUs {sysfs.format_list(lost)}: online, but in no node; they are left out")
+    if nobody_claims and len(members) > 1:
+        warnings.append("no node says which CPUs it has")
+    return {node: tuple(sorted(group)) for node, group in settled.items()}
+
+
+def _distances(folders: dict[int, Path], warnings: list[str]) -> dict[int, dict[int, int]]:
+    """Each node's row. Rows have one number for each online node, in the order of their ids."""
+    table = {}
+    odd = []
+    for node, path in folders.items():
+        words = (sysfs.read_text(path / "distance") or "").split()
+        values = [int(word) for word in words if word.isdecimal()]
+        if len(values) == len(words) == len(folders):
+            table[node] = dict(zip(folders, values, strict=True))
+        elif words:
+            odd.append(node)
+    if odd:
+        warnings.append(f"node {sysfs.format_list(odd)}: distances do not match the online nodes and are not used")
+    return table
+
+
+def _memory(path: Path) -> int | None:
+    match = re.search(r"MemTotal:\s*(\d+)\s*kB", sysfs.read_text(path) or "")
+    return int(match[1]) * 1024 if match else None
+
+
+def _nearest_socket(node: int, cores: dict[int, list[Core]], distances: dict[int, dict[int, int]]) -> int:
+    """The socket that a node without CPUs hangs on."""
+    row = distances.get(node, {})
+
+    def distance(other: int) -> tuple[int, int, int]:
+        # Rows of memory-only nodes are sometimes all alike while the way there is not, so both directions count.
+        there, back = row.get(other, FAR_AWAY), distances.get(other, {}).get(node, FAR_AWAY)
+        return min(there, back), max(there, back), other
+
+    with_cores = [other for other, group in cores.items() if group]
+    return min(core.socket for core in cores[min(with_cores, key=distance)])

@@ -1,0 +1,148 @@
+"""Where replicas can sit: the cores and memory of a unit (a node, a socket or a machine), and how they are shared out.
+
+Pure: everything follows from the topology.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from outrider.runner.planning.topology import FAR_AWAY, Core, Node, Topology
+
+# From this many cores on, a machine can spare one for Ray and the driver.
+CORES_TO_SPARE_ONE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What one replica gets when it is alone: ``cores`` in the order of their nodes, and the memory that it may use.
+
+    ``extra`` is memory without cores (HBM, CXL) that is used only when ``memory`` is too small.
+    """
+
+    topology: Topology
+    name: str
+    cores: tuple[Core, ...]
+    memory: tuple[int, ...]
+    extra: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Free memory, by (host, node), while a plan is made. None is a node that does not tell, and takes anything."""
+
+    free: dict[tuple[str, int], int | None] = field(default_factory=dict)
+    limits: dict[str, int | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, hosts: Iterable[Topology]) -> Ledger:
+        ledger = cls()
+        for host in hosts:
+            ledger.limits[host.host] = host.memory_limit_bytes
+            for node in host.nodes:
+                ledger.free[host.host, node.id] = node.memory_bytes if node.memory_allowed else 0
+        return ledger
+
+    def room(self, host: str, nodes: Sequence[int]) -> int | None:
+        """How much these nodes can still take together; None is without a known bound."""
+        free = [self.free[host, node] for node in nodes]
+        total = None if None in free else sum(filter(None, free))
+        return min((bound for bound in (total, self.limits[host]) if bound is not None), default=None)
+
+    def take(self, host: str, nodes: Sequence[int], size: int) -> dict[int, int]:
+        """Book ``size`` bytes, on the earlier nodes first; the caller has asked ``room`` before."""
+        booked = {}
+        limit = self.limits[host]
+        if limit is not None:
+            self.limits[host] = limit - size
+        for node in nodes:
+            free = self.free[host, node]
+            part = size if free is None else min(size, free)
+            if free is not None:
+                self.free[host, node] = free - part
+            if part:
+                booked[node] = part
+                size -= part
+        return booked
+
+
+def working_cores(topology: Topology) -> tuple[Core, ...]:
+    """The cores that replicas may have: all usable ones, but one for Ray and the driver, and within the CPU quota."""
+    cores = topology.usable_cores
+    if len(cores) >= CORES_TO_SPARE_ONE:
+        # The largest node misses a core least.
+        spare = max(topology.nodes, key=lambda node: (len(node.usable_cores), -node.id)).usable_cores[0]
+        cores = tuple(core for core in cores if core != spare)
+    if topology.cpu_quota is not None:
+        cores = cores[: max(1, int(topology.cpu_quota))]
+    return cores
+
+
+def units(topology: Topology, per: str) -> list[Unit]:
+    """The units of a machine that have cores."""
+    working = working_cores(topology)
+    groups: dict[tuple[str, int], list[Node]] = {}
+    for node in topology.nodes:
+        key = {"node": ("node", node.id), "socket": ("socket", node.socket), "machine": ("machine", 0)}[per]
+        groups.setdefault(key, []).append(node)
+    found = []
+    for (kind, number), nodes in groups.items():
+        ids = {node.id for node in nodes}
+        cores = tuple(core for core in working if core.node in ids)
+        if not cores:
+            continue
+        homes = [node for node in nodes if node.usable_cores]
+        memory = memory_of(topology, homes)
+        # On a whole machine the nodes whose cores are out of reach may still give memory.
+        extra = [
+            node
+            for node in nodes
+            if per != "node" and node.has_memory and node.id not in memory and _nearest(node, homes) < FAR_AWAY
+        ]
+        extra.sort(key=lambda node: (_nearest(node, homes), node.id))
+        name = f"node {number}" if kind == "node" else f"socket {number}" if kind == "socket" else "the machine"
+        found.append(Unit(topology, name, cores, memory, tuple(node.id for node in extra)))
+    return found
+
+
+def _nearest(node: Node, homes: Sequence[Node]) -> int:
+    return min(home.distance(node) for home in homes)
+
+
+def memory_of(topology: Topology, homes: Iterable[Node]) -> tuple[int, ...]:
+    """The memory nodes of these nodes: each its own, or where it has none the nearest that has some."""
+    chosen: list[int] = []
+    for home in homes:
+        candidates = [node for node in topology.nodes if node.has_memory]
+        # A machine that tells of no memory at all still has some; the kernel knows where.
+        nearest = min(candidates, key=lambda node: (home.distance(node), node.id), default=home)
+        chosen.append((home if home.has_memory else nearest).id)
+    return tuple(dict.fromkeys(chosen))
+
+
+def divide(cores: Sequence[Core], replicas: int) -> list[tuple[Core, ...]]:
+    """Share a unit's cores among replicas, keeping each on as few nodes as possible. Every replica gets a core."""
+    by_node: dict[int, list[Core]] = {}
+    for core in cores:
+        by_node.setdefault(core.node, []).append(core)
+    if replicas >= len(by_node):
+        seats = dict.fromkeys(by_node, 1)
+        for _ in range(replicas - len(by_node)):
+            roomiest = max(by_node, key=lambda node: (len(by_node[node]) / (seats[node] + 1), -node))
+            seats[roomiest] += 1
+        return [part for node, group in by_node.items() for part in _even(group, seats[node])]
+    if len(by_node) % replicas == 0:
+        nodes = list(by_node.values())
+        width = len(nodes) // replicas
+        return [
+            tuple(core for group in nodes[start : start + width] for core in group) for start in range(0, len(nodes), width)
+        ]
+    return _even(cores, replicas)
+
+
+def _even(cores: Sequence[Core], parts: int) -> list[tuple[Core, ...]]:
+    """Consecutive parts whose sizes differ by one at most."""
+    edges = [len(cores) * part // parts for part in range(parts + 1)]
+    return [tuple(cores[first:last]) for first, last in pairwise(edges)]

@@ -1,0 +1,117 @@
+"""The report's section on pinning: what each actor asked for and what it got, by core and by actor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from outrider.runner.report.charts import number, replica_color
+from outrider.runner.report.markup import Markup, table, tag, together
+
+# A larger machine's cores are told in the table alone.
+MOST_CELLS = 512
+
+
+def placement(pinning: Sequence[dict[str, Any]]) -> Markup:
+    if not pinning:
+        return tag("section", tag("h2", "Placement"), tag("p", "No replica has come up yet."))
+    actors = sorted(pinning, key=lambda actor: (actor["replica"], actor["role"] != "target"))
+    return tag(
+        "section",
+        tag("h2", "Placement: asked and got"),
+        tag("p", "Read back from the kernel in each worker, once its weights were loaded."),
+        *_hosts(actors),
+        table(
+            ["actor", "on", "cores asked", "got", "memory asked", "got", "threads", "weights lie on", "as asked"],
+            [_row(actor) for actor in actors],
+            numeric_from=99,
+        ),
+    )
+
+
+def layouts(found: dict[str, dict[str, Any]]) -> Markup:
+    """How each target and its draft share their cores, and what was measured of the other ways."""
+    names = list(dict.fromkeys(name for layout in found.values() for name in layout["rates"]))
+    if not found:
+        return Markup("")
+    rows: list[list[object]] = [
+        [f"replica {replica}", layout["took"], *(_rate(layout["rates"].get(name)) for name in names), layout["sentence"]]
+        for replica, layout in sorted(found.items(), key=lambda item: int(item[0]))
+    ]
+    return tag(
+        "section",
+        tag("h2", "Layout"),
+        tag("p", "How target and draft share their cores, with the tokens a second of each way that was tried."),
+        table(["", "took", *names, "why"], rows, numeric_from=99),
+    )
+
+
+def _rate(tokens_a_second: float | None) -> str:
+    return "not tried" if tokens_a_second is None else number(tokens_a_second)
+
+
+def _hosts(actors: Sequence[dict[str, Any]]) -> Iterable[Markup]:
+    for host in dict.fromkeys(actor["host"] for actor in actors):
+        here = [actor for actor in actors if actor["host"] == host]
+        cores = sorted({core for actor in here for core in (*actor["asked"]["cores"], *actor["cores"])})
+        if 0 < len(cores) <= MOST_CELLS:
+            yield tag("p", f"Cores of {host}")
+            yield tag("ul", *(_cell(core, here) for core in cores), class_="cores")
+
+
+def _cell(core: int, actors: Sequence[dict[str, Any]]) -> Markup:
+    lines, astray = [], False
+    for actor in actors:
+        asked, got = core in actor["asked"]["cores"], core in actor["cores"]
+        if not asked and not got:
+            continue
+        astray |= asked != got
+        word = "" if asked and got else " asked, not got" if asked else " got, not asked"
+        swatch = tag("i", class_=f"swatch series-{replica_color(actor['replica'])}", aria_hidden="true")
+        lines.append(tag("span", swatch, f"{actor['role']} {actor['replica']}{word}"))
+    return tag("li", tag("b", f"core {core}"), *lines, class_="off" if astray else None)
+
+
+def _row(actor: dict[str, Any]) -> list[object]:
+    asked = actor["asked"]
+    differences, warnings = actor.get("differences", ()), actor.get("warnings", ())
+    verdict = (
+        together(*(tag("div", each, class_="not-as-asked") for each in (*differences, *warnings)))
+        if differences or warnings
+        else tag("span", "yes", class_="as-asked")
+    )
+    device = "" if asked.get("device", "cpu") == "cpu" else f", {asked['device']}"
+    got_threads = actor["threads"] if actor.get("kernel_threads") is None else actor["kernel_threads"]
+    return [
+        f"{actor['role']} {actor['replica']}",
+        f"{actor['host']}, process {actor['pid']}{device}",
+        ranges(asked["cores"]),
+        ranges(actor["cores"]),
+        f"node {ranges(asked['memory_nodes'])}" if asked["memory_nodes"] else "any",
+        _policy(actor),
+        f"{asked['threads']} asked, {got_threads} got",
+        _pages(actor.get("weight_pages") or {}),
+        verdict,
+    ]
+
+
+def _policy(actor: dict[str, Any]) -> str:
+    nodes = ranges(actor["memory_nodes"])
+    return f"{actor['memory_policy']} {nodes}".strip()
+
+
+def _pages(pages: dict[str, int]) -> str:
+    """Of the sampled pages of the weights, which share lies on which node."""
+    total = sum(pages.values())
+    return ", ".join(f"node {node}: {100 * count / total:.0f}%" for node, count in pages.items()) if total else "unknown"
+
+
+def ranges(members: Iterable[int]) -> str:
+    """As numactl writes them: 0-3,8."""
+    found: list[list[int]] = []
+    for member in sorted(members):
+        if found and member == found[-1][1] + 1:
+            found[-1][1] = member
+        else:
+            found.append([member, member])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)

@@ -1,0 +1,129 @@
+"""The compiled choice of a token against its definition, score for score and token for token."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_models import LLAMA, packed, tokens
+
+from outrider.kernels import arithmetic, library, native
+from outrider.kernels.native import Feeding
+from outrider.kernels.program import Format
+from outrider.workers.engines import sampling as definition
+from outrider.workers.messages import Sampling
+
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from((0.0, 0.3, 0.7, 1.0, 1.7)),
+    top_k=st.sampled_from((0, 1, 3, 40, 5000)),
+    top_p=st.sampled_from((1.0, 0.95, 0.5, 0.01)),
+    min_p=st.sampled_from((0.0, 0.02, 0.4)),
+    seed=st.integers(0, 2**64 - 1),
+    sample=st.integers(0, 7),
+    repetition_penalty=st.sampled_from((1.0, 1.3, 0.8)),
+    presence_penalty=st.sampled_from((0.0, 0.6)),
+    frequency_penalty=st.sampled_from((0.0, -0.4, 1.1)),
+    logit_bias=st.lists(st.tuples(st.integers(0, 4), st.sampled_from((-100.0, 3.5))), max_size=3).map(tuple),
+    min_tokens=st.sampled_from((0, 1, 8, 30)),
+    end_tokens=st.one_of(st.none(), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
+)
+
+
+def counts(history: list[int]) -> dict[int, int]:
+    return {token: history.count(token) for token in history}
+
+
+@pytest.mark.parametrize("isa", library.available_instruction_sets())
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_scores_and_choices_are_the_definitions(isa, data):
+    vocabulary = data.draw(st.sampled_from((5, 17, 64, 1000, 4099)))
+    generator = np.random.default_rng(data.draw(st.integers(0, 1 << 16)))
+    logits = (generator.standard_normal(vocabulary) * data.draw(st.sampled_from((0.1, 3.0, 30.0)))).astype(np.float32)
+    if data.draw(st.booleans()):
+        logits = np.round(logits)  # many equal scores
+    history = generator.integers(0, vocabulary, data.draw(st.integers(0, 30))).tolist()
+    prompt = data.draw(st.integers(0, len(history)))
+    sampling = data.draw(SAMPLINGS)
+    past = counts(history[:prompt]), counts(history[prompt:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTRIDER_ISA", isa)
+        token, runner_up, lead, scores = native.choose(logits, sampling, history, prompt)
+        # Where the scores are not asked for some choices take a shorter way.
+        assert native.choose(logits, sampling, history, prompt, False)[:3] == (token, runner_up, lead)
+    wanted_scores = definition.process(logits, sampling, *past)
+    np.testing.assert_array_equal(scores, wanted_scores)
+    wanted, wanted_lead = definition.choose(logits, sampling, len(history), *past)
+    assert token == wanted
+    assert lead == wanted_lead
+    if not sampling.greedy:
+        wanted_scores += arithmetic.gumbel(sampling.seed, sampling.sample, len(history), vocabulary)
+    wanted_scores[wanted] = -np.inf
+    assert runner_up == (wanted_scores.argmax() if wanted_scores.max() > -np.inf else -1)
+
+
+@pytest.mark.parametrize("isa", library.available_instruction_sets())
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_log_probabilities_are_the_definitions(isa, data):
+    vocabulary = data.draw(st.sampled_from((1, 5, 17, 64, 1000, 4099)))
+    generator = np.random.default_rng(data.draw(st.integers(0, 1 << 16)))
+    logits = (generator.standard_normal(vocabulary) * data.draw(st.sampled_from((0.0, 0.1, 3.0, 400.0)))).astype(np.float32)
+    if data.draw(st.booleans()):
+        logits = np.round(logits)  # many equal scores
+    chosen = data.draw(st.integers(0, vocabulary - 1))
+    count = data.draw(st.integers(0, min(20, vocabulary)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTRIDER_ISA", isa)
+        found = native.log_probabilities(logits, chosen, count)
+    assert found == definition.log_probabilities(logits, chosen, count)
+
+
+@pytest.mark.parametrize(("chosen", "count"), [(40, 0), (-1, 0), (0, 41), (0, -1)])
+def test_log_probabilities_that_cannot_be_are_refused(chosen, count):
+    with pytest.raises(library.KernelError, match="of a vocabulary of 40"):
+        native.log_probabilities(np.zeros(40, np.float32), chosen, count)
+
+
+def test_every_position_of_a_pass_has_its_own_past_and_noise():
+    model = packed(LLAMA, Format.W8A8)
+    text, prompt = tokens(LLAMA, 40), 12
+    sampling = Sampling(
+        temperature=0.9,
+        top_p=0.9,
+        seed=77,
+        sample=3,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=0.3,
+        min_tokens=20,
+        end_tokens=tuple(range(0, LLAMA.vocabulary, 2)),
+    )
+    with model.model(threads=2) as engine:
+        row = engine.open(sampling, prompt)
+        engine.forward([Feeding(row, text[:10], choose=0)])
+        other = Feeding(engine.open(), text[:9], choose=3, logprobs=0)
+        answer, _ = engine.forward([Feeding(row, text[10:], choose=30, logits=30, logprobs=5), other])
+        for index, logits in enumerate(answer.logits):
+            length = 11 + index
+            past = counts(text[:length][:prompt]), counts(text[prompt:length])
+            token, lead = definition.choose(logits, sampling, length, *past)
+            assert (token, lead) == (answer.tokens[index], answer.margins[index]), f"after {length} tokens"
+            assert answer.logprobs[index] == definition.log_probabilities(logits, token, 5)
+            assert token % 2 or length >= prompt + 20, "an end token before min_tokens"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_logit_that_is_no_number_is_an_error(bad):
+    logits = np.zeros(40, np.float32)
+    logits[33] = bad
+    with pytest.raises(library.KernelError, match="not a finite number"):
+        native.choose(logits, Sampling(), [], 0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1.0}, {"repetition_penalty": 0.0}, {"logit_bias": ((99, 1.0),)}, {"end_tokens": (99,)}]
+)
+def test_parameters_that_cannot_be_are_refused(wrong):
+    with pytest.raises(library.KernelError):
+        native.choose(np.zeros(40, np.float32), Sampling(**wrong), [], 0)

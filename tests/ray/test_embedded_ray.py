@@ -1,0 +1,219 @@
+"""The embedded Ray as it is: where it lives, who can reach it, and what is left of it. Also run on the oldest Ray."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import (
+    DEADLINE,
+    children_titled,
+    described,
+    finish,
+    known,
+    outrider,
+    rows_done,
+    start,
+    wait_for,
+    wait_for_rows,
+)
+
+from outrider.workers.machine.private_folder import SOCKET_PATH_BYTES
+from outrider.workers.ray_compat import longest_below_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
+OWN = f"outrider-{os.getuid()}"
+SPECULATING = ("--draft-tokens", "4", "--batch", "2")
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place for temporary files that no other job on this machine uses, with a short path."""
+    folder = Path("/tmp") / f"o{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def left() -> set[str]:
+    """What lies in places that all users share, and where this test's jobs have their folders."""
+    root = Path(os.environ["TMPDIR"])
+    return {
+        str(path) for folder in (Path("/dev/shm"), root / OWN, root / "ray") if folder.is_dir() for path in folder.iterdir()
+    }
+
+
+def assert_nothing_more_than(before: set[str]) -> None:
+    """Soon: another job on this machine may be opening semaphores of its own at this moment."""
+    deadline = time.monotonic() + 10
+    while more := left() - before - {"/dev/shm/outrider-cores"}:
+        assert time.monotonic() < deadline, more
+        time.sleep(0.1)
+
+
+IN_ONE_PROCESS = """
+import os, sys, stat, psutil
+from pathlib import Path
+from outrider.runner.hosts.ray_start import local_ray
+from outrider.workers import ray_compat
+with local_ray(1, {}) as lost:
+    import ray  # it reads its settings when it is imported
+    node = ray_compat.own_node()
+    folder = node.session.parent
+    assert all(stat.S_IMODE(each.stat().st_mode) == 0o700 for each in (folder, folder.parent)), folder
+    assert max(len(str(path)) for path in node.sockets) <= len(str(folder)) + 1 + ray_compat.longest_below_folder()
+    assert all(path.is_socket() for path in node.sockets)
+    assert ray_compat.session_folder() == node.session
+    raylet = psutil.Process(node.processes["raylet"][0].pid)
+    assert ray_compat.session_folder_of(raylet.cmdline()) == node.session
+    assert ray.get(ray.remote(num_cpus=0)(lambda: 7).remote()) == 7
+    assert lost() is None
+    print(folder)
+assert not folder.exists()
+assert psutil.Process().children(recursive=True) == []
+"""
+
+
+def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("tmpdir", ["", "x" * 200], ids=["usual", "long TMPDIR"])
+def test_it_starts_in_a_folder_of_its_own_and_leaves_nothing(tmpdir: str, tmp_path: Path) -> None:
+    before = left()
+    (tmp_path / tmpdir).mkdir(exist_ok=True)
+    done = python(IN_ONE_PROCESS, **({"TMPDIR": str(tmp_path / tmpdir)} if tmpdir else {}))
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    assert folder.parent.name == OWN and len(str(folder)) + 1 + longest_below_folder() <= SOCKET_PATH_BYTES
+    assert_nothing_more_than(before)
+
+
+UNSAFE = """
+import sys, psutil
+from outrider.runner.hosts.ray_start import local_ray
+from outrider.runner.hosts.ray_watch import Descendants
+from outrider.workers import ray_compat
+from outrider.workers.errors import JobError
+if sys.argv[1] == "renamed":
+    from ray._private import services
+    services.resolve_ip = services.resolve_ip_for_localhost
+    del services.resolve_ip_for_localhost
+else:
+    # A Ray that has the part, and takes no notice of it.
+    ray_compat.LOOPBACK = ray_compat.LOOPBACK._replace(make=lambda before: lambda host: "0.0.0.0")
+    from outrider.runner.hosts import ray_start as cluster
+    cluster.LOOPBACK = "0.0.0.0"
+try:
+    with local_ray(1, {}):
+        print("taken for safe")
+except JobError as error:
+    print(error)
+wide = [each.laddr for child in psutil.Process().children(recursive=True) for each in child.net_connections("tcp")]
+print(wide)
+"""
+
+
+def test_a_ray_that_would_listen_everywhere_is_refused_and_ended() -> None:
+    renamed = subprocess.run(
+        [sys.executable, "-c", UNSAFE, "renamed"], capture_output=True, text=True, check=False, timeout=DEADLINE
+    )
+    assert "has no ray._private.services.resolve_ip_for_localhost, which outrider needs to keep" in renamed.stdout, renamed
+    assert renamed.stdout.endswith("\n[]\n")
+    deaf = subprocess.run(
+        [sys.executable, "-c", UNSAFE, "deaf"], capture_output=True, text=True, check=False, timeout=DEADLINE
+    )
+    assert "listens beyond the loopback address although it was told not to (at 0.0.0.0:" in deaf.stdout, deaf
+    assert deaf.stdout.endswith(": it has been ended\n[]\n")
+
+
+def test_a_job_speculates_through_shared_memory_and_leaves_nothing(tmp_path: Path) -> None:
+    before = left()
+    job = tmp_path / "job"
+    done = outrider("run", EXAMPLES, "-o", job, "--draft-tokens", "4")
+    assert done.returncode == 0, done.stderr
+    told = described(job)
+    assert told["summary"]["failed"] == 0 and told["summary"]["accepted"] > 0
+    assert [costs["line"] for costs in told["costs"].values()] == ["shared memory"]
+    assert_nothing_more_than(before)
+    assert stat.S_IMODE(job.stat().st_mode) == 0o700
+
+
+def test_what_a_run_leaves_of_which_everything_was_killed_the_next_removes(tmp_path: Path) -> None:
+    before = left()
+    job = tmp_path / "job"
+    process = start("run", EXAMPLES, "-o", job, *SPECULATING)
+    wait_for_rows(process, job, 1)
+    everything = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for each in everything:
+        each.kill()
+    process.wait()
+    psutil.wait_procs(everything, timeout=10)
+    assert len(left() - before) >= 1, "its folder"
+    done = outrider("run", EXAMPLES, "-o", job, *SPECULATING)
+    assert done.returncode == 0, done.stderr
+    assert_nothing_more_than(before)
+
+
+def raylet_of(process: subprocess.Popen[str]) -> psutil.Process | None:
+    return next((each for each in psutil.Process(process.pid).children() if each.name() == "raylet"), None)
+
+
+@pytest.mark.parametrize("how", ["stopped", "socket"])
+def test_a_raylet_that_cannot_be_used_is_noticed_and_the_job_goes_on(how: str, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"id": "r{n}", "prompt": "def f{n}(x):", "max_tokens": 400}}\n' for n in range(300)))
+    process = start("run", rows, "-o", job, "--draft", "none", "--batch", "1", "--start-deadline", "6")
+    wait_for_rows(process, job, 1)
+    raylet = raylet_of(process)
+    assert raylet is not None
+    if how == "stopped":
+        raylet.send_signal(signal.SIGSTOP)
+    else:
+        [word] = [word for word in raylet.cmdline() if word.startswith("--raylet_socket_name=")]
+        Path(word.partition("=")[2]).unlink()
+    [target] = children_titled(process.pid, "ray::TargetActor")
+    target.kill()
+    at = time.monotonic()
+    wait_for(process, lambda: (known(job, "ray_losses") or []) != [], "word of it")
+    assert time.monotonic() - at < 60
+    wait_for_rows(process, job, rows_done(job) + 2)
+    process.terminate()
+    output = finish(process, 130)
+    said = "has not answered for" if how == "stopped" else "has been removed or replaced"
+    assert said in output and "it is started anew, and the job goes on" in output, output
+    assert not raylet.is_running()
+
+
+def test_a_raylet_that_stops_before_it_is_up_is_said(tmp_path: Path) -> None:
+    process = start("run", EXAMPLES, "-o", tmp_path / "job", "--draft", "none")
+    wait_for(process, lambda: raylet_of(process) is not None, "raylet")
+    raylet = raylet_of(process)
+    assert raylet is not None
+    raylet.send_signal(signal.SIGSTOP)
+    at = time.monotonic()
+    output = finish(process, 1)
+    assert time.monotonic() - at < 120
+    assert "outrider: " in output
+    assert not raylet.is_running()

@@ -1,0 +1,213 @@
+"""A world for the driver: replicas that are fakes, futures that are answered when the test says so."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from outrider.runner.driving import driver as module
+from outrider.runner.driving.driver import Driver
+from outrider.runner.hosts.this_machine import OneHost
+from outrider.runner.job.journal import Journal, StoredRow
+from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.planning.placement import PlannedActor
+from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
+from outrider.runner.report.trace import TraceFile
+from outrider.workers.machine.pinning import Launch
+from outrider.workers.messages import (
+    Harvest,
+    ModelSpec,
+    Progress,
+    Row,
+    RowFailure,
+    RowResult,
+    Seat,
+    ServeSpec,
+    Slice,
+    Trace,
+    WorkerReport,
+)
+
+REPORT = WorkerReport(
+    pid=1, host="here", load_seconds=1.0, engine="fake", notes=("a note",), path={"engine": "fake"},
+    pinned={"warnings": ()}, differences=("core 3 is not core 2",))  # fmt: skip
+PLANNED = PlannedActor("target", 0, "here", (0,), (), 1, "cpu", "", {}, (), {})
+PLAN = ReplicaPlan(
+    ActorPlan(ModelSpec("/models/tiny", "hf", "fp32"), PLANNED, Seat(Launch(PLANNED.pin, "affinity", (), "python3"))),
+    None,
+    ServeSpec(batch=4, draft_tokens=3),
+)
+
+
+class Future:
+    """Answers are made when they are asked for, so that a harvest holds what was submitted until then."""
+
+    def __init__(self, answer: Callable[[], Any], ready: bool = True) -> None:
+        self.answer, self.ready = answer, ready
+
+
+class World:
+    """What the replicas do: ``deaths`` says on which rows a target dies, ``fails`` which rows it refuses."""
+
+    def __init__(self) -> None:
+        self.poison: set[int] = set()
+        self.refused: set[int] = set()
+        self.never_up: set[int] = set()
+        self.dies_at_start: dict[int, Exception] = {}
+        self.starts: list[int] = []
+        self.submitted: list[int] = []
+        self.cancelled: list[int] = []
+        # Rows that a replica never ends, as (replica, row).
+        self.hangs_on: set[tuple[int, int]] = set()
+        self.after_harvest: Callable[[], None] = lambda: None
+        self.draft_deaths = 0
+
+
+class FakeReplica:
+    def __init__(self, number: int, plan: ReplicaPlan, world: World) -> None:
+        self.number, self.plan, self.world = number, plan, world
+        self.report: WorkerReport | None = None
+        self.pending: dict[Any, str] = {}
+        self.rows: deque[Row] = deque()
+        self.rounds = 0
+        self.harvesting = False
+        self.stopped = 0
+        self.unsent: frozenset[int] = frozenset()
+
+    def start(self) -> None:
+        self.world.starts.append(self.number)
+        self.report = None
+        self.rounds = 0
+        if self.number in self.world.dies_at_start:
+            self._promise("target ready", self.world.dies_at_start[self.number])
+        elif self.number not in self.world.never_up:
+            self._promise("target ready", REPORT)
+        else:
+            self.pending[Future(lambda: None, ready=False)] = "target ready"
+        self.start_draft()
+
+    def start_draft(self) -> None:
+        if self.world.draft_deaths:
+            self.world.draft_deaths -= 1
+            self._promise("draft gone", RayActorError())
+
+    def _promise(self, what: str, value: Any) -> None:
+        self.pending[Future(lambda: value)] = what
+
+    def target_is_ready(self, report: WorkerReport) -> None:
+        self.report = report
+
+    def draft_is_gone(self) -> bool:
+        return True
+
+    def harvested(self) -> None:
+        self.harvesting = False
+
+    def harvest(self, seconds: float) -> None:
+        if self.report is not None and not self.harvesting:
+            self.harvesting = True
+            self.pending[Future(self._harvest)] = "harvest"
+
+    def cancel(self, keys: Sequence[int]) -> None:
+        self.world.cancelled.extend(keys)
+        self.rows = deque(row for row in self.rows if row.key not in keys)
+
+    def _harvest(self) -> Any:
+        self.world.after_harvest()
+        free = [row for row in self.rows if (self.number, row.key // MOST_SAMPLES) not in self.world.hangs_on]
+        some = free[:2]
+        self.rows = deque(row for row in self.rows if row not in some)
+        if any(row.key // MOST_SAMPLES in self.world.poison for row in some):
+            return RayActorError()
+        self.rounds += len(some)
+        ended = tuple(
+            RowFailure(row.key, "cannot be")
+            if row.key // MOST_SAMPLES in self.world.refused
+            else RowResult(row.key, (1, 2), f"text {row.sampling.sample}", "stop", 1, 3, 2, 0.1)
+            for row in some
+        )
+        progress = Progress(rounds=self.rounds, row_rounds=self.rounds, tokens=2 * self.rounds)
+        progress.prompt_tokens, progress.prompt_tokens_reused = 5 * self.rounds, 3 * self.rounds
+        return Harvest(ended, progress, self._slices())
+
+    def _slices(self) -> Trace:
+        now = time.perf_counter_ns()
+        return Trace((Slice("verify", now, now + 1, 1, 1),)) if self.plan.serve.trace else Trace()
+
+    def align(self, role: str, trace: TraceFile) -> None:
+        trace.align(self.number, role, time.perf_counter)
+
+    def last_traces(self) -> Iterator[tuple[str, Trace]]:
+        yield "target", self._slices()
+
+    def submit(self, rows: Sequence[Row]) -> None:
+        self.rows.extend(rows)
+        self.world.submitted.extend(row.key // MOST_SAMPLES for row in rows)
+
+    def stop(self) -> None:
+        self.report = None
+        self.harvesting = False
+        self.pending.clear()
+        self.rows.clear()
+        self.stopped += 1
+
+
+def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Replicas and Ray as the driver's module will find them from here on."""
+    made = World()
+    monkeypatch.setattr(module, "Replica", lambda number, plan: FakeReplica(number, plan, made))
+
+    turns = count()
+
+    def wait(futures: list[Future], num_returns: int, timeout: float) -> tuple[list[Future], list[Future]]:
+        assert 1 <= num_returns <= len(futures)
+        ready = [future for future in futures if future.ready]
+        # Now one answer, now all of them.
+        turn = next(turns)
+        ready = ready[turn % len(ready) :][: num_returns if turn % 3 else 1] if ready else []
+        return ready, [future for future in futures if future not in ready]
+
+    def get(future: Future) -> Any:
+        value = future.answer()
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    monkeypatch.setattr(module.ray, "wait", wait)
+    monkeypatch.setattr(module.ray, "get", get)
+    return made
+
+
+REQUEST = {
+    "max_tokens": 5, "n": 1, "stop": [], "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1,
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": [],
+}  # fmt: skip
+
+
+def fill(journal: Journal, count: int, samples: int = 1) -> None:
+    request = {**REQUEST, "n": samples}
+    journal.fill((StoredRow(n, f"id-{n}", n + 1, "completion", request, (1, 2)) for n in range(count)), [], {})
+
+
+def driver(journal: Journal, replicas: int = 1, batch: int = 4, traced: bool = False, **options: Any) -> Driver:
+    plan = replace(PLAN, serve=ServeSpec(batch=batch, draft_tokens=3, trace=traced))
+    given = {
+        "agree_on_path": lambda path: None,
+        "fleet": OneHost(lambda: None, lambda: None, lambda: None),
+        "show": lambda totals: None,
+        "start_deadline": 60.0,
+        **options,
+    }
+    return Driver(journal, [plan] * replicas, "tiny", **given)
+
+
+def ids(journal: Journal, state: int) -> list[str]:
+    return [json.loads(record)["custom_id"] for record in journal.records(state)]

@@ -1,0 +1,189 @@
+"""``outrider run`` on a job so small that it can be broken at each of its writes, in a process that is ready for it.
+
+    LD_PRELOAD=faults.so python tests/small_job.py
+
+reads requests (JSON, one a line) and answers each with what became of a run in a fork of this process. The command, the
+journal, the admission, the driver and the results are the real ones; models and Ray are not (``virtual_ray.py``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Self
+from unittest import mock
+
+from virtual_ray import Fate, Future, TargetActor, VirtualRay, in_place_of_ray
+
+from outrider.runner import options as config
+from outrider.runner import run_job as running
+from outrider.runner.cli import machine as cli_machine
+from outrider.runner.cli import main as cli
+from outrider.runner.driving import driver
+from outrider.runner.hosts.this_machine import OneHost
+from outrider.runner.job import admission, journal, results
+from outrider.runner.job import directory as job
+from outrider.runner.job.directory import open_job
+from outrider.runner.job.journal import Journal
+from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.planning.placement import PlannedActor
+from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
+from outrider.runner.report import page as report_page
+from outrider.runner.report import report
+from outrider.workers.machine.pinning import Launch
+from outrider.workers.messages import ModelSpec, Row, Seat, ServeSpec
+from outrider.workers.models.cards import ModelCard
+
+# Imported before the first fork, which so costs nothing.
+READY = (admission, cli_machine, config, driver, report_page)
+CARD = ModelCard("tiny", "/models/tiny", "llama", 20, 100, "float32", (0,), 5, "d")
+POISON = 4
+INPUT = [
+    *({"id": f"row {n}", "prompt": "x" * (n + 1), "seed": n, "max_tokens": 2 + n % 4} for n in range(POISON)),
+    {"id": "poison", "prompt": "x", "max_tokens": 3},
+    {"id": "several", "prompt": "xyz", "n": 2, "max_tokens": 4},
+    {"id": "bad", "prompt": ""},
+    *({"id": f"row {n}", "prompt": "x", "seed": n, "max_tokens": 3} for n in range(7, 12)),
+]
+EXIT_CODE = running.SOME_FAILED
+
+
+class FakeOffice:
+    """A token a letter."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def prepare_pair(self, target: str, draft: str, say: Callable[[str], None]) -> tuple[ModelCard, None, str, list[str]]:
+        return CARD, None, "none", []
+
+    def check_unchanged(self, card: ModelCard) -> None:
+        pass
+
+    def check_weights(self, path: str, engine: str, allow_pickle: bool) -> None:
+        pass
+
+    def native_refuses(self, path: str) -> str | None:
+        return None
+
+    def begin_to_encode(self, path: str, prompts: list[str]) -> Callable[[], list[tuple[int, ...] | str]]:
+        return lambda: [tuple(ord(letter) % 100 for letter in one) or "it is empty" for one in prompts]
+
+
+class OnePoison(Fate):
+    """A row that kills its target, so that attempts and errors are written, too."""
+
+    def __init__(self, ray: VirtualRay) -> None:
+        self._ray = ray
+
+    def seconds_a_token(self) -> float:
+        return 0.6
+
+    def fatal(self, target: TargetActor, row: Row) -> float | None:
+        return 0.1 if row.key // MOST_SAMPLES == POISON else None
+
+
+def one_host(ray: VirtualRay) -> Callable[..., Any]:
+    def sign_of_life() -> Future:
+        future = Future()
+        future.settle(None)
+        return future
+
+    @contextmanager
+    def here(*_: object) -> Iterator[tuple[OneHost, list[ReplicaPlan]]]:
+        planned = PlannedActor("target", 0, "here", (0,), (), 1, "cpu", "", {}, (), {})
+        seat = Seat(Launch(planned.pin, "affinity", (), "python3"))
+        target = ActorPlan(ModelSpec(CARD.path, "hf", "fp32"), planned, seat)
+        plan = ReplicaPlan(target, None, ServeSpec(batch=2, draft_tokens=3))
+        yield OneHost(lambda: None, lambda: None, sign_of_life), [plan, plan]
+
+    return here
+
+
+def run(folder: Path, network: bool, mark: Callable[[str], None]) -> None:
+    """The command to its end, as a user would have it; ``mark`` is told what it may rely on from there on."""
+    ray = VirtualRay(1)
+    directory = folder / "job"
+    record, fill, write = Journal.record, Journal.fill, results.write_atomically
+
+    def recorded(self: Journal, done: Any, failed: Any, totals: Any = None) -> None:
+        record(self, done, failed, totals)
+        for row, text in (*done, *failed):
+            mark(f"row {row} {digest(text)}")
+
+    def filled(self: Journal, *arguments: Any, **options: Any) -> None:
+        fill(self, *arguments, **options)
+        mark("filled")
+
+    def written(path: Path, lines: Iterable[str]) -> None:
+        lines = list(lines)
+        mark(f"begins {path.name} {digest(''.join(line + chr(10) for line in lines))}")
+        write(path, lines)
+        mark(f"file {path.name}")
+
+    def look() -> None:
+        """Somebody asks for the results while the job runs."""
+        reader = open_job(directory)
+        results.write_results(reader, directory)
+        reader.close()
+
+    ray.later(4.0, look)
+    words = [str(folder.parent / "input.jsonl"), "-o", str(directory), "--skip-bad", "--json", "--engine", "hf"]
+    patches = [
+        mock.patch.multiple(running, Office=FakeOffice, one_host=one_host(ray)),
+        mock.patch.multiple(Journal, record=recorded, fill=filled),
+        mock.patch.object(journal, "on_network_file_system", lambda path, mounts: network),
+        mock.patch.object(sys, "argv", ["outrider", "run", *words]),
+        *(mock.patch.object(module, "write_atomically", written) for module in (results, job, report)),
+        in_place_of_ray(ray, lambda: OnePoison(ray)),
+    ]
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        cli.main()
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_in_fork(asked: dict[str, Any], faults: ctypes.CDLL) -> dict[str, Any]:
+    """Folder, log, and the fault with its place, as faults.c wants them."""
+    said = Path(asked["log"]).with_suffix(".said")
+    if (child := os.fork()) == 0:
+        with said.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        code = 1
+        try:
+            folder, log = str(asked["folder"]).encode(), str(asked["log"]).encode()
+            faults.faults_arm(folder, log, ctypes.c_long(asked["at"]), asked["fault"], asked["error"])
+            run(Path(asked["folder"]), asked["network"], lambda text: faults.faults_mark(text.encode()))
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    return {"code": os.waitstatus_to_exitcode(status), "said": said.read_text(errors="replace")}
+
+
+def main() -> None:
+    faults = ctypes.CDLL(None)
+    for line in sys.stdin:
+        print(json.dumps(run_in_fork(json.loads(line), faults)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

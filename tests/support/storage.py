@@ -1,0 +1,439 @@
+"""A small job is broken at each of its writes and syncs, one after the other, and has to come out whole every time.
+
+``faults.c`` counts and logs what the job does to its files. Each operation is then failed, cut short, or made the last one
+of the process; and from the log follow the states in which a power cut may leave the disk at each moment: whatever was not
+synced may be missing, in any combination, and what was being written may be torn.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from small_job import EXIT_CODE, INPUT, digest
+
+from outrider.runner.job.journal import DONE, FAILED, Journal
+
+HERE = Path(__file__).parent
+SECTOR = 512
+WRITE, TRUNCATE, SYNC, CREATE, MAKE_FOLDER, RENAME, REMOVE, MARK = range(1, 9)
+NO_FAULT, DIE_BEFORE, DIE_AFTER, DIE_AMID, FAIL, FAIL_FROM_NOW_ON, SHORT, SHORT_THEN_FAIL = range(8)
+# By name: the fault, the error where it is one, and whether it is one of writes alone.
+FAULTS = {
+    "killed before": (DIE_BEFORE, 0, False),
+    "killed after": (DIE_AFTER, 0, False),
+    "killed amid": (DIE_AMID, 0, True),
+    "EIO once": (FAIL, errno.EIO, False),
+    "EIO from now on": (FAIL_FROM_NOW_ON, errno.EIO, False),
+    "ENOSPC once": (FAIL, errno.ENOSPC, False),
+    "ENOSPC from now on": (FAIL_FROM_NOW_ON, errno.ENOSPC, False),
+    "short": (SHORT, 0, True),
+    "short, then ENOSPC": (SHORT_THEN_FAIL, errno.ENOSPC, True),
+}
+RECORD = struct.Struct("<BBHHIq")
+Image = dict[str, bytes | None]
+
+
+def compiler() -> str | None:
+    return shutil.which("gcc") or shutil.which("cc")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    what: int
+    succeeded: bool
+    path: str
+    other: str
+    data: bytes
+    offset: int
+
+
+def read_log(path: Path) -> list[Operation]:
+    content, at, found = path.read_bytes(), 0, []
+    while at < len(content):
+        what, succeeded, first, second, size, offset = RECORD.unpack_from(content, at)
+        at += RECORD.size
+        names = content[at : at + first].decode(), content[at + first : at + first + second].decode()
+        at += first + second
+        found.append(Operation(what, bool(succeeded), *names, content[at : at + size], offset))
+        at += size
+    return found
+
+
+# The disk
+
+
+@dataclass(slots=True)
+class _File:
+    """What is on the disk for sure, and what was done to it since."""
+
+    durable: bytearray = field(default_factory=bytearray)
+    since: list[Operation] = field(default_factory=list)
+    # Done before a sync that failed: the system may have thrown it away, and later syncs say nothing of it.
+    doubtful: bool = False
+
+
+class Disk:
+    """Files as the log left them. A folder (None) is a name like another; names last once their folder was synced."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, _File | None] = {}
+        self._durable_names: dict[str, _File | None] = {}
+        self._renamings: list[tuple[str, dict[str, _File | None]]] = []
+
+    def do(self, operation: Operation) -> None:
+        path = operation.path
+        if operation.what == MARK:
+            return
+        if not operation.succeeded:
+            if operation.what == SYNC and isinstance(file := self._names.get(path), _File):
+                file.since.clear()
+            return
+        match operation.what:
+            case 1 | 2:
+                file = self._names[path]
+                assert file is not None
+                file.since.append(operation)
+            case 3:
+                self._sync(path)
+            case 4 | 5:
+                self._rename(path, {path: _File() if operation.what == CREATE else None})
+            case 6:
+                moved = self._names.pop(path)
+                self._rename(folder_of(operation.other), {operation.other: moved}, without=path)
+            case 7:
+                del self._names[path]
+                self._rename(path, {}, without=path)
+
+    def _rename(self, path: str, new: dict[str, _File | None], without: str = "") -> None:
+        self._names |= new
+        self._renamings.append((without, new))
+
+    def _sync(self, path: str) -> None:
+        file = self._names.get(path)
+        if isinstance(file, _File):
+            for operation in file.since:
+                apply(file.durable, operation)
+            file.since.clear()
+            return
+        # Names are journalled in their order by every file system that is worth a job, so those of other folders go along
+        # only up to the last one of this folder.
+        mine = [n for n, (without, new) in enumerate(self._renamings) if path in map(folder_of, (without, *new))]
+        for without, new in self._renamings[: mine[-1] + 1 if mine else 0]:
+            self._durable_names.pop(without, None)
+            self._durable_names |= new
+        del self._renamings[: mine[-1] + 1 if mine else 0]
+
+    def after_a_power_cut(self, dice: random.Random | None, names_last: bool = False) -> Image:
+        """Without dice, nothing that was not synced is there, but for the names if they are to last."""
+        names = dict(self._durable_names)
+        count = dice.randint(0, len(self._renamings)) if dice else len(self._renamings) if names_last else 0
+        for without, new in self._renamings[:count]:
+            names.pop(without, None)
+            names |= new
+        return {name: None if file is None else bytes(_content(file, dice)) for name, file in names.items()}
+
+
+def folder_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def apply(content: bytearray, operation: Operation) -> None:
+    if operation.what == TRUNCATE:
+        del content[operation.offset :]
+        content.extend(bytes(operation.offset - len(content)))
+        return
+    end = operation.offset + len(operation.data)
+    content.extend(bytes(max(0, operation.offset - len(content))))
+    content[operation.offset : end] = operation.data
+
+
+def _content(file: _File, dice: random.Random | None) -> bytearray:
+    """Each write since the last sync is there or is not; some are there in part, with old bytes or none in between."""
+    content = bytearray(file.durable)
+    for operation in file.since if dice else ():
+        fate = dice.random()
+        if fate < 0.4:
+            apply(content, operation)
+        elif fate < 0.7 and operation.what == WRITE:
+            _tear(content, operation, dice)
+    return content
+
+
+def _tear(content: bytearray, operation: Operation, dice: random.Random) -> None:
+    """Of its sectors, some were written, some were not, and some may hold anything."""
+    for start in range(0, len(operation.data), SECTOR):
+        piece = operation.data[start : start + SECTOR]
+        fate = dice.random()
+        if fate < 0.45:
+            apply(content, Operation(WRITE, True, "", "", piece, operation.offset + start))
+        elif fate < 0.55:
+            # Only what did not exist before may be garbage: whole sectors are old or new.
+            where = operation.offset + start
+            if where >= len(content):
+                apply(content, Operation(WRITE, True, "", "", dice.randbytes(len(piece)), where))
+
+
+# The job
+
+
+class Violation(AssertionError):
+    """What must not come of any fault."""
+
+
+@dataclass(slots=True)
+class Promised:
+    """What the job was told to be safe: rows with digests of their records, and versions of files."""
+
+    filled: bool = False
+    rows: dict[int, str] = field(default_factory=dict)
+    # By file, the digests of what it may hold: the last version that was said to be written, and one that was begun since.
+    files: dict[str, list[str]] = field(default_factory=dict)
+
+    def hear(self, mark: str) -> None:
+        match mark.split():
+            case ["filled"]:
+                self.filled = True
+            case ["row", row, record]:
+                self.rows.setdefault(int(row), record)
+            case ["begins", name, version]:
+                self.files.setdefault(name, [""]).append(version)
+            case ["file", name]:
+                del self.files[name][:-1]
+
+
+class SmallJob:
+    """Runs the job of ``small_job.py`` under faults, in ``folder``, which is to be in memory: everything is synced."""
+
+    def __init__(self, folder: Path, network: bool) -> None:
+        self.folder, self.network = folder, network
+        folder.mkdir(parents=True, exist_ok=True)
+        self.root = folder / "root"
+        self.log = folder / "log"
+        self.runs = 0
+        (folder / "input.jsonl").write_text("".join(json.dumps(row) + "\n" for row in INPUT))
+
+    def __enter__(self) -> Self:
+        library = self.folder / "faults.so"
+        source = str(HERE / "faults.c")
+        command = [compiler() or "cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), source, "-ldl"]
+        subprocess.run(command, check=True)
+        self._server = subprocess.Popen(
+            [sys.executable, str(HERE / "small_job.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "LD_PRELOAD": str(library)},
+        )
+        self.begin_anew({})
+        self.run("nothing")
+        self.operations = read_log(self.log)
+        self.expected = self._results()
+        self.tokens = self._tokens()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait()
+        self._server.stdout.close()
+
+    def begin_anew(self, image: Image) -> None:
+        """The folder holds this and nothing else."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.root.mkdir()
+        for name in sorted(image):
+            content = image[name]
+            if content is None:
+                (self.root / name).mkdir()
+            else:
+                (self.root / name).write_bytes(content)
+
+    def run(self, when: str, at: int = -1, fault: int = NO_FAULT, error: int = 0) -> int:
+        """The command, to its end or to that of its process. Whatever it says, it says in a sentence."""
+        self.runs += 1
+        asked = {"folder": str(self.root), "log": str(self.log), "network": self.network}
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps({**asked, "at": at, "fault": fault, "error": error}) + "\n")
+        self._server.stdin.flush()
+        answer = json.loads(self._server.stdout.readline())
+        code, said = int(answer["code"]), str(answer["said"])
+        if "Traceback" in said:
+            raise Violation(f"{when}: a traceback\n{said}")
+        if code in (1, 2) and not re.search(r"^outrider: \S", said, re.MULTILINE):
+            raise Violation(f"{when}: it ends with {code} and without a sentence\n{said}")
+        if code not in (EXIT_CODE, 1, 2, -9) or (code == -9 and fault not in (DIE_BEFORE, DIE_AFTER, DIE_AMID)):
+            raise Violation(f"{when}: it ends with {code}\n{said}")
+        if error == 0 and fault in (NO_FAULT, SHORT) and code != EXIT_CODE:
+            raise Violation(f"{when}: it ends with {code} though nothing is wrong\n{said}")
+        return code
+
+    @property
+    def job(self) -> Path:
+        return self.root / "job"
+
+    def _results(self) -> tuple[str, str]:
+        return (self.job / "results.jsonl").read_text(), (self.job / "errors.jsonl").read_text()
+
+    def _tokens(self) -> int:
+        journal = Journal(self.job / "job.db", read_only=True)
+        try:
+            return int(journal.meta("totals")["tokens"])
+        finally:
+            journal.close()
+
+    # What must be so
+
+    def check(self, promised: Promised, when: str) -> None:
+        """The job as it was left holds what was promised; and the command, given once more, finishes it."""
+        self._check_journal(promised, when)
+        self._check_files(promised, when)
+        self.run(f"{when}, resumed")
+        if self._results() != self.expected:
+            raise Violation(f"{when}: the results are not those of an undisturbed run\n{self._results()}")
+        if (tokens := self._tokens()) != self.tokens:
+            raise Violation(f"{when}: {tokens} tokens are counted in all, and {self.tokens} written")
+        everything = Promised(filled=True)
+        self._check_journal(everything, f"{when}, resumed")
+
+    def _check_journal(self, promised: Promised, when: str) -> None:
+        path = self.job / "job.db"
+        if not path.exists():
+            if promised.filled:
+                raise Violation(f"{when}: the job is gone")
+            return
+        journal = Journal(path)
+        try:
+            if (whole := journal._query("PRAGMA integrity_check")) != [("ok",)]:
+                raise Violation(f"{when}: the journal is broken: {whole}")
+            if not journal.filled:
+                if promised.filled:
+                    raise Violation(f"{when}: the job was accepted, and is empty")
+                return
+            self._check_rows(journal, promised, when)
+        finally:
+            journal.close()
+
+    def _check_rows(self, journal: Journal, promised: Promised, when: str) -> None:
+        records = dict(journal._query("SELECT row, record FROM records"))
+        states = dict(journal._query("SELECT row, state FROM rows"))
+        if len(states) != len(INPUT):
+            raise Violation(f"{when}: {len(states)} rows of {len(INPUT)}")
+        if {row for row, state in states.items() if state in (DONE, FAILED)} != records.keys():
+            raise Violation(f"{when}: a row has ended without a record, or the other way round")
+        for row, record in promised.rows.items():
+            if digest(records.get(row, "")) != record:
+                raise Violation(f"{when}: row {row} had been recorded, and is not there")
+        done = [json.loads(records[row]) for row, state in states.items() if state == DONE]
+        tokens = sum(record["response"]["body"]["usage"]["completion_tokens"] for record in done)
+        if (counted := (journal.meta("totals") or {"tokens": 0})["tokens"]) != tokens:
+            raise Violation(f"{when}: {counted} tokens are counted, and {tokens} written")
+
+    def _check_files(self, promised: Promised, when: str) -> None:
+        for name, versions in promised.files.items():
+            path = self.job / name
+            there = digest(path.read_text()) if path.exists() else ""
+            if there not in versions:
+                raise Violation(f"{when}: {name} is not what was written")
+
+
+def promised_by(operations: Sequence[Operation]) -> Promised:
+    promised = Promised()
+    for operation in operations:
+        if operation.what == MARK:
+            promised.hear(operation.path)
+    return promised
+
+
+def places(job: SmallJob, fault: str) -> list[int]:
+    """Where this fault can happen: the numbers of operations of an undisturbed run."""
+    counted = [operation for operation in job.operations if operation.what != MARK]
+    writes_only = FAULTS[fault][2]
+    return [n for n, operation in enumerate(counted) if operation.what == WRITE or not writes_only]
+
+
+def break_at(job: SmallJob, fault: str, at: int) -> None:
+    """One run with one fault, and what has to be so afterwards."""
+    which, error, _ = FAULTS[fault]
+    when = f"{fault} at operation {at}"
+    job.begin_anew({})
+    code = job.run(when, at, which, error)
+    if code == EXIT_CODE and job._results() != job.expected:
+        raise Violation(f"{when}: it says that all is well, and the results are others")
+    job.check(promised_by(read_log(job.log)), when)
+
+
+@dataclass(frozen=True, slots=True)
+class PowerCut:
+    """One state of the disk, the latest moment that may leave it, and how many marks had been heard by then."""
+
+    image: Image
+    when: str
+    marks: int
+
+
+def power_cuts(operations: Sequence[Operation], variants: int, seed: int = 0) -> Iterator[PowerCut]:
+    """Every state in which a cut may leave the disk, between any two operations; no two alike."""
+    disk = Disk()
+    found: dict[str, PowerCut] = {}
+    marks = counted = 0
+    for operation in operations:
+        disk.do(operation)
+        marks += operation.what == MARK
+        counted += operation.what != MARK
+        images = [disk.after_a_power_cut(None), disk.after_a_power_cut(None, names_last=True)]
+        images += [disk.after_a_power_cut(random.Random(f"{seed} {counted} {n}")) for n in range(variants)]
+        for n, image in enumerate(images):
+            # The same state may be left later as well, when more had been promised.
+            found[_name(image)] = PowerCut(image, f"power cut {n} after operation {counted}", marks)
+    yield from found.values()
+
+
+def _name(image: Image) -> str:
+    hashed = hashlib.sha256()
+    for name in sorted(image):
+        content = image[name]
+        hashed.update(f"{name} {-1 if content is None else len(content)} ".encode() + (content or b""))
+    return hashed.hexdigest()
+
+
+def cut_power(job: SmallJob, operations: Sequence[Operation], cut: PowerCut) -> None:
+    """The job as a power cut left it, with what had been promised until then."""
+    heard = [operation for operation in operations if operation.what == MARK][: cut.marks]
+    job.begin_anew(cut.image)
+    job.check(promised_by(heard), cut.when)
+
+
+def after_failed_sync(job: SmallJob, at: int) -> list[Operation]:
+    """The log of a run in which one sync failed, which leaves it open what became of the writes before it."""
+    job.begin_anew({})
+    job.run(f"EIO at sync {at}", at, FAIL, errno.EIO)
+    return read_log(job.log)
+
+
+def syncs(job: SmallJob) -> list[int]:
+    counted = [operation for operation in job.operations if operation.what != MARK]
+    return [n for n, operation in enumerate(counted) if operation.what == SYNC]
+
+
+def describe(operations: Sequence[Operation]) -> dict[str, Any]:
+    names = ("", "write", "truncate", "sync", "create", "make folder", "rename", "remove", "mark")
+    counted: dict[str, int] = {}
+    for operation in operations:
+        counted[names[operation.what]] = counted.get(names[operation.what], 0) + 1
+    return counted

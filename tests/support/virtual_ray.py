@@ -1,0 +1,398 @@
+"""A Ray and a clock that exist only in this process: the real driver and its replicas run on them, and nobody waits.
+
+Whatever takes time is an entry of an agenda. ``wait`` works the agenda off until an answer is there, and the clock jumps to
+each entry, so an hour of a job takes milliseconds, and the same seed brings about the same hour.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from outrider.runner.driving import driver, replica
+from outrider.workers.machine.pin_check import Pinned
+from outrider.workers.machine.pinning import Pin
+from outrider.workers.messages import Harvest, Progress, Row, RowFailure, RowResult, ServeSpec, WorkerReport, Written
+
+LATENCY = 0.01
+
+
+class Crash(BaseException):
+    """The driver's process has been killed: nothing of it runs on, not even what is to run at an end."""
+
+
+class Future:
+    """What a call comes to, once it is ``ready``."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.value: Any = None
+
+    def settle(self, value: Any) -> None:
+        if not self.ready:
+            self.ready, self.value = True, value
+
+    def lose(self) -> None:
+        """The answer was there or would have come, and now never arrives."""
+        self.ready, self.value = True, ObjectLostError("00" * 28, None, "")
+
+
+class VirtualRay:
+    """What the driver and its replicas use of Ray. ``step`` is called before each of their calls, and may raise."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.now = 0.0
+        self.log: list[str] = []
+        self.actors: list[Actor] = []
+        self.step: Callable[[], None] = lambda: None
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._entries = 0
+        self.names = count()
+
+    def say(self, what: str) -> None:
+        self.log.append(f"{self.now:9.3f}  {what}")
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        self._entries += 1
+        heapq.heappush(self._agenda, (self.now + seconds, self._entries, what))
+
+    def sleep(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Time goes by, and what is due happens; no longer than until something is the case."""
+        end = self.now + seconds
+        while not until() and self._agenda and self._agenda[0][0] <= end:
+            self.now, _, what = heapq.heappop(self._agenda)
+            what()
+        if not until():
+            self.now = end
+
+    def kill_all(self) -> None:
+        """Whatever a driver had is gone with it."""
+        for actor in self.actors:
+            actor.alive = False
+        self.actors.clear()
+
+    # What the driver's module finds in place of ``ray``
+
+    def wait(self, futures: Sequence[Future], num_returns: int, timeout: float) -> tuple[list[Future], list[Future]]:
+        self.step()
+        assert 1 <= num_returns <= len(futures) == len(set(futures))
+        self.sleep(timeout, lambda: sum(future.ready for future in futures) >= num_returns)
+        ready = [future for future in futures if future.ready][:num_returns]
+        return ready, [future for future in futures if future not in ready]
+
+    def get(self, future: Future) -> Any:
+        self.step()
+        assert future.ready, "the driver would stand still here"
+        if isinstance(future.value, Exception):
+            raise future.value
+        return future.value
+
+    def kill(self, actor: Actor) -> None:
+        self.step()
+        actor.die("is stopped", reported=False)
+
+
+class VirtualEvent:
+    """An event of ``threading`` for a loop that runs on a virtual clock."""
+
+    def __init__(self, ray: VirtualRay) -> None:
+        self._ray = ray
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float) -> bool:
+        self._ray.step()
+        self._ray.sleep(timeout, self.is_set)
+        return self._set
+
+
+class Actor:
+    """A process that does calls. What it was asked for is answered by its death, if by nothing else."""
+
+    role = ""
+
+    def __init__(self, ray: VirtualRay, host: str, fate: Fate) -> None:
+        self.ray, self.host, self.fate = ray, host, fate
+        self.alive = True
+        self.frozen_until = 0.0
+        self.name = f"{self.role} {next(ray.names)} on {host[-3:]}"
+        self._unanswered: list[Future] = []
+        ray.actors.append(self)
+
+    def __getattr__(self, method: str) -> Any:
+        """``actor.method.remote(...)``, as with handles of Ray."""
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return SimpleNamespace(remote=lambda *arguments: self._call(method, arguments))
+
+    def _call(self, method: str, arguments: tuple[Any, ...]) -> Future:
+        self.ray.step()
+        future = Future()
+        self._unanswered.append(future)
+        self.sent(method, arguments)
+        if self.alive:
+            self.soon(LATENCY * self.ray.dice.random(), lambda: getattr(self, f"do_{method}")(future, *arguments))
+        else:
+            self.ray.later(LATENCY, lambda: future.settle(RayActorError()))
+        return future
+
+    def sent(self, method: str, arguments: tuple[Any, ...]) -> None:
+        """The call is on its way."""
+
+    def soon(self, seconds: float, what: Callable[[], None]) -> None:
+        """If the process lives then; a process that was stopped goes on where it was."""
+
+        def run() -> None:
+            if self.alive and self.ray.now < self.frozen_until:
+                self.ray.later(self.frozen_until - self.ray.now, run)
+            elif self.alive:
+                what()
+
+        self.ray.later(seconds, run)
+
+    def freeze(self, seconds: float) -> None:
+        self.ray.say(f"{self.name} stands still for {seconds:.1f} s")
+        self.frozen_until = max(self.frozen_until, self.ray.now + seconds)
+
+    def die(self, how: str, reported: bool = True) -> None:
+        if not self.alive:
+            return
+        self.ray.say(f"{self.name} {how}")
+        self.alive = False
+        delay = self.fate.notice()
+        for future in self._unanswered if reported else ():
+            self.ray.later(delay, partial(future.settle, RayActorError()))
+
+    def _load(self, future: Future, report: WorkerReport) -> None:
+        """What a start comes to is up to its fate: the seconds that it takes, and an error if there is to be one."""
+        seconds, error = self.fate.start(self)
+        if seconds is not None:
+            answer = report if error is None else RayTaskError("load", "Traceback", error).as_instanceof_cause()
+            self.soon(seconds, lambda: future.settle(answer))
+
+
+class Fate:
+    """What is up to chance in an actor's life; this one is kind."""
+
+    def start(self, actor: Actor) -> tuple[float | None, Exception | None]:
+        """Seconds until it has loaded, None if it never does; and what is wrong then."""
+        return 1.0, None
+
+    def notice(self) -> float:
+        """Until a death is known."""
+        return LATENCY
+
+    def seconds_a_token(self) -> float:
+        return 0.05
+
+    def begins(self, target: TargetActor, row: Row) -> RowFailure | None:
+        """Whether a row is refused."""
+        return None
+
+    def given(self, target: TargetActor, rows: Sequence[Row]) -> None:
+        """Rows are on their way to a target, which may be dead already."""
+
+    def fatal(self, target: TargetActor, row: Row) -> float | None:
+        """After how many seconds the row kills the target that writes it."""
+        return None
+
+    def dies_of(self, target: TargetActor, row: Row) -> None:
+        target.die(f"dies of {row.key}")
+
+    def answers(self, target: TargetActor) -> tuple[float, str]:
+        """How late a harvest is, and whether it is "lost" or brings rows "twice"."""
+        return 0.0, ""
+
+
+class DraftActor(Actor):
+    role = "draft"
+
+    def do_load(self, future: Future, *_: Any) -> None:
+        self._load(future, report_of(self))
+
+    def do_watch(self, future: Future) -> None:
+        """Never answers."""
+
+
+class TargetActor(Actor):
+    """Writes the rows that it is given, as many at a time as its batch has places."""
+
+    role = "target"
+
+    def __init__(self, ray: VirtualRay, host: str, fate: Fate) -> None:
+        super().__init__(ray, host, fate)
+        # Every row that was ever on its way to this process, by its key.
+        self.given: set[int] = set()
+        self._queue: deque[Row] = deque()
+        self._running: dict[int, Row] = {}
+        # Since when and how fast it writes each row, and how many of its tokens it has told of.
+        self._pace: dict[int, tuple[float, float]] = {}
+        self._told: dict[int, int] = {}
+        self._ended: list[RowResult | RowFailure] = []
+        self._brought: tuple[RowResult | RowFailure, ...] = ()
+        self._told_last: tuple[Written, ...] = ()
+        self._progress = Progress()
+        self._asking: Future | None = None
+
+    def sent(self, method: str, arguments: tuple[Any, ...]) -> None:
+        rows: Sequence[Row] = {"submit": arguments[:1], "harvest": arguments[1:]}.get(method, ((),))[0]
+        self.given.update(row.key for row in rows)
+        self.fate.given(self, rows)
+
+    def do_load(self, future: Future, model: object, seat: object, serve: ServeSpec) -> None:
+        self._serve = serve
+        self._load(future, report_of(self))
+
+    def do_attach(self, future: Future, draft: DraftActor) -> None:
+        future.settle(None)
+
+    def do_submit(self, future: Future, rows: Sequence[Row]) -> None:
+        self._take(rows)
+        future.settle(None)
+
+    def do_cancel(self, future: Future, keys: Sequence[int]) -> None:
+        self._queue = deque(row for row in self._queue if row.key not in keys)
+        for key in keys:
+            self._running.pop(key, None)
+        self._begin()
+        future.settle(None)
+
+    def do_harvest(self, future: Future, seconds: float, rows: Sequence[Row]) -> None:
+        assert self._asking is None, "two harvests at a time"
+        self._asking = future
+        self._take(rows)
+        self.soon(seconds, lambda: self._answer(future))
+        self._answer_if_due()
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        self._queue.extend(rows)
+        self._begin()
+
+    def _begin(self) -> None:
+        while self.alive and self._queue and len(self._running) < self._serve.batch:
+            row = self._queue.popleft()
+            refused = self.fate.begins(self, row)
+            if refused is not None:
+                self._ended.append(refused)
+                continue
+            self._running[row.key] = row
+            pace = self.fate.seconds_a_token()
+            self._pace[row.key], self._told[row.key] = (self.ray.now, pace), len(row.begun)
+            seconds = max(0, len(tokens_of(row)) - len(row.begun)) * pace
+            end = self._end if (fatal := self.fate.fatal(self, row)) is None else self._die_of
+            self.soon(seconds if fatal is None else fatal, partial(end, row))
+
+    def _die_of(self, row: Row) -> None:
+        if self._running.get(row.key) is row:
+            self.fate.dies_of(self, row)
+
+    def _end(self, row: Row) -> None:
+        if self._running.get(row.key) is not row:
+            return
+        del self._running[row.key]
+        result = result_of(row)
+        self._ended.append(result)
+        self._progress.rounds += result.rounds
+        self._progress.row_rounds += result.rounds
+        self._progress.tokens += len(result.tokens)
+        self._progress.prompt_tokens += len(row.prompt)
+        self._begin()
+        self._answer_if_due()
+
+    def _answer_if_due(self) -> None:
+        if self._asking is not None and self._ended and len(self._queue) <= self._serve.batch // 2:
+            self._answer(self._asking)
+
+    def _answer(self, future: Future) -> None:
+        if future is not self._asking:
+            return
+        self._asking = None
+        late, what = self.fate.answers(self)
+        ended, self._ended = tuple(self._ended), []
+        written = tuple(self._written())
+        if what == "twice":
+            ended, written = (*self._brought, *ended, *ended), (*self._told_last, *written, *written)
+        self._brought, self._told_last = ended, written
+        progress = Progress(**{name: getattr(self._progress, name) for name in COUNTED})
+        harvest = Harvest(ended, progress, written=written)
+        self.soon(late, lambda: future.lose() if what == "lost" else future.settle(harvest))
+
+    def _written(self) -> Iterator[Written]:
+        for row in self._running.values():
+            (since, pace), told = self._pace[row.key], self._told[row.key]
+            now = min(len(row.begun) + int((self.ray.now - since) / pace), len(tokens_of(row)))
+            if now > told:
+                self._told[row.key] = now
+                yield Written(row.key, told, written_by(row)[told:now])
+
+
+COUNTED = ("rounds", "row_rounds", "tokens", "prompt_tokens")
+
+
+def tokens_of(row: Row) -> tuple[int, ...]:
+    """What any target writes for a row: it depends on the row alone."""
+    return _tokens(f"{row.key} {row.prompt} {row.sampling.seed}", row.max_tokens)
+
+
+@lru_cache(10_000)
+def _tokens(seed: str, most: int) -> tuple[int, ...]:
+    dice = random.Random(seed)
+    return tuple(dice.choices(range(1000), k=dice.randint(1, most)))
+
+
+def written_by(row: Row) -> tuple[int, ...]:
+    """A target goes on behind what it is told was written, whatever that is."""
+    return (*row.begun, *tokens_of(row)[len(row.begun) :])
+
+
+def result_of(row: Row) -> RowResult:
+    tokens = written_by(row)
+    return RowResult(row.key, tokens, " ".join(map(str, tokens)), "stop", len(tokens), 3, 2, 0.1)
+
+
+def report_of(actor: Actor) -> WorkerReport:
+    """As ``read_back`` fills it."""
+    asked = Pin((0,), (), 1)
+    pinned = Pinned(1, actor.host, "affinity", asked, (0,), "default", (), 1, None, (), None, {}, {}, (), ())
+    return WorkerReport(1, actor.host, 1.0, "fake", (), {"engine": "fake"}, pinned.record(), ())
+
+
+@contextmanager
+def in_place_of_ray(ray: VirtualRay, fate_of: Callable[[], Fate] = Fate) -> Iterator[None]:
+    """The driver and its replicas find this Ray, its clock, and actors of its own."""
+
+    def actor_class(kind: type[Actor]) -> Any:
+        def options(scheduling_strategy: NodeAffinitySchedulingStrategy | None = None, **_: Any) -> Any:
+            ray.step()
+            host = "here" if scheduling_strategy is None else scheduling_strategy.node_id
+            return SimpleNamespace(remote=lambda: kind(ray, host, fate_of()))
+
+        return SimpleNamespace(options=options)
+
+    with (
+        mock.patch.multiple(
+            driver,
+            ray=ray,
+            time=SimpleNamespace(monotonic=lambda: ray.now),
+            threading=SimpleNamespace(Event=lambda: VirtualEvent(ray)),
+        ),
+        mock.patch.multiple(replica, ray=ray, TargetActor=actor_class(TargetActor), DraftActor=actor_class(DraftActor)),
+    ):
+        yield

@@ -1,0 +1,63 @@
+"""The token of a cluster: private, never printed, and asked for."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from outrider.runner.hosts import auth as guard
+from outrider.runner.hosts.ray_start import joined_ray
+from outrider.workers.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        # Set first, so that what the code itself sets is undone.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_token_is_made_once_and_for_its_owner_alone(home: Path) -> None:
+    path, new = guard.make_token()
+    assert (path, new) == (home / ".ray/auth_token", True)
+    assert (mode(path), mode(path.parent)) == (0o600, 0o700)
+    token = path.read_text()
+    assert len(token) == 64
+    assert guard.make_token() == (path, False)
+    assert path.read_text() == token
+    assert guard.make_token()[0].read_text() == token
+
+
+def test_a_token_that_ray_wrote_for_all_to_read_is_taken_away_from_them(home: Path) -> None:
+    path, _ = guard.make_token()
+    path.chmod(0o644)
+    said: list[str] = []
+    guard.bring_token(said.append)
+    assert mode(path) == 0o600
+    assert said == [f"note: {path} could be read by others; it is yours alone now"]
+
+
+def test_without_a_token_no_cluster_is_joined() -> None:
+    with pytest.raises(UsageError, match=r"there is no token for the cluster in .*auth_token: .*outrider token"):
+        guard.bring_token(lambda _: None)
+
+
+def test_authentication_that_is_switched_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard.make_token()
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(UsageError, match="RAY_AUTH_MODE is disabled: a cluster is joined with a token only"):
+        guard.bring_token(lambda _: None)
+
+
+def test_a_cluster_is_not_joined_from_outside() -> None:
+    with pytest.raises(UsageError, match=r"--address: ray:// is not joined from outside"), joined_ray("ray://a:1"):
+        pass

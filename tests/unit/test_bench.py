@@ -1,0 +1,322 @@
+"""``outrider bench`` before any model loads: prompts, options old and new, and every refusal."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import END, FakeEngine, Nonsense, hashed
+from test_verifier import finish, verifier
+from typer.testing import CliRunner
+
+from outrider.runner import run_job as running
+from outrider.runner.bench import bench as bench_module
+from outrider.runner.bench.bench import BenchSpec
+from outrider.runner.bench.plot import check_plot, plot
+from outrider.runner.bench.table import Measured, comparison, table
+from outrider.runner.bench.tasks import CODE, LENGTHS, SHORT, TOKENS, examples, sizes
+from outrider.runner.cli.main import app
+from outrider.runner.options import JobSpec
+from outrider.workers.errors import LeaseError, UsageError
+from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
+from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.names import hub_id
+
+CARD = ModelCard("facebook/opt-6.7b", "/models/opt", "opt", 2048, 50272, "float16", (2,), 1, "digest")
+
+
+class LetterOffice:
+    """A token a letter, and one at the start of a text."""
+
+    def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
+        assert path == CARD.path
+        return [(0, *(ord(letter) % 500 for letter in one)) for one in prompts]
+
+
+OFFICE: Any = LetterOffice()
+
+
+def options(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BenchSpec:
+    """What the command line asks of the benchmark."""
+    asked: list[BenchSpec] = []
+    monkeypatch.setattr(bench_module, "bench", asked.append)
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert asked, result.output
+    return asked[0]
+
+
+def test_the_classic_sizes() -> None:
+    assert sizes((), ()) == [(length, count) for length in (256, 512) for count in TOKENS] + [(1024, 60), (1968, 60)]
+    assert sizes((256, 1968), (7,)) == [(256, 7), (1968, 7)]
+    assert sizes((1000,), ()) == [(1000, count) for count in TOKENS]
+
+
+def test_prompts_of_given_lengths_are_exactly_as_long() -> None:
+    made = examples("benchmark", (), (), CARD, OFFICE)
+    assert sorted({len(one.prompt) for one in made}) == sorted(LENGTHS)
+    wide = ModelCard(**{name: getattr(CARD, name) for name in CARD.__slots__} | {"context": 40_000})
+    [long] = examples("benchmark", (30_000,), (5,), wide, OFFICE)
+    assert len(long.prompt) == 30_000, "the bundled text is repeated where it is too short"
+
+
+def test_the_short_tasks() -> None:
+    decode = examples("decode", (), (), CARD, OFFICE)
+    assert [one.new_tokens for one in decode] == [30] * len(SHORT) == [30] * 10
+    code = examples("benchmark_code", (), (16, 32), CARD, OFFICE)
+    assert [one.new_tokens for one in code] == [16, 32] * len(CODE)
+    assert all(prompt.startswith(("def ", "class ", "import ")) for prompt in CODE)
+
+
+@pytest.mark.parametrize(
+    ("task", "lengths", "new_tokens", "message"),
+    [
+        (
+            "benchmark",
+            (4096,),
+            (),
+            "a prompt of 4,096 tokens and 60 new ones do not fit into facebook/opt-6.7b, which holds 2,048; "
+            "ask for prompts of at most 1,988",
+        ),
+        ("benchmark", (5,), (2048,), "which holds 2,048; ask for at most 2,043 new tokens"),
+        ("decode", (), (2040,), "do not fit into facebook/opt-6.7b"),
+        ("decode", (256,), (), "--lengths chooses the prompts of --task benchmark"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    task: str, lengths: tuple[int, ...], new_tokens: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        examples(task, lengths, new_tokens, CARD, OFFICE)
+
+
+def test_old_spellings(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = "--model_name opt-6.7b --task benchmark --assisted_generation --draft_precision w8a8 --do_sample --fast_attention"
+    spec = options(monkeypatch, *old.split())
+    assert (spec.model, spec.task, spec.draft, spec.draft_precision) == ("opt-6.7b", "benchmark", "auto", "w8a8")
+    assert (spec.temperature, spec.fast_attention) == (1.0, True)
+    assert options(monkeypatch, "-m", "facebook/opt-13b", "--no-assisted").draft == "none"
+    spec = options(monkeypatch, "-m", "facebook/opt-13b", "--assistant-model", "facebook/opt-350m")
+    assert spec.draft == "facebook/opt-350m"
+    spec = options(monkeypatch, "--do_sample", "--temperature", "0.1", "--top_p", "0.95", "--no-fast-attention")
+    assert (spec.temperature, spec.top_p, spec.fast_attention) == (0.1, 0.95, False)
+    assert options(monkeypatch).temperature == 0.0
+
+
+def test_run_takes_the_old_spellings_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[JobSpec] = []
+    monkeypatch.setattr(running, "run", lambda spec, as_json: asked.append(spec) or 0)
+    for arguments in ("--no-assisted --do_sample", "--assisted_generation --assistant_model lookup --fast_attention"):
+        assert (
+            CliRunner().invoke(app, ["run", "prompts.txt", "--model_name", "opt-6.7b", *arguments.split()]).exit_code == 0
+        )
+    assert [(spec.model, spec.draft, spec.temperature) for spec in asked] == [
+        ("opt-6.7b", "none", 1.0),
+        ("opt-6.7b", "lookup", 0.0),
+    ]
+
+
+def test_numbers_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = options(monkeypatch, "--lengths", "256, 512", "--new-tokens", "64", "--draft-tokens", "6", "--repeat", "3")
+    assert (spec.lengths, spec.new_tokens, spec.draft_tokens, spec.repeat) == ((256, 512), (64,), 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--lengths 12x", "--lengths: .* got '12x'"),
+        ("--new-tokens 0", "--new-tokens: must be whole numbers from 1 on"),
+        ("--task spell", "--task: .* got 'spell'"),
+        ("--precision int3", "--precision: .* got 'int3'"),
+        ("--repeat 0", "--repeat: "),
+        ("--no-assisted --draft lookup", "--no-assisted runs without a draft, --draft lookup with one: leave out one"),
+    ],
+)
+def test_bad_options_get_one_sentence(monkeypatch: pytest.MonkeyPatch, arguments: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        options(monkeypatch, *arguments.split())
+
+
+def test_a_comparison_needs_something_to_compare() -> None:
+    for spec in (BenchSpec(compare=True, draft="none"), BenchSpec(compare=True, draft_tokens=0)):
+        with pytest.raises(UsageError, match="--compare measures plain and assisted"):
+            bench_module.bench(spec)
+
+
+def test_files_that_cannot_be_written_are_found_out_first(tmp_path: Path) -> None:
+    for spec, message in (
+        (BenchSpec(json_file=tmp_path / "no" / "a.json"), "--json: .*a.json cannot be written: No such file"),
+        (BenchSpec(json_file=Path("/proc/a.json")), "--json: /proc/a.json cannot be written"),
+        (BenchSpec(plot=tmp_path), "--plot: .* cannot be written: Is a directory"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            bench_module.bench(spec)
+
+
+def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> Any:
+        raise UsageError("far enough")
+
+    monkeypatch.setattr(bench_module, "_prepare", stop)
+    kept = tmp_path / "kept.json"
+    kept.write_text("{}")
+    for file in (kept, tmp_path / "new.json"):
+        with pytest.raises(UsageError, match="far enough"):
+            bench_module.bench(BenchSpec(json_file=file))
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("kept.json", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("opt-6.7b", "facebook/opt-6.7b"),
+        ("OPT-125M", "facebook/opt-125m"),
+        ("llama-2-7b", "meta-llama/Llama-2-7b-hf"),
+        ("Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf"),
+        ("llama-2-7b-chat", "meta-llama/Llama-2-7b-chat-hf"),
+        ("codellama-7b", "codellama/CodeLlama-7b-hf"),
+        ("CodeLlama-7b-hf", "codellama/CodeLlama-7b-hf"),
+        ("code-llama-2-7b", "codellama/CodeLlama-7b-hf"),
+        ("codellama-7b-instruct", "codellama/CodeLlama-7b-Instruct-hf"),
+        ("Qwen1.5-7B-Chat", "Qwen/Qwen1.5-7B-Chat"),
+        ("qwen1.5-0.5b-chat", "Qwen/Qwen1.5-0.5B-Chat"),
+        ("starcoder", "bigcode/starcoder"),
+        ("gpt_bigcode", "bigcode/starcoder"),
+        ("starcoderbase-7b", "bigcode/starcoderbase-7b"),
+        ("tiny_starcoder_py", "bigcode/tiny_starcoder_py"),
+        ("llama-160m", "JackFram/llama-160m"),
+        ("AMD-Llama-135m-code", "amd/AMD-Llama-135m-code"),
+        ("TinyLlama-1.1B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+        ("facebook/opt-6.7b", "facebook/opt-6.7b"),
+        ("opt-6.8b", "opt-6.8b"),
+        ("pocket", "pocket"),
+    ],
+)
+def test_short_names(short: str, full: str) -> None:
+    assert hub_id(short) == full
+
+
+PAST_THE_END = Sampling(end_tokens=())
+
+
+def test_a_row_that_is_not_assisted_has_nothing_proposed_and_goes_past_end_tokens() -> None:
+    engine, proposer = FakeEngine(), Nonsense(seed=4)
+    engine.choose = lambda tokens, sampling: END if len(tokens) == 6 else hashed(tokens, sampling)
+    proposer.choose = engine.choose
+    rows = [
+        Row(1, (1, 2, 3), 20),
+        Row(2, (1, 2, 3), 20, PAST_THE_END),
+        Row(3, (1, 2, 3), 20, PAST_THE_END, assisted=False),
+    ]
+    ended = finish(verifier(engine, proposer), rows)
+    stopped, assisted, plain = (ended[row.key] for row in rows)
+    assert isinstance(stopped, RowResult) and isinstance(assisted, RowResult) and isinstance(plain, RowResult)
+    assert (stopped.finish_reason, assisted.finish_reason) == ("stop", "length")
+    assert assisted.tokens == plain.tokens and len(plain.tokens) == 20 and END in plain.tokens
+    assert plain.proposed == 0 < assisted.proposed
+    assert 3 not in proposer.asked and 2 in proposer.asked
+
+
+def test_the_prefill_ends_with_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.workers.target.verifier.PREFILL_TOKENS", 4)
+    [result] = finish(
+        verifier(FakeEngine(), Nonsense(seed=1)), [Row(1, (1,) * 10, 8, PAST_THE_END, assisted=False)]
+    ).values()
+    assert isinstance(result, RowResult)
+    assert result.prefill_rounds == 3, "10 tokens in pieces of 4"
+    assert result.rounds - result.prefill_rounds == 7
+    assert 0 < result.prefill_seconds < result.seconds
+
+
+class FakePair:
+    """Answers with an engine that writes one end token after the other as soon as it may."""
+
+    def arrange(self, name: str | None) -> None:
+        pass
+
+    def answer(self, row: Row) -> RowResult:
+        [result] = finish(verifier(FakeEngine(choose=lambda tokens, sampling: END), Nonsense(seed=1)), [row]).values()
+        assert isinstance(result, RowResult)
+        return result
+
+    def peak_bytes(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(("stop_at_end", "tokens"), [(False, 9), (True, 1)])
+def test_answers_are_as_long_as_asked_unless_they_may_end(
+    monkeypatch: pytest.MonkeyPatch, stop_at_end: bool, tokens: int
+) -> None:
+    spec = options(monkeypatch, *(["--stop-at-end"] if stop_at_end else []))
+    pair: Any = FakePair()
+    ask = bench_module._Asker(spec, pair)
+    row = ask(bench_module.Example((1, 2, 3), 9), 1, bench_module.PLAIN)
+    assert row.new_tokens == tokens
+    assert f"| {tokens} |" in " ".join(table([row]).split())
+
+
+def test_cores_lost_to_another_run_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tries: list[str] = []
+
+    def measure(spec: BenchSpec, system: Any, plan: str, modes: Any, say: Any, lost: Any) -> Any:
+        tries.append(plan)
+        if len(tries) == 1:
+            raise LeaseError("core 0 is held by process 7 after 5 s")
+        return {"plain": [Measured(8, (1, 2, 3), 1.0, 0.5, 0, 0, 2, 1)]}, {}, None
+
+    system = bench_module.System(CARD, None, "none", ModelSpec("/models/opt", "native", "w4a8"), None, [])
+    monkeypatch.setattr(bench_module, "_prepare", lambda spec, say: system)
+    monkeypatch.setattr(bench_module, "_seated", lambda spec, system, machine, say: f"seat {len(tries)}")
+    monkeypatch.setattr(bench_module, "local_ray", lambda cores, resources: nullcontext())
+    monkeypatch.setattr(bench_module, "_measure_all", measure)
+    bench_module.bench(BenchSpec(draft="none"))
+    assert tries == ["seat 0", "seat 1"], "each try on cores that were free when it began"
+    printed = capsys.readouterr()
+    assert "| Example# |" in printed.out and "waiting for cores: core 0 is held by process 7" in printed.err
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_charts(tmp_path: Path, suffix: str) -> None:
+    rows = [Measured(256, (1,) * 9, 2.0 / turn, 0.5 / turn, 4, 2, 4, 1) for turn in (1, 2)]
+    for name, compared in (("speeds", []), ("speedups", comparison(rows, rows[::-1]))):
+        file = tmp_path / f"{name}.{suffix}"
+        plot(file, "a title", {"plain": rows, "assisted": rows}, compared)
+        content = file.read_bytes()
+        assert content.startswith(b"\x89PNG") if suffix == "png" else b"a title" in content
+    if suffix == "svg":
+        assert b"times as fast" in (tmp_path / "speedups.svg").read_bytes()
+        assert b"tokens a second" in (tmp_path / "speeds.svg").read_bytes()
+
+
+def test_a_chart_that_cannot_be_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"chart.gif must end in .svg or .png"):
+        check_plot(Path("chart.gif"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("outrider.runner.bench.plot.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'outrider\[plot\]'"):
+        check_plot(Path("chart.svg"))
+
+
+@pytest.mark.parametrize(("stop", "ends"), [(False, ()), (True, None)])
+def test_end_tokens_end_an_answer_only_where_that_is_asked_for(stop: bool, ends: tuple[int, ...] | None) -> None:
+    asked: list[Any] = []
+
+    class Told:
+        def arrange(self, name: str | None) -> None: ...
+
+        def answer(self, row: Any) -> RowResult:
+            asked.append(row)
+            return RowResult(row.key, (1, 2), "", "stop", 1, 1, 2, 0.1)
+
+        def peak_bytes(self) -> int:
+            return 1
+
+    ask = bench_module._Asker(BenchSpec(stop_at_end=stop), Told())  # type: ignore[arg-type]
+    assert ask(bench_module.Example((1,), 9), 0, "plain").new_tokens == 2
+    assert asked[0].sampling.end_tokens == ends

@@ -1,0 +1,216 @@
+"""``outrider doctor`` and ``outrider topology`` as a person and a program see them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from sysfs_trees import accelerator, build, write
+from typer.testing import CliRunner
+
+from outrider.runner.cli.machine import doctor_command, topology_command
+from outrider.runner.hosts import doctor
+from outrider.runner.hosts.doctor import BETTER, CHECKS, OK, WRONG, Check, System, examine
+from outrider.runner.planning.topology import read_topology
+from outrider.workers.errors import ModelError, PlacementError, UsageError
+from outrider.workers.machine import leases, pinning
+from outrider.workers.machine import pin_check as readback
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command("topology")(topology_command)
+app.command("doctor")(doctor_command)
+
+
+def answer(*words: str) -> Any:
+    done = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
+    """A machine of two nodes on which everything is in order, but for what a test breaks."""
+    tree = build(tmp_path, {0: [(0, 2)], 1: [(1, 3)]}, {0: 0, 1: 1})
+    write(tree / "kernel/mm/transparent_hugepage/enabled", "always [madvise] never")
+    write(tmp_path / "proc/cpuinfo", "processor : 0\nflags : fpu avx2 fma avx512_vnni")
+    monkeypatch.setattr(leases, "default_folder", lambda: tmp_path / "leases")
+    return System(read_topology(tree), tree, tmp_path / "proc", tmp_path)
+
+
+def check(system: System, name: str) -> Check:
+    return next(each for each in examine(system) if each.name == name)
+
+
+def test_every_line_has_a_state_and_every_wrong_one_a_remedy() -> None:
+    found = examine()
+    assert {each.state for each in found} <= {OK, BETTER, WRONG}
+    assert all(each.found for each in found)
+    assert all(each.mend for each in found if each.state == WRONG)
+    names = {each.name for each in found}
+    assert names >= {"numactl", "libnuma", "tcmalloc", "libiomp5", "huge pages", "CPU governor", "SMT", "container"}
+    assert names >= {"kernels", "instruction set", "Ray", "Ray's auth", "IPEX", "accelerators"}
+
+
+def test_no_numactl(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert check(system, "numactl").state == BETTER
+    assert "apt-get install numactl" in check(system, "numactl").mend
+
+
+def test_a_numactl_that_may_not_bind(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(pinning, "_attempt", lambda command, _: "not permitted" if "--membind=0" in command else None)
+    found = check(system, "numactl")
+    assert found.state == BETTER
+    assert "not permitted" in found.found
+    assert "SYS_NICE" in found.mend
+
+
+def test_no_libnuma(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readback, "libnuma", lambda: None)
+    assert check(system, "libnuma").mend == "sudo apt-get install libnuma1"
+
+
+def test_huge_pages(system: System) -> None:
+    assert check(system, "huge pages").state == OK
+    write(system.sys / "kernel/mm/transparent_hugepage/enabled", "always madvise [never]")
+    assert check(system, "huge pages").state == BETTER
+
+
+def test_governor(system: System) -> None:
+    assert check(system, "CPU governor").state == OK
+    for cpu, governor in ((0, "performance"), (1, "powersave")):
+        write(system.sys / f"devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", governor)
+    found = check(system, "CPU governor")
+    assert (found.state, found.found) == (BETTER, "performance, powersave")
+    assert "cpupower" in found.mend
+
+
+def test_numa_balancing(system: System) -> None:
+    write(system.proc / "sys/kernel/numa_balancing", "1")
+    assert check(system, "NUMA balancing").mend == "sudo sysctl kernel.numa_balancing=0"
+
+
+def test_instruction_sets(system: System) -> None:
+    assert check(system, "instruction set").found == "AVX-512 VNNI, AVX2"
+    write(system.proc / "cpuinfo", "flags : fpu")
+    assert check(system, "instruction set").state == BETTER
+
+
+def test_missing_kernels_are_no_error(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.kernels import library
+
+    monkeypatch.setattr(library, "library_path", lambda: None)
+    found = check(system, "kernels")
+    assert found.state == BETTER
+    assert "hf engine" in found.found
+
+
+def test_kernels_of_another_interface_are(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.kernels import library
+
+    def refuse() -> None:
+        raise library.KernelsUnavailable("has kernel interface 7, this outrider needs 1")
+
+    monkeypatch.setattr(library, "library_path", lambda: Path("x.so"))
+    monkeypatch.setattr(library, "load", refuse)
+    assert check(system, "kernels").state == WRONG
+
+
+def test_open_clusters_are_wrong(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: system.shared_memory)
+    assert check(system, "Ray's auth").state == WRONG
+
+
+def test_held_cores_are_named(system: System, tmp_path: Path) -> None:
+    with leases.claim(["1"], folder=tmp_path / "leases"):
+        assert "core 1 is held by process" in check(system, "cores").found
+
+
+def test_a_check_that_fails_is_a_line(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _broken_thing(_: System) -> Any:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(doctor, "CHECKS", (*CHECKS, _broken_thing))
+    assert check(system, "broken thing") == Check("broken thing", BETTER, "could not be looked at: no such luck")
+
+
+def test_ipex_is_reported_either_way(system: System) -> None:
+    installed = importlib.util.find_spec("intel_extension_for_pytorch") is not None
+    found = check(system, "IPEX").found
+    assert found.startswith("not installed") != installed
+    assert found.endswith("neither engine uses it"), "what is said is true: no module of ours imports it"
+
+
+def test_doctor_on_this_machine() -> None:
+    checks = answer("doctor")
+    assert set(checks[0]) == {"name", "state", "found", "mend"}
+    done = CliRunner().invoke(app, ["doctor"])
+    assert "numactl" in done.stdout
+
+
+def test_topology_and_plan_as_json(xeon: Path) -> None:
+    sizes = ("--model-bytes", "4000000000", "--draft-bytes", "100000000")
+    found = answer("topology", "--sysfs", str(xeon), "--plan", *sizes)
+    assert found["nodes"][1] == {
+        "id": 1,
+        "socket": 0,
+        "cores": [[cpu, cpu + 112] for cpu in range(14, 28)],
+        "memory_bytes": 64 << 30,
+    }
+    assert found["actors"][2] == {
+        "role": "target",
+        "replica": 1,
+        "host": xeon.parent.name,
+        "cores": list(range(15, 28)),
+        "memory_nodes": [1],
+        "device": "cpu",
+    }
+    assert "actors" not in answer("topology", "--sysfs", str(xeon))
+
+
+def test_a_refused_plan_still_shows_the_machine(tmp_path: Path) -> None:
+    tree = build(tmp_path, {0: [(0,)]})
+    words = ["topology", "--sysfs", str(tree), "--plan", "--model-bytes", "900000000000", "--json"]
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, PlacementError)
+    found = json.loads(done.stdout)
+    assert found["actors"] == []
+    assert found["refused"] == str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--plan"], UsageError),
+        (["--sysfs", "/nowhere"], PlacementError),
+        (["-m", "/nowhere"], ModelError),
+    ],
+)
+def test_misuse_is_a_sentence(words: list[str], error: type[Exception]) -> None:
+    done = CliRunner().invoke(app, ["topology", *words])
+    assert isinstance(done.exception, error)
+
+
+def test_the_drawing_shows_who_sits_where(tmp_path: Path) -> None:
+    tree = build(tmp_path, {0: [(0,), (2,)], 1: [(1,), (3,)], 4: []}, {0: 0, 1: 1, 4: 0})
+    accelerator(tree, "0000:3a:00.0", "0x10de", "0x030200", 1)
+    words = ["topology", "--sysfs", str(tree), "--plan", "--model-bytes", "1000000000", "--draft-bytes", "100000000"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert "node 4 · socket 0 · memory only" in done.stdout
+    assert "T0" in done.stdout
+    assert "d1" in done.stdout
+    assert "cuda:0" in done.stdout
+
+
+def test_ray_resources(tmp_path: Path) -> None:
+    tree = build(tmp_path, {0: [(0, 2)], 1: [(1, 3)]})
+    done = CliRunner().invoke(app, ["topology", "--sysfs", str(tree), "--ray-resources"])
+    assert json.loads(done.stdout) == {"numa0": 1.0, "numa1": 1.0}

@@ -1,0 +1,322 @@
+"""The driver's loop, over replicas and a Ray that do at once what they are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from driver_world import World, driver, fake_world, fill, ids
+from ray.exceptions import RayActorError, RayTaskError
+
+from outrider.runner.driving import driver as module
+from outrider.runner.driving.schedule import MOST_ATTEMPTS, MOST_BARREN_DEATHS
+from outrider.runner.hosts.this_machine import OneHost
+from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
+from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.report import statistics as account
+from outrider.runner.report.statistics import summary_of
+from outrider.runner.report.trace import TraceFile
+from outrider.workers.errors import JobChangedError, JobError, ModelError, RayLostError, WorkerError
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return fake_world(monkeypatch)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "job.db")
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_every_row_ends_and_is_counted(world: World, journal: Journal, replicas: int) -> None:
+    fill(journal, 700)
+    made = driver(journal, replicas)
+    made.run()
+    assert journal.counts() == Counts(700, 700, 0)
+    assert ids(journal, DONE) == [f"id-{number}" for number in range(700)]
+    totals = made.totals
+    assert (totals.done, totals.tokens, totals.proposed, totals.accepted, totals.rounds) == (700, 1400, 2100, 1400, 700)
+    assert (totals.prompt_tokens, totals.prompt_tokens_reused) == (3500, 2100)
+    assert {"a note", "target of replica 0: core 3 is not core 2"} <= set(totals.notes)
+    assert len(totals.notes) == len(set(totals.notes))
+    assert all(replica.stopped for replica in made._replicas.values())
+
+
+def test_only_what_is_missing_is_done(world: World, journal: Journal) -> None:
+    fill(journal, 10)
+    journal.record([(number, json.dumps({"custom_id": f"id-{number}"})) for number in (0, 3, 9)], [])
+    made = driver(journal)
+    assert made.totals.done == 3
+    made.run()
+    assert sorted(world.submitted) == [1, 2, 4, 5, 6, 7, 8]
+    assert made.totals.done == 10
+
+
+def test_a_row_is_done_when_all_its_samples_are(world: World, journal: Journal) -> None:
+    fill(journal, 5, samples=3)
+    made = driver(journal)
+    made.run()
+    first = json.loads(next(journal.records(DONE)))
+    assert [choice["text"] for choice in first["response"]["body"]["choices"]] == ["text 0", "text 1", "text 2"]
+    assert first["response"]["body"]["usage"]["completion_tokens"] == 6
+    assert made.totals.tokens == 5 * 6
+
+
+def test_a_row_that_the_target_refuses_fails_once(world: World, journal: Journal) -> None:
+    fill(journal, 6, samples=2)
+    world.refused = {2}
+    made = driver(journal)
+    made.run()
+    assert journal.counts() == Counts(6, 5, 1)
+    record = json.loads(next(journal.records(FAILED)))
+    assert record["error"] == {"code": "invalid_request", "message": "cannot be"}
+    assert (made.totals.done, made.totals.failed) == (5, 1)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_poison_row_fails_and_the_others_are_done(world: World, journal: Journal, replicas: int) -> None:
+    fill(journal, 40)
+    world.poison = {7}
+    made = driver(journal, replicas)
+    made.run()
+    assert ids(journal, FAILED) == ["id-7"]
+    assert journal.counts() == Counts(40, 39, 1)
+    assert made.totals.target_deaths == MOST_ATTEMPTS
+    error = json.loads(next(journal.records(FAILED)))["error"]
+    assert error == {
+        "code": "replica_died",
+        "message": f"its replica died {MOST_ATTEMPTS} times while doing it: its process died",
+    }
+    # What was done twice is counted once.
+    assert made.totals.tokens == 39 * 2
+
+
+def test_what_dies_with_ray_is_not_to_blame(world: World, journal: Journal) -> None:
+    fill(journal, 40)
+    lost = False
+
+    def die_with_ray() -> None:
+        nonlocal lost
+        lost = made.totals.done > 0
+        world.poison = set(range(40)) if lost else set()
+
+    world.after_harvest = die_with_ray
+    fleet = OneHost(lambda: None, lambda: "Ray was killed" if lost else None, lambda: None)
+    for _ in range(MOST_ATTEMPTS):
+        made = driver(journal, fleet=fleet)
+        with pytest.raises(RayLostError, match="Ray was killed"):
+            made.run()
+        lost, world.poison = False, set()
+    assert 0 < journal.counts().done < 40
+    world.after_harvest = lambda: None
+    driver(journal).run()
+    assert journal.counts() == Counts(40, 40, 0)
+    totals = journal.meta("totals")
+    assert (totals["ray_deaths"], totals["target_deaths"]) == (MOST_ATTEMPTS, 0)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_whatever_a_lost_ray_raises_is_its_loss(world: World, journal: Journal, lost: bool) -> None:
+    fill(journal, 4)
+    gone = False
+
+    def wait(futures: list[object]) -> list[object]:
+        nonlocal gone
+        gone = lost
+        raise RuntimeError("the object store is closed")
+
+    made = driver(journal, fleet=OneHost(lambda: None, lambda: "Ray was killed" if gone else None, lambda: None))
+    made._arrived = wait  # type: ignore[method-assign]
+    with pytest.raises(RayLostError if lost else RuntimeError, match="killed" if lost else "store is closed"):
+        made.run()
+    assert journal.meta("totals")["ray_deaths"] == lost
+
+
+def test_samples_lost_with_a_replica_are_not_counted_twice(world: World, journal: Journal) -> None:
+    fill(journal, 1, samples=4)
+    seen: list[int] = []
+
+    def dies_once() -> None:
+        seen.append(1)
+        world.poison = {0} if len(seen) == 2 else set()
+
+    world.after_harvest = dies_once
+    made = driver(journal)
+    made.run()
+    assert made.totals.target_deaths == 1
+    assert journal.counts() == Counts(1, 1, 0)
+    assert (made.totals.tokens, made.totals.proposed, made.totals.accepted) == (8, 12, 8)
+
+
+def test_rows_that_could_not_be_recorded_are_not_counted(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full for a moment, or somebody presses Ctrl-C twice: those rows are done again."""
+    fill(journal, 20)
+    record = Journal.record
+
+    def full_once(self: Journal, done: Any, failed: Any, totals: Any = None) -> None:
+        if done:
+            monkeypatch.setattr(Journal, "record", record)
+            raise JobError("the disk is full")
+        record(self, done, failed, totals)
+
+    monkeypatch.setattr(Journal, "record", full_once)
+    with pytest.raises(JobError, match="the disk is full"):
+        driver(journal).run()
+    driver(journal).run()
+    assert journal.counts() == Counts(20, 20, 0)
+    assert journal.meta("totals")["tokens"] == 40
+    assert sum(journal.meta(account.KEY)["latencies"].values()) == 20
+
+
+def test_the_account_goes_on_over_deaths_and_resumed_runs(world: World, journal: Journal) -> None:
+    fill(journal, 40)
+    made = driver(journal, replicas=2, batch=3)
+    world.after_harvest = lambda: made.drain() if made.totals.done >= 10 else None
+    world.poison = {7}
+    made.run()
+    first = summary_of(journal.meta(account.KEY))
+    assert first["tokens_per_round"] == 2.0
+    world.after_harvest, world.poison = lambda: None, set()
+    driver(journal, replicas=2, batch=3).run()
+    kept = journal.meta(account.KEY)
+    # What a target did before it died is in the account up to its last harvest; rows are counted by their ends alone.
+    assert sum(replica["tokens"] for replica in summary_of(kept)["replicas"]) == 2 * journal.counts().done
+    assert sum(kept["latencies"].values()) == journal.counts().done
+
+
+def test_a_traced_job_shows_rows_deaths_and_starts(world: World, journal: Journal, tmp_path: Path) -> None:
+    fill(journal, 12)
+    world.poison = {7}
+    world.draft_deaths = 1
+    trace = TraceFile(tmp_path / "t.json")
+    made = driver(journal, trace=trace, traced=True)
+    made.run()
+    trace.close()
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events]
+    assert names.count("target died") == MOST_ATTEMPTS
+    assert names.count("start") == 1 + MOST_ATTEMPTS
+    assert names.count("draft died") == 1
+    assert names.count("verify") == names.count("rows received") + 1, "one slice a harvest, and what was left at the end"
+    assert sum(event["args"]["rows"] for event in events if event["name"] == "rows received") == 11
+    assert sum(event["args"]["rows"] for event in events if event["name"] == "rows sent") >= 12
+
+
+def test_a_target_that_cannot_start_ends_the_job_with_its_reason(world: World, journal: Journal) -> None:
+    fill(journal, 3)
+    world.dies_at_start[0] = RayTaskError("load", "Traceback", WorkerError("no memory for the weights"))
+    with pytest.raises(JobError) as caught:
+        driver(journal).run()
+    assert str(caught.value) == (
+        "no replica stays alive: no memory for the weights; the rows already done are kept, and the job can be resumed"
+    )
+    assert len(world.starts) == MOST_BARREN_DEATHS
+
+
+def test_a_model_that_is_wrong_is_not_tried_again(world: World, journal: Journal) -> None:
+    fill(journal, 3)
+    world.dies_at_start[0] = RayTaskError("load", "Traceback", ModelError("tiny lacks 3 of its weights"))
+    made = driver(journal)
+    with pytest.raises(ModelError, match="tiny lacks 3 of its weights"):
+        made.run()
+    assert world.starts == [0]
+    assert made._replicas[0].stopped, "nothing is left running"  # type: ignore[attr-defined]
+
+
+def test_one_broken_replica_does_not_end_the_job(world: World, journal: Journal) -> None:
+    fill(journal, 30)
+    world.dies_at_start[1] = RayActorError()
+    driver(journal, replicas=2).run()
+    assert journal.counts() == Counts(30, 30, 0)
+
+
+def test_another_numeric_path_is_refused(world: World, journal: Journal) -> None:
+    def refuse(path: dict[str, str]) -> None:
+        assert path == {"engine": "fake"}
+        raise JobChangedError("another path")
+
+    fill(journal, 3)
+    with pytest.raises(JobChangedError):
+        driver(journal, agree_on_path=refuse).run()
+    assert journal.counts().done == 0
+
+
+def test_a_replica_that_does_not_come_up_in_time_ends_a_job_that_has_no_other(world: World, journal: Journal) -> None:
+    fill(journal, 3)
+    world.never_up = {0}
+    with pytest.raises(WorkerError, match=r"the target of replica 0 is not up after 0.001 s; it was started with: python3"):
+        driver(journal, start_deadline=0.001).run()
+
+
+def test_a_replica_that_does_not_come_up_in_time_is_no_matter_where_there_are_others(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100_000))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    fill(journal, 60)
+    world.never_up = {1}
+    made = driver(journal, replicas=2, start_deadline=20.0)
+    made.run()
+    assert journal.counts() == Counts(60, 60, 0)
+
+
+def test_a_drain_finishes_what_is_under_way(world: World, journal: Journal) -> None:
+    fill(journal, 100)
+    made = driver(journal, batch=3)
+    world.after_harvest = lambda: made.drain() if made.totals.done >= 10 else None
+    made.run()
+    assert made.draining
+    counts = journal.counts()
+    assert 10 <= counts.done < 30
+    assert counts.done == len(set(world.submitted)), "every row that was sent has ended"
+    again = driver(journal)
+    world.after_harvest = lambda: None
+    again.run()
+    assert journal.counts() == Counts(100, 100, 0)
+    assert len(world.submitted) == 100, "nothing was done twice"
+
+
+def test_replicas_are_stopped_when_the_loop_fails(world: World, journal: Journal) -> None:
+    fill(journal, 3)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    world.after_harvest = interrupted
+    made = driver(journal)
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert made._replicas[0].stopped  # type: ignore[attr-defined]
+
+
+def test_a_dead_draft_is_counted_and_the_job_goes_on(world: World, journal: Journal) -> None:
+    fill(journal, 20)
+    world.draft_deaths = 3
+    made = driver(journal)
+    made.run()
+    assert made.totals.draft_deaths == 3
+    assert made.totals.target_deaths == 0
+    assert journal.counts() == Counts(20, 20, 0)
+
+
+def test_a_row_that_hangs_is_written_elsewhere_and_counted_once(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100_000))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    fill(journal, 30, samples=2)
+    world.hangs_on = {(0, 3)}
+    made = driver(journal, replicas=2, batch=2)
+    made.run()
+    assert journal.counts() == Counts(30, 30, 0)
+    assert (made.totals.done, made.totals.tokens) == (30, 120)
+    assert world.submitted.count(3) == 4, "two samples, twice"
+    assert {3 * MOST_SAMPLES, 3 * MOST_SAMPLES + 1} <= set(world.cancelled)
+    assert made._under_way._copied == {}

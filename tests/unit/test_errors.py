@@ -1,0 +1,74 @@
+"""The tree of errors: every class pickles, and the picture in the docstring is the truth."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+
+import pytest
+
+from outrider.workers import errors
+from outrider.workers.errors import InputError, JobError, OutriderError
+
+CLASSES = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, OutriderError)]
+
+
+def drawn_tree() -> dict[str, str | None]:
+    """Each class of the docstring's picture with the class that it hangs from."""
+    parents: dict[str, str | None] = {}
+    stack: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"^([\s│├└─]*)(\w+Error)\b", line)
+        if match:
+            depth = len(match[1])
+            stack = [entry for entry in stack if entry[0] < depth]
+            parents[match[2]] = stack[-1][1] if stack else None
+            stack.append((depth, match[2]))
+    return parents
+
+
+def test_the_drawn_tree_is_complete_and_right() -> None:
+    real = {cls.__name__: None if cls is OutriderError else cls.__bases__[0].__name__ for cls in CLASSES}
+    assert drawn_tree() == real
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_errors_survive_a_pickle(cls: type[OutriderError]) -> None:
+    error = cls("one sentence", ["a:1: first", "a:2: second"])
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls
+    assert copy.args == error.args
+    assert str(copy) == "one sentence"
+    assert copy.exit_code == cls.exit_code
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_exit_codes_are_the_designs(cls: type[OutriderError]) -> None:
+    assert cls.exit_code == (2 if issubclass(cls, errors.UsageError) else 1)
+
+
+def test_lines_of_an_input_error() -> None:
+    assert InputError("two rows are wrong", ["a:1: x", "a:2: y"]).lines == ["a:1: x", "a:2: y"]
+    assert InputError("none named").lines == []
+
+
+def test_an_error_without_words_still_has_a_name() -> None:
+    assert str(errors.JobError()) == "JobError"
+
+
+def test_a_ray_that_does_not_come_up_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from outrider.runner.hosts.ray_start import local_ray
+
+    def late(**_: object) -> None:
+        raise Exception("The current node timed out during startup.\nMore of it.")  # as Ray does
+
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(ray, "init", late)
+    sentence = r"^Ray could not be started on this machine: The current node timed out"
+    with pytest.raises(JobError, match=sentence) as caught, local_ray(1, {}):
+        raise AssertionError("it did not come up")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,173 @@
+"""The hf engine on small random models: ragged batches where the model can, one row at a time where it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.workers.engines.engine import Engine, Feed
+from outrider.workers.engines.hf import HfEngine
+from outrider.workers.engines.hf_rows import HfRowEngine
+from outrider.workers.errors import ModelError
+from outrider.workers.messages import ModelSpec, Sampling
+from outrider.workers.models.loading import load_hf
+
+SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=101, max_position_embeddings=64)
+GPT = dict(n_embd=32, n_layer=2, n_head=4, vocab_size=101, n_positions=64)
+RAGGED = {
+    "llama": {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2},
+    "mistral": {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "sliding_window": 5},
+    "qwen2": {**SMALL, "intermediate_size": 48, "num_key_value_heads": 4},
+    "qwen3": {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 16},
+    "opt": {**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32, "pad_token_id": 1},
+    "gpt_bigcode": {**GPT, "multi_query": True},
+    "gpt2": GPT,
+    "gpt_neox": {**SMALL, "intermediate_size": 48},
+}
+# Their attention does what the ragged path does not know (biases by distance, capped scores), or is not replaceable.
+ROW_BY_ROW = {
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 101, "seq_length": 64},
+    "codegen": {**GPT, "rotary_dim": 4},
+}
+PROMPT = [5, 17, 3, 99, 42, 8, 23, 61, 77, 2, 31]
+WRITTEN = 12
+
+
+def save(folder: Path, family: str, settings: dict) -> Path:
+    torch.manual_seed(3)
+    # Random weights of the usual size make every token alike; larger ones give every position a clear best.
+    config = AutoConfig.for_model(family, **settings, initializer_range=0.3, eos_token_id=None, bos_token_id=None)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(folder)
+    return folder
+
+
+def greedy_by_transformers(folder: Path) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    tokens = list(PROMPT)
+    with torch.inference_mode():
+        for _ in range(WRITTEN):
+            tokens.append(int(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+    return tokens[len(PROMPT) :]
+
+
+def greedy_in_company(engine: Engine) -> list[int]:
+    """Row 0 is written beside a row of other length; every other step verifies a wrong guess that is taken back."""
+    engine.open(0, Sampling(), len(PROMPT))
+    engine.open(1, Sampling(), 3)
+    engine.feed([Feed(0, PROMPT[:4], 0)])
+    first, _ = engine.feed([Feed(0, PROMPT[4:], 1), Feed(1, [7, 8, 9], 1)])
+    written = list(first.tokens)
+    while len(written) < WRITTEN:
+        guess = [(written[-1] + 1) % 101] if len(written) % 2 else []
+        length = engine.length(0)
+        _, chosen = engine.feed([Feed(1, [len(written)], 1), Feed(0, [written[-1], *guess], 1 + len(guess))])
+        engine.truncate(0, length + 1)
+        written.append(chosen.tokens[0])
+    for row in (0, 1):
+        engine.close(row)
+    return written
+
+
+@pytest.mark.parametrize("family", RAGGED)
+def test_a_family_feeds_raggedly_and_writes_what_transformers_writes(tmp_path, family):
+    folder = save(tmp_path, family, RAGGED[family])
+    engine, _, notes = load_hf(ModelSpec(str(folder), "hf", "fp32"))
+    assert isinstance(engine, HfEngine), notes
+    assert greedy_in_company(engine) == greedy_by_transformers(folder)
+
+
+@pytest.mark.parametrize("family", ROW_BY_ROW)
+def test_other_families_run_row_by_row_and_say_so(tmp_path, family):
+    folder = save(tmp_path, family, ROW_BY_ROW[family])
+    engine, _, notes = load_hf(ModelSpec(str(folder), "hf", "fp32"))
+    assert isinstance(engine, HfRowEngine)
+    assert "rows run one at a time" in notes[0]
+    assert greedy_in_company(engine) == greedy_by_transformers(folder)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "bloom"])
+def test_a_fork_goes_on_from_where_it_left_its_source(tmp_path, family):
+    folder = save(tmp_path, family, {**RAGGED, **ROW_BY_ROW}[family])
+    engine, _, _ = load_hf(ModelSpec(str(folder), "hf", "fp32"))
+    assert engine.forks == (family in RAGGED)
+    engine.open(0, Sampling(), len(PROMPT))
+    engine.feed([Feed(0, PROMPT[:8], 0)])
+    for row, length in ((1, 8), (2, 5), (3, 1)):
+        engine.fork(row, 0, length, Sampling(), len(PROMPT))
+        assert engine.length(row) == length
+    engine.feed([Feed(2, [9, 9, 9], 0)])
+    engine.close(2)
+    choices = [engine.feed([Feed(row, PROMPT[engine.length(row) :], 1)])[0].tokens for row in (0, 1, 3)]
+    assert choices == [greedy_by_transformers(folder)[:1]] * 3
+
+
+def test_a_model_with_a_state_is_refused(tmp_path):
+    settings = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 101, "state_size": 8}
+    config = AutoConfig.for_model("mamba", **settings)
+    config.max_position_embeddings = 64
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="keeps a state that cannot be taken back"):
+        load_hf(ModelSpec(str(tmp_path), "hf", "fp32"))
+
+
+def test_weights_that_are_missing_or_not_numbers_are_named(tmp_path):
+    folder = save(tmp_path / "nan", "llama", RAGGED["llama"])
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    broken = {**weights, "model.norm.weight": torch.full((32,), float("nan"))}
+    save_file(broken, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r'"model\.norm\.weight" holds a value that is not a number'):
+        load_hf(ModelSpec(str(folder), "hf", "fp32"))
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r'lacks 1 of its weights, first "model\.layers\.1\.mlp\.up_proj\.weight"'):
+        load_hf(ModelSpec(str(folder), "hf", "fp32"))
+
+
+def test_a_bin_checkpoint_is_read_without_running_it(tmp_path):
+    folder = save(tmp_path / "safe", "opt", RAGGED["opt"])
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    model.config.save_pretrained(pickled)
+    torch.save(model.state_dict(), pickled / "pytorch_model.bin")
+    engine, _, _ = load_hf(ModelSpec(str(pickled), "hf", "fp32"))
+    assert greedy_in_company(engine) == greedy_by_transformers(folder)
+
+    class Trap:
+        def __reduce__(self):
+            return (print, ("this must not run",))
+
+    torch.save({"model.decoder.embed_tokens.weight": Trap()}, pickled / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"more than weights|cannot be loaded"):
+        load_hf(ModelSpec(str(pickled), "hf", "fp32"))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "opt"])
+def test_eager_attention_computes_what_fused_attention_does(tmp_path: Path, family: str) -> None:
+    folder = save(tmp_path / "model", family, RAGGED[family])
+    logits = []
+    for fast in (True, False):
+        engine, _, _ = load_hf(ModelSpec(str(folder), "hf", "fp32", fast_attention=fast))
+        assert isinstance(engine, HfEngine) and engine.fused == fast
+        engine.open(0, Sampling(), len(PROMPT))
+        engine.feed([Feed(0, PROMPT[:6], 0)])
+        logits.append(engine.logits([Feed(0, PROMPT[6:], len(PROMPT) - 6)]))
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
+    assert not torch.equal(logits[0], logits[1]), "two ways of summing leave different last bits"
+
+
+def test_a_file_that_is_written_to_does_not_change_the_model(tmp_path: Path) -> None:
+    """Where the numbers need no conversion, transformers only maps them."""
+    folder = save(tmp_path / "model", "llama", RAGGED["llama"])
+    engine, _, _ = load_hf(ModelSpec(str(folder), "hf", "fp32"))
+    before = greedy_in_company(engine)
+    with (folder / "model.safetensors").open("r+b") as stream:
+        stream.seek(5000)
+        stream.write(bytes(20_000))
+    assert greedy_in_company(engine) == before

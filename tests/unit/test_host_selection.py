@@ -1,0 +1,116 @@
+"""Which hosts take part, and how raylets of one host share its cores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sysfs_trees import build
+
+from outrider.runner.hosts.host_report import FoundModel, HostReport
+from outrider.runner.hosts.host_selection import Place, chosen_kind, declared_cores, numeric_kind, offered, refusals
+from outrider.runner.planning.placement import plan
+from outrider.runner.planning.placement_request import Sizes, Wishes
+from outrider.runner.planning.topology import Topology, read_topology
+from outrider.workers.machine.leases import Holder
+
+VERSIONS = {"outrider": "1", "python": "3.11", "torch": "2.9", "transformers": "5.0"}
+
+
+def machine(folder: Path, nodes: int = 1, cores: int = 4) -> Topology:
+    numbers = iter(range(nodes * cores))
+    return read_topology(build(folder, {node: [(next(numbers),) for _ in range(cores)] for node in range(nodes)}))
+
+
+def place(
+    node: str,
+    topology: Topology,
+    declared: dict[int, int],
+    identity: str = "",
+    held: tuple[str, ...] = (),
+    isa: str = "avx512",
+) -> Place:
+    models = {"big": FoundModel("/models/big", "d")}
+    holders = {name: Holder(name, 7) for name in held}
+    return Place(node, node, declared, HostReport(node, identity or node, topology, holders, VERSIONS, isa, models))
+
+
+def cores(topology: Topology) -> list[int]:
+    return [core.identity for core in topology.usable_cores]
+
+
+def test_a_host_offers_what_it_declares(tmp_path: Path) -> None:
+    assert declared_cores({"numa0": 3.0, "numa1": 0.0, "numax": 2.0, "CPU": 8.0, "numa12": 1.0}) == {0: 3, 12: 1}
+    [free] = offered([place("a", machine(tmp_path, 2), {0: 3, 1: 1})], {}, share=False)
+    assert (free.host, cores(free)) == ("a", [0, 1, 2, 4])
+
+
+def test_two_raylets_of_one_host_are_dealt_its_cores(tmp_path: Path) -> None:
+    host = machine(tmp_path, 2)
+    pair = [place("a", host, {0: 4, 1: 4}, "same"), place("b", host, {0: 4, 1: 4}, "same")]
+    first, second = offered(pair, {}, share=False)
+    assert sorted(cores(first) + cores(second)) == list(range(8))
+    assert len(cores(first)) == len(cores(second)) == 4
+    made = plan([first, second], Sizes(1000), Wishes(per="machine"))
+    assert {actor.host for actor in made.actors} == {"a", "b"}
+
+
+def test_a_raylet_that_declares_less_gets_less(tmp_path: Path) -> None:
+    host = machine(tmp_path)
+    first, second = offered([place("a", host, {0: 1}, "same"), place("b", host, {0: 4}, "same")], {}, share=False)
+    assert (len(cores(first)), len(cores(second))) == (1, 3)
+
+
+def test_what_is_held_or_taken_is_not_offered_again(tmp_path: Path) -> None:
+    host = machine(tmp_path)
+    pair = [place("a", host, {0: 4}, "same", held=("0",)), place("b", host, {0: 1}, "same")]
+    first, second = offered(pair, {"b": {"1"}}, share=False)
+    # Core 0 is another run's; b has claimed all that it declares.
+    assert (cores(first), cores(second)) == ([2, 3], [])
+
+
+def test_shared_cores_are_offered_to_each(tmp_path: Path) -> None:
+    host = machine(tmp_path)
+    pair = [place("a", host, {0: 2}, "same", held=("3",)), place("b", host, {0: 4}, "same")]
+    first, second = offered(pair, {"b": {"0", "1"}}, share=True)
+    assert (cores(first), cores(second)) == ([0, 1], [0, 1])
+
+
+def test_heterogeneous_hosts_get_replicas_each_by_its_own_nodes(tmp_path: Path) -> None:
+    large, small = machine(tmp_path / "l", 2, 8), machine(tmp_path / "s", 1, 2)
+    hosts = offered([place("l", large, {0: 8, 1: 8}), place("s", small, {0: 2})], {}, share=False)
+    made = plan(hosts, Sizes(1000), Wishes(per="node"))
+    assert sorted((actor.host, len(actor.cores)) for actor in made.actors) == [("l", 7), ("l", 8), ("s", 2)]
+
+
+def test_hosts_that_cannot_do_their_part_are_told_apart(tmp_path: Path) -> None:
+    host = machine(tmp_path)
+    good, old, empty, other = (place(name, host, {0: 1}) for name in ("good", "old", "empty", "other"))
+    old = replace(old, report=replace(old.report, versions={**VERSIONS, "outrider": "0"}))
+    empty = replace(empty, report=replace(empty.report, models={"big": FoundModel(problem="it is not there")}))
+    other = replace(other, report=replace(other.report, models={"big": FoundModel("/models/big", "e")}))
+    assert refusals([good, old, empty, other], {"big": "d"}, "1") == {
+        "old": "has outrider 0, the driver has 1",
+        "empty": "lacks the weights: it is not there",
+        "other": 'has another "big" than the driver, at /models/big',
+    }
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "kept", "expected"),
+    [
+        ("native", "bf16", None, ("avx512",)),
+        ("native", "bf16", "avx2", ("avx2",)),
+        ("native", "bf16", "gone", ("avx512",)),
+        ("native", "w4a8", None, ()),
+        ("hf", "fp32", None, ("avx512", "torch 2.9", "transformers 5.0")),
+    ],
+)
+def test_a_job_has_one_numeric_path(
+    tmp_path: Path, engine: str, precision: str, kept: str | None, expected: tuple[str, ...]
+) -> None:
+    host = machine(tmp_path)
+    there = [place("a", host, {0: 1}, isa="avx2"), place("b", host, {0: 1}), place("c", host, {0: 1})]
+    assert chosen_kind(there, engine, precision, kept) == expected
+    assert numeric_kind(there[1].report, engine, precision) == expected or kept == "avx2"

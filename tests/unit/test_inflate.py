@@ -1,0 +1,67 @@
+"""The inflated model computes the small one's function."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from inflate import Shape, inflate
+
+TOKENS = torch.tensor([[3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79]])
+# Every ratio is a power of four where a square root is taken of it, so that bf16 holds the large weights exactly.
+LARGE = Shape(hidden=128, layers=5, heads=8, kv_heads=4, ffn=96, vocabulary=300, head_size=32)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=200,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "small")
+    return tmp_path / "small"
+
+
+@torch.inference_mode()
+def logits(path: Path) -> torch.Tensor:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(input_ids=TOKENS).logits[0]
+
+
+@pytest.mark.parametrize("large", [LARGE, Shape(64, 3, 16, 16, 48, 200, 8)])
+def test_the_function_stays_the_same(small: Path, tmp_path: Path, large: Shape) -> None:
+    inflate(small, tmp_path / "large", large)
+    wanted, found = logits(small), logits(tmp_path / "large")
+    assert found.shape[1] == large.vocabulary
+    torch.testing.assert_close(found[:, :200], wanted, rtol=1e-4, atol=1e-4)
+    config = json.loads((tmp_path / "large" / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["tie_word_embeddings"]) == (large.layers, False)
+
+
+def test_noise_changes_every_matrix_a_little(small: Path, tmp_path: Path) -> None:
+    inflate(small, tmp_path / "large", LARGE, noise=0.01)
+    wanted, found = logits(small), logits(tmp_path / "large")
+    distance = ((found[:, :200] - wanted).norm() / wanted.norm()).item()
+    assert 1e-4 < distance < 0.2
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "large", dtype=torch.float32)
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    assert all(len(torch.unique(matrix, dim=0)) == len(matrix) for matrix in matrices)
+
+
+def test_heads_that_cannot_all_be_held_are_refused(small: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="cannot hold all of the small model's"):
+        inflate(small, tmp_path / "large", Shape(64, 3, 2, 2, 48, 200, 8))

@@ -1,0 +1,205 @@
+"""Who holds a job, and whether what is asked now is the same job."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.runner.job.directory import (
+    check_apart,
+    check_same,
+    default_directory,
+    describe,
+    held,
+    identity,
+    open_job,
+    read_description,
+)
+from outrider.runner.job.journal import Journal, StoredRow
+from outrider.runner.job.lock import is_held
+from outrider.runner.options import JobSpec
+from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
+from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.digests import KIND
+
+HOLDER = """
+import sys
+from pathlib import Path
+from outrider.runner.job.directory import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def card() -> ModelCard:
+    return ModelCard("m", "/m", "llama", 100, 10, "float32", (0,), 5, "d" * 64)
+
+
+def test_a_second_process_is_refused_and_told_who_is_first(tmp_path: Path) -> None:
+    directory = tmp_path / "job"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "held\n"
+    assert is_held(directory)
+    with (
+        pytest.raises(JobHeldError, match=rf"job is being run by process {process.pid} on \S+; wait for it or stop it"),
+        held(directory),
+    ):
+        pass
+    assert is_held(directory), "asking must not free it"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+    assert not is_held(directory), "the kernel frees a killed holder's job"
+    with held(directory):
+        assert is_held(directory)
+    assert not is_held(directory)
+
+
+def test_the_name_of_an_earlier_longer_holder_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("x" * 150)
+    with held(tmp_path):
+        assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
+        assert "xx" not in (tmp_path / "lock").read_text()
+
+
+def test_a_place_that_cannot_be_a_job(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"--out: .*file cannot be written: File exists"), held(tmp_path / "file"):
+        pass
+    with pytest.raises(UsageError, match=r"is not a job directory: it has no job.db"):
+        open_job(tmp_path)
+    assert not is_held(tmp_path)
+
+
+def test_a_job_whose_input_was_refused_is_no_job_yet(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "job.db")
+    with pytest.raises(UsageError, match="holds no job yet"):
+        open_job(tmp_path)
+    journal.fill([StoredRow(0, "a", 1, "completion", {}, (1,))], [], {})
+    assert open_job(tmp_path).counts().rows == 1
+    journal.close()
+
+
+def test_what_decides_the_text_is_the_identity_and_the_rest_may_change(card: ModelCard, tmp_path: Path) -> None:
+    base = JobSpec(input=tmp_path)
+    kept = identity(base, card, "digest", "hf", "fp32")
+    for change in ({"batch": 3}, {"replicas": 2}, {"draft": "none"}, {"draft_tokens": 5}, {"out": tmp_path}):
+        assert identity(base.model_copy(update=change), card, "digest", "hf", "fp32") == kept, change
+    for change in (
+        {"seed": 2},
+        {"temperature": 1.0},
+        {"top_p": 0.5},
+        {"top_k": 5},
+        {"min_p": 0.1},
+        {"max_tokens": 3},
+        {"skip_bad": True},
+        {"format": "text"},
+    ):
+        assert identity(base.model_copy(update=change), card, "digest", "hf", "fp32") != kept, change
+    assert identity(base, card, "other", "hf", "fp32") != kept
+    assert identity(base, card, "digest", "native", "fp32") != kept
+    assert identity(base, card, "digest", "hf", "bf16") != kept
+
+
+def test_a_difference_is_shown() -> None:
+    check_same({"a": 1}, {"a": 1}, "a parameter", Path("job"))
+    with pytest.raises(JobChangedError) as caught:
+        kept, asked = {"seed": 1, "model": f"{KIND}:{'a' * 64}", "gone": 3}, {"seed": 2, "model": f"{KIND}:{'b' * 64}"}
+        check_same(kept, asked, "a parameter", Path("job"))
+    assert str(caught.value) == (
+        "job holds a job with a parameter other than now "
+        "(gone: 3 then, None now; model: aaaaaaaaaaaa… then, bbbbbbbbbbbb… now; seed: 1 then, 2 now); "
+        "run it as it was begun, or give another directory with --out"
+    )
+
+
+def test_a_job_of_an_older_outrider_is_not_gone_on_with() -> None:
+    """It knew large weights by samples of them, so that nobody can tell whether they are the same."""
+    with pytest.raises(JobChangedError, match=r"begun by an older outrider.*finish it with that version, or give another"):
+        check_same({"model": "a" * 64, "seed": 1}, {"model": f"{KIND}:{'a' * 64}", "seed": 1}, "a model", Path("job"))
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal(tmp_path / "job.db")
+    journal.fill([StoredRow(0, "a", 1, "completion", {}, (1,))], [], {})
+    yield journal
+    journal.close()
+
+
+def test_a_description_keeps_what_it_does_not_replace(tmp_path: Path, journal: Journal) -> None:
+    assert read_description(tmp_path, journal) == ({}, None)
+    describe(tmp_path, journal, {"a": 1, "b": 2})
+    describe(tmp_path, journal, {"b": 3})
+    assert read_description(tmp_path, journal) == ({"a": 1, "b": 3}, None)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"spec": 5}', b"[" * 100_000, None])
+def test_a_broken_description_is_made_anew(tmp_path: Path, journal: Journal, content: bytes | None) -> None:
+    describe(tmp_path, journal, {"a": 1, "spec": {"batch": 8}})
+    file = tmp_path / "job.json"
+    if content is None:  # a directory with something in it
+        file.unlink()
+        (file / "x").mkdir(parents=True)
+    else:
+        file.write_bytes(content)
+    found, note = read_description(tmp_path, journal)
+    assert found == {"a": 1, "spec": {"batch": 8}}
+    assert note is not None
+    assert note.startswith(f"{file} cannot be used (")
+    describe(tmp_path, journal, {"b": 2})
+    assert json.loads(file.read_text()) == {"a": 1, "spec": {"batch": 8}, "b": 2}
+    assert (tmp_path / "job.json.1").is_dir() == (content is None), "nothing of the user's is removed"
+
+
+def test_a_description_that_was_removed_is_made_anew(tmp_path: Path, journal: Journal) -> None:
+    describe(tmp_path, journal, {"a": 1})
+    (tmp_path / "job.json").unlink()
+    describe(tmp_path, journal, {"b": 2})
+    assert read_description(tmp_path, journal) == ({"a": 1, "b": 2}, None)
+
+
+def test_default_directory() -> None:
+    assert default_directory(Path("/data/my.prompts.jsonl")) == Path("my.prompts-job")
+    assert default_directory(Path("/data/my.prompts.jsonl.gz")) == Path("my.prompts-job")
+    assert default_directory(Path("a.zst")) == Path("a-job")
+    for nameless in ("-", "/dev/stdin", "/dev/fd/63", "/proc/self/fd/0"):
+        assert default_directory(Path(nameless)) == Path("stdin-job")
+
+
+def test_a_full_disk_is_a_sentence_from_the_first_byte_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(JobError, match=r"lock cannot be written: No space left on device"), held(tmp_path / "job"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "name", ["job.db", "job.db-wal", "job.json", "lock", "results.jsonl", "errors.jsonl", "report.html"]
+)
+def test_files_of_the_jobs_own_are_no_input(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=f"^INPUT: .*{name} is a file of the job's own in .*; copy it"):
+        check_apart("INPUT", tmp_path / name, tmp_path)
+    (tmp_path / name).touch()
+    linked = tmp_path / "other"
+    linked.hardlink_to(tmp_path / name)
+    with pytest.raises(UsageError, match="is a file of the job's own"):
+        check_apart("--trace", linked, tmp_path)
+    check_apart("INPUT", tmp_path / "in.jsonl", tmp_path)

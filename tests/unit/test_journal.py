@@ -1,0 +1,246 @@
+"""The job's file: what was written is there, whole, whatever happens to the writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.runner.job.journal import DONE, FAILED, LONGEST_LOG, Counts, Journal, StoredRow, on_network_file_system
+from outrider.workers.errors import JobError
+
+
+def row(number: int) -> StoredRow:
+    return StoredRow(number, f"id-{number}", number + 1, "completion", {"max_tokens": 5, "n": 1}, (number, 70000, 0))
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    made = Journal(tmp_path / "job.db")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def full(journal: Journal) -> Journal:
+    journal.fill((row(number) for number in range(5)), [(row(5), "bad")], {"identity": {"seed": 1}})
+    return journal
+
+
+def test_what_goes_in_comes_out(full: Journal) -> None:
+    assert full.filled
+    assert full.meta("identity") == {"seed": 1}
+    assert full.meta("nothing") is None
+    assert full.counts() == Counts(rows=6, done=0, failed=1)
+    assert full.counts().pending == 5
+    assert full.load([3, 1]) == [row(1), row(3)]
+    assert list(full.records(FAILED)) == ["bad"]
+
+
+def test_a_fill_that_fails_leaves_nothing(journal: Journal) -> None:
+    def broken() -> Iterator[StoredRow]:
+        yield row(0)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        journal.fill(broken(), [], {})
+    assert not journal.filled
+    journal.fill([row(0)], [], {})
+    assert journal.counts().rows == 1
+
+
+def test_failures_are_read_after_the_rows(journal: Journal) -> None:
+    """The caller knows its bad rows only when it has read the file."""
+    seen: list[str] = []
+
+    def good() -> Iterator[StoredRow]:
+        seen.append("rows")
+        yield row(0)
+
+    def bad() -> Iterator[tuple[StoredRow, str]]:
+        seen.append("failures")
+        yield row(1), "record"
+
+    journal.fill(good(), bad(), {})
+    assert seen == ["rows", "failures"]
+
+
+def test_a_row_keeps_its_first_record(full: Journal) -> None:
+    full.record([(0, "first")], [(1, "failed")])
+    full.record([(0, "second"), (1, "too late")], [(0, "no")])
+    assert list(full.records(DONE)) == ["first"]
+    assert list(full.records(FAILED)) == ["failed", "bad"]
+    assert full.counts() == Counts(6, 1, 2)
+
+
+def test_records_come_in_input_order(full: Journal) -> None:
+    full.record([(4, "four"), (0, "zero")], [])
+    full.record([(2, "two")], [])
+    assert list(full.records(DONE)) == ["zero", "two", "four"]
+
+
+def test_the_pending_cursor(full: Journal) -> None:
+    assert full.pending(-1, 3) == [(0, 0), (1, 0), (2, 0)]
+    full.record([(1, "done")], [])
+    full.count_attempt([2, 4])
+    full.count_attempt([4])
+    assert full.pending(-1, 3) == [(0, 0), (2, 1), (3, 0)]
+    assert full.pending(3, 3) == [(4, 2)]
+    assert full.pending(4, 3) == []
+
+
+def test_another_connection_sees_what_was_committed(full: Journal) -> None:
+    full.record([(0, "done")], [])
+    reader = Journal(full.path, read_only=True)
+    assert reader.counts() == Counts(6, 1, 1)
+    with pytest.raises(JobError, match="readonly"):
+        reader.set_meta("a", 1)
+    reader.close()
+
+
+def test_settings_are_durable_ones(full: Journal) -> None:
+    assert full._query("PRAGMA journal_mode") == [("wal",)]
+    assert full._query("PRAGMA synchronous") == [(2,)]
+
+
+def test_a_network_file_system_gets_no_write_ahead_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.runner.job.journal.on_network_file_system", lambda path, mounts: True)
+    journal = Journal(tmp_path / "job.db")
+    assert journal._query("PRAGMA journal_mode") == [("delete",)]
+    # FULL would not sync the removal of the old journal, which is what makes a transaction last.
+    assert journal._query("PRAGMA synchronous") == [(3,)]
+    journal.close()
+
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sdb1 /home/local\\040disk xfs rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+me@host:/ /mnt/far fuse.sshfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "remote"),
+    [
+        ("/tmp/job.db", False),
+        ("/home/me/job.db", True),
+        ("/homeless/job.db", False),
+        ("/home/local disk/job.db", False),
+        ("/dev/shm/job.db", False),
+        ("/mnt/far/job.db", True),
+    ],
+)
+def test_network_file_systems_are_told_apart(path: str, remote: bool) -> None:
+    assert on_network_file_system(Path(path), MOUNTS) == remote
+
+
+def test_a_file_that_is_no_journal(tmp_path: Path) -> None:
+    path = tmp_path / "job.db"
+    path.write_bytes(b"this is not a database, whatever its name says" * 100)
+    with pytest.raises(JobError, match=r"job.db cannot be used: file is not a database"):
+        Journal(path)
+    with pytest.raises(JobError, match=r"job.db cannot be used: file is not a database"):
+        _ = Journal(path, read_only=True).filled
+
+
+def test_a_journal_of_another_format_is_refused(full: Journal) -> None:
+    full.set_meta("format", 99)
+    with pytest.raises(JobError, match="has format 99, this outrider reads 1"):
+        _ = full.filled
+
+
+def test_a_full_disk_is_a_sentence_and_loses_nothing(full: Journal) -> None:
+    pages = full._query("PRAGMA page_count")[0][0]
+    full._query(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(JobError, match=r"job.db cannot be used: database or disk is full"):
+        full.record([(0, "x" * 1_000_000)], [])
+    full._query("PRAGMA max_page_count = 100000")
+    full.record([(0, "small")], [])
+    assert list(full.records(DONE)) == ["small"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from outrider.runner.job.journal import Journal, StoredRow
+journal = Journal(Path(sys.argv[1]))
+def rows():
+    for n in range(20_000):
+        if n == 10_000:
+            print("filling", flush=True)
+            if sys.argv[2] == "0":
+                sys.stdin.read()
+        yield StoredRow(n, str(n), n, "completion", {}, (n,))
+journal.fill(rows(), [], {})
+print("filled", flush=True)
+for n in range(20_000):
+    journal.record([(n, f"record {n}")], [])
+    print(n, flush=True)
+"""
+
+
+@pytest.mark.parametrize("after", [0, 1, 17])
+def test_a_writer_killed_at_any_moment_leaves_a_whole_journal(tmp_path: Path, after: int) -> None:
+    """What it said was recorded is there; with ``after`` 0 it is killed amid the filling."""
+    path = tmp_path / "job.db"
+    command = [sys.executable, "-c", WRITER, str(path), str(after)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "filling\n"
+    said = 0
+    if after:
+        assert process.stdout.readline() == "filled\n"
+        for said in range(1, after + 1):
+            assert process.stdout.readline() == f"{said - 1}\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+    journal = Journal(path)
+    assert journal._query("PRAGMA integrity_check") == [("ok",)]
+    assert journal.filled == bool(after)
+    if after:
+        counts = journal.counts()
+        assert counts.rows == 20_000
+        assert counts.done >= said
+        assert list(journal.records(DONE)) == [f"record {number}" for number in range(counts.done)]
+    journal.close()
+
+
+def test_closing_leaves_no_lock_behind(full: Journal) -> None:
+    full.close()
+    other = sqlite3.connect(full.path)
+    other.execute("DELETE FROM rows")
+    other.close()
+
+
+def test_the_log_becomes_short_again_though_somebody_was_reading(tmp_path: Path) -> None:
+    """A reader who stays while a large job is filled keeps the log from being emptied then."""
+    journal = Journal(tmp_path / "job.db")
+    reader = sqlite3.connect(tmp_path / "job.db", isolation_level=None)
+    many = (StoredRow(number, str(number), number + 1, "completion", {}, tuple(range(500))) for number in range(12_000))
+
+    def look() -> None:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM sqlite_master").fetchall()
+
+    journal._db.execute("PRAGMA busy_timeout = 1")
+    journal.fill(many, [], {}, look)
+    log = tmp_path / "job.db-wal"
+    assert log.stat().st_size > LONGEST_LOG, "nothing to be made shorter"
+    reader.execute("COMMIT")
+    for row in range(3):
+        journal.record([(row, "x")], [])
+    assert log.stat().st_size <= LONGEST_LOG
+    reader.close()
+    journal.close()
+    assert not log.exists()

@@ -1,0 +1,97 @@
+"""Imports go one way only: runner, then workers, then kernels."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = ("runner", "workers", "kernels")
+BELOW = {"runner": {"runner", "workers", "kernels"}, "workers": {"workers", "kernels"}, "kernels": {"kernels"}}
+FOREIGN = {
+    "runner": {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"},
+    "workers": set(),
+    "kernels": {"ray", "torch", "transformers", "tokenizers", "pydantic", "typer"},
+}
+# The only modules of workers/ that know Ray.
+RAY_IN_WORKERS = {"actors.py", "lines.py", "metrics.py", "pinning.py", "ray_compat.py", "shared_line.py"}
+FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+
+
+def imports(source: str) -> Iterator[tuple[int, str]]:
+    """Every module that a file imports, at its top or anywhere inside, with the line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute here"
+            # "from outrider import runner" names the layer only in its names.
+            yield node.lineno, node.module or ""
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            first = node.args[0] if node.args else None
+            if name in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                yield node.lineno, str(first.value)
+
+
+def breaches(layer: str, source: str) -> list[str]:
+    found = []
+    for line, module in imports(source):
+        parts = module.split(".")
+        if parts[0] == "outrider" and len(parts) > 1 and parts[1] in LAYERS and parts[1] not in BELOW[layer]:
+            found.append(f"line {line}: {layer} must not import {module}")
+        if parts[0] in FOREIGN[layer]:
+            found.append(f"line {line}: {layer} must know nothing of {parts[0]}")
+        if parts[0] in LAYERS:
+            found.append(f"line {line}: {module} must be imported as outrider.{module}")
+    return found
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(LAYERS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down_only(path: Path) -> None:
+    assert breaches(path.relative_to(ROOT).parts[0], path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "source"),
+    [
+        ("workers", "import outrider.runner.cli.main"),
+        ("workers", "def f():\n    from outrider import runner"),
+        ("kernels", "def f():\n    from outrider.workers import messages"),
+        ("kernels", "import ray.util"),
+        ("runner", "def f():\n    import torch.nn"),
+        ("runner", "import importlib\nimportlib.import_module('transformers')"),
+        ("runner", "import kernels"),
+    ],
+)
+def test_a_breach_is_seen(layer: str, source: str) -> None:
+    assert breaches(layer, source)
+
+
+def test_ray_stays_in_its_shells() -> None:
+    knowing = {
+        path.name
+        for path in (ROOT / "workers").rglob("*.py")
+        if any(module.split(".")[0] == "ray" for _, module in imports(path.read_text()))
+    }
+    assert knowing <= RAY_IN_WORKERS
+
+
+def test_kernels_is_no_package_at_the_top() -> None:
+    """Run from the repository root, ``import kernels`` must not find a package of ours."""
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+def test_the_import_package_is_made_of_the_three_folders() -> None:
+    package = ROOT / "src" / "outrider"
+    for layer in LAYERS:
+        assert (package / layer).resolve() == ROOT / layer
+    assert {path.name for path in package.iterdir()} - {"__pycache__"} == {*LAYERS, "__init__.py", "py.typed"}

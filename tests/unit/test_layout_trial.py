@@ -1,0 +1,124 @@
+"""The choice between arrangements, on a machine that is a table of speeds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from outrider.workers.target.layout_trial import CYCLES, PHASE_ROUNDS, ROUNDS_TO_GIVE_UP, WARM_UP_ROUNDS, Round, Trial
+
+
+def play(
+    trial: Trial, seconds: Mapping[str, float], counts: Mapping[str, int], chance: float = 0.8, seed: int = 1
+) -> list[str]:
+    """Rounds of four rows until the trial is over; the names in the order in which they were used."""
+    dice, used = random.Random(seed), []
+    while not trial.over:
+        name = trial.current
+        used.append(name)
+        assert len(used) < 10_000, "the trial does not end"
+        held = [0] * 4
+        for row in range(4):
+            while held[row] < counts[name] and dice.random() < chance:
+                held[row] += 1
+        trial.observe(Round((counts[name],) * 4, tuple(held), 4, True), seconds[name] * dice.uniform(0.9, 1.1))
+    return used
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fastest_wins_whatever_the_luck(seed: int) -> None:
+    # Tokens a round at 0.8: 3.36 for 4 candidates, 1 without any.
+    seconds = {"turns": 0.040, "ahead": 0.033, "groups": 0.045, "plain": 0.020}
+    trial = Trial(list(seconds))
+    play(trial, seconds, {"turns": 4, "ahead": 4, "groups": 4, "plain": 0}, seed=seed)
+    assert trial.best == trial.current == "ahead"
+    assert trial.rates["plain"] == pytest.approx(4 / 0.020, rel=0.1)
+    assert trial.rates["ahead"] == pytest.approx(4 * 3.36 / 0.033, rel=0.15)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_easy_stretch_of_text_decides_nothing(seed: int) -> None:
+    """The draft proposes a lot where the text is easy. One arrangement meets all of that, and pays more for it."""
+    cost = {"turns": (0.020, 0.003), "ahead": (0.030, 0.004)}
+    trial, dice = Trial(list(cost)), random.Random(seed)
+    while not trial.over:
+        name = trial.current
+        proposed = dice.randint(6, 16) if name == "ahead" else dice.randint(1, 5)
+        held = proposed if name == "ahead" else dice.randint(0, proposed)
+        first, each = cost[name]
+        trial.observe(Round((proposed,), (held,), 1, True), (first + each * proposed) * dice.uniform(0.95, 1.05))
+    assert trial.best == "turns"
+
+
+def test_a_draft_that_never_hits_loses_to_none() -> None:
+    seconds = {"turns": 0.040, "plain": 0.020}
+    trial = Trial(list(seconds))
+    play(trial, seconds, {"turns": 4, "plain": 0}, chance=0.05)
+    assert trial.best == "plain"
+
+
+@pytest.mark.parametrize(("turns", "winner"), [(0.0196, "plain"), (0.0190, "turns")])
+def test_a_draft_that_hardly_gains_loses_to_none(turns: float, winner: str) -> None:
+    trial = Trial(["turns", "plain"], plain="plain")
+    while not trial.over:
+        trial.observe(Round((0,), (0,), 1, True), {"turns": turns, "plain": 0.020}[trial.current])
+    assert trial.best == winner
+
+
+def test_what_is_hopeless_is_tried_once() -> None:
+    seconds = {"turns": 0.030, "ahead": 0.031, "plain": 0.5}
+    trial = Trial(list(seconds))
+    used = play(trial, seconds, {"turns": 4, "ahead": 4, "plain": 0})
+    least = WARM_UP_ROUNDS + PHASE_ROUNDS
+    assert used.count("plain") == WARM_UP_ROUNDS + ROUNDS_TO_GIVE_UP, "given up in the midst of its first phase"
+    assert used.count("turns") >= CYCLES * least
+
+
+def test_prompts_and_warming_up_do_not_count() -> None:
+    trial = Trial(["turns", "plain"])
+    for _ in range(50):
+        trial.observe(Round((), (), 4, False), 100.0)
+    for _ in range(WARM_UP_ROUNDS):
+        trial.observe(Round((4,) * 4, (1,) * 4, 4, True), 100.0)
+    assert trial.rates == {}
+    trial.observe(Round((4,) * 4, (4,) * 4, 4, True), 0.1)
+    assert trial.rates.keys() == {"turns"}
+    assert trial.rates["turns"] > 100
+
+
+def test_reading_prompts_counts_as_far_as_the_job_reads() -> None:
+    """The one that decodes faster reads slower; with long prompts and short answers that decides."""
+
+    def play_with(read_each: int) -> str:
+        seconds = {"turns": 0.10, "ahead": 0.08}
+        reading = {"turns": 0.001, "ahead": 0.003}
+        trial = Trial(list(seconds))
+        for number in range(10_000):
+            if trial.over:
+                return trial.best
+            read = read_each if number % 3 == 0 else 0
+            name = trial.current
+            trial.observe(Round((4,) * 4, (1, 1, 1, 0), 4, not read, read), seconds[name] + read * reading[name])
+        raise AssertionError("the trial does not end")
+
+    assert play_with(1) == "ahead"
+    assert play_with(200) == "turns"
+
+
+def test_another_number_of_rows_is_another_trial() -> None:
+    trial = Trial(["turns", "plain"])
+    for _ in range(40):
+        trial.observe(Round((4,) * 8, (1,) * 8, 8, True), 0.1)
+    assert "turns" in trial.rates
+    trial.observe(Round((4,) * 8, (1,) * 8, 9, True), 0.1)
+    assert "turns" in trial.rates, "one row more or less is the same"
+    trial.observe(Round((4,) * 4, (1,) * 4, 4, True), 0.1)
+    assert trial.rates == {}
+    assert trial.current == "turns"
+
+
+def test_alone_there_is_nothing_to_choose() -> None:
+    trial = Trial(["turns"])
+    assert trial.best == trial.current == "turns"

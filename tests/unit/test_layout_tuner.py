@@ -1,0 +1,305 @@
+"""How a target tries arrangements while it works: nothing but speed may change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import END, FakeEngine, Fixed, Nonsense, decode, plain
+
+from outrider.workers.engines.costs import CostCurve
+from outrider.workers.messages import Arrangement, Row, RowResult, Sampling
+from outrider.workers.speculation import Overlap, Price
+from outrider.workers.target import layout_memory
+from outrider.workers.target import layout_tuner as arranger
+from outrider.workers.target.layout_memory import Remembered, recall, remember
+from outrider.workers.target.layout_tuner import Arranger
+from outrider.workers.target.text import TextWriter
+from outrider.workers.target.verifier import Verifier
+
+ARRANGEMENTS = (
+    Arrangement("turns", Overlap.TURNS, (0, 1), (0, 1)),
+    Arrangement("ahead", Overlap.AHEAD, (1,), (0,)),
+    Arrangement("groups", Overlap.GROUPS, (1,), (0,)),
+    Arrangement("plain", Overlap.TURNS, (0, 1), (0, 1), plain=True),
+)
+# Seconds of a round, as a clock would show them, and of the target's pass in it on all cores and on fewer.
+SECONDS = {"turns": 0.05, "ahead": 0.02, "groups": 0.06, "plain": 0.2}
+PASS, PASS_ON_FEWER = 0.2, 0.018
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    # Time is made up here, so what the fakes really take must not be learned.
+    monkeypatch.setattr(arranger, "CostCurve", Fixed)
+    return tmp_path
+
+
+class Draft:
+    line = "none"
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.settled: list[str] = []
+        self.step = 1.0
+
+    def settle(self, arrangement: Arrangement) -> None:
+        self.settled.append(arrangement.name)
+
+    def price(self, rows: int, arrangement: str | None = None) -> Price | None:
+        return Price(self.step)
+
+    def costs(self) -> dict[str, Any]:
+        return {}
+
+
+class Bench:
+    """A verifier with its arranger, and what the arranger did to the target."""
+
+    def __init__(
+        self,
+        memory_key: str = "",
+        arrangements: Sequence[Arrangement] = ARRANGEMENTS,
+        draft_tokens: int | None = None,
+        pass_seconds: float = PASS,
+        pass_on_fewer: float = PASS_ON_FEWER,
+        job_rows: int = 0,
+        batch: int = 4,
+    ) -> None:
+        self.pass_seconds, self.pass_on_fewer = pass_seconds, pass_on_fewer
+        self.verifier = Verifier(
+            engine=FakeEngine(),
+            new_writer=lambda row: TextWriter(decode, row.stop, (END,)),
+            proposer=Nonsense(3),
+            batch=batch,
+            draft_tokens=draft_tokens,
+            verify_seconds=Fixed({count: (1 + count / 640) * pass_seconds for count in (1, 4, 8, 64)}),
+            end_tokens=(END,),
+        )
+        self.draft = Draft()
+        self.moves: list[tuple[int, ...]] = []
+        self.measured: list[tuple[int, ...]] = []
+        self.measured_at_work: list[tuple[int, ...]] = []
+        self.arranger = Arranger(
+            self.verifier,
+            self.draft,
+            arrangements,
+            lambda cores: self.moves.append(tuple(cores)),
+            self._measure,
+            memory_key,
+            job_rows,
+        )
+
+    def _measure(self, only: Sequence[int]) -> CostCurve:
+        elsewhere = self.moves and self.moves[-1] != ARRANGEMENTS[0].target_cores
+        seconds = self.pass_on_fewer if elsewhere else self.pass_seconds
+        (self.measured if elsewhere else self.measured_at_work).append(tuple(only))
+        return Fixed({count: (1 + count / 640) * seconds for count in only or (1, 64)})
+
+    def work(self, rows: Sequence[Row]) -> dict[int, RowResult]:
+        self.verifier.add(rows)
+        ended: dict[int, RowResult] = {}
+        while not self.verifier.idle:
+            for one in self.verifier.round():
+                assert isinstance(one, RowResult)
+                ended[one.key] = one
+            done = self.verifier.last_round
+            if done is not None:
+                self.verifier.last_round = replace(done, verifying=self.verifier.verify_seconds(done.fed))
+            self.arranger.after_round(SECONDS[self.draft.settled[-1]])
+        return ended
+
+
+def rows(count: int) -> list[Row]:
+    return [Row(key, (key % END, 3, 1), 60, Sampling(temperature=key % 2, seed=key)) for key in range(count)]
+
+
+def test_texts_stay_the_same_while_arrangements_change_and_the_fastest_is_kept() -> None:
+    bench, job = Bench(), rows(600)
+    ended = bench.work(job)
+    assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in job}
+    assert set(bench.draft.settled) == {"turns", "ahead", "groups"}
+    record = bench.arranger.record
+    assert record is not None
+    assert record.took == bench.draft.settled[-1] == "ahead"
+    assert record.rates.keys() == {"turns", "ahead", "groups", "plain"}
+    assert record.rates["ahead"] > record.rates["turns"] > record.rates["groups"]
+    assert 'layout "ahead" with 1 core(s) for the draft: ' in record.sentence
+    assert "--batch 8 it would be about" in record.sentence
+    assert bench.moves[:2] == [(1,), (0, 1)], "a glimpse"
+    assert bench.measured == [arranger.GLIMPSE, ()], "each set of cores is measured once, and glimpsed at before"
+
+
+def test_passes_are_measured_again_once_the_draft_is_there() -> None:
+    bench = Bench(arrangements=ARRANGEMENTS[:1], pass_seconds=2.0)
+    bench.draft.ready = False
+    bench.work(rows(4))
+    assert not bench.measured_at_work, "whatever starts with the job is still at work"
+    assert bench.verifier.verify_seconds.points[4] == pytest.approx(2.0, rel=0.01)
+    bench.draft.ready, bench.pass_seconds = True, 0.5
+    bench.work(rows(4))
+    assert bench.measured_at_work == [(4, 8, 16, 16)], "what rounds of four rows may feed"
+    for points in (bench.arranger.costs()["verify_at_start"], bench.verifier.verify_seconds.points):
+        assert points == {count: pytest.approx(0.5 * (1 + count / 640), rel=0.01) for count in (1, 4, 8, 16, 64)}
+
+
+def test_rows_under_way_say_what_is_measured_and_not_the_batch_nor_what_was_measured_before() -> None:
+    alone = Bench(arrangements=ARRANGEMENTS[:1])
+    alone.work([Row(0, (1, 2), 90, Sampling())])
+    assert alone.measured_at_work == [(1, 2, 4, 8, 16, 16)]
+    many = Bench(arrangements=ARRANGEMENTS[:1], batch=40)
+    many.work(rows(400))
+    assert many.measured_at_work == [(40, 80, 160, 160)], "the curve had nothing beyond 64"
+    assert many.verifier.verify_seconds.points.keys() == {1, 4, 8, 40, 80, 160}
+
+
+def test_a_job_of_a_few_rounds_does_not_wait_for_measurements() -> None:
+    bench = Bench(arrangements=ARRANGEMENTS[:1], job_rows=1)
+    bench.work([Row(0, (1, 2), 10, Sampling())])
+    assert not bench.measured_at_work
+
+
+def test_what_cannot_be_faster_is_not_tried() -> None:
+    bench = Bench(pass_on_fewer=10.0)
+    bench.work(rows(600))
+    assert set(bench.draft.settled) <= {"turns", "plain"}
+    assert bench.measured == [arranger.GLIMPSE]
+    assert bench.arranger.record is not None
+    assert "not tried: ahead, groups" in bench.arranger.record.sentence
+
+
+def test_a_short_job_does_not_look_at_other_cores() -> None:
+    bench = Bench(job_rows=8)
+    bench.work(rows(8))
+    assert bench.measured == []
+    assert bench.moves == []
+    assert bench.draft.settled[0] == "turns"
+
+
+@pytest.mark.parametrize(("pass_seconds", "took"), [(0.001, "plain"), (1.0, "turns")])
+def test_plain_decoding_is_known_without_being_tried(pass_seconds: float, took: str) -> None:
+    bench = Bench(pass_seconds=pass_seconds, pass_on_fewer=10.0)
+    bench.work(rows(600))
+    assert bench.arranger.record is not None
+    assert bench.arranger.record.took == took
+    # When it is looked at again after a pause, the same follows.
+    in_turn = ["turns", "plain"] if took == "plain" else ["turns"]
+    assert bench.draft.settled[: len(in_turn)] == in_turn
+    assert set(bench.draft.settled) == set(in_turn)
+
+
+def test_without_a_draft_nothing_is_tried_yet() -> None:
+    bench = Bench()
+    bench.draft.ready = False
+    bench.work(rows(20))
+    assert bench.arranger.record is None
+    assert bench.draft.settled == ["turns"]
+
+
+def test_a_number_of_candidates_that_was_fixed_is_not_put_to_the_vote() -> None:
+    bench = Bench(draft_tokens=3)
+    bench.work(rows(600))
+    assert set(bench.draft.settled) == {"turns", "ahead", "groups"}
+    assert bench.verifier.progress.proposed > 0
+
+
+def test_an_arrangement_can_be_held() -> None:
+    bench = Bench()
+    bench.arranger.hold("plain")
+    bench.work(rows(20))
+    assert bench.verifier.progress.proposed == 0
+    bench.arranger.hold(None)
+    assert bench.draft.settled == ["turns", "plain", "turns"]
+    bench.work(rows(600))
+    bench.arranger.hold("nothing of the kind")
+    bench.arranger.hold(None)
+    assert bench.draft.settled[-1] == "ahead"
+
+
+def test_one_arrangement_is_taken_as_it_is() -> None:
+    bench = Bench(arrangements=ARRANGEMENTS[:1])
+    bench.work(rows(20))
+    assert (bench.moves, bench.arranger.record) == ([], None)
+
+
+def test_what_was_found_is_remembered_and_looked_at_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arranger, "ROUNDS_BETWEEN_TRIALS", 50)
+    Bench("pair").work(rows(600))
+    again = Bench("pair")
+    assert again.draft.settled[-1] == "ahead"
+    assert again.arranger.record is not None
+    assert "measured earlier" in again.arranger.record.sentence
+    assert Bench("another pair").draft.settled == ["turns"]
+    again.work(rows(600))
+    assert set(again.draft.settled) == {"turns", "ahead", "groups"}
+
+
+@pytest.mark.parametrize("plain_pass", [1.0, 0.001])
+def test_a_choice_that_turns_out_slower_than_plain_decoding_is_made_again(
+    plain_pass: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arranger, "ROUNDS_TO_DOUBT", 16)
+    names = [each.name for each in ARRANGEMENTS if not each.plain]
+    remember("pair", names, Remembered("ahead", {"ahead": 2.0, "plain": 1.0}))
+    bench = Bench("pair", pass_seconds=plain_pass)
+    bench.work(rows(600))
+    assert bench.verifier.progress.rounds > 32
+    assert ("plain" in bench.draft.settled) == (plain_pass < SECONDS["ahead"])
+
+
+def test_a_memory_that_is_damaged_old_or_of_other_arrangements_is_none(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["turns", "ahead"]
+    remember("key", names, Remembered("ahead", {"ahead": 2.0, "turns": 1.0}))
+    assert recall("key", names) == Remembered("ahead", {"ahead": 2.0, "turns": 1.0})
+    assert recall("key", [*names, "groups"]) is None
+    assert recall("other", names) is None
+    (file,) = (own_cache / "layouts").glob("*.json")
+    now = layout_memory.time.time()
+    monkeypatch.setattr(layout_memory.time, "time", lambda: now + layout_memory.LONGEST_SECONDS + 60)
+    assert recall("key", names) is None
+    monkeypatch.undo()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(own_cache))
+    for content in (
+        "",
+        "[]",
+        "{}",
+        json.dumps({"took": "left", "rates": {}, "names": names}),
+        '{"took": "ahead", "rates": 3}',
+    ):
+        file.write_text(content)
+        assert recall("key", names) is None
+
+
+@pytest.mark.parametrize(("step", "last"), [(0.0001, "turns"), (1.0, "ahead")])
+def test_an_arrangement_that_the_first_would_have_beaten_is_left(
+    step: float, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arranger, "ROUNDS_TO_DOUBT", 16)
+    names = [each.name for each in ARRANGEMENTS if not each.plain]
+    remember("pair", names, Remembered("ahead", {"ahead": 2.0}))
+    bench = Bench("pair", pass_seconds=0.015, draft_tokens=3)
+    bench.draft.step = step
+    bench.work(rows(600))
+    assert bench.draft.settled[-1] == last
+    known = recall("pair", names)
+    assert known is not None and known.took == last
+
+
+def test_cores_given_up_in_a_disturbed_second_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The opening saw passes take fifty times as long, so that plain decoding looked slow; it is not."""
+    monkeypatch.setattr(arranger, "ROUNDS_TO_DOUBT", 16)
+    names = [each.name for each in ARRANGEMENTS if not each.plain]
+    remember("pair", names, Remembered("ahead", {"ahead": 28.0, "turns": 19.0, "plain": 18.0}))
+    bench = Bench("pair", pass_seconds=0.001)
+    bench.draft.step = 0.0
+    bench.arranger._verifying, bench.arranger._verifying_at_start = 0.05, 0.001
+    bench.work(rows(600))
+    assert bench.draft.settled[0] == "ahead"
+    assert bench.draft.settled[1] == "turns"

@@ -1,0 +1,64 @@
+"""What each actor loads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.runner.options import JobSpec
+from outrider.runner.run_job import choose_models, serve_spec
+from outrider.workers.models.cards import ModelCard
+
+TARGET = ModelCard("target", "/models/target", "llama", 100, 100, "float16", (0,), 1 << 30, "one")
+DRAFT = ModelCard("draft", "/models/draft", "llama", 100, 100, "bfloat16", (0,), 1 << 20, "two")
+
+
+class Willing:
+    def native_refuses(self, path: str) -> str | None:
+        return None
+
+    def check_weights(self, path: str, engine: str, allow_pickle: bool) -> None: ...
+
+
+def chosen(**options: Any) -> tuple[bool, bool]:
+    """Whether target and draft keep keys and values in 8 bits."""
+    spec = JobSpec(input=Path("in.jsonl"), **options)
+    target, draft = choose_models(spec, TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
+    assert draft is not None
+    return target.small_cache, draft.small_cache
+
+
+def test_what_is_said_of_runners_up_reaches_the_target() -> None:
+    for wanted in (True, False):
+        spec = JobSpec(input=Path("in.jsonl"), runners_up=wanted)
+        assert serve_spec(spec, None, "none").runners_up is wanted
+
+
+@pytest.mark.parametrize("precision", ["w4a8", "w8a8", "bf16"])
+def test_a_small_cache_is_for_drafts_only(precision: str) -> None:
+    """Texts depend on the rounding of a target."""
+    assert chosen(precision=precision, draft_precision=precision) == (False, True)
+    assert chosen(precision=precision, draft_precision=precision, small_draft_cache=False) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "precisions"),
+    [
+        ("float32", {}, ("fp32", "bf16")),
+        ("float16", {"precision": "bf16"}, ("bf16", "bf16")),
+        ("float32", {"draft_precision": "fp32"}, ("fp32", "fp32")),
+        ("float32", {"devices": "cuda:0,cpu"}, ("fp32", "bf16")),
+        ("float32", {"devices": "cpu,cuda:0"}, ("fp32", "fp32")),
+    ],
+)
+def test_a_draft_on_the_cpu_takes_half_the_bytes(dtype: str, options: dict[str, Any], precisions: tuple[str, str]) -> None:
+    spec = JobSpec(input=Path("in.jsonl"), **options)
+    cards = replace(TARGET, dtype="float32"), replace(DRAFT, dtype=dtype)
+    target, draft = choose_models(spec, *cards, Willing(), print)  # type: ignore[arg-type]
+    assert draft is not None
+    assert (target.precision, draft.precision) == precisions
+    on_cards = [device.startswith("cuda") for device in str(options.get("devices", "cpu,cpu")).split(",")]
+    assert [model.engine == "hf" for model in (target, draft)] == on_cards

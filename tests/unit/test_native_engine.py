@@ -1,0 +1,329 @@
+"""The native engine: bit for bit the same whatever the batch, the pieces, the threads; and assisted text is plain text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from local_draft import LocalDraft
+from native_models import PRECISIONS, TOKENS, logits, open_native, save_tiny
+from safetensors.torch import load_file, save_file
+
+from outrider.kernels.library import KernelError
+from outrider.kernels.native import Feeding
+from outrider.kernels.program import Cache
+from outrider.workers.draft.drafter import Drafter
+from outrider.workers.engines.costs import CostCurve, measure
+from outrider.workers.engines.engine import Feed, Ran, Run, Trust
+from outrider.workers.engines.native import NativeEngine
+from outrider.workers.engines.stepwise import run_in_steps
+from outrider.workers.errors import ModelError, UsageError, WorkerError
+from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling, ServeSpec
+from outrider.workers.models.opening import native_supports, open_model
+from outrider.workers.target.proposers import LookupProposer, NoProposer
+from outrider.workers.target.text import TextWriter
+from outrider.workers.target.verifier import Proposer, Verifier
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    for name in ("llama", "opt-350m", "qwen3", "mistral", "bigcode"):
+        save_tiny(name, path / name)
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["llama", "mistral", "opt-350m"])
+def test_pieces_and_threads_and_neighbours_change_no_bit(models: Path, name: str, precision: str) -> None:
+    engine = open_native(models / name, precision)
+    whole = logits(engine)
+    assert np.isfinite(whole).all()
+    for pieces in ([1] * len(TOKENS), [7, 1, 3], [16]):
+        np.testing.assert_array_equal(logits(engine, pieces=pieces), whole, err_msg=f"in pieces of {pieces}")
+    np.testing.assert_array_equal(logits(open_native(models / name, precision, threads=1)), whole, err_msg="one thread")
+
+
+# Leads of the tiny models are of this size.
+BOUNDS, USUAL = (0.05, 0.2, 0.5, 1.0), (0.3, 0.6, 0.8, 0.9, 1.0)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(1, 9), st.integers(1, 12), st.floats(0.2, 1.0), st.floats(0.0, 3.0), st.integers(0, 1)),
+        min_size=1,
+        max_size=4,
+    ),
+    least_reach=st.sampled_from([0.0, 0.1, 0.5]),
+    least_sum=st.sampled_from([0.0, 0.3, 1.2]),
+    ends=st.integers(0, 60),
+)
+def test_several_steps_in_one_call_are_those_steps(
+    models: Path, rows: list[tuple[int, int, float, float, int]], least_reach: float, least_sum: float, ends: int
+) -> None:
+    """The law of ``Engine.run``: choices, leads, the rows in each pass and what the cache holds are those of steps."""
+    engine = open_native(models / "llama", "w4a8", threads=1)
+    trust = Trust(BOUNDS, USUAL, 0.02, least_reach, least_sum)
+
+    def after(run_all: Callable[[Sequence[Run]], Ran]) -> tuple[Ran, list[int]]:
+        runs = []
+        for key, (fed, most, reach, doubt, temperature) in enumerate(rows):
+            engine.open(key, Sampling(temperature=float(temperature), seed=key), fed)
+            runs.append(Run(key, TOKENS[key : key + fed], most, range(ends), reach, doubt))
+        ran, lengths = run_all(runs), [engine.length(key) for key in range(len(rows))]
+        for key in range(len(rows)):
+            engine.close(key)
+        return ran, lengths
+
+    (ran, lengths), (singly, wanted) = (
+        after(lambda runs: engine.run(runs, trust)),
+        after(lambda runs: run_in_steps(engine, runs, trust)),
+    )
+    assert [replace(chosen, runners_up=[]) for chosen in ran.chosen] == singly.chosen
+    assert all(len(chosen.runners_up) == len(chosen.tokens) for chosen in ran.chosen)
+    assert [going for going, _ in ran.steps] == [going for going, _ in singly.steps]
+    assert all(seconds > 0.0 for _, seconds in ran.steps)
+    assert lengths == wanted
+
+
+def test_a_run_that_cannot_be_made_is_refused_in_a_sentence(models: Path) -> None:
+    engine = open_native(models / "llama", "w4a8", threads=1)
+    engine.open(1, Sampling(), 1)
+    with pytest.raises(WorkerError, match=r"go on with 1 rows: row \d+: 0 choices wanted, there is room for 1 to 0"):
+        engine.run([Run(1, [3], 0, ())], Trust((), (1.0,), 0.0))
+    with pytest.raises(WorkerError, match="token 70000 is not in the vocabulary"):
+        engine.run([Run(1, [70000], 2, ())], Trust((), (1.0,), 0.0))
+    assert engine.run([Run(1, [3], 2, ())], Trust((), (1.0,), 0.0)).steps[0][0] == 1
+    with pytest.raises(WorkerError, match="would hold"):
+        engine.run([Run(1, [3], engine.context + 5, ())], Trust((), (1.0,), 0.0))
+
+
+def choices(engine: NativeEngine, batches: Sequence[Sequence[Feed]], row: int) -> list[int]:
+    """What is chosen for one row over several passes."""
+    found: list[int] = []
+    for feeds in batches:
+        for feed, chosen in zip(feeds, engine.feed(feeds), strict=True):
+            assert len(chosen.margins) == len(chosen.tokens)
+            found += chosen.tokens if feed.row == row else []
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_is_the_same_alone_and_in_a_ragged_batch(models: Path, temperature: float) -> None:
+    engine = open_native(models / "llama", "w4a8")
+    sampling = Sampling(temperature=temperature, seed=7, top_p=0.9, repetition_penalty=1.2)
+    engine.open(5, sampling, 4)
+    alone = choices(engine, [[Feed(5, TOKENS[:9], 9)], [Feed(5, TOKENS[9:], 11)]], 5)
+    engine.close(5)
+    engine.open(5, sampling, 4)
+    for other in (-1, 1 << 40):
+        engine.open(other, Sampling(), 3)
+    crowded = [
+        [Feed(-1, TOKENS[:1], 1), Feed(5, TOKENS[:9], 9), Feed(1 << 40, TOKENS[3:17], 0)],
+        [Feed(5, TOKENS[9:], 11), Feed(-1, TOKENS[1:8], 2)],
+    ]
+    assert choices(engine, crowded, 5) == alone
+    assert [engine.length(row) for row in (-1, 5, 1 << 40)] == [8, 20, 14]
+
+
+def test_truncated_tokens_leave_no_trace(models: Path) -> None:
+    engine = open_native(models / "llama", "bf16")
+    engine.open(0, Sampling(), 4)
+    straight = engine.feed([Feed(0, TOKENS, 12)])[0].tokens
+    engine.truncate(0, 8)
+    assert engine.length(0) == 8
+    engine.feed([Feed(0, [9] * 30, 1)])
+    engine.truncate(0, 100)
+    assert engine.length(0) == 38, "a truncation to more than there is changes nothing"
+    engine.truncate(0, 8)
+    assert engine.feed([Feed(0, TOKENS[8:], 12)])[0].tokens == straight
+    engine.open(0, Sampling(), 4)
+    assert engine.length(0) == 0, "a row opened again starts empty"
+
+
+def test_the_cost_of_a_pass_can_be_measured(models: Path) -> None:
+    engine = open_native(models / "llama", "w8a8")
+    assert measure(engine)(4) > 0
+    with pytest.raises(KeyError):
+        engine.length(-1)
+
+
+def write(engine: NativeEngine, proposer: Proposer, rows: Sequence[Row], batch: int, count: int) -> tuple[dict, Verifier]:
+    verifier = Verifier(
+        engine=engine,
+        new_writer=lambda row: TextWriter(lambda tokens: " ".join(map(str, tokens)), (), (0,)),
+        proposer=proposer,
+        batch=batch,
+        draft_tokens=count,
+        verify_seconds=CostCurve({1: 1.0}),
+        end_tokens=(0,),
+    )
+    verifier.add(rows)
+    ended: dict[int, RowResult] = {}
+    while not verifier.idle:
+        ended.update({result.key: result for result in verifier.round()})
+    return ended, verifier
+
+
+def some_rows(count: int, temperature: float, tokens: int = 24) -> list[Row]:
+    random = np.random.default_rng(11)
+    return [
+        Row(
+            key=key,
+            # Prompts that repeat themselves give the lookup something to find.
+            prompt=tuple(np.tile(random.integers(1, 203, size=random.integers(2, 13)), 2).tolist()),
+            max_tokens=tokens,
+            sampling=Sampling(temperature=temperature, seed=int(random.integers(1 << 62)), frequency_penalty=-0.3),
+        )
+        for key in range(count)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("precision", ["bf16", "w4a8"])
+def test_assisted_text_is_plain_text(models: Path, precision: str, temperature: float) -> None:
+    target = open_native(models / "llama", precision)
+    # The same weights rounded otherwise: often right, sometimes not.
+    draft = open_native(models / "llama", "w8a8")
+    rows = some_rows(12, temperature)
+    plain, _ = write(target, NoProposer(), rows, 1, 0)
+    for batch, count, proposer in [
+        (1, 3, LocalDraft(Drafter(draft, (0,)))),
+        (5, 6, LocalDraft(Drafter(draft, (0,)))),
+        (4, 4, LookupProposer()),
+    ]:
+        assisted, verifier = write(target, proposer, rows, batch, count)
+        assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
+        assert 0 < verifier.progress.accepted < verifier.progress.proposed, "only hits or only misses: nothing was tested"
+        if isinstance(proposer, LocalDraft):
+            assert 0 < verifier.progress.runners_up_held < verifier.progress.runners_up
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["opt-350m", "qwen3", "mistral", "bigcode"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_assisted_text_is_plain_text_in_every_family(models: Path, name: str, precision: str) -> None:
+    target, draft = open_native(models / name, precision), open_native(models / name, "w4a8", threads=1)
+    for temperature in (0.0, 1.0):
+        rows = some_rows(16, temperature, tokens=48)
+        plain, _ = write(target, NoProposer(), rows, 3, 0)
+        for batch, count in [(1, 1), (7, 6)]:
+            assisted, verifier = write(target, LocalDraft(Drafter(draft, (0,))), rows, batch, count)
+            assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
+            assert verifier.progress.accepted > 0
+
+
+def test_logprobs_without_a_choice_are_nothing_to_write_and_no_error(models: Path) -> None:
+    model = open_native(models / "llama", "w4a8").model
+    row = model.open(Sampling(), 3)
+    [answer] = model.forward([Feeding(row, TOKENS[:3], choose=0, logprobs=2)])
+    assert (answer.tokens, answer.margins, answer.logprobs) == ([], [], [])
+    [answer] = model.forward([Feeding(row, np.array(TOKENS[3:5]), choose=1, logprobs=2)])
+    assert len(answer.tokens) == len(answer.logprobs) == 1
+    assert answer.logprobs[0][0][0] == answer.tokens[0]
+
+
+def test_whoever_asks_for_a_pass_is_kept_to_the_first_core_and_follows_when_that_changes(models: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("one core only")
+    model = open_native(models / "llama", "w4a8").model
+
+    def caller_after(order: Sequence[int]) -> set[int]:
+        """Where a thread may run that has asked for a pass."""
+        model.use_cores(order)
+        row = model.open(Sampling(), 3)
+        model.forward([Feeding(row, TOKENS[:3])])
+        model.close_row(row)
+        return os.sched_getaffinity(0)
+
+    with ThreadPoolExecutor(1) as aside:
+        assert aside.submit(caller_after, cores).result() == {cores[0]}
+        assert aside.submit(caller_after, cores[::-1]).result() == {cores[1]}
+    assert os.sched_getaffinity(0) >= set(cores), "whoever asks for nothing stays where it was"
+
+
+def test_memory_for_the_first_rows_can_be_taken_beforehand_and_need_not_be(
+    models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = open_native(models / "llama", "w4a8")
+    engine.reserve(4)
+    held, used, _ = engine.model.cache_use()
+    assert held > 0 and used == 0
+
+    def refuse(*asked: int) -> None:
+        raise KernelError("no memory", "no memory")
+
+    monkeypatch.setattr(engine.model, "reserve", refuse)
+    with caplog.at_level("INFO"):
+        engine.reserve(1000)
+    assert "memory for 1000 rows was not taken beforehand: no memory" in caplog.text
+
+
+def test_a_target_has_no_more_rows_at_once_than_there_are() -> None:
+    rows_at_once = [ServeSpec(8, None, rows=rows).rows_at_once for rows in (0, 3, 100)]
+    assert rows_at_once == [8, 3, 8]
+
+
+def test_what_is_opened_says_how_it_computes(models: Path) -> None:
+    spec = ModelSpec(str(models / "llama"), "native", "w4a8", threads=1)
+    opened = open_model(spec)
+    assert "rtn" in opened.notes[0]
+    assert (opened.numeric_path["engine"], opened.numeric_path["precision"]) == ("native", "w4a8")
+    assert "instruction_set" not in opened.numeric_path, "integer models are the same on every instruction set"
+    floating = open_model(ModelSpec(str(models / "llama"), "native", "bf16", threads=1))
+    assert floating.numeric_path["instruction_set"]
+
+
+def test_a_draft_of_integers_keeps_keys_and_values_in_8_bits_over_the_same_packed_weights(models: Path) -> None:
+    def opened(precision: str, small: bool) -> tuple[Cache, str]:
+        model = open_model(ModelSpec(str(models / "llama"), "native", precision, threads=1, small_cache=small))
+        assert isinstance(model.engine, NativeEngine)
+        return model.engine.model.program.cache, model.notes[0]
+
+    assert opened("w8a8", small=False)[0] is Cache.BF16
+    cache, note = opened("w8a8", small=True)
+    assert cache is Cache.INT8
+    assert "from the cache, keys and values in 8 bits" in note
+    assert opened("w4a8", small=True)[0] is Cache.INT8
+    assert opened("bf16", small=True)[0] is Cache.BF16
+    assert opened("fp32", small=True)[0] is Cache.FP32
+
+
+def test_a_head_that_is_there_is_used_whatever_the_configuration_says(tmp_path: Path) -> None:
+    model = save_tiny("llama", tmp_path / "model")
+    own_head = logits(open_native(model, "fp32"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    np.testing.assert_array_equal(logits(open_native(model, "fp32")), own_head)
+    tensors = load_file(model / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, model / "model.safetensors")
+    assert not np.array_equal(logits(open_native(model, "fp32")), own_head)
+
+
+def test_what_cannot_be_opened_is_said_in_one_sentence(models: Path, tmp_path: Path) -> None:
+    assert native_supports(str(models / "llama")) is None
+    assert "config.json" in str(native_supports(str(tmp_path)))
+    with pytest.raises(UsageError, match='does not know "int3"; choose one of fp32, bf16, w8a8, w4a8'):
+        open_model(ModelSpec(str(models / "llama"), "native", "int3"))
+    with pytest.raises(UsageError, match="runs on the cpu"):
+        open_model(ModelSpec(str(models / "llama"), "native", "bf16", device="cuda"))
+    with pytest.raises(ModelError, match="does not exist"):
+        open_model(ModelSpec(str(tmp_path / "nothing"), "native", "bf16"))

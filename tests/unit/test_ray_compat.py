@@ -1,0 +1,137 @@
+"""What of Ray is not its public interface: in one module, there in the Ray that is installed, missed with a sentence."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray._private import services, worker
+
+from outrider.runner.hosts import doctor
+from outrider.runner.hosts.ray_start import local_ray
+from outrider.workers import ray_compat
+from outrider.workers.errors import RayUnsupportedError
+
+ROOT = Path(__file__).resolve().parents[2]
+ALL = (ray_compat.LOOPBACK, ray_compat.SMALLER, ray_compat.NO_DASHBOARD, ray_compat.NO_METRICS, *ray_compat.QUIET)
+PRIVATE = re.compile(r"ray\._|ray\.experimental|ray\.internal|_raylet|_global_node|global_worker|core_worker")
+
+
+def uses(source: str) -> Iterator[str]:
+    """What a module imports or reaches for of Ray's private parts."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value.strip():
+            names = [node.value] if node.value.startswith(("ray.", "_")) else []
+        else:
+            continue
+        yield from (name for name in names if PRIVATE.search(name))
+
+
+def test_one_module_knows_the_private_parts_of_ray() -> None:
+    files = [path for folder in ("runner", "workers") for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = {path.name for path in files if any(uses(path.read_text()))}
+    assert found == {"ray_compat.py"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import ray._private.worker", "from ray._raylet import GcsClient", "def f(ray):\n  return ray._private.services.x",
+     "getattr(ray, '_global_node')", "from ray.experimental.channel import x"],
+)  # fmt: skip
+def test_a_private_use_is_seen(source: str) -> None:
+    assert list(uses(source))
+
+
+def test_the_ray_that_is_installed_has_all_of_them() -> None:
+    before = [ray_compat.find(change.module, change.name, change.purpose) for change in ALL]
+    with ray_compat.changed(*ALL):
+        assert services.resolve_ip_for_localhost("127.0.0.1") == "127.0.0.1"
+        assert ray._private.utils.get_dashboard_dependency_error()
+    assert [ray_compat.find(change.module, change.name, change.purpose) for change in ALL] == before
+
+
+@pytest.mark.parametrize("change", ALL, ids=lambda change: change.name)
+def test_a_ray_without_one_of_them_is_not_started(change: ray_compat.Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(**_: Any) -> None:
+        raise AssertionError("Ray was started without what keeps it safe")
+
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")
+    module, _, inner = change.name.rpartition(".")
+    holder = ray_compat.find(change.module, module, "") if module else sys.modules[change.module]
+    monkeypatch.delattr(holder, inner)
+    monkeypatch.setattr(ray, "init", start)
+    monkeypatch.setattr("outrider.runner.hosts.ray_start.abandon", lambda: None)
+    sentence = (
+        f"^Ray {re.escape(ray.__version__)} has no {re.escape(change.module)}.{re.escape(change.name)}, which outrider "
+        rf"needs to .+: install one that it knows, pip install 'ray>={ray_compat.OLDEST},<{ray_compat.BELOW}'$"
+    )
+    with pytest.raises(RayUnsupportedError, match=sentence), local_ray(1, {}):
+        raise AssertionError("it was taken for safe")
+
+
+def test_a_ray_whose_servers_cannot_be_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(all_processes={"raylet": []}))
+    with pytest.raises(RayUnsupportedError, match="_global_node: 'gcs_server', which outrider needs to notice"):
+        ray_compat.own_node()
+    monkeypatch.delattr(worker, "_global_node")
+    with pytest.raises(RayUnsupportedError, match=r"_global_node, which outrider needs to notice that Ray has died"):
+        ray_compat.own_node()
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["ray.experimental.channel.shared_memory_channel.BufferedSharedMemoryChannel",
+     "ray._private.serialization.RawSerializedObject"],
+)  # fmt: skip
+def test_without_shared_memory_the_part_that_lacks_is_named(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker.global_worker, "core_worker", SimpleNamespace(get_objects=None), raising=False)
+    with pytest.raises(RayUnsupportedError, match=r"has no core_worker\.experimental_channel_put_serialized, which"):
+        ray_compat.channels()
+    monkeypatch.delattr(part)
+    with pytest.raises(RayUnsupportedError, match=f"has no {re.escape(part)}, which outrider needs to pass requests"):
+        ray_compat.channels()
+
+
+def test_the_range_of_rays_is_declared_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *extras["cluster"], *extras["test"]]
+    bounds = f">={ray_compat.OLDEST},<{ray_compat.BELOW}"
+    assert [each for each in named if each.startswith("ray")] == [f"ray{bounds}", *[f"ray[default]{bounds}"] * 2]
+    assert f"OLDEST_RAY := {ray_compat.OLDEST}" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize(
+    ("version", "state"), [("2.51.9", doctor.WRONG), ("2.52.0", doctor.OK), ("2.60.3", doctor.OK), ("2.61.0", doctor.WRONG)]
+)
+def test_doctor_knows_the_range(version: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda _: version)
+    [check] = [each for each in doctor._ray(SimpleNamespace()) if each.name == "Ray"]  # type: ignore[arg-type]
+    assert check.state == state
+    assert state == doctor.OK or check.mend == f"pip install 'ray>={ray_compat.OLDEST},<{ray_compat.BELOW}'"
+
+
+def test_the_longest_path_of_a_socket_is_what_ray_makes() -> None:
+    # As Ray's own code names a session; that a real one fits is for the test that starts a Ray.
+    assert ray_compat.longest_below_folder() == len("session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+
+
+def test_a_raylet_is_known_by_its_command() -> None:
+    assert ray_compat.session_folder_of(["/x/raylet", "--node_id=1", "--session_dir=/tmp/ray/s"]) == Path("/tmp/ray/s")
+    assert ray_compat.session_folder_of(["/x/sleep", "--session_dir=/tmp/ray/s"]) is None
+    assert ray_compat.session_folder_of([]) is None

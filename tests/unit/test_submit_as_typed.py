@@ -1,0 +1,110 @@
+"""What is sent to a cluster: the command line of a job, whole and the same for the same directory."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from outrider.runner.cli import main as cli
+from outrider.runner.cli.arguments import given
+from outrider.runner.cli.cluster import _spec
+from outrider.runner.hosts.submit import (
+    AGENT_SECONDS,
+    NO_AGENT,
+    POLL_SECONDS,
+    absolute,
+    command_line,
+    complaint,
+    job_id,
+    once_there_is_an_agent,
+)
+from outrider.runner.options import JobSpec, build_spec
+from outrider.workers.errors import UsageError
+
+
+def test_every_option_has_its_key_and_every_key_its_option() -> None:
+    # What has no key of its own is an old spelling of others, or about the command line itself.
+    options = set(inspect.signature(cli.run_command).parameters) - {"context", "config", "json_", "assisted", "do_sample"}
+    assert options == set(JobSpec.model_fields)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model": "-m odd; name", "draft": "lookup", "temperature": 0.25, "skip_bad": True, "draft_tokens": 4},
+        {"fast_attention": False, "trace": Path("/data/trace.json"), "min_tokens": 2, "ignore_eos": True},
+        {"draft_tokens": 0, "seed": 7, "replicas": 3, "devices": "cuda:0,cpu", "address": "auto", "share_cores": True},
+    ],
+)
+def test_a_command_line_says_the_specification_and_nothing_else(options: dict[str, Any]) -> None:
+    spec = build_spec({"input": "/data/rows.jsonl", "out": "/data/job", **options})
+    words = command_line(spec)
+    assert words[:2] == ["outrider", "run"]
+    run = typer.main.get_command(cli.app).get_command(None, "run")  # type: ignore[attr-defined]
+    assert build_spec(given(run.make_context("run", words[2:]), {"config", "json_"})) == spec
+    assert len(words) == 4 + len(options)
+
+
+def test_paths_are_made_to_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights").mkdir()
+    spec = absolute(build_spec({"input": "rows.txt", "model": "weights", "draft": "some/hub-id"}))
+    assert (spec.input, spec.out) == (tmp_path / "rows.txt", tmp_path / "rows-job")
+    assert (spec.model, spec.draft) == (str(tmp_path / "weights"), "some/hub-id")
+    assert absolute(build_spec({"input": "a", "draft": "weights+lookup"})).draft == f"{tmp_path}/weights+lookup"
+
+
+def test_a_job_file_is_told_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("input: rows.jsonl\nmax-tokens: 7\n")
+    spec = _spec([str(file), "--seed", "3"])
+    assert (spec.input, spec.max_tokens, spec.seed) == (Path("rows.jsonl"), 7, 3)
+    with pytest.raises(UsageError, match="--max-tokens"):
+        _spec([str(file), "--max-tokens", "0"])
+
+
+def test_ids_belong_to_directories() -> None:
+    first = job_id(Path("/data/a job!"))
+    assert first == job_id(Path("/data/a job!"))
+    assert first.startswith("outrider-a-job-")
+    assert first != job_id(Path("/other/a job!"))
+
+
+def test_what_a_driver_complained_of() -> None:
+    assert complaint("x\noutrider: rows.jsonl is empty\n\n") == "rows.jsonl is empty"
+    assert complaint("sh: outrider: not found\n") == "sh: outrider: not found"
+    assert complaint("") == "nothing was said"
+
+
+def test_a_head_that_is_not_all_up_is_waited_for() -> None:
+    answers, waited = [RuntimeError(f"status code 500: {NO_AGENT} to submit job"), None], []
+
+    def send() -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    once_there_is_an_agent(send, waited.append)
+    assert (answers, waited) == ([], [POLL_SECONDS])
+
+
+@pytest.mark.parametrize(("message", "most_waits"), [(NO_AGENT, AGENT_SECONDS / POLL_SECONDS), ("no such job", 0)])
+def test_what_does_not_pass_is_said(message: str, most_waits: float) -> None:
+    waited: list[float] = []
+
+    def send() -> None:
+        raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match=message):
+        once_there_is_an_agent(send, waited.append)
+    assert len(waited) == most_waits
+
+
+@pytest.mark.parametrize("piped", ["-", "/dev/stdin", "/dev/fd/63"])
+def test_what_comes_through_a_pipe_here_cannot_be_sent(piped: str) -> None:
+    with pytest.raises(UsageError, match="cannot be sent, since the driver's host reads the input itself"):
+        absolute(build_spec({"input": piped}))

@@ -1,0 +1,97 @@
+"""Where a stop string ends a row's text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from fakes import END, PIECES, decode
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.workers.target.text import TextWriter
+
+tokens = st.lists(st.integers(0, len(PIECES) - 2), max_size=60)
+
+
+def feed(writer: TextWriter, row: Sequence[int]) -> int | None:
+    """The number of tokens after which the writer stops, None where it does not."""
+    for count, token in enumerate(row, start=1):
+        if writer.stopped_by(token):
+            return count
+    return None
+
+
+@given(tokens, st.lists(st.text("abcx \n", min_size=1, max_size=6), max_size=3))
+def test_it_stops_with_the_first_token_that_completes_a_stop_string(row: list[int], stop: list[str]) -> None:
+    writer = TextWriter(decode, stop, {END})
+    expected = next((count for count in range(1, len(row) + 1) if any(word in decode(row[:count]) for word in stop)), None)
+    assert feed(writer, row) == expected
+    text = decode(row[:expected])
+    assert writer.text() == text[: min((text.find(word) for word in stop if word in text), default=len(text))]
+
+
+def test_end_tokens_are_no_text() -> None:
+    writer = TextWriter(lambda row: "".join(str(token) for token in row), (), {7})
+    assert feed(writer, [1, 2, 7]) is None
+    assert writer.text() == "12"
+
+
+@given(tokens, st.lists(st.text("abcx \n", min_size=1, max_size=6), max_size=3), st.integers(0, 20))
+def test_a_stop_string_within_min_tokens_is_text(row: list[int], stop: list[str], least: int) -> None:
+    writer = TextWriter(decode, stop, {END}, least)
+    exempt = len(decode(row[:least]))
+
+    def found(count: int) -> list[int]:
+        text = decode(row[:count])
+        ends = [(start, start + len(word)) for word in stop for start in range(len(text)) if text.startswith(word, start)]
+        return [start for start, end in ends if end > exempt and count > least]
+
+    expected = next((count for count in range(1, len(row) + 1) if found(count)), None)
+    assert feed(writer, row) == expected
+    assert writer.text() == decode(row[:expected])[: min(found(expected)) if expected else None]
+
+
+def test_a_stop_string_may_lie_around_end_tokens() -> None:
+    writer = TextWriter(decode, ("ab",), {END})
+    assert feed(writer, [0, *[END] * 50, 1, 2]) == 52
+    assert writer.text() == ""
+
+
+def test_rows_without_stop_strings_are_decoded_once() -> None:
+    calls: list[int] = []
+
+    def counting(row: Sequence[int]) -> str:
+        calls.append(len(row))
+        return decode(row)
+
+    writer = TextWriter(counting, (), {END})
+    feed(writer, [1] * 100)
+    assert calls == []
+    writer.text()
+    assert calls == [100]
+
+
+def test_a_stop_string_is_looked_for_in_a_window() -> None:
+    longest: list[int] = []
+
+    def watched(row: Sequence[int]) -> str:
+        longest.append(len(row))
+        return "".join("abcdefgh"[token] for token in row)
+
+    writer = TextWriter(watched, ("hhhh",), ())
+    assert feed(writer, [index % 7 for index in range(300)]) is None
+    assert max(longest) <= 4 * 4 + 8
+
+
+@pytest.mark.parametrize("word", ["🚀", "é🚀", "日本語"])
+def test_characters_that_take_several_tokens(word: str) -> None:
+    """A byte a token, as byte-level vocabularies do it at worst."""
+
+    def bytewise(row: Sequence[int]) -> str:
+        return bytes(row).decode("utf-8", errors="replace")
+
+    text = f"héllo {word} and on"
+    writer = TextWriter(bytewise, (word,), ())
+    assert feed(writer, text.encode()) == len(f"héllo {word}".encode())
+    assert writer.text() == "héllo "

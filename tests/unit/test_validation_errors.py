@@ -1,0 +1,127 @@
+"""Whatever is wrong with whatever field: one sentence that names the field, what it must be, and what it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from outrider.runner.bench.bench import BenchSpec
+from outrider.runner.job.requests import SILENT_IN_MESSAGES, Message, Parameters, RowError, parse_simple
+from outrider.runner.options import JobSpec, Options, build_options
+from outrider.runner.validation_errors import MUST, must
+from outrider.workers.errors import UsageError
+
+WRONG: list[Any] = [
+    True, 1, -1, 0, 1.5, -0.5, 1e999, -1e999, float("nan"), 10**30, -(10**30), 10**400, "", "x", "5", "\0", "\x1b[31m",
+    "y" * 500, [], [[]], ["", "x"], [None], [1, "x", 2.5], list(range(-1, 200)), ["x"] * 50, {}, {"a": 1}, {"5": "x"},
+    {"5": 1e999}, {"5": None}, {"": 1}, {"z" * 200: []}, [{"a": [1]}], b"bytes",
+]  # fmt: skip
+# What pydantic says of its own accord: "Input should be a valid string", "String should have at least 1 character".
+FOREIGN = re.compile(r"should|Input|[^n]valid|instance of|unable to parse|pydantic")
+
+
+def check(sentence: str) -> None:
+    assert not FOREIGN.search(sentence), sentence
+    assert "\n" not in sentence, sentence
+    assert len(sentence) < 400, sentence
+    assert re.search(r"\bmust .+, got .+|unknown parameter|unknown key|is missing|remove it|is empty", sentence), sentence
+
+
+@pytest.mark.parametrize("field", [*Parameters.model_fields, "top_logprobs", "prompt", "messages", "id", "model", "stream"])
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: repr(value)[:20])
+def test_every_field_of_a_row(field: str, value: Any) -> None:
+    try:
+        parse_simple({"prompt": "x", field: value} if field != "messages" else {field: value}, 1)
+    except RowError as error:
+        sentence = str(error)
+        if (
+            '"messages", not both' not in sentence
+            and "belongs to chats" not in sentence
+            and "several texts" not in sentence
+        ):
+            check(sentence)
+        assert field in sentence
+
+
+@pytest.mark.parametrize("field", [*Message.model_fields, *SILENT_IN_MESSAGES, "colour"])
+def test_every_field_of_a_message(field: str) -> None:
+    taken = []
+    for value in [*WRONG, None]:
+        message = {"role": "user", "content": "x", field: value}
+        try:
+            parsed = parse_simple({"messages": [{"role": "user", "content": "first"}, message]}, 1).messages
+        except RowError as error:
+            assert str(error).startswith("messages[1]"), error
+            check(str(error).replace("are supported, got", "must be, got"))
+        else:
+            assert parsed is not None
+            taken.append((value, parsed[1].model_dump().get(field)))
+    for value, kept in taken:
+        assert kept == value or (field, value) == ("content", []) or value in SILENT_IN_MESSAGES[field], "dropped silently"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ([{"type": "text", "text": None}], 'messages[0].content[0]: "text" must be a text, got None'),
+        ([{"type": "text"}], 'messages[0].content[0]: "text" must be a text, got None'),
+        ([{"type": "text", "text": {"a": 1}}], """messages[0].content[0]: "text" must be a text, got {'a': 1}"""),
+        (
+            [{"type": "text", "text": "a"}, {"type": "text", "text": 5}],
+            'messages[0].content[1]: "text" must be a text, got 5',
+        ),
+        (
+            [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}],
+            """messages[0].content[1]: only parts of the "type" "text" are supported, got 'image_url'""",
+        ),
+        ([{"text": "a"}], 'messages[0].content[0]: only parts of the "type" "text" are supported, got None'),
+        ([{"type": "text", "text": "a", "cache": 1}], 'messages[0].content[0]: unknown key "cache"; remove it'),
+        (["a"], """messages[0].content[0] must be an object such as {"type": "text", "text": …}, got 'a'"""),
+        (None, 'messages[0]: "content" must be a text or a list of parts, got None'),
+        ({"type": "text"}, """messages[0]: "content" must be a text or a list of parts, got {'type': 'text'}"""),
+    ],
+)
+def test_parts_of_a_message(content: Any, sentence: str) -> None:
+    with pytest.raises(RowError) as caught:
+        parse_simple({"messages": [{"role": "user", "content": content}]}, 1)
+    assert str(caught.value) == sentence
+
+
+def test_what_answers_of_openai_bring_along_is_nothing() -> None:
+    """An answer of theirs that stands in a conversation again."""
+    nothing = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None, "name": None}
+    request = parse_simple({"messages": [{"role": "assistant", "content": "x", **nothing}]}, 1)
+    assert request.messages == (Message(role="assistant", content="x"),)
+
+
+@pytest.mark.parametrize("kind", [JobSpec, BenchSpec])
+def test_every_option(kind: type[Options], tmp_path: Path) -> None:
+    refused = 0
+    for field in kind.model_fields:
+        for value in WRONG:
+            try:
+                build_options(kind, {"input": "a", field: value} if kind is JobSpec else {field: value})
+            except UsageError as error:
+                assert str(error).startswith(f"--{field.replace('_', '-')}: must "), error
+                check(str(error))
+                refused += 1
+    assert refused > 20 * len(kind.model_fields)
+
+
+def test_a_kind_of_error_that_is_new_is_a_sentence_too() -> None:
+    error = ErrorDetails(type="strange", loc=("x",), msg="Of a new kind", input=5)
+    assert must(error) == "must be otherwise (Of a new kind), got 5"
+    assert must(ErrorDetails(type="bool_type", loc=("x",), msg="?", input=5)) == "must be true or false, got 5"
+    for text in MUST.values():
+        assert not FOREIGN.search(text)
+
+
+def test_pydantic_still_calls_its_errors_as_we_know_them() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Parameters.model_validate({"max_tokens": "x", "temperature": -1, "ignore_eos": 3, "stop": [""], "logit_bias": 3})
+    assert {error["type"] for error in caught.value.errors()} <= MUST.keys()

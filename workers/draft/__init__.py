@@ -1,0 +1,1 @@
+"""The draft's side of a round, and the way to it."""

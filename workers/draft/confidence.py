@@ -1,0 +1,92 @@
+"""How sure a draft may be of its own guess: learned from what became of earlier ones with a similar lead.
+
+A draft's lead (its best score over the second best, noise included) says how clear its choice was. How often the target
+makes the same choice at that lead is a fact of the pair and the text, so it is counted, not assumed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from outrider.workers.engines.engine import Trust
+
+# A guess falls between two of these leads, in units of the scores' own (nats).
+BOUNDS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+# What is believed of each span before anything is known, with the weight of this many observations.
+PRIOR = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97)
+PRIOR_WEIGHT = 8.0
+# The counts are halved when they reach this, so that a table follows a job whose text changes.
+MOST_OBSERVATIONS = 2048.0
+# The share of missed guesses for which the runner-up holds, before anything is known.
+PRIOR_RUNNER_UP = 0.5
+# A row is believed to be like all others with the weight of this many misses.
+DOUBT_WEIGHT = 2.0
+# Older guesses of a row count for less.
+DOUBT_MEMORY = 0.97
+# No row is doubted more than that.
+LEAST_CHANCE = 0.02
+
+
+class Confidence:
+    """Counts by the lead's span, and what follows from them."""
+
+    def __init__(self) -> None:
+        self._held = [chance * PRIOR_WEIGHT for chance in PRIOR]
+        self._tried = [PRIOR_WEIGHT] * len(PRIOR)
+        self._usual = list(PRIOR)
+        # Always what is believed now: it holds the list itself.
+        self._trust = Trust(BOUNDS, self._usual, LEAST_CHANCE)
+
+    def trust(self, least_reach: float = 0.0, least_sum: float = 0.0) -> Trust:
+        """What is believed now, for runs that stop below this reach, or together below this sum."""
+        return Trust(BOUNDS, self._usual, LEAST_CHANCE, least_reach, least_sum)
+
+    def chance(self, lead: float, doubt: float = 1.0) -> float:
+        """The chance that the target takes a guess with this lead, given that it took those before it."""
+        return self._trust.chance(lead, doubt)
+
+    def learn(self, lead: float, held: bool) -> None:
+        span = bisect_right(BOUNDS, lead)
+        self._held[span] += held
+        self._tried[span] += 1.0
+        self._usual[span] = self._held[span] / self._tried[span]
+        if self._tried[span] >= MOST_OBSERVATIONS:
+            self._held[span] /= 2.0
+            self._tried[span] /= 2.0
+
+
+class SecondBest:
+    """How often the runner-up holds where a guess missed: much the same share, however clear the guess was."""
+
+    def __init__(self) -> None:
+        self._held, self._missed = PRIOR_RUNNER_UP * PRIOR_WEIGHT, PRIOR_WEIGHT
+
+    @property
+    def share(self) -> float:
+        return self._held / self._missed
+
+    def learn(self, held: bool) -> None:
+        self._held += held
+        self._missed += 1.0
+        if self._missed >= MOST_OBSERVATIONS:
+            self._held /= 2.0
+            self._missed /= 2.0
+
+
+class Doubt:
+    """How much oftener a row's guesses miss than their leads foretell.
+
+    The table is of all rows together: where the draft knows a row well it would stop too early, elsewhere too late.
+    """
+
+    def __init__(self) -> None:
+        self._missed = self._foretold = DOUBT_WEIGHT
+
+    @property
+    def factor(self) -> float:
+        """How many times as often a guess misses here as in all rows together."""
+        return self._missed / self._foretold
+
+    def learn(self, usual: float, held: bool) -> None:
+        self._missed = DOUBT_WEIGHT + (self._missed - DOUBT_WEIGHT) * DOUBT_MEMORY + (not held)
+        self._foretold = DOUBT_WEIGHT + (self._foretold - DOUBT_WEIGHT) * DOUBT_MEMORY + 1.0 - usual

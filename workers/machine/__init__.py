@@ -1,0 +1,1 @@
+"""Cores and memory of a worker, asked for and checked."""

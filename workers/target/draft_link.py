@@ -1,0 +1,216 @@
+"""A target's line to its draft actor: deltas out, candidates back, and never a wait beyond the deadline."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.workers.draft.transport import DraftFailed, DraftLost, Line, Reply
+from outrider.workers.engines.costs import Recent
+from outrider.workers.messages import Advance, Arrangement, Ask
+from outrider.workers.speculation import Overlap, Price, Request
+from outrider.workers.target.statistics import Tally
+from outrider.workers.target.verifier import NOTHING, Answer, Guess, LiveRow
+
+logger = logging.getLogger(__name__)
+# A draft that answers with an error this often in a row is not asked again.
+MOST_ERRORS = 3
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A draft and what it has been told: how many tokens of each row, and which rows it may forget."""
+
+    line: Line
+    known: dict[int, int] = field(default_factory=dict)
+    closed: list[int] = field(default_factory=list)
+    late: list[Reply] = field(default_factory=list)
+    errors: int = 0
+    lost: bool = False
+    settled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """Seconds, by number of rows: of a step, as the draft says, and of a request whatever it asks for, which is the way
+    there and back and what the draft does beside its passes. And seconds of reading a token.
+    """
+
+    steps: Recent = field(default_factory=lambda: Recent(1))
+    hops: Recent = field(default_factory=Recent)
+    reading: Recent = field(default_factory=lambda: Recent(1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request under way: when it was made, and how long that took."""
+
+    draft: _Draft
+    round: int
+    reply: Reply
+    rows: tuple[int, ...]
+    at: float
+    sent: float
+
+
+class DraftLink:
+    """Asks a draft actor, tells it only what is new, and never waits for it longer than the deadline.
+
+    A draft that is late, dead or confused costs the round its candidates and nothing else. ``attach`` may be called from
+    another thread at any time: it replaces the draft whole, and everything else belongs to the verifying thread.
+    """
+
+    def __init__(self, deadline: float, confidence: float = 0.0, tally: Tally | None = None) -> None:
+        self._deadline = deadline
+        self._tally = tally
+        self._confidence = confidence
+        self._draft: _Draft | None = None
+        self._round = 0
+        self._arrangement: Arrangement | None = None
+        self._prices: dict[str, _Prices] = {}
+
+    @property
+    def _current(self) -> _Prices:
+        """What the draft costs in this arrangement."""
+        name = "" if self._arrangement is None else self._arrangement.name
+        return self._prices.setdefault(name, _Prices())
+
+    def attach(self, line: Line | None) -> None:
+        """Take the draft at the end of this line from now on; None for the time without one."""
+        self._draft = None if line is None else _Draft(line)
+
+    @property
+    def ready(self) -> bool:
+        draft = self._draft
+        return draft is not None and not draft.lost
+
+    def settle(self, arrangement: Arrangement) -> None:
+        """Have the draft work in this way; what it costs is counted apart there."""
+        self._arrangement = arrangement
+        if self._draft is not None:
+            self._draft.settled = False
+
+    def forget(self, key: int) -> None:
+        draft = self._draft
+        if draft is not None:
+            # Told even where it should not know the row: what it kept of a failed round is not certain.
+            draft.known.pop(key, None)
+            draft.closed.append(key)
+
+    @property
+    def line(self) -> str | None:
+        """Which kind of line there is to the draft, if there is one."""
+        draft = self._draft
+        return None if draft is None else draft.line.name
+
+    def price(self, rows: int, arrangement: str | None = None) -> Price | None:
+        draft = self._draft
+        if draft is None or draft.lost:
+            return None
+        # Until a round has been measured candidates count as free, so that the first round asks.
+        prices = self._current if arrangement is None else self._prices.get(arrangement, _Prices())
+        return Price(prices.steps(rows) or 0.0, prices.hops(rows) or 0.0, prices.reading(1) or 0.0)
+
+    def costs(self) -> dict[str, dict[str, dict[int, float]]]:
+        """By arrangement, seconds of a step and of the hop by number of rows, and of reading a token."""
+        return {
+            name: {"step": prices.steps.usual, "hop": prices.hops.usual, "read": prices.reading.usual}
+            for name, prices in list(self._prices.items())
+        }
+
+    def unread(self, live: LiveRow) -> int:
+        draft = self._draft
+        return len(live.tokens) - (0 if draft is None else draft.known.get(live.row.key, 0))
+
+    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+        draft = self._draft
+        asked = None
+        if draft is not None and not draft.lost:
+            try:
+                if _caught_up(draft):
+                    asked = self._ask(draft, rows, request)
+            except DraftLost as error:
+                self._lose(draft, error)
+        if asked is None:
+            return lambda: [NOTHING] * len(rows)
+        return lambda: self._collect(asked)
+
+    def _ask(self, draft: _Draft, rows: Sequence[LiveRow], request: Request) -> _Asked:
+        if not draft.settled:
+            self._settle(draft)
+        self._round += 1
+        closed, draft.closed = tuple(draft.closed), []
+        advances = tuple(_advance(draft, live, count) for live, count in zip(rows, request.counts, strict=True))
+        ask = Ask(self._round, advances, closed, self._confidence, request.keep, request.a_step, request.runner_up_chances)
+        at = time.perf_counter()
+        reply = draft.line.ask(ask)
+        # On shared cores the draft may begin before the call is back, so what is the hop shows in the end only.
+        sent = time.perf_counter() - at
+        draft.known.update((live.row.key, len(live.tokens)) for live in rows)
+        return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), at, sent)
+
+    def _settle(self, draft: _Draft) -> None:
+        draft.settled = True
+        if self._arrangement is not None:
+            run_ahead = self._arrangement.overlap is not Overlap.TURNS
+            draft.line.settle(self._arrangement.draft_cores, run_ahead, self._deadline)
+
+    def _collect(self, asked: _Asked) -> list[Guess]:
+        draft, nothing = asked.draft, [NOTHING] * len(asked.rows)
+        waiting = time.perf_counter()
+        try:
+            if not asked.reply.ready(max(0.0, asked.at + self._deadline - waiting)):
+                draft.late.append(asked.reply)
+                self._current.hops.observe(len(asked.rows), self._deadline)
+                return nothing
+            candidates = asked.reply.take()
+        except DraftFailed as error:
+            # It lives, but its rows may be half done: send them whole next time.
+            draft.errors += 1
+            draft.known.clear()
+            draft.lost = draft.errors >= MOST_ERRORS
+            logger.warning("the draft failed, this round goes on without it: %s", error)
+            return nothing
+        except DraftLost as error:
+            self._lose(draft, error)
+            return nothing
+        draft.errors = 0
+        # While the target asked and waited the draft was at work, but for the hop.
+        hop = max(0.0, asked.sent + time.perf_counter() - waiting - candidates.seconds)
+        if self._tally is not None:
+            self._tally.hop(hop)
+        if candidates.step is not None:
+            self._current.steps.observe(len(asked.rows), candidates.step)
+        if candidates.read is not None:
+            self._current.reading.observe(1, candidates.read)
+        # Whatever number of candidates is asked for, this is paid once.
+        self._current.hops.observe(len(asked.rows), hop + candidates.beside)
+        for key in candidates.forgotten:
+            draft.known.pop(key, None)
+        if candidates.round != asked.round:
+            return nothing
+        return [Guess(candidates.tokens.get(key, ()), candidates.runners_up.get(key, ())) for key in asked.rows]
+
+    def _lose(self, draft: _Draft, error: DraftLost) -> None:
+        """Gone: decode plainly until the driver attaches another."""
+        draft.lost = True
+        logger.warning("the draft is lost, going on without it: %s", error)
+
+
+def _caught_up(draft: _Draft) -> bool:
+    """Whether the draft has answered everything it was late with. A late answer is read only to be dropped."""
+    if not draft.late:
+        return True
+    draft.late = [reply for reply in draft.late if not reply.ready(0.0)]
+    if not draft.late:
+        # What those answers would have said of forgotten rows is unknown, so every row is sent whole.
+        draft.known.clear()
+    return not draft.late
+
+
+def _advance(draft: _Draft, live: LiveRow, limit: int) -> Advance:
+    key, start = live.row.key, draft.known.get(live.row.key, 0)
+    sampling = live.row.sampling if start == 0 else None
+    return Advance(key, start, tuple(live.tokens[start:]), max(0, limit), sampling, len(live.row.prompt))

@@ -1,0 +1,364 @@
+"""How a target and its draft share their cores: found out on the first rows of a job, kept, and looked at again later.
+
+A job begins with the first arrangement. Of plain decoding enough is known by then: a pass was measured. Others have to be
+faster at their very best, by the passes that the target takes on its cores there, before a round of the job is spent on
+them; and looking at them may cost no more than a small share of what is left of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from outrider.workers.engines.costs import BUDGET_SECONDS, CostCurve
+from outrider.workers.messages import Arrangement, LayoutRecord
+from outrider.workers.speculation import MOST_CANDIDATES, Overlap, Price
+from outrider.workers.target.forecast import Foresight
+from outrider.workers.target.layout_memory import Remembered, recall, remember
+from outrider.workers.target.layout_trial import ROUNDS_TO_GIVE_UP, WARM_UP_ROUNDS, Round, Trial, best_of
+from outrider.workers.target.verifier import Verifier
+
+# After so many rounds the arrangements are looked at again: rows and neighbours change. While nothing does, pauses double.
+FIRST_PAUSE = 1024
+ROUNDS_BETWEEN_TRIALS = 4096
+# What finding out may cost of the rest of the job.
+MOST_SHARE = 0.02
+# What is not this much faster at its very best is not tried.
+WORTH_TRYING = 1.02
+# Between these shares of a measured rate the rate of plain decoding, by its passes alone, is too near to go by.
+NEAR = (0.87, 1.15)
+# Over so many rounds a draft must have been worth its while, or they are looked at again at once. The pauses double.
+ROUNDS_TO_DOUBT = 64
+# Passes are measured at work over up to so many tokens a row, and this many at least; more candidates are hardly asked for,
+# and are believed to cost what the last ones did. For no more than this share of the job.
+MOST_FED_A_ROW, LEAST_FED, AT_WORK_SHARE = 4, 16, 0.015
+# A glimpse of other cores: passes over so many tokens.
+GLIMPSE_ALONE, GLIMPSE = (1, 8), (1, 8, 32)
+
+
+class Draft(Protocol):
+    """The draft's side of an arrangement."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a draft to try anything with."""
+
+    @property
+    def line(self) -> str | None:
+        """Which kind of line there is to it."""
+
+    def settle(self, arrangement: Arrangement) -> None:
+        """Move the draft there, now or as soon as it comes up."""
+
+    def price(self, rows: int, arrangement: str | None = None) -> Price | None:
+        """What candidates for that many rows cost in this arrangement, or in the current one."""
+
+    def costs(self) -> dict[str, Any]:
+        """What it has cost in each arrangement."""
+
+
+class Arranger:
+    """Belongs to the verifying thread. ``move_target`` takes the target to other cores, ``measure`` its costs there.
+
+    ``measure`` is told which numbers of tokens to measure if it is to be quick. ``job_rows`` says how many rows are to
+    come in all, as far as that is known.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        draft: Draft,
+        arrangements: Sequence[Arrangement],
+        move_target: Callable[[Sequence[int]], None],
+        measure: Callable[[Sequence[int]], CostCurve],
+        memory_key: str = "",
+        job_rows: int = 0,
+    ) -> None:
+        self.record: LayoutRecord | None = None
+        self._verifier = verifier
+        self._draft = draft
+        self._arrangements = {each.name: each for each in arrangements}
+        self._move_target = move_target
+        self._measure = measure
+        self._memory_key = memory_key
+        self._job_rows = job_rows
+        self._draft_tokens = verifier.draft_tokens
+        self._first = first = arrangements[0]
+        # The curve that the verifier came with was measured where the target was started.
+        self._curves = {first.target_cores: verifier.verify_seconds}
+        self._at_start = CostCurve(verifier.verify_seconds.points)
+        self._measured_at_work = False
+        self._glimpses: dict[tuple[int, ...], CostCurve] = {}
+        self._foresight = Foresight()
+        self._verifying = self._verifying_at_start = 0.0
+        self._doubt_after = ROUNDS_TO_DOUBT
+        self._pause = min(FIRST_PAUSE, ROUNDS_BETWEEN_TRIALS)
+        self._begin_watch()
+        self._rounds = 0
+        self._trial: Trial | None = None
+        self._opening = False
+        self._holding = False
+        self._plain = next((each for each in arrangements if each.plain), None)
+        self._tried = [each.name for each in arrangements if not each.plain]
+        self._current = self._chosen = first
+        self._alone = len(arrangements) == 1
+        known = recall(memory_key, self._tried) if memory_key and not self._alone else None
+        self._take(self._arrangements[known.took] if known else first)
+        if known is not None:
+            self._settle(known, "measured earlier")
+        elif not self._alone:
+            self._open()
+
+    def hold(self, name: str | None) -> None:
+        """Use this arrangement, whatever is known of others; None goes back to the one chosen or being tried."""
+        if name is None:
+            wanted = self._chosen if self._trial is None else self._arrangements[self._trial.current]
+        else:
+            wanted = self._arrangements.get(name, self._current)
+        self._holding = name is not None
+        if wanted is not self._current:
+            self._take(wanted)
+
+    def costs(self) -> dict[str, Any]:
+        """Passes as first measured with everything up and as they are now; what rounds took against what was foreseen."""
+        curve = self._curves[self._first.target_cores]
+        return {
+            "verify_at_start": self._at_start.points,
+            "verify": curve.points,
+            "draft": self._draft.costs(),
+            "line": self._draft.line,
+            "rounds": self._foresight.record(),
+        }
+
+    def after_round(self, seconds: float) -> None:
+        """To be called after each round, with the time since the end of the one before."""
+        done = self._verifier.last_round
+        if done is None:
+            return
+        self._foresight.observe(self._current.name, done, seconds)
+        # On cores of its own the draft runs ahead meanwhile, and would be at work beside what is measured.
+        if not self._measured_at_work and self._draft.ready and self._current.overlap is Overlap.TURNS:
+            self._measure_at_work(done.live)
+        if self._holding or self._alone:
+            return
+        self._rounds += 1
+        if done.steady and self._current.target_cores == self._first.target_cores:
+            self._verifying += done.verifying
+            self._verifying_at_start += self._at_start(done.fed)
+        if self._trial is None:
+            self._watch(done, seconds)
+            if self._rounds >= self._pause:
+                self._open()
+                self._take(self._first)
+            return
+        if not self._draft.ready:
+            return
+        self._trial.observe(done, seconds)
+        if self._trial.over:
+            others = self._worth_trying(self._trial) if self._opening else []
+            self._opening = False
+            if not others:
+                self._conclude(self._trial)
+                return
+            self._trial = Trial([self._first.name, *others], self._plain_name)
+        wanted = self._arrangements[self._trial.current]
+        if wanted is not self._current:
+            self._take(wanted)
+
+    def _measure_at_work(self, rows: int) -> None:
+        """Passes as they are once everything is up: the first measurement had the draft being loaded on the same cores, and
+        of the points that no round visits it is all that is known.
+
+        Left out where it would take too much of the job.
+        """
+        self._measured_at_work = True
+        curve, most = self._curves[self._current.target_cores], max(LEAST_FED, MOST_FED_A_ROW * rows)
+        sizes = [rows << doubled for doubled in range(most.bit_length()) if rows << doubled <= most]
+        # Each but the last is bounded by those over more, and all beyond is judged by the last: that one is taken twice.
+        sizes.append(sizes[-1])
+        left = self._verifier.work_left(self._job_rows) * curve(rows) / rows
+        if sum(map(curve, sizes)) > AT_WORK_SHARE * left:
+            return
+        # What was asked for is waited for first.
+        self._verifier.arrange(self._current.overlap, self._verifier.draft_tokens)
+        with self._verifier.tally.arranging():
+            fresh = curve.measured_anew(self._measure(sizes).points)
+        self._curves[self._current.target_cores] = self._verifier.verify_seconds = fresh
+        if self._current.target_cores == self._first.target_cores:
+            self._at_start = CostCurve(fresh.points)
+            self._verifying = self._verifying_at_start = 0.0
+
+    def _open(self) -> None:
+        """Begin with the first arrangement alone."""
+        self._rounds = 0
+        self._trial, self._opening = Trial([self._first.name], cycles=1), True
+        self._verifying = self._verifying_at_start = 0.0
+
+    def _conclude(self, trial: Trial) -> None:
+        rates = trial.rates
+        if self._plain is not None and self._plain.name not in rates:
+            rates[self._plain.name] = self._plain_rate(trial.rows, trial.reading)
+        # A number of candidates that the user fixed is not put to the vote.
+        allowed = {name: rate for name, rate in rates.items() if name in self._tried or self._draft_tokens is None}
+        took = best_of(allowed, self._plain_name) or self._first.name
+        self._begin_watch()
+        self._trial, self._rounds = None, 0
+        again = self.record is not None and self.record.took == took
+        self._pause = min(2 * self._pause if again else FIRST_PAUSE, ROUNDS_BETWEEN_TRIALS)
+        self._chosen = self._arrangements[took]
+        if self._chosen is not self._current:
+            self._take(self._chosen)
+        found = Remembered(took, {name: round(rate, 3) for name, rate in rates.items()})
+        self._settle(found, "measured on this job's rows")
+        # That a draft does not pay holds for this text only, and is found out anew for nothing.
+        if self._memory_key and not self._chosen.plain:
+            remember(self._memory_key, self._tried, found)
+
+    @property
+    def _plain_name(self) -> str | None:
+        return None if self._plain is None else self._plain.name
+
+    def _plain_rate(self, rows: int, reading: float) -> float:
+        """Tokens a second without a draft: what its passes took at the start, as much slower as passes have become."""
+        return 1.0 / (self._at_start(rows) * self._slower / rows + reading)
+
+    @property
+    def _slower(self) -> float:
+        """How much longer passes on the first arrangement's cores have lately taken than at the start."""
+        return self._verifying / self._verifying_at_start if self._verifying_at_start else 1.0
+
+    def _worth_trying(self, trial: Trial) -> list[str]:
+        """The others that might be faster than the first, if they can be looked at and tried for little."""
+        rate, rows = trial.decoding[self._first.name], trial.rows
+        left = self._verifier.work_left(self._job_rows) / rate
+        worth = []
+        for name in self._tried[1:]:
+            other = self._arrangements[name]
+            measuring = 0.0 if other.target_cores in self._curves else BUDGET_SECONDS
+            if self._trying_seconds(rows, rate) + measuring > MOST_SHARE * left:
+                continue
+            curve = self._glimpse(other.target_cores, MOST_SHARE * left)
+            if curve is not None and self._at_best(other, trial, curve) > WORTH_TRYING * rate:
+                worth.append(name)
+        if self._plain is not None and self._draft_tokens is None:
+            low, high = NEAR
+            if low * rate < self._plain_rate(rows, 0.0) < high * rate and left > 0:
+                worth.append(self._plain.name)
+        return worth
+
+    def _trying_seconds(self, rows: int, rate: float) -> float:
+        """What it costs to try something that turns out hopeless, as if it got half as much done."""
+        return (WARM_UP_ROUNDS + ROUNDS_TO_GIVE_UP) * rows / rate / 2
+
+    def _glimpse(self, cores: tuple[int, ...], most_seconds: float) -> CostCurve | None:
+        """Roughly what passes take on these cores; None where it would take too long to see."""
+        known = self._curves.get(cores) or self._glimpses.get(cores)
+        if known is not None:
+            return known
+        counts = GLIMPSE if self._verifier.batch > 1 else GLIMPSE_ALONE
+        fewer = max(1.0, len(self._first.target_cores) / max(1, len(cores)))
+        if sum(map(self._at_start, counts)) * fewer > most_seconds:
+            return None
+        with self._verifier.tally.arranging():
+            self._move_target(cores)
+            self._glimpses[cores] = self._measure(counts)
+            self._move_target(self._current.target_cores)
+        return self._glimpses[cores]
+
+    def _at_best(self, arrangement: Arrangement, trial: Trial, curve: CostCurve) -> float:
+        """Tokens a second if the draft and the way to it cost nothing."""
+        each = max(1, trial.rows // 2) if arrangement.overlap is Overlap.GROUPS else trial.rows
+        counts = range(MOST_CANDIDATES + 1) if self._draft_tokens is None else (self._draft_tokens,)
+        return max(each * trial.expected_tokens(count) / curve(each * (count + 1)) for count in counts)
+
+    def _begin_watch(self) -> None:
+        self._watched = 0
+        self._spent = self._spent_plainly = self._spent_at_first = 0.0
+
+    def _watch(self, done: Round, seconds: float) -> None:
+        """See whether the rounds since the choice took longer than the same tokens would have with the first arrangement,
+        or without a draft.
+
+        A choice may have been made in a disturbed minute, or on rows that took the draft's candidates when those now under
+        way do not; on cores of its own such a draft costs the target its share of them.
+        """
+        if self._plain is None or self._chosen.plain or not done.steady:
+            return
+        self._watched += 1
+        self._spent += seconds
+        # As passes were at the start: what they have become is known of the first cores only as long as they are used, and
+        # may be of a disturbed second. A doubt that is mistaken costs a few rounds, and the next one comes later.
+        self._spent_plainly += done.gained / done.live * self._at_start(done.live)
+        price = self._draft.price(len(done.proposed), self._first.name) or Price(0.0)
+        most = max(done.proposed, default=0)
+        self._spent_at_first += self._at_start(done.fed) + (price.hop + most * price.step if most else 0.0)
+        if self._watched < self._doubt_after:
+            return
+        moved = self._chosen.target_cores != self._first.target_cores
+        loses_to_first = moved and self._spent > self._spent_at_first
+        loses_to_plain = self._draft_tokens is None and self._spent > self._spent_plainly
+        doubtful = loses_to_first or loses_to_plain
+        self._doubt_after = min(2 * self._doubt_after, ROUNDS_BETWEEN_TRIALS) if doubtful else ROUNDS_TO_DOUBT
+        if doubtful:
+            self._give_up(first_is_better=loses_to_first and self._spent_at_first <= self._spent_plainly)
+        self._begin_watch()
+
+    def _give_up(self, first_is_better: bool) -> None:
+        """The choice was wrong: back to the first arrangement, to stay there if it is better, else to find out anew."""
+        was, rates = self._chosen, self.record.rates if self.record is not None else {}
+        self._take(self._first)
+        if not first_is_better:
+            self._open()
+            return
+        found = Remembered(self._first.name, rates)
+        self._settle(found, f"{was.name} was slower in the long run")
+        if self._memory_key:
+            remember(self._memory_key, self._tried, found)
+
+    def _take(self, arrangement: Arrangement) -> None:
+        self._verifier.arrange(arrangement.overlap, 0 if arrangement.plain else self._draft_tokens)
+        with self._verifier.tally.arranging():
+            if arrangement.target_cores and arrangement.target_cores != self._current.target_cores:
+                self._move_target(arrangement.target_cores)
+            self._current = arrangement
+            self._draft.settle(arrangement)
+            curve = self._curves.get(arrangement.target_cores)
+            if curve is None:
+                curve = self._curves[arrangement.target_cores] = self._measure(())
+            self._verifier.verify_seconds = curve
+
+    def _settle(self, found: Remembered, how: str) -> None:
+        took = self._chosen = self._arrangements[found.took]
+        others = sorted((name for name in found.rates if name != found.took), key=found.rates.__getitem__, reverse=True)
+        against = ", ".join(f"{name} {found.rates[name]:,.0f}" for name in others)
+        rate = found.rates.get(found.took)
+        sentence = f"layout {describe(took)}" + (f": {rate:,.0f} tokens/s" if rate is not None else "")
+        sentence += f" against {against}" if against else ""
+        untried = [name for name in self._tried if name not in found.rates]
+        how += f"; not tried: {', '.join(untried)}" if untried else ""
+        self.record = LayoutRecord(
+            found.took,
+            found.rates,
+            f"{sentence} ({how}{self._more_rows(found.rates)})",
+            took.target_cores,
+            took.draft_cores,
+        )
+
+    def _more_rows(self, rates: dict[str, float]) -> str:
+        """What the honest rival would do: no draft, and twice as many rows at once. Prompts cost as much as they did."""
+        rows = self._verifier.batch
+        if self._plain is None or self._plain.name not in rates:
+            return ""
+        curve = self._curves[self._first.target_cores]
+        seconds = 1.0 / rates[self._plain.name] - curve(rows) / rows + curve(2 * rows) / (2 * rows)
+        if seconds <= 0.0:
+            return ""
+        return f"; without a draft and with --batch {2 * rows} it would be about {1.0 / seconds:,.0f}"
+
+
+def describe(arrangement: Arrangement) -> str:
+    where = ""
+    if arrangement.target_cores and arrangement.draft_cores and not arrangement.plain:
+        same = arrangement.target_cores == arrangement.draft_cores
+        where = " on shared cores" if same else f" with {len(arrangement.draft_cores)} core(s) for the draft"
+    return f'"{arrangement.name}"{where}'

@@ -1,0 +1,130 @@
+"""Where a target's candidates come from: a draft across Ray, the row's own text, either, or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.workers.draft.lookup import NgramIndex
+from outrider.workers.speculation import Acceptance, Price, Request, accepted, expected_tokens
+from outrider.workers.target.verifier import NOTHING, Answer, Guess, LiveRow, Proposer
+
+# Few texts repeat themselves: a row has to show that it does.
+LOOKUP_PRIOR = 0.3
+
+
+class NoProposer:
+    """Plain decoding."""
+
+    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+        return lambda: [NOTHING] * len(rows)
+
+    def forget(self, key: int) -> None:
+        pass
+
+    def price(self, rows: int) -> Price | None:
+        return None
+
+    def unread(self, live: LiveRow) -> int:
+        return 0
+
+
+class LookupProposer:
+    """n-grams of the row's own prompt and text."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[int, NgramIndex] = {}
+
+    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+        guesses = [Guess(self.guess(live, count)) for live, count in zip(rows, request.counts, strict=True)]
+        return lambda: guesses
+
+    def guess(self, live: LiveRow, count: int) -> tuple[int, ...]:
+        index = self._indexes.get(live.row.key) or self._indexes.setdefault(live.row.key, NgramIndex())
+        return index.propose(live.tokens, count)
+
+    def forget(self, key: int) -> None:
+        self._indexes.pop(key, None)
+
+    def price(self, rows: int) -> Price | None:
+        return Price(step=0.0)
+
+    def unread(self, live: LiveRow) -> int:
+        return 0
+
+
+@dataclass(slots=True)
+class _Contest:
+    """One row's two sources. Both are judged by what was committed after they last spoke, used or not."""
+
+    length: int = 0
+    from_text: tuple[int, ...] = ()
+    from_model: Sequence[int] = ()
+    text: Acceptance = field(default_factory=lambda: Acceptance(LOOKUP_PRIOR))
+    model: Acceptance = field(default_factory=Acceptance)
+
+    def judge(self, tokens: Sequence[int]) -> None:
+        """Take in what became of the row since both spoke."""
+        committed = tokens[self.length :]
+        for guess, record in ((self.from_text, self.text), (self.from_model, self.model)):
+            known = guess[: len(committed)]
+            if known:
+                record.observe(len(known), accepted(known, committed))
+        self.from_text = self.from_model = ()
+        self.length = len(tokens)
+
+
+class EitherProposer:
+    """A draft model and the row's own text: each row takes whichever promises more tokens a second."""
+
+    def __init__(self, model: Proposer, verify_seconds: Callable[[int], float]) -> None:
+        self._model = model
+        self._text = LookupProposer()
+        self._verify_seconds = verify_seconds
+        self._contests: dict[int, _Contest] = {}
+
+    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+        contests = [self._contests.setdefault(live.row.key, _Contest()) for live in rows]
+        price = self._model.price(len(rows))
+        for live, contest, count in zip(rows, contests, request.counts, strict=True):
+            contest.judge(live.tokens)
+            contest.from_text = self._text.guess(live, count)
+        model_counts = [
+            0 if price is None or self._text_is_better(contest, count, price) else count
+            for contest, count in zip(contests, request.counts, strict=True)
+        ]
+        wanted = [index for index, count in enumerate(model_counts) if count]
+        if not wanted:
+            return lambda: [Guess(contest.from_text) for contest in contests]
+        answer = self._model.ask(
+            [rows[index] for index in wanted], replace(request, counts=[model_counts[index] for index in wanted])
+        )
+
+        def taken() -> list[Guess]:
+            guesses = [Guess(contest.from_text) for contest in contests]
+            for index, guess in zip(wanted, answer(), strict=True):
+                guesses[index], contests[index].from_model = guess, guess.tokens
+            return guesses
+
+        return taken
+
+    def _text_is_better(self, contest: _Contest, count: int, price: Price) -> bool:
+        found = len(contest.from_text)
+        if not found:
+            return False
+        from_text = expected_tokens(contest.text.chance, found) / self._verify_seconds(found + 1)
+        seconds = self._verify_seconds(count + 1) + count * price.step + price.hop
+        return from_text >= expected_tokens(contest.model.chance, count) / seconds
+
+    def forget(self, key: int) -> None:
+        self._contests.pop(key, None)
+        self._text.forget(key)
+        self._model.forget(key)
+
+    def price(self, rows: int) -> Price | None:
+        # The dearer of the two, as long as there is one: what comes from the text is a gift.
+        return self._model.price(rows) or self._text.price(rows)
+
+    def unread(self, live: LiveRow) -> int:
+        # What the text offers costs no reading, so it is never held back.
+        return 0
