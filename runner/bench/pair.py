@@ -11,8 +11,9 @@ from typing import Any, Self
 import ray
 from ray.exceptions import RayTaskError
 
-from outrider.runner.driving.replica import Replica, explain
+from outrider.runner.driving.replica import Replica
 from outrider.runner.hosts.ray_watch import Lost
+from outrider.runner.hosts.worker_errors import explain
 from outrider.runner.planning import sysfs
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.workers.errors import JobError, OutriderError

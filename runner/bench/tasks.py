@@ -87,7 +87,7 @@ def _check(length: int, count: int, card: ModelCard) -> None:
 
 def _prose(tokens: int, card: ModelCard, office: Office) -> str:
     """The bundled text, as often in a row as makes so many tokens."""
-    text = (files("outrider.runner") / "bench_text.txt").read_text(encoding="utf-8")
+    text = (files("outrider.runner.bench") / "text.txt").read_text(encoding="utf-8")
     found = len(_encoded(card, office, [text])[0])
     return text * -(-tokens // max(1, found - 2))
 

@@ -14,8 +14,9 @@ from ray.exceptions import RayTaskError
 
 from outrider.runner.driving import schedule
 from outrider.runner.driving.partial_results import UnderWay
-from outrider.runner.driving.replica import Replica, explain
+from outrider.runner.driving.replica import Replica
 from outrider.runner.hosts.this_machine import Fleet
+from outrider.runner.hosts.worker_errors import explain
 from outrider.runner.job.journal import Journal
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.report import statistics as account

@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.actors import DraftActor, TargetActor
-from outrider.workers.errors import OutriderError
 from outrider.workers.messages import Row, Trace, WorkerReport
 
 # How long a target holds a harvest back when nothing has ended.
@@ -160,15 +159,3 @@ def _start_actor(actor_class: Any, plan: ActorPlan) -> Any:
     if plan.node is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(plan.node, soft=False)
     return actor_class.options(**options).remote()
-
-
-def explain(error: Exception) -> str:
-    """What went wrong in a worker, in one sentence."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, OutriderError):
-        return str(cause)
-    if isinstance(error, RayTaskError):
-        return f"{type(cause).__name__}: {str(cause).strip().splitlines()[-1] if str(cause).strip() else ''}"
-    if isinstance(error, RayError):
-        return "its process died"
-    return str(error)

@@ -14,11 +14,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import outrider
-from outrider.runner.driving.replica import explain
 from outrider.runner.hosts import ray_nodes as nodes
 from outrider.runner.hosts.host_report import HostReport, about_open_folder, alive, look, try_out
 from outrider.runner.hosts.host_selection import Place, chosen_kind, declared_cores, numeric_kind, offered, refusals
 from outrider.runner.hosts.ray_watch import Head
+from outrider.runner.hosts.worker_errors import explain
 from outrider.runner.planning.core_holders import describe
 from outrider.runner.planning.placement import Plan, plan
 from outrider.runner.planning.placement_request import Sizes, Wishes

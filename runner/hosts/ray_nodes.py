@@ -9,8 +9,8 @@ import ray
 from ray.exceptions import GetTimeoutError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from outrider.runner.driving.replica import explain
 from outrider.runner.hosts.host_selection import declared_cores
+from outrider.runner.hosts.worker_errors import explain
 
 ANSWER_SECONDS = 120.0
 

@@ -1,4 +1,4 @@
-"""Imports go one way only: runner, then workers, then kernels."""
+"""Imports go one way only: runner, then workers, then kernels, and inside of these from each floor to those below it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,33 @@ FOREIGN = {
     "kernels": {"ray", "torch", "transformers", "tokenizers", "pydantic", "typer"},
 }
 # The only modules of workers/ that know Ray.
-RAY_IN_WORKERS = {"actors.py", "lines.py", "metrics.py", "pinning.py", "ray_compat.py", "shared_line.py"}
+RAY_IN_WORKERS = {"actors.py", "metrics.py", "pinning.py", "ray_compat.py", "shared_memory.py", "transport.py"}
+# The floors of each layer, the lowest first: rooms, and modules outside of them. What stands on one floor may know each other.
+FLOORS = {
+    "runner": [
+        {"options", "printable", "process_exit", "streams", "validation_errors"},
+        {"planning"},
+        {"job"},
+        {"report"},
+        {"hosts"},
+        {"driving"},
+        {"run_job"},
+        {"bench"},
+        {"cli"},
+    ],
+    "workers": [
+        {"errors", "speculation"},
+        {"machine"},
+        {"messages", "ray_compat"},
+        {"timeline"},
+        {"engines"},
+        {"models"},
+        {"draft"},
+        {"target"},
+        {"serving"},
+        {"actors"},
+    ],
+}
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
 
 
@@ -74,6 +100,30 @@ def test_imports_go_down_only(path: Path) -> None:
 )
 def test_a_breach_is_seen(layer: str, source: str) -> None:
     assert breaches(layer, source)
+
+
+def floor_of(layer: str, name: str) -> int:
+    [floor] = [number for number, floor in enumerate(FLOORS[layer]) if name in floor]
+    return floor
+
+
+def climbs(path: Path) -> list[str]:
+    """What a file imports from floors above its own."""
+    layer, *inner = path.relative_to(ROOT).with_suffix("").parts
+    own = floor_of(layer, inner[0])
+    found = []
+    for line, module in imports(path.read_text()):
+        parts = module.split(".")
+        if parts[:2] == ["outrider", layer] and len(parts) > 2 and floor_of(layer, parts[2]) > own:
+            found.append(f"line {line}: {'/'.join(inner)} stands below {module}")
+    return found
+
+
+@pytest.mark.parametrize("layer", FLOORS)
+def test_imports_go_down_inside_of_a_layer_too(layer: str) -> None:
+    files = [path for path in (ROOT / layer).rglob("*.py") if path.name != "__init__.py" or path.parent.name != layer]
+    assert len(files) > 30
+    assert [breach for path in files for breach in climbs(path)] == []
 
 
 def test_ray_stays_in_its_shells() -> None:
