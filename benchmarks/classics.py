@@ -1,4 +1,4 @@
-"""The command lines of README's table of older tools, run as they are written there, on models of their real shapes.
+"""The command lines of docs/older-tools.md, run as they are written there, on models of their real shapes.
 
     python benchmarks/classics.py --work /tmp/classics [--lines 1,3]
 
@@ -157,7 +157,7 @@ def main() -> None:
     arguments = parser.parse_args()
     hub, cache, logs = (arguments.work / name for name in ("hub", "cache", "logs"))
     logs.mkdir(parents=True, exist_ok=True)
-    commands = lines_of((ROOT / "README.md").read_text(encoding="utf-8"))
+    commands = lines_of((ROOT / "docs" / "older-tools.md").read_text(encoding="utf-8"))
     every = range(1, len(commands) + 1)
     asked = arguments.lines.split(",") if arguments.lines else list(map(str, every))
     if not set(asked) <= set(map(str, every)):

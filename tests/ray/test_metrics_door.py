@@ -20,7 +20,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli.main import main; main()"]
-# What README promises, by the name of the total it has to agree with in the summary.
+# What docs/jobs.md promises, by the name of the total it has to agree with in the summary.
 COUNTERS = {"tokens": "tokens", "rounds": "rounds", "proposed": "proposed", "accepted": "accepted"}
 OTHERS = (
     *("row_rounds_total", "asked_total", "phase_seconds_total", "accepted_length_total", "rows_total"),
