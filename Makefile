@@ -1,7 +1,4 @@
-# make run: install and run the demo job.  make test: the fast tests.  make test-slow: the rest.  make lint, make bench, make wheel.
-# make test-oldest-ray: the fast tests and those of Ray itself, with the oldest Ray that is allowed.
-# make sanitize: the tests of the kernels on a build with the address and undefined behaviour sanitizers (needs cmake).
-# make sanitize-threads: those that use several threads, on a build with the thread sanitizer (minutes on a quiet machine).
+# make help lists the targets.
 PYTHON ?= python3
 VENV := .venv
 # The oldest Ray that pyproject.toml allows, in an environment of its own over the first.
@@ -10,43 +7,50 @@ OLDEST_VENV := .venv-oldest-ray
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels runner workers -name '*.py' -o -name '*.cpp' -o -name '*.inc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: run test test-slow test-oldest-ray lint bench wheel sanitize sanitize-threads clean
+.PHONY: help format run test test-slow test-oldest-ray lint bench wheel sanitize sanitize-threads clean
 
-run: $(VENV)/installed
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+run: $(VENV)/installed ## install, and run the demo job
 	$(BIN)/outrider run examples/prompts.jsonl --draft-tokens 4 --precision fp32 --draft-precision fp32
 
-test: $(VENV)/testable
+test: $(VENV)/testable ## the fast tests, about a minute
 	$(BIN)/python -m pytest -q
 
-test-slow: $(VENV)/testable
+test-slow: $(VENV)/testable ## the tests that start Ray, build kernels or kill processes
 	$(BIN)/python -m pytest -q -m slow
 
 # The fast tests, and of the slow ones those that start a Ray and run a job, on the oldest Ray.
-test-oldest-ray: $(OLDEST_VENV)/installed
+test-oldest-ray: $(OLDEST_VENV)/installed ## the fast tests and those of Ray itself, with the oldest Ray that is allowed
 	$(OLDEST_VENV)/bin/python -m pytest -q
 	$(OLDEST_VENV)/bin/python -m pytest -q -m ray
 
-lint: $(VENV)/testable
+format: $(VENV)/testable ## ruff's formatter
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lint: $(VENV)/testable ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-wheel: $(VENV)/testable
+wheel: $(VENV)/testable ## a wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation
 
-bench: $(VENV)/testable
+bench: $(VENV)/testable ## a short benchmark of the bundled pair
 	$(BIN)/outrider bench --compare
 	$(BIN)/python benchmarks/forward.py --shape 160m --precision w4a8
 
 # Leaks are not looked for: the interpreter keeps what it likes.
-sanitize: $(VENV)/testable
+sanitize: $(VENV)/testable ## the tests of the kernels with the address and undefined behaviour sanitizers (needs cmake)
 	cmake -S . -B build/sanitize -DOUTRIDER_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=None
 	cmake --build build/sanitize
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 OUTRIDER_LIBRARY=$(CURDIR)/build/sanitize/kernels/liboutrider_kernels.so \
 	  $(BIN)/python -m pytest -q $(wildcard tests/kernels/test_kernels_*.py)
 
-sanitize-threads: $(VENV)/testable
+sanitize-threads: $(VENV)/testable ## those that use several threads, with the thread sanitizer (minutes on a quiet machine)
 	cmake -S . -B build/sanitize-threads -DOUTRIDER_SANITIZE=thread -DCMAKE_BUILD_TYPE=None
 	cmake --build build/sanitize-threads
 	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1 OPENBLAS_NUM_THREADS=1 \
@@ -73,5 +77,5 @@ $(OLDEST_VENV)/installed: $(VENV)/testable pyproject.toml
 	  > "$$($(OLDEST_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/over_the_first.pth"
 	touch $@
 
-clean:
+clean: ## remove what was installed and built
 	rm -rf $(VENV) $(OLDEST_VENV) build dist
