@@ -20,7 +20,7 @@ AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx51
 
 def hashed(folder: Path, header: str, *flags: str, compiler: str = "c++", emulator: tuple[str, ...] = ()) -> str:
     program = folder / "check"
-    named = f'-DSIMD_HEADER="{HERE.parent}/kernels/src/{header}"'
+    named = f'-DSIMD_HEADER="{HERE.parents[1]}/kernels/src/{header}"'
     subprocess.run([compiler, *FLAGS, *flags, named, str(HERE / "simd_check.cpp"), "-o", str(program)], check=True)
     return subprocess.run([*emulator, str(program)], check=True, capture_output=True, text=True).stdout
 
