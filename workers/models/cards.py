@@ -45,6 +45,8 @@ def find(name: str) -> Path:
         path = Path(name).expanduser()
         if path.is_dir():
             return path
+        if path.is_symlink() and not path.exists():
+            raise ModelError(f'the model directory "{name[:80]}" does not exist: it is a link to nowhere, or to itself')
     except (OSError, RuntimeError) as error:  # a name too long, or a home that nobody has
         raise ModelError(f'the model directory "{name[:80]}" does not exist: {error}') from None
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:

@@ -138,7 +138,8 @@ def read_json(path: Path, longest: int = LONGEST_CONFIGURATION) -> dict[str, Any
     except RecursionError:
         raise ModelError(f"{path} cannot be read: it is nested too deeply") from None
     except ValueError as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
+        # Of a number, Python adds which of its settings bounds how many digits it reads.
+        raise ModelError(f"{path} cannot be read: {str(error).partition(';')[0]}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} does not hold a JSON object")
     return content

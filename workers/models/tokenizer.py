@@ -17,7 +17,7 @@ from outrider.workers.models.limits import limited
 from outrider.workers.models.pieces import TokenizerPieces
 
 # Of the processor. The largest take three to be loaded; from files of other kinds a tokenizer has to be made first.
-LOADING_SECONDS, CONVERTING_SECONDS = 20.0, 300.0
+LOADING_SECONDS, CONVERTING_SECONDS = 15.0, 300.0
 LONGEST_SAID = 300
 
 
