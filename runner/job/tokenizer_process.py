@@ -96,7 +96,7 @@ class Office:
             try:
                 return asked()
             except HelperDied:
-                raise ModelError(UNUSABLE.format(path, f"for {len(prompts):,} prompts")) from None
+                raise ModelError(UNUSABLE.format(path, f"for {len(prompts):,} prompt{'s' * (len(prompts) != 1)}")) from None
 
         return answer
 

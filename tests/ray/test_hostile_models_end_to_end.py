@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import children_titled, finish, outrider, rows_done, start, wait_for_rows
+from safetensors.numpy import load_file, save_file
 
 from outrider.workers.models.cards import find
 
@@ -40,7 +42,7 @@ def pipe(model: Path) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a tokenizer that takes all memory": (growing, "asked for more time or memory for 1 prompts than any tokenizer needs"),
+    "a tokenizer that takes all memory": (growing, "asked for more time or memory for 1 prompt than any tokenizer needs"),
     "a vast tokenizer": (lambda model: os.truncate(model / TOKENIZER, 1 << 30), f"{TOKENIZER} is larger than 256 MB"),
     "weights that are a pipe": (pipe, f"{WEIGHTS} is a pipe, where an ordinary file is needed"),
 }
@@ -60,6 +62,12 @@ def test_a_hostile_model_is_one_sentence_within_seconds(kind: str, model: Path, 
             assert sentence in " ".join(done.stderr.split())
         assert "Traceback" not in done.stderr and "memory allocation" not in done.stderr
         assert "loading" not in done.stderr, "no actor was started"
+
+
+def pad(model: Path) -> None:
+    """To more than 64 MiB, beside weights that are used."""
+    weights = load_file(model / WEIGHTS)
+    save_file({**weights, "padding": np.zeros(66 << 20, np.uint8)}, model / WEIGHTS)
 
 
 def overwrite(model: Path, size: int) -> bytes:
@@ -82,6 +90,7 @@ def put_back(model: Path, old: bytes) -> None:
 
 
 def test_weights_that_change_under_a_job_end_it_and_put_back_let_it_go_on(model: Path, tmp_path: Path) -> None:
+    pad(model)
     rows = [{"prompt": f"def f{number}(x):", "max_tokens": 200, "ignore_eos": True} for number in range(40)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ("run", "in.jsonl", "-m", model, "--draft", "none", "--batch", "2")
@@ -100,7 +109,9 @@ def test_weights_that_change_under_a_job_end_it_and_put_back_let_it_go_on(model:
     kept = (job / "results.jsonl").read_text().splitlines()
     assert len(kept) == done
 
-    # Not even begun anew, as long as the files are others.
+    # Nor is it gone on with as long as the files are others.
+    put_back(model, old)
+    old = overwrite(model, 4096)
     refused = outrider(*options, "-o", job, cwd=tmp_path)
     assert refused.returncode == 1 and "model" in refused.stderr
     assert rows_done(job) == done

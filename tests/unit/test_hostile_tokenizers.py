@@ -139,7 +139,7 @@ def test_a_tokenizer_without_bounds_ends_its_process_alone(model: Path, capfd: p
     says(normalizer={"type": "Sequence", "normalizers": [replacing(1000)] * 4})(model)
     with Office() as office:
         assert office.prepare_pair(str(model), "none")[0].path == str(model)
-        with pytest.raises(ModelError, match=r"asked for more time or memory for 1 prompts than any .*\(3 GB\)"):
+        with pytest.raises(ModelError, match=r"asked for more time or memory for 1 prompt than any .*\(3 GB\)"):
             office.encode(str(model), ["a" * 100])
     assert "memory allocation" not in capfd.readouterr().err, "what the library prints about itself"
 
