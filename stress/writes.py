@@ -1,4 +1,4 @@
-"""A small job broken at each of its writes and syncs, one after the other (tests/storage.py), with both kinds of journal.
+"""A small job broken at each of its writes and syncs, one after the other (tests/support/storage.py), with both journals.
 
     python stress/writes.py                 # every operation, every fault, every state after a power cut: minutes
     python stress/writes.py --one-of 10     # every tenth

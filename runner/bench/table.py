@@ -54,12 +54,22 @@ class Measured:
         return len(self.tokens)
 
     @property
+    def decoded(self) -> int:
+        """Tokens behind the first; an answer may end before it has one."""
+        return max(0, self.new_tokens - 1)
+
+    @property
+    def seconds_with_prompt(self) -> float | None:
+        """For each new token."""
+        return self.total_seconds / self.new_tokens if self.new_tokens else None
+
+    @property
     def decode_seconds(self) -> float:
         return self.total_seconds - self.prefill_seconds
 
     @property
     def seconds_a_token(self) -> float | None:
-        return self.decode_seconds / (self.new_tokens - 1) if self.new_tokens > 1 else None
+        return self.decode_seconds / self.decoded if self.decoded else None
 
     @property
     def tokens_a_second(self) -> float | None:
@@ -72,7 +82,7 @@ class Measured:
 
     @property
     def tokens_a_round(self) -> float | None:
-        return (self.new_tokens - 1) / self.decode_rounds if self.decode_rounds else None
+        return self.decoded / self.decode_rounds if self.decoded and self.decode_rounds else None
 
     def record(self) -> dict[str, Any]:
         """For the JSON file, in the table's units."""
@@ -136,10 +146,12 @@ def comparison(plain: Sequence[Measured], assisted: Sequence[Measured]) -> list[
         {
             "prompt_length": left.prompt_length,
             "new_tokens": left.new_tokens,
+            "assisted_new_tokens": right.new_tokens,
             "plain_tokens_per_second": left.tokens_a_second,
             "assisted_tokens_per_second": right.tokens_a_second,
             "speedup_decoding": _ratio(right.tokens_a_second, left.tokens_a_second),
-            "speedup_total": _ratio(left.total_seconds, right.total_seconds),
+            # Token by token: where two answers part, one may be longer.
+            "speedup_total": _ratio(left.seconds_with_prompt, right.seconds_with_prompt),
             "first_difference": first_difference(left.tokens, right.tokens),
         }
         for left, right in zip(plain, assisted, strict=True)
@@ -158,7 +170,7 @@ def comparison_table(rows: Sequence[dict[str, Any]]) -> str:
         (
             str(number),
             str(row["prompt_length"]),
-            str(row["new_tokens"]),
+            _lengths(row["new_tokens"], row["assisted_new_tokens"]),
             _number(row["plain_tokens_per_second"], 4),
             _number(row["assisted_tokens_per_second"], 4),
             _number(row["speedup_decoding"], 2),
@@ -170,11 +182,17 @@ def comparison_table(rows: Sequence[dict[str, Any]]) -> str:
     return markdown(COMPARED, cells)
 
 
+def _lengths(plain: int, assisted: int) -> str:
+    return str(plain) if plain == assisted else f"{plain}, {assisted}"
+
+
 def totals(rows: Sequence[Measured]) -> dict[str, float | None]:
     """All examples together: decoding only, and with the prompts."""
-    decoded = sum(row.new_tokens - 1 for row in rows)
-    seconds = sum(row.decode_seconds for row in rows)
-    rounds, proposed = sum(row.decode_rounds for row in rows), sum(row.proposed for row in rows)
+    decoded = sum(row.decoded for row in rows)
+    # An answer of one token has no decoding, however long it took to be told of.
+    seconds = sum(row.decode_seconds for row in rows if row.decoded)
+    rounds = sum(row.decode_rounds for row in rows if row.decoded)
+    proposed = sum(row.proposed for row in rows)
     return {
         "tokens_per_second": _ratio(decoded, seconds),
         "tokens_per_second_total": _ratio(sum(row.new_tokens for row in rows), sum(row.total_seconds for row in rows)),

@@ -62,6 +62,7 @@ def topology_command(
     from outrider.runner.planning.topology import read_topology
     from outrider.workers.errors import PlacementError, UsageError
     from outrider.workers.machine.private_folder import lasting_folder
+    from outrider.workers.models.cards import weight_bytes
     from outrider.workers.ray_compat import longest_below_folder
 
     if ray_folder:
@@ -77,11 +78,12 @@ def topology_command(
     made: Plan | None = None
     refusal: UsageError | None = None
     if show_plan or model is not None or model_bytes is not None:
-        target_bytes = model_bytes if model is None else _weight_bytes(model)
+        target_bytes = model_bytes if model is None else weight_bytes(model)
         if target_bytes is None:
             raise UsageError("--plan needs a model: give --model-bytes N, or -m MODEL")
         try:
-            sizes = Sizes(target_bytes, draft_bytes if draft is None else _weight_bytes(draft), kv_bytes, draft_kv_bytes)
+            # As on disk; a run that packs them for the native engine needs less.
+            sizes = Sizes(target_bytes, draft_bytes if draft is None else weight_bytes(draft), kv_bytes, draft_kv_bytes)
             wanted = tuple(device.strip() for device in devices.split(",") if device.strip())
             made = plan([machine], sizes, Wishes(per, replicas, draft_cores, layout, wanted))
         except PlacementError as error:
@@ -116,13 +118,6 @@ def doctor_command(json_: Annotated[bool, typer.Option("--json", help="For progr
         _console().print(table)
     if any(check.state == WRONG for check in checks):
         raise typer.Exit(1)
-
-
-def _weight_bytes(model: str) -> int:
-    """What the weights take as they are on disk; a run that packs them for the native engine needs less."""
-    from outrider.workers.models.cards import find, weight_files
-
-    return sum(path.stat().st_size for path in weight_files(find(model)))
 
 
 def _console() -> Any:

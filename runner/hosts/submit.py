@@ -79,8 +79,12 @@ def absolute(spec: JobSpec) -> JobSpec:
 def absolute_model(name: str) -> str:
     """A model's name as it holds in any working directory."""
     model = name.removesuffix(WITH_LOOKUP)
-    path = Path(model).expanduser()
-    if model in (POCKET, POCKET_DRAFT) or not path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_here = path.is_dir() or path.is_symlink()
+    except (OSError, RuntimeError):  # a name too long, or a home that nobody has: whoever opens it says so
+        return name
+    if model in (POCKET, POCKET_DRAFT) or not is_here:
         return name
     return f"{path.absolute()}{name[len(model) :]}"
 

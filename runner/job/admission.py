@@ -176,6 +176,11 @@ def _limits_problem(row: Request, tokens: tuple[int, ...], card: ModelCard) -> s
             f'the prompt has {len(tokens)} tokens and "max_tokens" is {asked}, together more than the '
             f"{card.context} that {card.name} holds; ask for at most {card.context - len(tokens)}"
         )
+    if max(tokens) >= card.vocabulary and row.prompt_tokens is None:
+        return (
+            f"the tokenizer of {card.name} makes the token id {max(tokens)} of the prompt, which the model does not know: "
+            f"it has {card.vocabulary}; mend its tokenizer.json, or leave that text out"
+        )
     if max(tokens) >= card.vocabulary:
         return f'"prompt": {max(tokens)} is not a token id of {card.name}, which has {card.vocabulary}'
     for token in row.parameters.logit_bias or ():

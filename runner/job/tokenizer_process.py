@@ -10,20 +10,30 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Thread
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
-from outrider.workers.errors import JobError
+from outrider.workers.errors import JobError, ModelError
 from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.limits import MOST_BYTES
 
 DIED = "the process that reads models died; is there memory enough?"
+UNUSABLE = (
+    "the tokenizer of {} cannot be used: the process that tried it asked for more time or memory {} than any tokenizer "
+    f"needs ({MOST_BYTES >> 30} GB), or died; are its files whole, and is there memory enough?"
+)
 # How often what is told meanwhile is passed on.
 NEWS_SECONDS = 0.2
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 # In the helper itself: where it says what takes long.
 _news: Connection
+
+
+class HelperDied(JobError):
+    pass
 
 
 class Office:
@@ -45,10 +55,23 @@ class Office:
     ) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
         """``say`` hears what takes long while it does."""
         answer = self._begin(_prepare_pair, target, draft)
-        while not answer.done(NEWS_SECONDS):
+        tokenizer = ""
+        while True:
+            done = answer.done(NEWS_SECONDS)
             while self._news.poll():
-                say(self._news.recv())
-        return answer()
+                news = self._news.recv()
+                if isinstance(news, Path):
+                    tokenizer = str(news)
+                else:
+                    say(news)
+            if done:
+                break
+        try:
+            return answer()
+        except HelperDied:
+            if not tokenizer:
+                raise
+            raise ModelError(UNUSABLE.format(tokenizer, "to be loaded")) from None
 
     def check_weights(self, path: str, engine: str, allow_pickle: bool) -> None:
         """A ModelError where the files lack what the engine needs."""
@@ -67,7 +90,15 @@ class Office:
 
     def begin_to_encode(self, path: str, prompts: list[Any]) -> Callable[[], list[tuple[int, ...] | str]]:
         """What comes back waits for the tokens."""
-        return self._begin(_encode, path, prompts)
+        asked = self._begin(_encode, path, prompts)
+
+        def answer() -> list[tuple[int, ...] | str]:
+            try:
+                return asked()
+            except HelperDied:
+                raise ModelError(UNUSABLE.format(path, f"for {len(prompts):,} prompt{'s' * (len(prompts) != 1)}")) from None
+
+        return answer
 
     def _ask(
         self, function: Callable[Arguments, Answer], *arguments: Arguments.args, **options: Arguments.kwargs
@@ -80,7 +111,7 @@ class Office:
         try:
             return Asked(self._pool.submit(function, *arguments, **options))
         except BrokenProcessPool as error:
-            raise JobError(DIED) from error
+            raise HelperDied(DIED) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +124,7 @@ class Asked(Generic[Answer]):
         try:
             return self._future.result()
         except BrokenProcessPool as error:
-            raise JobError(DIED) from error
+            raise HelperDied(DIED) from error
 
     def done(self, seconds: float) -> bool:
         """Whether the answer is there, within so many seconds."""
@@ -105,6 +136,8 @@ def _settle_in(news: Connection) -> None:
     _news = news
     # Ctrl-C reaches the whole group; the helper goes without the traceback that Python would print.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # What ends it where a tokenizer takes too long, whoever may have had it ignored before.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     Thread(target=_end_with_the_driver, daemon=True).start()
     from outrider.workers.models.torchless import go_without_torch
 
@@ -127,7 +160,7 @@ def _tell_of_reading(size: int) -> None:
 def _prepare_pair(target: str, draft: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
     from outrider.workers.models.preparation import prepare_pair
 
-    return prepare_pair(target, draft, _tell_of_reading)
+    return prepare_pair(target, draft, _tell_of_reading, lambda path: _news.send(Path(path)))
 
 
 def _encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:

@@ -1,6 +1,6 @@
 """A world of thousands of replicas for the real schedule: rows of uneven length, deaths, stragglers, replicas that hang.
 
-``python tests/simulation.py --replicas 2000 --rows 5000000`` prints the figures that docs/measurements.md keeps.
+``python tests/support/simulation.py --replicas 2000 --rows 5000000`` prints the figures that docs/measurements.md keeps.
 """
 
 from __future__ import annotations

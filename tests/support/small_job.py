@@ -1,6 +1,6 @@
 """``outrider run`` on a job so small that it can be broken at each of its writes, in a process that is ready for it.
 
-    LD_PRELOAD=faults.so python tests/small_job.py
+    LD_PRELOAD=faults.so python tests/support/small_job.py
 
 reads requests (JSON, one a line) and answers each with what became of a run in a fork of this process. The command, the
 journal, the admission, the driver and the results are the real ones; models and Ray are not (``virtual_ray.py``).

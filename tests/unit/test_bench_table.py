@@ -92,6 +92,26 @@ def test_a_single_token_has_no_decoding() -> None:
     assert "- tokens/s in decoding" in totals_line(totals([one]))
 
 
+@pytest.mark.parametrize("tokens", [(), (5,)])
+def test_answers_that_end_at_once_leave_the_decoding_of_the_others_as_it_is(tokens: tuple[int, ...]) -> None:
+    short = Measured(8, tokens, 0.75, 0.5, 0, 0, 1, 1)
+    assert cells(table([short]))[2][5:9] == ["-", "-", "-", "-"]
+    alone, both = totals([row()]), totals([row(), short])
+    for figure in ("tokens_per_second", "tokens_per_round", "accepted_percent"):
+        assert both[figure] == alone[figure]
+    assert both["tokens_per_second_total"] == pytest.approx((31 + len(tokens)) / 4.25)
+    [compared] = comparison([short], [short])
+    assert compared["speedup_decoding"] is None and compared["first_difference"] is None
+    assert cells(comparison_table([compared]))[2][2:6] == [str(len(tokens)), "-", "-", "-"]
+
+
+def test_answers_of_different_lengths_are_compared_token_by_token() -> None:
+    [compared] = comparison([row(6.0, tokens=(1,) * 30)], [row(2.0, tokens=(1,) * 20)])
+    assert compared["speedup_total"] == pytest.approx(2.0)
+    assert cells(comparison_table([compared]))[2][2] == "30, 20"
+    assert cells(comparison_table([compared]))[2][-1] == "up to 20"
+
+
 def test_the_median_run_keeps_its_own_figures() -> None:
     assert typical([row(3.0), row(1.0), row(2.0)]) == row(2.0)
     assert typical([row(3.0), row(1.0)]) == row(1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import shutil
 import struct
 import zipfile
@@ -90,6 +91,19 @@ def bomb(file: Path) -> None:
         members.writestr("archive/data.pkl", bytes(1 << 20))
 
 
+def zipped(pickled_: bytes) -> Callable[[Path], None]:
+    """Of the form that torch writes, with this in the place of its pickle."""
+
+    def write(file: Path) -> None:
+        with zipfile.ZipFile(file, "w") as members:
+            members.writestr("archive/data.pkl", pickled_)
+            members.writestr("archive/version", "3\n")
+            for number in range(21):
+                members.writestr(f"archive/data/{number}", bytes(100_000))
+
+    return write
+
+
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pipe": (instead(os.mkfifo), "is a pipe, where an ordinary file is needed"),
     "a pipe for a configuration": (instead(os.mkfifo, CONFIG), "is a pipe"),
@@ -122,6 +136,9 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "an index of what is not there": (index({"a": "b.safetensors"}), "lacks 'b.safetensors'"),
     "an index of what is elsewhere": (index({"a": WEIGHTS}), "lacks the weight 'a', which"),
     "a garbage pickle": (pickled(lambda file: file.write_bytes(b"garbage")), "is no checkpoint of torch"),
+    "a garbage pickle in a whole zip": (pickled(zipped(b"garbage")), "is damaged: its pickle cannot be read"),
+    "half a pickle in a whole zip": (pickled(zipped(pickle.dumps({"a": len}, 2)[:-3])), "is damaged|truncated"),
+    "a pickle with a program": (pickled(zipped(b"cos\nsystem\n(S'id'\ntR.")), "holds more than weights; --allow-pickle"),
     "a packed pickle": (pickled(bomb), "has compressed members"),
     "a billion layers": (config(num_hidden_layers=10**9), "asks for 1,000,000,000 layers, the files hold 21 weights"),
     "an endless width": (config(hidden_size=10**9), "asks for more than the files hold"),

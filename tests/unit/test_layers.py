@@ -18,7 +18,7 @@ FOREIGN = {
 }
 # The only modules of workers/ that know Ray.
 RAY_IN_WORKERS = {"actors.py", "metrics.py", "pinning.py", "ray_compat.py", "shared_memory.py", "transport.py"}
-# The floors of each layer, the lowest first: rooms, and modules in none. What stands on one floor may know each other.
+# The floors of each layer, the lowest first: rooms, and modules outside of them. Those on one floor may know each other.
 FLOORS = {
     "runner": [
         {"options", "printable", "process_exit", "streams", "validation_errors"},

@@ -17,6 +17,7 @@ from outrider.runner.hosts.submit import (
     NO_AGENT,
     POLL_SECONDS,
     absolute,
+    absolute_model,
     command_line,
     complaint,
     job_id,
@@ -24,6 +25,23 @@ from outrider.runner.hosts.submit import (
 )
 from outrider.runner.options import JobSpec, build_spec
 from outrider.workers.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "name", ["~nobody-of-this-name/x", "x" * 5000, "a\0b", "hub/name", "pocket", "pocket-draft+lookup"]
+)
+def test_what_is_no_directory_here_is_left_to_whoever_opens_it(name: str) -> None:
+    assert absolute_model(name) == name
+
+
+def test_a_directory_and_a_link_that_leads_nowhere_are_said_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    assert absolute_model("model+lookup") == f"{tmp_path}/model+lookup"
+    assert absolute_model("loop") == f"{tmp_path}/loop"
 
 
 def test_every_option_has_its_key_and_every_key_its_option() -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from outrider.workers.errors import JobChangedError, ModelError
 from outrider.workers.models.demands import check_fits
 from outrider.workers.models.digests import digest_of
-from outrider.workers.models.files import read_json, state_of
+from outrider.workers.models.files import check_describing, read_json, state_of
 from outrider.workers.models.headers import quoted, read_outline
 from outrider.workers.models.names import hub_id
 
@@ -45,6 +45,8 @@ def find(name: str) -> Path:
         path = Path(name).expanduser()
         if path.is_dir():
             return path
+        if path.is_symlink() and not path.exists():
+            raise ModelError(f'the model directory "{name[:80]}" does not exist: it is a link to nowhere, or to itself')
     except (OSError, RuntimeError) as error:  # a name too long, or a home that nobody has
         raise ModelError(f'the model directory "{name[:80]}" does not exist: {error}') from None
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
@@ -104,14 +106,13 @@ def read_card(name: str, tell: Callable[[int], None] = lambda size: None) -> Mod
     family = config.get("model_type")
     if not isinstance(family, str):
         raise ModelError(f'{path / "config.json"} has no "model_type": is this a language model\'s directory?')
-    weights = weight_files(path)
-    if not weights:
-        raise ModelError(f"{path} holds no weights: neither *.safetensors nor *.bin")
+    weights = _there(path)
     context = next((text[key] for key in CONTEXT_KEYS if _is_count(text.get(key))), None)
     vocabulary = text.get("vocab_size")
     if context is None or not _is_count(vocabulary):
         raise ModelError(f"{path / 'config.json'} does not say how long a row may be or how many tokens there are")
     end_tokens = _end_tokens(path, text, vocabulary)
+    check_describing(described(path))
     check_fits(path, text, read_outline(path, weights))
     return ModelCard(
         name=name,
@@ -126,6 +127,19 @@ def read_card(name: str, tell: Callable[[int], None] = lambda size: None) -> Mod
     )
 
 
+def weight_bytes(name: str) -> int:
+    """What the weights take as they are on disk."""
+    path = find(name)
+    return read_outline(path, _there(path)).size
+
+
+def _there(path: Path) -> list[Path]:
+    weights = weight_files(path)
+    if not weights:
+        raise ModelError(f"{path} holds no weights: neither *.safetensors nor *.bin")
+    return weights
+
+
 def weight_files(path: Path) -> list[Path]:
     """The files that hold the model: safetensors where there are any, else pickled ``.bin`` files."""
     return sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
@@ -133,8 +147,11 @@ def weight_files(path: Path) -> list[Path]:
 
 def digest(path: Path, tell: Callable[[int], None] = lambda size: None) -> str:
     """A digest of the configuration, the tokenizer and the weights."""
-    described = sorted({file for pattern in DESCRIBING for file in path.glob(pattern)})
-    return digest_of([*described, *weight_files(path)], tell)
+    return digest_of([*described(path), *weight_files(path)], tell)
+
+
+def described(path: Path) -> list[Path]:
+    return sorted({file for pattern in DESCRIBING for file in path.glob(pattern)})
 
 
 def check_unchanged(path: str | Path, expected: str) -> None:

@@ -10,6 +10,8 @@ import ctypes
 import mmap
 import os
 import pickle
+import pickletools
+import zipfile
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +22,7 @@ from outrider.kernels.program import Tensor
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.models.cards import weight_files
 from outrider.workers.models.files import open_ordinary
-from outrider.workers.models.headers import read_entries
+from outrider.workers.models.headers import ZIP, read_entries
 
 # safetensors' names of number types, and how their values are handed on; bf16 has no NumPy type, its bits travel as uint16.
 TYPES: dict[str, np.dtype[Any]] = {
@@ -30,6 +32,8 @@ TYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
 }
 MADV_DONTNEED = 4
+# What says that it is torch's, its version, its machine, and the weights.
+PICKLES_BEFORE_1_6 = 4
 
 Rows = NDArray[Any]
 Found = TypeVar("Found")
@@ -149,6 +153,25 @@ class PickledCheckpoint:
         self._tensors.clear()
 
 
+def _whole_pickle(file: Path) -> bool:
+    """Whether it can be followed to its end, without doing anything that it says."""
+    try:
+        with file.open("rb") as stream:
+            if stream.read(len(ZIP)) == ZIP:
+                with zipfile.ZipFile(stream) as members:
+                    name = next(name for name in members.namelist() if name.endswith("data.pkl"))
+                    for _ in pickletools.genops(members.read(name)):
+                        pass
+                return True
+            stream.seek(0)
+            for _ in range(PICKLES_BEFORE_1_6):
+                for _ in pickletools.genops(stream):
+                    pass
+    except Exception:  # the ways in which a pickle can be broken
+        return False
+    return True
+
+
 def _load_pickled(file: Path, allow_pickle: bool) -> dict[str, Any]:
     import torch
 
@@ -160,6 +183,8 @@ def _load_pickled(file: Path, allow_pickle: bool) -> dict[str, Any]:
                 raise
             loaded = torch.load(file, map_location="cpu", weights_only=not allow_pickle)  # the format before torch 1.6
     except pickle.UnpicklingError as error:
+        if allow_pickle or not _whole_pickle(file):
+            raise ModelError(f"{file} is damaged: its pickle cannot be read") from error
         raise ModelError(f"{file} holds more than weights; --allow-pickle runs what is in it") from error
     except Exception as error:  # a pickle can be wrong in every way that a program can
         raise ModelError(f"{file} cannot be read, it may be truncated: {first_line(error)}") from error

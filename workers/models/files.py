@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ from outrider.workers.errors import ModelError
 LONGEST_CONFIGURATION = 16 << 20
 LONGEST_INDEX = 64 << 20
 LONGEST_TOKENIZER = 256 << 20
+LONGEST_BLANK = 1 << 12
+# What the library behind tokenizers reads whole, and a bound for each.
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "processor_config.json")
+FAST = "tokenizer.json"
+TOKENIZERS = (FAST, "vocab.json", "vocab.txt", "merges.txt")
+TOKENIZER_SUFFIXES = (".model", ".tiktoken", ".bpe")
+TEMPLATE_SUFFIX = ".jinja"
 # Where more than this is missing from a file, and most of it is, nobody has written it to its end.
 MOST_MISSING = 4 << 30
 MOST_EXTENTS = 10_000
@@ -84,6 +92,36 @@ def check_written(path: Path) -> None:
         raise ModelError(f"{path} has {size:,} bytes, of which only {there:,} were ever written: is its download complete?")
 
 
+def check_describing(files: Sequence[Path]) -> None:
+    """Refuse files beside the weights that nobody could read, or that whoever reads tokenizers would choke on."""
+    for file in files:
+        check_written(file)
+        if holds_tokenizer(file):
+            _check_length(file, state_of(file).st_size, LONGEST_TOKENIZER)
+            if file.name == FAST:
+                _check_object(file)
+        elif file.name in SETTINGS:
+            read_json(file)
+        elif file.suffix == TEMPLATE_SUFFIX:
+            _check_length(file, state_of(file).st_size, LONGEST_CONFIGURATION)
+
+
+def holds_tokenizer(file: Path) -> bool:
+    return file.name in TOKENIZERS or file.suffix in TOKENIZER_SUFFIXES
+
+
+def _check_object(file: Path) -> None:
+    """By its first byte: such a file may be large, and its own library says what else is wrong with it."""
+    with os.fdopen(open_ordinary(file), "rb") as stream:
+        if not stream.read(LONGEST_BLANK).lstrip().startswith(b"{"):
+            raise ModelError(f"{file} does not hold a JSON object")
+
+
+def _check_length(file: Path, size: int, longest: int) -> None:
+    if size > longest:
+        raise ModelError(f"{file} is larger than {longest >> 20} MB, which no such file of a model is")
+
+
 def read_json(path: Path, longest: int = LONGEST_CONFIGURATION) -> dict[str, Any]:
     """The JSON object in a file."""
     if not os.path.lexists(path):
@@ -94,14 +132,14 @@ def read_json(path: Path, longest: int = LONGEST_CONFIGURATION) -> dict[str, Any
             text = stream.read(longest + 1)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-    if len(text) > longest:
-        raise ModelError(f"{path} is larger than {longest >> 20} MB, which no such file of a model is")
+    _check_length(path, len(text), longest)
     try:
         content = json.loads(text.decode("utf-8"))
     except RecursionError:
         raise ModelError(f"{path} cannot be read: it is nested too deeply") from None
     except ValueError as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
+        # Of a number, Python adds which of its settings bounds how many digits it reads.
+        raise ModelError(f"{path} cannot be read: {str(error).partition(';')[0]}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} does not hold a JSON object")
     return content

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
 
+# No decoder needs more than to write one letter in several bytes.
+MOST_GROWTH = 64
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -19,6 +22,8 @@ class TokenizerPieces:
         decoder = getattr(backend, "decoder", None)
         self._decoders = list(_flat(json.loads(decoder.__getstate__()))) if decoder is not None else []
         self._kinds = {decoder["type"] for decoder in self._decoders}
+        if (growth := math.prod(map(_growth, self._decoders))) > MOST_GROWTH:
+            raise ValueError(f"its decoder makes a token up to {growth:.3g} times as long")
 
     def silent(self, token: int) -> bool:
         return token in self._added and bool(self._added[token].special)
@@ -45,6 +50,13 @@ class TokenizerPieces:
             elif decoder["type"] == "Metaspace":
                 name = name.replace(decoder["replacement"], " ")
         return name
+
+
+def _growth(decoder: dict[str, Any]) -> float:
+    """How many times as long a decoder makes a text at most, by what it puts in the place of what."""
+    if decoder["type"] != "Replace":
+        return 1.0
+    return max(1.0, len(decoder["content"]) / max(1, len(decoder["pattern"].get("String", ""))))
 
 
 def _flat(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:

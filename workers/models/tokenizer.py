@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,27 @@ from transformers import AutoTokenizer
 
 from outrider.workers.errors import ModelError, PairError, first_line
 from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.files import FAST, holds_tokenizer
+from outrider.workers.models.headers import quoted
+from outrider.workers.models.limits import limited
 from outrider.workers.models.pieces import TokenizerPieces
+
+# Of the processor. The largest take three to be loaded; from files of other kinds a tokenizer has to be made first.
+LOADING_SECONDS, CONVERTING_SECONDS = 15.0, 300.0
+LONGEST_SAID = 300
 
 
 class Tokenizer:
     def __init__(self, path: str | Path) -> None:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # whatever a broken file leads to, in many types
-            raise ModelError(f"the tokenizer of {path} cannot be loaded: {first_line(error)}") from error
-
-        self.pieces = TokenizerPieces(self._tokenizer)
+            self.pieces = TokenizerPieces(self._tokenizer)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # whatever a broken file leads to, in many types; a panic in Rust is no Exception
+            if not any(holds_tokenizer(file) for file in Path(path).iterdir()):
+                raise ModelError(f"{path} holds no tokenizer: neither {FAST} nor what one is made of") from None
+            raise ModelError(f"the tokenizer of {path} cannot be loaded: {said(error)}") from None
 
     @property
     def chats(self) -> bool:
@@ -57,18 +68,31 @@ class Tokenizer:
         return {id_: token for token, id_ in self._tokenizer.get_vocab().items()}
 
 
+@lru_cache(maxsize=2)
+def load_tokenizer(path: str) -> Tokenizer:
+    """In a process that may be ended: within limits."""
+    with limited(LOADING_SECONDS if (Path(path) / FAST).is_file() else CONVERTING_SECONDS):
+        return Tokenizer(path)
+
+
+def said(error: BaseException) -> str:
+    """What a foreign library says of a model's file, as part of one line."""
+    line = "".join(letter if letter.isprintable() else " " for letter in first_line(error)).rstrip(",:; ")
+    return line if len(line) <= LONGEST_SAID else f"{line[:LONGEST_SAID]}…"
+
+
 def check_pair(target: ModelCard, draft: ModelCard) -> None:
     """Refuse a draft that may propose an id which means another token in the target.
 
     Ids that only one of the two has are harmless (padding, added tokens): they are never accepted.
     """
-    theirs, ours = Tokenizer(draft.path).meanings(), Tokenizer(target.path).meanings()
+    theirs, ours = load_tokenizer(draft.path).meanings(), load_tokenizer(target.path).meanings()
     shared = [id_ for id_ in theirs.keys() & ours.keys() if id_ < draft.vocabulary]
     different = sorted(id_ for id_ in shared if theirs[id_] != ours[id_])
     if different or not shared:
         first = different[0] if different else 0
         raise PairError(
             f'the draft "{draft.name}" does not fit "{target.name}": {len(different):,} of {len(shared):,} token ids mean '
-            f"something else, first id {first}: {theirs.get(first)!r} in the draft, {ours.get(first)!r} in the target; "
-            "choose a draft with the target's tokenizer, or --draft lookup"
+            f"something else, first id {first}: {quoted(theirs.get(first))} in the draft, {quoted(ours.get(first))} in the "
+            "target; choose a draft with the target's tokenizer, or --draft lookup"
         )
