@@ -59,7 +59,7 @@ def left() -> set[str]:
 def assert_nothing_more_than(before: set[str]) -> None:
     """Soon: another job on this machine may be opening semaphores of its own at this moment."""
     deadline = time.monotonic() + 10
-    while more := left() - before - {"/dev/shm/outrider-cores"}:
+    while more := left() - before - {f"/dev/shm/outrider-cores-{os.getuid()}"}:
         assert time.monotonic() < deadline, more
         time.sleep(0.1)
 

@@ -37,7 +37,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
     tree = build(tmp_path, {0: [(0, 2)], 1: [(1, 3)]}, {0: 0, 1: 1})
     write(tree / "kernel/mm/transparent_hugepage/enabled", "always [madvise] never")
     write(tmp_path / "proc/cpuinfo", "processor : 0\nflags : fpu avx2 fma avx512_vnni")
-    monkeypatch.setattr(leases, "default_folder", lambda: tmp_path / "leases")
+    monkeypatch.setattr(leases, "default_folder", lambda: tmp_path)
     return System(read_topology(tree), tree, tmp_path / "proc", tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_open_clusters_are_wrong(system: System, monkeypatch: pytest.MonkeyPatch
 
 
 def test_held_cores_are_named(system: System, tmp_path: Path) -> None:
-    with leases.claim(["1"], folder=tmp_path / "leases"):
+    with leases.claim(["1"], folder=tmp_path):
         assert "core 1 is held by process" in check(system, "cores").found
 
 
