@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
+from second_user import as_guest, only_root
 
 from outrider.runner.hosts import auth as guard
 from outrider.runner.hosts.ray_start import joined_ray
@@ -49,6 +51,36 @@ def test_a_token_that_ray_wrote_for_all_to_read_is_taken_away_from_them(home: Pa
 def test_without_a_token_no_cluster_is_joined() -> None:
     with pytest.raises(UsageError, match=r"there is no token for the cluster in .*auth_token: .*outrider token"):
         guard.bring_token(lambda _: None)
+
+
+@only_root
+@pytest.mark.parametrize("hidden", ["file", "folder"])
+def test_a_token_that_cannot_be_read_is_a_sentence(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where the other user can get, unlike a folder of pytest's.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        home = Path(name)
+        monkeypatch.setenv("HOME", name)
+        path, _ = guard.make_token()
+        for folder, bits in ((home, 0o755), (path.parent, 0o755 if hidden == "file" else 0o700)):
+            folder.chmod(bits)
+        for attempt in (lambda: guard.bring_token(lambda _: None), guard.make_token):
+            said = as_guest(attempt)
+            assert said.startswith(f"UsageError: the cluster's token in {path} cannot be read (Permission denied)"), said
+
+
+def test_an_empty_token_is_none(home: Path) -> None:
+    path, _ = guard.make_token()
+    path.write_text("\n")
+    with pytest.raises(UsageError, match="there is no token for the cluster in"):
+        guard.bring_token(lambda _: None)
+    with pytest.raises(UsageError, match="auth_token cannot be written: File exists"):
+        guard.make_token()
+
+
+def test_a_home_without_room_for_a_token_is_a_sentence(home: Path) -> None:
+    (home / ".ray").write_text("a file")
+    with pytest.raises(UsageError, match=r"auth_token cannot be written: File exists"):
+        guard.make_token()
 
 
 def test_authentication_that_is_switched_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

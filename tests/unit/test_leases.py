@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from second_user import GUEST, as_guest, only_root
 
 from outrider.workers.errors import WorkerError
 from outrider.workers.machine import leases
@@ -205,32 +206,6 @@ def test_those_who_share_share_with_each_other_only(tmp_path: Path) -> None:
         assert try_claim(["0"], tmp_path, shared=True) == [Holder("0", other.pid)]
     with claim(["0"], 30.0, folder=tmp_path):
         pass
-
-
-# What a user with the number GUEST does beside a claim of this one; he runs in a child that has given root up.
-GUEST = 54321
-only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become a second user")
-
-
-def as_guest(what: Callable[[], object], user: int = GUEST) -> str:
-    """What it returns, in words, or the name of its exception."""
-    ear, mouth = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setgid(user)
-            os.setuid(user)
-            said = repr(what())
-        except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(mouth, said.encode())
-        os._exit(0)
-    os.close(mouth)
-    with os.fdopen(ear, encoding="utf-8") as stream:
-        said = stream.read()
-    os.waitpid(child, 0)
-    return said
 
 
 @pytest.fixture
