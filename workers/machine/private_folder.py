@@ -97,6 +97,11 @@ def lasting_folder(name: str, beneath: int) -> Path:
     return folder
 
 
+def is_held_folder(folder: Path) -> bool:
+    """Whether this is the folder of a process at work, by its name; not one that stays."""
+    return folder.parent.name.startswith("outrider-") and HELD_NAME.fullmatch(folder.name) is not None
+
+
 @contextmanager
 def held_folder(beneath: int) -> Iterator[Path]:
     """A private folder for as long as this lasts. A socket fits in it whose path below the folder has so many bytes."""
