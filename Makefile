@@ -69,12 +69,14 @@ $(VENV)/testable: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable '.[test]'
 	touch $@
 
-# All else comes from the first environment.
+# All else comes from the first environment; the program is started with this one's Python.
 $(OLDEST_VENV)/installed: $(VENV)/testable pyproject.toml
 	$(PYTHON) -m venv $(OLDEST_VENV)
 	$(OLDEST_VENV)/bin/pip install --quiet --no-deps 'ray==$(OLDEST_RAY).*'
 	echo "import site; site.addsitedir('$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
 	  > "$$($(OLDEST_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/over_the_first.pth"
+	sed '1s|.*|#!$(CURDIR)/$(OLDEST_VENV)/bin/python|' $(BIN)/outrider > $(OLDEST_VENV)/bin/outrider
+	chmod +x $(OLDEST_VENV)/bin/outrider
 	touch $@
 
 clean: ## remove what was installed and built

@@ -152,10 +152,19 @@ def session_folder() -> Path:
 
 def session_folder_of(command: Sequence[str]) -> Path | None:
     """Of a raylet with this command line; None where it is no raylet."""
+    found = _option_of_raylet(command, "--session_dir=")
+    return Path(found) if found else None
+
+
+def control_server_of(command: Sequence[str]) -> str | None:
+    """The address that a raylet with this command line belongs to; None where it is no raylet."""
+    return _option_of_raylet(command, "--gcs-address=")
+
+
+def _option_of_raylet(command: Sequence[str], option: str) -> str | None:
     if not command or Path(command[0]).name != "raylet":
         return None
-    found = [word.removeprefix("--session_dir=") for word in command if word.startswith("--session_dir=")]
-    return Path(found[0]) if found else None
+    return next((word.removeprefix(option) for word in command if word.startswith(option)), None)
 
 
 def forget_at_exit() -> None:

@@ -33,17 +33,28 @@ def token_file() -> Path:
 def make_token() -> tuple[Path, bool]:
     """The token's file, readable by nobody else; True where it is new. Ray itself would write it readable by all."""
     path = token_file()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        keep_private(path)
-        return path, False
     except OSError as error:
+        if is_there(path):
+            keep_private(path)
+            return path, False
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
     with os.fdopen(handle, "w", encoding="ascii") as file:
         file.write(secrets.token_hex(32))
     return path, True
+
+
+def is_there(path: Path) -> bool:
+    """Whether the token's file holds something, which Ray can read."""
+    try:
+        return path.is_file() and bool(path.read_bytes().strip())
+    except OSError as error:
+        raise UsageError(
+            f"the cluster's token in {path} cannot be read ({error.strerror}): the file and its folder must be yours; "
+            "RAY_AUTH_TOKEN_PATH names another file"
+        ) from None
 
 
 def keep_private(path: Path) -> bool:
@@ -68,7 +79,7 @@ def bring_token(say: Callable[[str], None]) -> None:
         )
     if not os.environ.get("RAY_AUTH_TOKEN"):
         path = token_file()
-        if not path.is_file():
+        if not is_there(path):
             raise UsageError(
                 f"there is no token for the cluster in {path}: copy it from the cluster's head, or make one with "
                 "outrider token before the cluster is started"

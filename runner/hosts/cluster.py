@@ -31,6 +31,13 @@ POLL_SECONDS = 2.0
 LOOK_AGAIN_SECONDS = 5.0
 
 
+def warn_of_open_folders(places: Sequence[Place], say: Callable[[str], None]) -> None:
+    for place in places:
+        if place.report.open_folder:
+            what, mend = about_open_folder(place.report.open_folder)
+            say(f"note: {place.name}: {what}: {mend}")
+
+
 class ClusterFleet:
     """``models`` gives for each model name its directory and its digest on the driver's host.
 
@@ -125,7 +132,7 @@ class ClusterFleet:
             raise JobError(f"{len(problems)} of {len(there)} hosts cannot take part in this job: see above", listed)
         target = self._blueprint.target
         self._kind = chosen_kind(places, target.engine, target.precision, self._kept)
-        self._warn_of_open_folders(places, self._say)
+        warn_of_open_folders(places, self._say)
         self._admit(places, self._say)
         self._share = -(-(self._replicas or 1) // len(self._places))
         deadline = time.monotonic() + seconds
@@ -186,7 +193,7 @@ class ClusterFleet:
         new = [node for node in there if node["NodeID"] not in self._places.keys() | self._not_used]
         if new:
             places, problems = self._look_at(new)
-            self._warn_of_open_folders(places, self._news.put)
+            warn_of_open_folders(places, self._news.put)
             problems |= self._refusals(places)
             for node, name in zip(new, nodes.names(new), strict=True):
                 if node["NodeID"] in problems:
@@ -251,12 +258,6 @@ class ClusterFleet:
                 if place.report.identity in held:
                     report = replace(place.report, held=held[place.report.identity])
                     self._places[node] = replace(place, report=report)
-
-    def _warn_of_open_folders(self, places: Sequence[Place], say: Callable[[str], None]) -> None:
-        for place in places:
-            if place.report.open_folder:
-                what, mend = about_open_folder(place.report.open_folder)
-                say(f"note: {place.name}: {what}: {mend}")
 
     def _refusals(self, places: Sequence[Place]) -> dict[str, str]:
         digests = {name: digest for name, (_, digest) in self._models.items()}

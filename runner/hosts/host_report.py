@@ -96,7 +96,7 @@ def labels_of(topology: Topology) -> dict[str, str]:
 
 def _identity() -> str:
     """The kernel that runs here, and the file system that the leases lie on: containers may have one of their own."""
-    folder = default_folder().parent.stat()
+    folder = default_folder().stat()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}:{folder.st_dev}:{folder.st_ino}"
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import psutil
 
 from outrider.runner.hosts.auth import refuse_open
 from outrider.runner.hosts.listeners import beyond_loopback
@@ -142,6 +144,9 @@ def joined_ray(address: str) -> Iterator[Head]:
             "--address auto, or use outrider submit"
         )
     _quiet()
+    if address == "auto":
+        asked = os.environ.get("RAY_ADDRESS", "")
+        address = asked if asked not in ("", "auto") else own_cluster(_processes())
     import ray
     from ray.exceptions import RayError
 
@@ -162,6 +167,32 @@ def joined_ray(address: str) -> Iterator[Head]:
             ray.shutdown()
         else:
             abandon()
+
+
+def own_cluster(processes: Iterable[tuple[int, list[str]]]) -> str:
+    """The cluster that a raylet of this user, or of root, on this host is part of; processes are user and command line.
+
+    Ray itself would take the word of any user's process, and of /tmp/ray/ray_current_cluster, which any user may have
+    written: who answers at that address is told the token.
+    """
+    found = set()
+    for user, command in processes:
+        address, session = ray_compat.control_server_of(command), ray_compat.session_folder_of(command)
+        if user not in (0, os.getuid()) or address is None or session is None:
+            continue
+        # Not the embedded Ray of another job.
+        if not private_folder.is_held_folder(session.parent):
+            found.add(address)
+    if len(found) != 1:
+        what = f"several run on this host, at {', '.join(sorted(found))}" if found else "no Ray of yours runs on this host"
+        raise JobError(f"--address auto: {what}; give the address of the cluster's head, such as --address HOST:6379")
+    return found.pop()
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            yield process.uids().real, process.cmdline()
 
 
 def _quiet() -> None:

@@ -5,10 +5,15 @@ A record holds nothing that two runs of the same job could differ in: ids are de
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import re
+import secrets
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,8 @@ from outrider.workers.errors import JobError
 from outrider.workers.messages import Logprobs, RowResult
 
 RESULTS, ERRORS = "results.jsonl", "errors.jsonl"
+# A file that was made this long ago has been locked by its writer, if that one lives.
+SCRAP_SECONDS = 60.0
 
 
 def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> str:
@@ -119,15 +126,20 @@ def write_results(journal: Journal, directory: Path) -> tuple[Path, Path]:
 
 def write_atomically(path: Path, lines: Iterable[str]) -> None:
     """A reader sees the old file or the new one, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        _remove_scraps(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         try:
-            with temporary.open("w", encoding="utf-8", newline="\n") as stream:
+            with temporary.open("x", encoding="utf-8", newline="\n") as stream:
+                # Held until this process ends, so that others know the file for one that is being written. Where the file
+                # system knows no locks they leave it alone.
+                with suppress(OSError):
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 for line in lines:
                     stream.write(line + "\n")
                 stream.flush()
                 os.fsync(stream.fileno())
-            temporary.replace(path)
+                temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
         directory = os.open(path.parent, os.O_RDONLY)
@@ -137,3 +149,16 @@ def write_atomically(path: Path, lines: Iterable[str]) -> None:
             os.close(directory)
     except OSError as error:
         raise JobError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _remove_scraps(path: Path) -> None:
+    """What writers of this file have left that were killed."""
+    scrap = re.compile(rf"\.{re.escape(path.name)}\.\d+(-[0-9a-f]+)?")
+    for each in list(path.parent.iterdir()):
+        if not scrap.fullmatch(each.name):
+            continue
+        with suppress(OSError), each.open("r+b") as left:
+            # A new one is empty until it is locked.
+            if os.fstat(left.fileno()).st_size or time.time() - os.fstat(left.fileno()).st_mtime > SCRAP_SECONDS:
+                fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                each.unlink()

@@ -80,6 +80,8 @@ def test_a_job_runs_on_two_hosts_and_keeps_the_token_to_itself(
     places = [tmp_path / "job", pair.session]
     written = [path for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
     assert any(path.suffix in (".log", ".out") for path in written)
+    # Where Ray puts itself.
+    assert f"Ray's folder {pair.session.parent} is open to other users of the host" in output
     assert pair.token not in output
     assert [path for path in written if pair.token.encode() in path.read_bytes()] == []
 

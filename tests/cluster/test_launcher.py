@@ -23,7 +23,9 @@ ROWS = 120
 LOGS = "/tmp/outrider-0/ray/session_latest/logs"
 CLUSTER_SECONDS = 150
 SET_UP = ". ~/.outrider/environment"
-COUNT = f"{sys.executable} -c 'import ray; ray.init(logging_level=\"ERROR\"); print(len(ray.nodes()))' 2>/dev/null"
+# Told to look among the running ones: the address that Ray keeps in /tmp/ray may be that of another cluster.
+JOIN = 'ray.init("auto", logging_level="ERROR")'
+COUNT = f"{sys.executable} -c 'import ray; {JOIN}; print(len(ray.nodes()))' 2>/dev/null"
 
 
 def rendered(hosts: TwoHosts) -> dict[str, Any]:

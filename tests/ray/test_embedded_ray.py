@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import stat
@@ -59,7 +60,7 @@ def left() -> set[str]:
 def assert_nothing_more_than(before: set[str]) -> None:
     """Soon: another job on this machine may be opening semaphores of its own at this moment."""
     deadline = time.monotonic() + 10
-    while more := left() - before - {"/dev/shm/outrider-cores"}:
+    while more := left() - before - {f"/dev/shm/outrider-cores-{os.getuid()}"}:
         assert time.monotonic() < deadline, more
         time.sleep(0.1)
 
@@ -143,7 +144,10 @@ def test_a_ray_that_would_listen_everywhere_is_refused_and_ended() -> None:
     deaf = subprocess.run(
         [sys.executable, "-c", UNSAFE, "deaf"], capture_output=True, text=True, check=False, timeout=DEADLINE
     )
-    assert "listens beyond the loopback address although it was told not to (at 0.0.0.0:" in deaf.stdout, deaf
+    # An older one listens on all of IPv6.
+    assert re.search(
+        r"listens beyond the loopback address although it was told not to \(at (0\.0\.0\.0|::):\d", deaf.stdout
+    ), deaf
     assert deaf.stdout.endswith(": it has been ended\n[]\n")
 
 
@@ -215,5 +219,6 @@ def test_a_raylet_that_stops_before_it_is_up_is_said(tmp_path: Path) -> None:
     at = time.monotonic()
     output = finish(process, 1)
     assert time.monotonic() - at < 120
-    assert "outrider: " in output
+    assert "outrider: Ray could not be started on this machine: " in output, output
+    assert "Traceback" not in output
     assert not raylet.is_running()

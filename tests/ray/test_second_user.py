@@ -28,7 +28,8 @@ import json, os, socket, stat, sys
 told = json.load(sys.stdin)
 found = []
 owner, mine = told["owner"], os.getuid()
-shared = {"/dev/shm/outrider-cores"}
+# Locks of cores, which all users may look at, and only the owner may change.
+shared = set(told["leases"])
 
 def look(path):
     try:
@@ -39,7 +40,7 @@ def look(path):
         return
     if stat.S_ISDIR(status.st_mode):
         for right, name in ((os.R_OK, "list"), (os.W_OK, "write in"), (os.X_OK, "enter")):
-            if os.access(path, right):
+            if os.access(path, right) and (path not in shared or name == "write in"):
                 found.append(f"can {name} {path}")
     elif stat.S_ISSOCK(status.st_mode):
         try:
@@ -50,6 +51,8 @@ def look(path):
             pass
     else:
         for flag, name in ((os.O_RDONLY, "read"), (os.O_WRONLY, "write")):
+            if name == "read" and os.path.dirname(path) in shared:
+                continue
             try:
                 os.close(os.open(path, flag | os.O_NONBLOCK | os.O_NOFOLLOW))
                 found.append(f"can {name} {path}")
@@ -58,13 +61,12 @@ def look(path):
 
 def walk(top):
     for folder, folders, files in os.walk(top):
-        folders[:] = [each for each in folders if os.path.join(folder, each) not in shared]
         for each in (*folders, *files):
             yield os.path.join(folder, each)
 
-for path in [*told["paths"], *(path for top in told["new"] for path in (top, *walk(top)))]:
+for path in [*told["paths"], *shared, *(path for top in told["new"] for path in (top, *walk(top)))]:
     look(path)
-for path in told["paths"]:
+for path in [*told["paths"], *(path for top in shared for path in walk(top)), *shared]:
     def move(path):
         os.rename(path, path + ".old")
     def link(path):
@@ -72,6 +74,8 @@ for path in told["paths"]:
     def open_up(path):
         os.chmod(path, 0o777)
     for attack in (os.unlink, move, link, open_up, os.listdir):
+        if attack is os.listdir and path in shared:
+            continue
         try:
             attack(path)
             found.append(f"did {attack.__name__} to {path}")
@@ -176,13 +180,15 @@ def test_he_finds_nothing_of_a_running_job(guest: pwd.struct_passwd, tmp_path_fa
             )
             opened = [each.path for one in job_processes for each in one.open_files()]
             own = [Path(path) for path in (*sockets, *opened) if "/outrider-0/" in path]
-            assert sockets and ports and own
+            leases = Path(f"/dev/shm/outrider-cores-{os.getuid()}")
+            assert sockets and ports and own and list(leases.iterdir())
             paths = {str(path) for each in own for path in (each, each.parent, each.parent.parent)}
             paths |= {str(path) for path in (job, *job.iterdir(), rows)}
             told = {
                 "owner": os.getuid(),
                 "paths": sorted(paths),
                 "new": sorted({*(places() - before - {str(home)}), "/tmp/outrider-0", str(job), str(cache / "outrider")}),
+                "leases": [str(leases)],
                 "abstract": known_sockets,
                 "processes": [each.pid for each in job_processes],
                 "ports": ports,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
+from second_user import as_guest, only_root
 
 from outrider.runner.hosts import auth as guard
-from outrider.runner.hosts.ray_start import joined_ray
-from outrider.workers.errors import UsageError
+from outrider.runner.hosts.ray_start import joined_ray, own_cluster
+from outrider.workers.errors import JobError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +54,36 @@ def test_without_a_token_no_cluster_is_joined() -> None:
         guard.bring_token(lambda _: None)
 
 
+@only_root
+@pytest.mark.parametrize("hidden", ["file", "folder"])
+def test_a_token_that_cannot_be_read_is_a_sentence(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where the other user can get, unlike a folder of pytest's.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        home = Path(name)
+        monkeypatch.setenv("HOME", name)
+        path, _ = guard.make_token()
+        for folder, bits in ((home, 0o755), (path.parent, 0o755 if hidden == "file" else 0o700)):
+            folder.chmod(bits)
+        for attempt in (lambda: guard.bring_token(lambda _: None), guard.make_token):
+            said = as_guest(attempt)
+            assert said.startswith(f"UsageError: the cluster's token in {path} cannot be read (Permission denied)"), said
+
+
+def test_an_empty_token_is_none(home: Path) -> None:
+    path, _ = guard.make_token()
+    path.write_text("\n")
+    with pytest.raises(UsageError, match="there is no token for the cluster in"):
+        guard.bring_token(lambda _: None)
+    with pytest.raises(UsageError, match="auth_token cannot be written: File exists"):
+        guard.make_token()
+
+
+def test_a_home_without_room_for_a_token_is_a_sentence(home: Path) -> None:
+    (home / ".ray").write_text("a file")
+    with pytest.raises(UsageError, match=r"auth_token cannot be written: File exists"):
+        guard.make_token()
+
+
 def test_authentication_that_is_switched_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     guard.make_token()
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -61,3 +94,19 @@ def test_authentication_that_is_switched_off_is_refused(monkeypatch: pytest.Monk
 def test_a_cluster_is_not_joined_from_outside() -> None:
     with pytest.raises(UsageError, match=r"--address: ray:// is not joined from outside"), joined_ray("ray://a:1"):
         pass
+
+
+def raylet(address: str, folder: str = "/tmp/outrider-7/ray") -> list[str]:
+    return ["/x/raylet", "--raylet_socket_name=s", f"--gcs-address={address}", f"--session_dir={folder}/session_1"]
+
+
+def test_auto_is_the_cluster_that_this_user_or_root_has_started_and_nobody_elses_word() -> None:
+    mine, guest = os.getuid(), os.getuid() + 1
+    embedded = raylet("127.0.0.1:9", "/tmp/outrider-7/a_b3c4d5")
+    forged = [(guest, raylet("10.0.0.66:6379")), (mine, ["/x/sleep", "--gcs-address=10.0.0.67:1"]), (mine, [])]
+    assert own_cluster([*forged, (mine, raylet("10.0.0.1:6379")), (mine, embedded)]) == "10.0.0.1:6379"
+    assert own_cluster([(0, raylet("10.0.0.1:6379")), (mine, raylet("10.0.0.1:6379", "/tmp/ray"))]) == "10.0.0.1:6379"
+    with pytest.raises(JobError, match="--address auto: no Ray of yours runs on this host; give the address"):
+        own_cluster([*forged, (mine, embedded)])
+    with pytest.raises(JobError, match=r"several run on this host, at 10.0.0.1:6379, 10.0.0.2:6379; give the address"):
+        own_cluster([(mine, raylet("10.0.0.1:6379")), (mine, raylet("10.0.0.2:6379"))])

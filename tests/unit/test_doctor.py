@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
     tree = build(tmp_path, {0: [(0, 2)], 1: [(1, 3)]}, {0: 0, 1: 1})
     write(tree / "kernel/mm/transparent_hugepage/enabled", "always [madvise] never")
     write(tmp_path / "proc/cpuinfo", "processor : 0\nflags : fpu avx2 fma avx512_vnni")
-    monkeypatch.setattr(leases, "default_folder", lambda: tmp_path / "leases")
+    monkeypatch.setattr(leases, "default_folder", lambda: tmp_path)
     return System(read_topology(tree), tree, tmp_path / "proc", tmp_path)
 
 
@@ -129,8 +131,33 @@ def test_open_clusters_are_wrong(system: System, monkeypatch: pytest.MonkeyPatch
     assert check(system, "Ray's auth").state == WRONG
 
 
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that other users get to, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.parametrize(("mode", "state"), [(0o777, WRONG), (0o755, WRONG), (0o750, WRONG), (0o700, OK)])
+def test_a_ray_whose_folder_is_open_to_others_is_wrong(system: System, reachable: Path, mode: int, state: str) -> None:
+    session = reachable / "ray" / "session_1"
+    session.mkdir(parents=True)
+    (reachable / "ray").chmod(mode)
+    words = ("/x/raylet", "--raylet_socket_name=s", f"--session_dir={session}", "")
+    (system.proc / "4711").mkdir()
+    (system.proc / "4711/cmdline").write_text("\0".join(words))
+    found = check(system, "Ray's folder")
+    assert found.state == state
+    if state == WRONG:
+        assert f"Ray's folder {reachable}/ray is open to other users of the host" in found.found
+        assert found.mend.startswith(f"chmod 700 {reachable}/ray, and later ray start --temp-dir=")
+    else:
+        assert found.found == f"{reachable}/ray is closed to other users"
+
+
 def test_held_cores_are_named(system: System, tmp_path: Path) -> None:
-    with leases.claim(["1"], folder=tmp_path / "leases"):
+    with leases.claim(["1"], folder=tmp_path):
         assert "core 1 is held by process" in check(system, "cores").found
 
 

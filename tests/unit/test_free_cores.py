@@ -93,7 +93,14 @@ def ray_here() -> Iterator[Any]:
     import ray
 
     resources = ray_resources(read_topology())
-    ray.init(address="local", num_cpus=2, resources=resources, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        resources=resources,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     yield ray
     ray.shutdown()
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sysfs_trees import build
 
-from outrider.runner.hosts.host_report import FoundModel, HostReport
+from outrider.runner.hosts.cluster import warn_of_open_folders
+from outrider.runner.hosts.host_report import FoundModel, HostReport, open_ray_folder
 from outrider.runner.hosts.host_selection import Place, chosen_kind, declared_cores, numeric_kind, offered, refusals
 from outrider.runner.planning.placement import plan
 from outrider.runner.planning.placement_request import Sizes, Wishes
 from outrider.runner.planning.topology import Topology, read_topology
+from outrider.workers import ray_compat
 from outrider.workers.machine.leases import Holder
 
 VERSIONS = {"outrider": "1", "python": "3.11", "torch": "2.9", "transformers": "5.0"}
@@ -114,3 +117,26 @@ def test_a_job_has_one_numeric_path(
     there = [place("a", host, {0: 1}, isa="avx2"), place("b", host, {0: 1}), place("c", host, {0: 1})]
     assert chosen_kind(there, engine, precision, kept) == expected
     assert numeric_kind(there[1].report, engine, precision) == expected or kept == "avx2"
+
+
+def test_each_host_whose_rays_folder_is_open_to_others_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where other users get to, unlike a folder of pytest's.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name) / "ray"
+        session = folder / "session_1"
+        session.mkdir(parents=True)
+        monkeypatch.setattr(ray_compat, "session_folder", lambda: session)
+        reports = {}
+        for bits in (0o700, 0o777):
+            Path(name).chmod(bits)
+            folder.chmod(bits)
+            reports[bits] = open_ray_folder()
+        assert reports == {0o700: "", 0o777: str(folder)}
+        topology = machine(tmp_path)
+        places = [place(host, topology, {0: 4}) for host in ("closed", "open")]
+        places[1] = replace(places[1], report=replace(places[1].report, open_folder=reports[0o777]))
+        said: list[str] = []
+        warn_of_open_folders(places, said.append)
+        assert len(said) == 1
+        assert said[0].startswith(f"note: open: Ray's folder {folder} is open to other users of the host, who can")
+        assert f"chmod 700 {folder}" in said[0]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from second_user import GUEST, as_guest, only_root
 
 from outrider.workers.errors import WorkerError
 from outrider.workers.machine import leases
@@ -108,13 +112,23 @@ os.kill(os.getpid(), signal.SIGKILL)
             os.kill(int(child), signal.SIGKILL)
 
 
-def test_files_and_folder_serve_all_users(tmp_path: Path) -> None:
-    folder = tmp_path / "cores"
+def own(root: Path) -> Path:
+    return root / f"outrider-cores-{os.getuid()}"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_others_may_read_files_and_folder_and_write_neither(tmp_path: Path) -> None:
     umask = os.umask(0o077)
     try:
-        with claim(["0"], folder=folder):
-            assert folder.stat().st_mode & 0o7777 == 0o1777
-            assert (folder / "0").stat().st_mode & 0o777 == 0o666
+        with claim(["0"], folder=tmp_path):
+            assert (mode(own(tmp_path)), mode(own(tmp_path) / "0")) == (0o755, 0o644)
+        own(tmp_path).chmod(0o777)
+        (own(tmp_path) / "0").chmod(0o666)
+        with claim(["0"], folder=tmp_path):
+            assert (mode(own(tmp_path)), mode(own(tmp_path) / "0")) == (0o755, 0o644), "made safe again"
     finally:
         os.umask(umask)
 
@@ -122,15 +136,43 @@ def test_files_and_folder_serve_all_users(tmp_path: Path) -> None:
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    folder = tmp_path / "cores"
-    folder.mkdir()
-    (folder / "0").symlink_to(victim)
+    own(tmp_path).mkdir()
+    (own(tmp_path) / "0").symlink_to(victim)
     with pytest.raises(WorkerError, match="cannot be opened"):
-        claim(["0"], folder=folder)
+        claim(["0"], folder=tmp_path)
     assert victim.read_text() == "precious"
-    (tmp_path / "link").symlink_to(folder)
-    with pytest.raises(WorkerError, match="must be a folder"):
-        claim(["1"], folder=tmp_path / "link")
+
+
+def test_what_others_lay_out_neither_hangs_nor_leads_astray(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "0").write_text("1")
+    with (elsewhere / "0").open() as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        (tmp_path / "outrider-cores-link").symlink_to(elsewhere)
+        (tmp_path / "outrider-cores-file").write_text("")
+        odd = tmp_path / "outrider-cores-odd"
+        odd.mkdir()
+        os.mkfifo(odd / "0")
+        (odd / "1").symlink_to(elsewhere / "0")
+        (odd / "2").mkdir()
+        with claim(["0", "1", "2"], folder=tmp_path):
+            assert holders(None, tmp_path).keys() == {"0", "1", "2"}
+        assert holders(None, tmp_path) == holders(["0", "1", "2"], tmp_path) == {}
+
+
+def test_a_folder_that_others_can_remove_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loose, sticky = tmp_path / "loose", tmp_path / "sticky"
+    for each, bits in ((loose, 0o777), (sticky, 0o1777)):
+        each.mkdir()
+        each.chmod(bits)
+    monkeypatch.setattr(leases, "ROOTS", (loose, sticky))
+    assert leases.default_folder() == sticky
+    monkeypatch.setattr(leases, "ROOTS", (loose, tmp_path / "none"))
+    with pytest.raises(
+        WorkerError, match=r"loose is a folder in which other users can rename .* sticky bit.*none cannot be"
+    ):
+        claim(["0"])
 
 
 @pytest.mark.parametrize("name", ["../x", "a", "", "cuda-", "123456"])
@@ -141,7 +183,7 @@ def test_odd_names_are_refused(tmp_path: Path, name: str) -> None:
 
 def test_an_unreadable_pid_is_no_traceback(tmp_path: Path) -> None:
     with claim(["0"], folder=tmp_path):
-        (tmp_path / "0").write_text("nonsense")
+        (own(tmp_path) / "0").write_text("nonsense")
         assert holders(["0"], tmp_path)["0"].sentence == "core 0 is held by another process"
 
 
@@ -150,7 +192,7 @@ def test_nothing_is_held_where_there_is_no_folder(tmp_path: Path) -> None:
 
 
 def test_the_usual_folder_is_shared_by_the_host() -> None:
-    assert leases.default_folder().name == "outrider-cores"
+    assert leases.default_folder() in leases.ROOTS
 
 
 def test_those_who_share_share_with_each_other_only(tmp_path: Path) -> None:
@@ -164,3 +206,99 @@ def test_those_who_share_share_with_each_other_only(tmp_path: Path) -> None:
         assert try_claim(["0"], tmp_path, shared=True) == [Holder("0", other.pid)]
     with claim(["0"], 30.0, folder=tmp_path):
         pass
+
+
+@pytest.fixture
+def common(tmp_path: Path) -> Iterator[Path]:
+    """A folder as /dev/shm is one, which other users can reach."""
+    folder = Path("/dev/shm") / f"leases-{os.getpid()}"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@only_root
+def test_a_second_user_can_change_nothing_of_a_claim(common: Path) -> None:
+    with claim(["0", "cuda-0"], folder=common):
+        folder, file = own(common), own(common) / "0"
+        attacks: list[Callable[[], object]] = [
+            file.unlink,
+            lambda: file.rename(common / "mine"),
+            lambda: file.write_text("1"),
+            lambda: os.truncate(file, 0),
+            lambda: file.chmod(0o666),
+            lambda: (folder / "1").write_text(""),
+            lambda: (common / "other").symlink_to("/") or (common / "other").rename(file),
+            lambda: folder.rename(common / "theirs"),
+            folder.rmdir,
+            lambda: folder.chmod(0o777),
+        ]
+        for attack in attacks:
+            assert as_guest(attack).startswith("PermissionError"), attack
+        assert as_guest(lambda: try_claim(["0"], common)) == repr([Holder("0", os.getpid())])
+        assert as_guest(lambda: try_claim(["0"], common, shared=True)) == repr([Holder("0", os.getpid())])
+        assert as_guest(lambda: holders(None, common)) == repr(holders(None, common))
+        assert as_guest(lambda: try_claim(["1"], common)).startswith("<")
+
+
+@only_root
+def test_users_keep_each_other_out_whoever_came_first(common: Path) -> None:
+    assert as_guest(lambda: try_claim(["0", "1"], common)).startswith("<"), "his files and folder stay"
+    with claim(["0"], folder=common):
+        assert as_guest(lambda: try_claim(["0", "1"], common)) == repr([Holder("0", os.getpid())])
+        as_guest(lambda: shutil.rmtree(common / f"outrider-cores-{GUEST}"))
+        assert as_guest(lambda: try_claim(["0"], common)) == repr([Holder("0", os.getpid())]), "whatever he does to his own"
+    with claim(["0"], folder=common, shared=True):
+        assert as_guest(lambda: try_claim(["0"], common, shared=True)).startswith("<")
+        assert as_guest(lambda: try_claim(["0"], common)) == repr([Holder("0", os.getpid())])
+
+
+@only_root
+def test_a_second_user_who_takes_the_name_of_the_folder_changes_nothing(common: Path) -> None:
+    usual = own(common)
+    assert as_guest(usual.mkdir) == "None"
+    with claim(["0"], folder=common):
+        assert as_guest(lambda: try_claim(["0"], common)) == repr([Holder("0", os.getpid())])
+        assert usual.stat().st_uid == GUEST and not list(usual.iterdir())
+    with claim(["0"], folder=common):
+        assert len(list(common.glob(f"{usual.name}-*"))) == 1, "the longer name is found again"
+
+
+RACER = """
+import os, sys, time
+from pathlib import Path
+from outrider.workers.machine.leases import Leases, try_claim
+common, user = Path(sys.argv[1]), int(sys.argv[2])
+os.setgid(user); os.setuid(user)
+mark = common / "held"
+print("ready", flush=True)
+sys.stdin.readline()
+got = 0
+while got < 40:
+    held = try_claim(["0"], common)
+    if isinstance(held, Leases):
+        os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+        time.sleep(0.0002)
+        os.unlink(mark)
+        held.release()
+        got += 1
+        time.sleep(0.0002 * (user % 7))
+"""
+
+
+@only_root
+def test_two_users_never_hold_a_lease_at_once(common: Path) -> None:
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(common), str(user)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for user in (0, GUEST, GUEST + 1)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None and racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.close()
+    assert [racer.wait(timeout=60) for racer in racers] == [0, 0, 0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +94,38 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_atomically(path, breaks())
     assert path.read_text() == "old\n"
     assert [entry.name for entry in tmp_path.iterdir()] == ["results.jsonl"], "no scraps are left"
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from outrider.runner.job.results import write_atomically
+
+def lines():
+    yield "x" * 100_000
+    print("writing", flush=True)
+    sys.stdin.read()
+
+write_atomically(Path(sys.argv[1]), lines())
+"""
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_one_and_a_living_writers_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    others = {".results.jsonl.bak", ".errors.jsonl.1", "results.jsonl.1"}
+    for name in (*others, ".results.jsonl.4194305", ".results.jsonl.1"):
+        (tmp_path / name).write_text("{")
+    command = [sys.executable, "-c", KILLED, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == "writing\n"
+        write_atomically(path, ["new"])
+        [living] = {each.name for each in tmp_path.iterdir()} - others - {"results.jsonl"}
+        assert living.startswith(f".results.jsonl.{writer.pid}-")
+        writer.kill()
+    assert (tmp_path / living).stat().st_size > 0
+    write_atomically(path, ["newer"])
+    assert {each.name for each in tmp_path.iterdir()} == others | {"results.jsonl"}
+    assert path.read_text() == "newer\n"
 
 
 def test_a_reader_of_the_old_file_keeps_it(tmp_path: Path) -> None:

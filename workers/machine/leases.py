@@ -4,25 +4,34 @@ A lease is a lock (flock) on a file under /dev/shm, held by the process that use
 that process ends, however it ends, so nothing is ever left behind. Claims that agree to share (``--share-cores``) keep
 out those that do not, and the other way round. The files themselves stay: removing one that another
 process is about to lock would let two hold "the" lease. Containers with a /dev/shm of their own do not see each other.
+
+Each user has a folder of his own, ``outrider-cores-<uid>``, directly in a folder where nobody else can remove or replace
+it: others can open its files for reading and lock them, and change nothing. A claim first locks
+its own user's files and then looks whether another user's file of the same name is locked, so two users' claims that come
+in the same moment never both hold a lease; the user with the smaller number gets it.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
+import random
 import re
 import stat
 import tempfile
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.workers.errors import LeaseError, WorkerError
+from outrider.workers.machine.private_folder import Unfit, check_ancestors
 
 FOLDER = "outrider-cores"
+FOLDER_MODE, FILE_MODE = 0o755, 0o644
+# Not where TMPDIR points: all users must look in the same place.
+ROOTS = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))
 POLL_SECONDS = 0.05
 # Whoever asks "is it free?" takes the lock for an instant; a claim must not fail for that.
 INSTANT_TRIES = 3
@@ -80,30 +89,57 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def default_folder() -> Path:
-    shared = Path("/dev/shm")
-    return (shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())) / FOLDER
+    """Where each user's folder of leases lies: the first place where other users can neither remove nor rename it."""
+    refusals = []
+    for root in ROOTS:
+        try:
+            check_ancestors(root)
+        except Unfit as refusal:
+            refusals.append(str(refusal))
+            continue
+        if os.access(root, os.W_OK):
+            return root
+        refusals.append(f"{root} cannot be written to")
+    raise WorkerError(
+        f"there is no folder for the leases of cores that other users cannot remove: {'; '.join(refusals)} "
+        f"(chmod 1777 {ROOTS[0]} as root makes it one)"
+    )
 
 
 def try_claim(names: Iterable[str], folder: Path | None = None, shared: bool = False) -> Leases | list[Holder]:
     """All of them, or none and who holds those that were not to be had."""
-    where = _prepared(folder)
+    root = folder or default_folder()
+    own = _own_folder(root)
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     files: dict[str, int] = {}
-    refused = []
-    # One order for everyone: two claims that overlap can then not each get a half and both fail for ever.
-    for name in sorted(set(names)):
-        descriptor = _open(where / _checked(name))
-        if _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
-            files[name] = descriptor
-        else:
-            refused.append(Holder(name, _read_pid(descriptor)))
-            os.close(descriptor)
-    if refused:
-        for descriptor in files.values():
-            os.close(descriptor)
-        return refused
-    for descriptor in files.values():
-        _write_pid(descriptor)
-    return Leases(files)
+    refused: dict[str, Holder] = {}
+    try:
+        # One order for everyone: two claims that overlap can then not each get a half and both fail for ever.
+        for name in sorted(set(names)):
+            files[name] = _open_own(own / _checked(name))
+            if not _lock(files[name], kind):
+                refused[name] = Holder(name, _read_pid(files[name]))
+        # Only now, with the locks of this user in hand: whoever comes later finds them.
+        for other in _user_folders(root):
+            if refused or other == own:
+                continue
+            # Of users that come in the same moment one gives way at once, and the other can wait for that.
+            tries = INSTANT_TRIES if os.getuid() < other.lstat().st_uid else 1
+            with _entered(other) as descriptor:
+                for name in files:
+                    with _opened(name, descriptor) as file:
+                        if file is not None and not _lock(file, kind, tries):
+                            refused[name] = Holder(name, _read_pid(file))
+        if not refused:
+            for file in files.values():
+                _write_pid(file)
+            held = Leases(files)
+            files = {}
+            return held
+    finally:
+        for file in files.values():
+            os.close(file)
+    return list(refused.values())
 
 
 def claim(names: Iterable[str], seconds: float = 0.0, folder: Path | None = None, shared: bool = False) -> Leases:
@@ -117,7 +153,8 @@ def claim(names: Iterable[str], seconds: float = 0.0, folder: Path | None = None
         if time.monotonic() >= deadline:
             waited = f" after {seconds:g} s" if seconds else ""
             raise LeaseError(f"{'; '.join(holder.sentence for holder in answer)}{waited}")
-        time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+        # Unevenly, so that two users' claims that refused each other do not meet again.
+        time.sleep(min(POLL_SECONDS * random.uniform(0.5, 1.0), max(0.0, deadline - time.monotonic())))
 
 
 def holders(names: Iterable[str] | None = None, folder: Path | None = None, shared: bool = False) -> dict[str, Holder]:
@@ -125,26 +162,14 @@ def holders(names: Iterable[str] | None = None, folder: Path | None = None, shar
 
     Who is himself willing to share (``shared``) is kept out only by those who are not.
     """
-    where = folder or default_folder()
-    if names is None:
-        try:
-            names = [path.name for path in where.iterdir() if re.fullmatch(NAME, path.name)]
-        except OSError:
-            return {}
-    held = {}
-    for name in names:
-        try:
-            descriptor = os.open(where / _checked(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            free = shared or _lock(descriptor, fcntl.LOCK_EX)
-        except OSError:
-            free = False
-        if not free:
-            held[name] = Holder(name, _read_pid(descriptor))
-        os.close(descriptor)
+    held: dict[str, Holder] = {}
+    asked = None if names is None else [_checked(name) for name in names]
+    for each in _user_folders(folder or default_folder()):
+        with _entered(each) as descriptor:
+            for name in _names_in(descriptor) if asked is None else asked:
+                with _opened(name, descriptor) as file:
+                    if file is not None and _is_held(file, shared):
+                        held[name] = Holder(name, _read_pid(file))
     return held
 
 
@@ -157,43 +182,93 @@ def _checked(name: str) -> str:
     return name
 
 
-def _prepared(folder: Path | None) -> Path:
-    """The folder, open to all users as /tmp is, and never a link that someone laid out for us."""
-    where = folder or default_folder()
-    with suppress(FileExistsError):
-        where.mkdir()
-        where.chmod(0o1777)
-    if not stat.S_ISDIR(where.lstat().st_mode):
-        raise WorkerError(f"{where} must be a folder: remove what is there")
-    return where
+def _own_folder(root: Path) -> Path:
+    """This user's folder, made if need be. Where another user has taken its name, one with a longer name."""
+    usual = root / f"{FOLDER}-{os.getuid()}"
+    try:
+        with suppress(FileExistsError):
+            usual.mkdir(FOLDER_MODE)
+        own = next((each for each in (usual, *_user_folders(root)) if _is_own(each)), None)
+        own = own or Path(tempfile.mkdtemp(prefix=f"{usual.name}-", dir=root))
+        if stat.S_IMODE(own.stat().st_mode) != FOLDER_MODE:
+            own.chmod(FOLDER_MODE)
+    except OSError as error:
+        raise WorkerError(f"{usual} cannot be made: {error.strerror}") from None
+    return own
 
 
-def _open(path: Path) -> int:
-    """The lease's file, made if need be.
+def _is_own(folder: Path) -> bool:
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
-    Opening and making are separate: in a folder that all may write to, kernels refuse O_CREAT on another user's file.
-    """
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    for _ in range(INSTANT_TRIES):
-        try:
-            descriptor = os.open(path, flags)
-        except FileNotFoundError:
-            with suppress(FileExistsError):
-                descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-                os.fchmod(descriptor, 0o666)
-                return descriptor
-            continue
-        except OSError as failure:
-            raise WorkerError(f"{path} cannot be opened ({os.strerror(failure.errno or errno.EIO)})") from failure
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
+
+def _user_folders(root: Path) -> list[Path]:
+    try:
+        return sorted(each for each in root.iterdir() if each.name.startswith(f"{FOLDER}-"))
+    except OSError:
+        return []
+
+
+@contextmanager
+def _entered(folder: Path) -> Iterator[int]:
+    """A descriptor of a user's folder; -1 where it is a link, or closed to others: nothing is held there then."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        yield -1
+        return
+    try:
+        yield descriptor
+    finally:
         os.close(descriptor)
-        raise WorkerError(f"{path} must be an ordinary file: remove what is there")
-    raise WorkerError(f"{path} vanishes as soon as it is made")
 
 
-def _lock(descriptor: int, kind: int) -> bool:
-    for attempt in range(INSTANT_TRIES):
+def _names_in(folder: int) -> list[str]:
+    return [] if folder < 0 else sorted(name for name in os.listdir(folder) if re.fullmatch(NAME, name))
+
+
+@contextmanager
+def _opened(name: str, folder: int) -> Iterator[int | None]:
+    """A lease's file in some user's folder, if it is there. It may be anything that he put there, such as a FIFO."""
+    if folder < 0:
+        yield None
+        return
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        yield None
+        return
+    try:
+        yield file if stat.S_ISREG(os.fstat(file).st_mode) else None
+    finally:
+        os.close(file)
+
+
+def _open_own(path: Path) -> int:
+    """The lease's file in this user's folder, made if need be, which others may read and lock."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        raise WorkerError(f"{path} cannot be opened ({error.strerror}): remove what is there") from None
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+        os.close(file)
+        raise WorkerError(f"{path} must be an ordinary file of yours: remove what is there")
+    if stat.S_IMODE(status.st_mode) != FILE_MODE:
+        os.fchmod(file, FILE_MODE)
+    return file
+
+
+def _is_held(file: int, shared: bool) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return not shared and not _lock(file, fcntl.LOCK_EX)
+
+
+def _lock(descriptor: int, kind: int, tries: int = INSTANT_TRIES) -> bool:
+    for attempt in range(tries):
         if attempt:
             time.sleep(INSTANT_SECONDS)
         try:

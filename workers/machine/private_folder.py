@@ -45,7 +45,7 @@ def roots() -> list[Path]:
 
 def base_folder(root: Path) -> Path:
     """This user's folder under a root, made if need be and looked at anew each time; Unfit where it is not safe."""
-    _check_ancestors(root)
+    check_ancestors(root)
     folder = root / f"outrider-{os.getuid()}"
     try:
         with suppress(FileExistsError):
@@ -67,7 +67,7 @@ def check_private(folder: Path) -> None:
         raise Unfit(f"{folder} is open to other users (chmod 700 makes it private)")
 
 
-def _check_ancestors(root: Path) -> None:
+def check_ancestors(root: Path) -> None:
     """Whoever may rename a folder above ours could put another one in its place."""
     try:
         # Who owns the topmost folder can do everything, whatever the number is that a container shows for root.
@@ -95,6 +95,11 @@ def lasting_folder(name: str, beneath: int) -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     return folder
+
+
+def is_held_folder(folder: Path) -> bool:
+    """Whether this is the folder of a process at work, by its name; not one that stays."""
+    return folder.parent.name.startswith("outrider-") and HELD_NAME.fullmatch(folder.name) is not None
 
 
 @contextmanager

@@ -1,0 +1,33 @@
+"""What another user of this host meets: a child that has given root up does it, so only root can ask."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+# No user of any system has this number.
+GUEST = 54321
+only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become a second user")
+
+
+def as_guest(what: Callable[[], object], user: int = GUEST) -> str:
+    """What it returns, in words, or its exception."""
+    ear, mouth = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            said = repr(what())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(mouth, said.encode())
+        os._exit(0)
+    os.close(mouth)
+    with os.fdopen(ear, encoding="utf-8") as stream:
+        said = stream.read()
+    os.waitpid(child, 0)
+    return said
