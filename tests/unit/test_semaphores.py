@@ -49,7 +49,7 @@ def test_what_a_killed_process_opened_is_found_by_its_note(shared_memory: Path, 
         f"sem.hdr{raylet}-{before}",
         f"sem.hdr{raylet}-{now + semaphores.OPENING_NANOSECONDS + 10**9}",
         f"sem.hdr{raylet}1-{now}",
-        f"sem.hdr1{raylet}-{now}",
+        f"sem.hdr9{raylet}-{now}",
         f"sem.mine{raylet}-{now}",
     ]
     for name in (*its, *others):
