@@ -15,7 +15,7 @@ help: ## this list
 run: $(VENV)/installed ## install, and run the demo job
 	$(BIN)/outrider run examples/prompts.jsonl --draft-tokens 4 --precision fp32 --draft-precision fp32
 
-test: $(VENV)/testable ## the fast tests, about a minute
+test: $(VENV)/testable ## the fast tests, a minute or two
 	$(BIN)/python -m pytest -q
 
 test-slow: $(VENV)/testable ## the tests that start Ray, build kernels or kill processes

@@ -284,7 +284,7 @@ def _accelerators(system: System) -> Iterator[Check]:
     names = ", ".join(each.name if each.node is None else f"{each.name} on node {each.node}" for each in devices)
     version = importlib.metadata.version("torch")
     if version.endswith("+cpu"):
-        mend = "pip install torch --index-url https://download.pytorch.org/whl/<cu130 or xpu>"
+        mend = "install the build of torch for these devices in place of the one for CPUs"
         yield Check("accelerators", BETTER, f"{names}, but torch {version} cannot use them", mend)
     else:
         yield Check("accelerators", OK, f"{names}, torch {version}")

@@ -15,7 +15,6 @@ from outrider.workers.errors import JobError
 
 # A larger file is looked at only where its rows and records are: reading all of it takes seconds a gigabyte.
 MOST_BYTES_CHECKED = 1 << 30
-STATES = (0, 1, 2)
 DONE = 1
 WHAT_TO_DO = "put back a copy of it, or begin the job anew in another directory with --out"
 # Whether a record is what its row's state says: of the row, an answer or an error, on one line.

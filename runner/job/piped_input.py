@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from outrider.runner.job.results import sync_folder
 from outrider.workers.errors import JobError, UsageError
 
 KEPT = "input"
@@ -107,7 +108,7 @@ def _copied(pieces: Iterator[bytes], directory: Path, keep: bool) -> str | None:
             return None
         if keep:
             temporary.replace(directory / KEPT)
-            _sync(directory)
+            sync_folder(directory)
         return digest.hexdigest()
     finally:
         with suppress(FileNotFoundError):
@@ -130,11 +131,3 @@ def _pieces(descriptor: int, awaited: bool) -> Iterator[bytes]:
         if not some:
             return
         yield some
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -142,13 +142,18 @@ def write_atomically(path: Path, lines: Iterable[str]) -> None:
                 temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_folder(path.parent)
     except OSError as error:
         raise JobError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in it outlast a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _remove_scraps(path: Path) -> None:

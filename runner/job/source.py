@@ -142,10 +142,8 @@ class _Zstandard(io.RawIOBase):
     """Decompresses frames, one after the other. (zstandard's own reader takes a file that ends early for whole.)"""
 
     def __init__(self, compressed: Stream) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise UsageError("zstandard files need a package that is not installed: pip install zstandard") from None
+        import zstandard  # few inputs need it
+
         self._compressed = compressed
         self._error = zstandard.ZstdError
         self._new = zstandard.ZstdDecompressor().decompressobj
