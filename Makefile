@@ -5,9 +5,12 @@ VENV := .venv
 OLDEST_RAY := 2.52
 OLDEST_VENV := .venv-oldest-ray
 BIN := $(VENV)/bin
+# The fast tests share nothing but the machine.
+PARALLEL := -n logical --maxprocesses 8 --dist loadfile
+KERNEL_SOURCES := $(shell find kernels -name '*.cpp' -o -name '*.inc' -o -name '*.h')
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels runner workers -name '*.py' -o -name '*.cpp' -o -name '*.inc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: help format run test test-slow test-oldest-ray lint bench wheel sanitize sanitize-threads clean
+.PHONY: help format hooks tidy coverage run test test-slow test-oldest-ray test-all lint bench wheel sanitize sanitize-threads clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -15,28 +18,48 @@ help: ## this list
 run: $(VENV)/installed ## install, and run the demo job
 	$(BIN)/outrider run examples/prompts.jsonl --draft-tokens 4 --precision fp32 --draft-precision fp32
 
-test: $(VENV)/testable ## the fast tests, a minute or two
-	$(BIN)/python -m pytest -q
+test: $(VENV)/testable ## the fast tests, about a minute
+	$(BIN)/python -m pytest -q $(PARALLEL)
 
+# Those that start a Ray wait for one another: they pin their actors to the machine's cores.
 test-slow: $(VENV)/testable ## the tests that start Ray, build kernels or kill processes
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m "slow and not ray and not cluster" $(PARALLEL)
+	$(BIN)/python -m pytest -q -m "slow and (ray or cluster)"
 
 # The fast tests, and of the slow ones those that start a Ray and run a job, on the oldest Ray.
 test-oldest-ray: $(OLDEST_VENV)/installed ## the fast tests and those of Ray itself, with the oldest Ray that is allowed
-	$(OLDEST_VENV)/bin/python -m pytest -q
-	$(OLDEST_VENV)/bin/python -m pytest -q -m ray
+	$(OLDEST_VENV)/bin/python -m pytest -q $(PARALLEL)
+	$(OLDEST_VENV)/bin/python -m pytest -q -m oldest_ray
 
-format: $(VENV)/testable ## ruff's formatter
+test-all: $(VENV)/testable $(OLDEST_VENV)/installed ## the slow tests, and the fast ones on the oldest Ray, side by side
+	$(BIN)/python tools/all_tests.py
+
+format: $(VENV)/testable ## ruff's formatter, and clang-format for the kernels
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(KERNEL_SOURCES)
 
-lint: $(VENV)/testable ## ruff and mypy
+hooks: $(VENV)/testable ## git hooks that format and check what is committed
+	$(BIN)/pre-commit install
+
+tidy: $(VENV)/testable ## clang-tidy over the kernels (a minute)
+	$(BIN)/cmake -S . -B build/tidy -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	$(BIN)/clang-tidy -p build/tidy --quiet kernels/src/*.cpp
+
+coverage: $(VENV)/testable ## which lines the fast tests run: build/coverage/index.html
+	$(BIN)/python -m pytest -q $(PARALLEL) --cov=outrider --cov-report=term:skip-covered --cov-report=html:build/coverage
+
+lint: $(VENV)/testable ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(KERNEL_SOURCES)
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini tests
 
-wheel: $(VENV)/testable ## a wheel in dist/
-	$(BIN)/python -m build --wheel --no-isolation
+wheel: $(VENV)/testable ## a wheel in dist/ that needs no compiler where it is installed (glibc of this machine or newer)
+	rm -rf build/wheel
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --plat auto --wheel-dir dist build/wheel/*.whl
 
 bench: $(VENV)/testable ## a short benchmark of the bundled pair
 	$(BIN)/outrider bench --compare

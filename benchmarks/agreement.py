@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from final_states import held_out_tokens
+from held_out import held_out_tokens
 
 from outrider.workers.engines.engine import Engine, Feed
 from outrider.workers.messages import ModelSpec, Sampling

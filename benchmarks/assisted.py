@@ -26,12 +26,13 @@ from forward import model_directory
 from inflate import SHAPES, inflate
 
 from outrider.workers.engines.costs import CostCurve
-from outrider.workers.models.cards import POCKET, find
+from outrider.workers.models.model_info import POCKET, find
 from outrider.workers.models.packed_cache import cache_directory
-from outrider.workers.speculation import MOST_CANDIDATES, Price, expected_rates
+from outrider.workers.speculation import MOST_CANDIDATES, DraftCost, expected_rates
 
 DRAFT = "160m"
-# Run at k=6: 0.55 gives 3.97 tokens a round on 1b. 7b's depends on the rows and is not settled: see docs/measurements.md.
+# Run at k=6: 0.55 gives 3.97 tokens a round on 1b. 7b's depends on the rows
+# (docs/lab/2026-11-21-assisted-on-intel.md).
 DRAFT_NOISE = {"1b": 0.55, "7b": 0.5}
 DRAFT_SEED = 7
 CHANCE = 0.8
@@ -141,7 +142,7 @@ def kept_of_foretold(ran: Ran) -> float:
 
 
 def foretold(ran: Ran) -> dict[str, str]:
-    """By arrangement: what a round should take and bring, and what it did."""
+    """By layout: what a round should take and bring, and what it did."""
     found = {}
     for costs in ran.told["costs"].values():
         for name, sums in costs["rounds"].items():
@@ -161,8 +162,8 @@ def expected_times(
     ``verify`` are seconds by tokens fed, ``draft`` its step and hop by rows, as job.json has them; prompts are left out.
     """
     curve = CostCurve({int(count): seconds for count, seconds in verify.items()})
-    price = Price(_nearest(draft["step"], rows), _nearest(draft["hop"], rows))
-    rates = [rate for rate, _ in expected_rates([chance] * rows, curve, price)]
+    draft_cost = DraftCost(_nearest(draft["step"], rows), _nearest(draft["hop"], rows))
+    rates = [rate for rate, _ in expected_rates([chance] * rows, curve, draft_cost)]
     # More than are ever chosen are no better promised than those.
     return (max(rates) if candidates is None else rates[min(candidates, MOST_CANDIDATES)]) / rates[0]
 

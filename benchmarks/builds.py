@@ -23,7 +23,7 @@ from inflate import SHAPES
 
 from outrider.workers.engines.engine import Feed
 from outrider.workers.messages import ModelSpec, Sampling
-from outrider.workers.models.cards import POCKET, find
+from outrider.workers.models.model_info import POCKET, find
 from outrider.workers.models.opening import open_model
 
 INSTALLED = "installed"

@@ -20,17 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from outrider.runner.hosts import ray_start as cluster
-from outrider.runner.hosts.this_machine import OneHost
+from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job.journal import Counts, Journal, StoredRow
 from outrider.runner.job.results import write_results
 from outrider.runner.planning.placement import PlannedActor
 from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
 from outrider.workers.machine.pinning import Launch
-from outrider.workers.messages import ModelSpec, Row, RowResult, Seat, ServeSpec, WorkerReport
-from outrider.workers.target.statistics import Tally
+from outrider.workers.messages import ActorPlacement, ModelSpec, ReplicaSpec, Row, RowResult, WorkerReport
+from outrider.workers.target.statistics import TargetStatistics
 
 PLANNED = PlannedActor("target", 0, "here", (0,), (), 1, "cpu", "", {}, (), {})
-PLAN = ActorPlan(ModelSpec("instant", "none", "fp32"), PLANNED, Seat(Launch(PLANNED.pin, "affinity", (), "python3")))
+PLAN = ActorPlan(
+    ModelSpec("instant", "none", "fp32"), PLANNED, ActorPlacement(Launch(PLANNED.pin, "affinity", (), "python3"))
+)
 REQUEST = {
     "max_tokens": 32, "n": 1, "stop": [], "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1,
     "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": [],
@@ -46,7 +48,7 @@ class Instant:
     """Stands where a verifier stands: a round ends a whole batch, whatever it holds, after so many seconds."""
 
     def __init__(self, batch: int, tokens: int, seconds: float) -> None:
-        self.tally = Tally()
+        self.statistics = TargetStatistics()
         self.batch, self._tokens, self._seconds = batch, tuple(range(tokens)), seconds
         self._rows: list[Row] = []
 
@@ -68,7 +70,7 @@ class Instant:
     def round(self) -> list[RowResult]:
         time.sleep(self._seconds)
         some, self._rows = self._rows[: self.batch], self._rows[self.batch :]
-        self.tally.progress.rounds += 1
+        self.statistics.counters.rounds += 1
         text = " word" * len(self._tokens)
         return [RowResult(row.key, self._tokens, text, "length", 1, 0, 0, self._seconds) for row in some]
 
@@ -78,21 +80,21 @@ def instant_target(tokens: int, seconds: float) -> Any:
 
     @ray.remote(num_cpus=0, max_concurrency=4)
     class InstantTarget:
-        def load(self, spec: ModelSpec, seat: Seat, serve: ServeSpec) -> WorkerReport:
-            from outrider.workers.serving import TargetServer
+        def load(self, spec: ModelSpec, placement: ActorPlacement, replica_spec: ReplicaSpec) -> WorkerReport:
+            from outrider.workers.actor_loops import TargetLoop
 
-            self._server = TargetServer(Instant(serve.batch, tokens, seconds))  # type: ignore[arg-type]
+            self._loop = TargetLoop(Instant(replica_spec.batch, tokens, seconds))  # type: ignore[arg-type]
             return WorkerReport(os.getpid(), socket.gethostname(), 0.0, "instant", (), {}, {"warnings": ()}, ())
 
         def submit(self, rows: Any) -> None:
-            self._server.submit(rows)
+            self._loop.submit(rows)
 
         def harvest(self, timeout: float, rows: Any) -> Any:
-            self._server.submit(rows)
-            return self._server.harvest(timeout)
+            self._loop.submit(rows)
+            return self._loop.harvest(timeout)
 
         def cancel(self, keys: list[int]) -> None:
-            self._server.cancel(keys)
+            self._loop.cancel(keys)
 
     return InstantTarget
 
@@ -120,15 +122,15 @@ def main() -> None:
             [],
             {},
         )
-        plan = ReplicaPlan(AnyPlace(PLAN.model, PLAN.actor, PLAN.seat), None, ServeSpec(given.batch, 0))
+        plan = ReplicaPlan(AnyPlace(PLAN.model, PLAN.actor, PLAN.placement), None, ReplicaSpec(given.batch, 0))
         driver = driving.Driver(
             journal,
             [replace(plan) for _ in range(given.replicas)],
             "instant",
             start_deadline=300.0,
             agree_on_path=lambda path: None,
-            fleet=OneHost(lambda: None, lost, lambda: None),
-            show=lambda totals: None,
+            hosts=LocalHost(lambda: None, lost, lambda: None),
+            show=lambda counters: None,
         )
         profile = cProfile.Profile()
         cpu = time.process_time()
@@ -143,7 +145,7 @@ def main() -> None:
         written = time.perf_counter() - began
         if given.profile:
             pstats.Stats(profile).sort_stats("tottime").print_stats(given.profile)
-        seconds = driver.totals.seconds
+        seconds = driver.counters.seconds
         print(
             json.dumps(
                 {

@@ -1,6 +1,10 @@
 """One forward pass of M tokens, against what reading its weights once must cost.
 
     python benchmarks/forward.py --shape 1b --precision w4a8 [--peer transformers]
+    python benchmarks/forward.py --model CHECKPOINT_OR_FILE.gguf --precision w4abf16
+
+A precision may have a group (w4a8:g128); a checkpoint that comes quantised is run as it is stored. `bits` says how many a
+weight takes, scales included.
 
 The model is inflated from the bundled pocket target on first use and kept in outrider's cache directory. Stream bandwidth
 is measured between the passes, because on a shared machine both move; the best of each counts. The last line is JSON.
@@ -25,7 +29,7 @@ from outrider.kernels import library, packer
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
-from outrider.workers.models.cards import find
+from outrider.workers.models.model_info import find
 from outrider.workers.models.opening import open_model
 from outrider.workers.models.packed_cache import cache_directory
 
@@ -126,6 +130,12 @@ def matrix_bytes(engine: NativeEngine) -> int:
     return sum(packer.packed_bytes(weight) for weight in engine.model.program.weights if not weight.table)
 
 
+def bits_a_weight(engine: NativeEngine) -> float:
+    """Of the matrices, scales included."""
+    weights = sum(weight.rows * weight.columns for weight in engine.model.program.weights if not weight.table)
+    return 8 * matrix_bytes(engine) / weights
+
+
 def cache_bytes(engine: NativeEngine, tokens: int) -> int:
     program = engine.model.program
     attentions = [op for op in program.ops if op.key.buffer >= 0]
@@ -144,6 +154,7 @@ def report(engine: NativeEngine, timing: Timing, stream: float) -> dict[str, Any
     print(f"prefill of {PREFILL}: {PREFILL / timing.prefill:.0f} tokens a second")
     figures: dict[str, Any] = {
         "stream_gbs": round(stream, 2),
+        "bits": round(bits_a_weight(engine), 4),
         "ms": {str(tokens): round(seconds * 1e3, 3) for tokens, seconds in timing.short.items()},
         "share_of_stream": round(ideal / base, 4),
         "ratio_m7": round(timing.short[7] / base, 3),
@@ -187,7 +198,11 @@ def main() -> None:
     rates: list[float] = []
     read = lambda: rates.append(buffer.gigabytes_a_second())  # noqa: E731
     timing = time_native(engine, read, arguments.rounds, arguments.shape == "7b")
-    figures = {"shape": arguments.shape, "precision": arguments.precision, "threads": arguments.threads}
+    figures = {
+        "shape": arguments.model.name if arguments.model else arguments.shape,
+        "precision": arguments.precision,
+        "threads": arguments.threads,
+    }
     figures |= report(engine, timing, max(rates))
     figures |= {"peak_rss": peak, "load_seconds": round(load_seconds, 2), "isa": library.instruction_set()}
     if arguments.peer:

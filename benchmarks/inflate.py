@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from final_states import padding_direction
+from held_out import held_out_tokens
 from numpy.typing import NDArray
 from safetensors_writer import Recipe, write_sharded
 
@@ -33,6 +33,8 @@ from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 
 Matrix = NDArray[np.float32]
 NOISE_TABLE = 1 << 22
+# Over so many tokens of text, in such windows, the final states of the small model are looked at.
+STATES, STATES_WINDOW, RIDGE = 8192, 512, 1e-3
 # Small enough for a block to stay in the processor's caches until it is written.
 BLOCK_VALUES = 1 << 18
 # Weights that are zero in exact arithmetic get noise of this share of a normal matrix's.
@@ -300,6 +302,28 @@ def extend_tokenizer(source: Path, out: Path, vocabulary: int) -> None:
     for number in range(len(known), vocabulary):
         known[f"<|unused{number}|>"] = number
     out.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def padding_direction(path: Path) -> NDArray[np.float32]:
+    """A vector whose product with every final state is about -1: the row of a token that never wins.
+
+    Least squares over real text; without a tokenizer (a model of random weights) any row will do.
+    """
+    import torch
+    from transformers import AutoModel
+
+    model: Any = AutoModel.from_pretrained(path, dtype=torch.float32)
+    if (path / "tokenizer.json").is_file():
+        tokens = held_out_tokens(path, STATES)
+    else:
+        tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, STATES).tolist()
+    with torch.inference_mode():
+        windows = torch.tensor(tokens[: len(tokens) // STATES_WINDOW * STATES_WINDOW]).view(-1, STATES_WINDOW)
+        states = torch.cat([model(input_ids=window[None]).last_hidden_state[0] for window in windows]).double().numpy()
+    normal = states.T @ states / len(states)
+    ridge = RIDGE * np.trace(normal) / len(normal) * np.eye(len(normal))
+    row = np.linalg.solve(normal + ridge, -states.mean(axis=0))
+    return row.astype(np.float32)
 
 
 def main() -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
 from driver_world import fill
 
-from outrider.runner.driving.written_tokens import SECONDS_BETWEEN_WRITES, WrittenTokens
+from outrider.runner.driving.partial_tokens import SECONDS_BETWEEN_WRITES, PartialTokenStore
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.requests import MOST_SAMPLES
-from outrider.workers.messages import Row, Written
+from outrider.workers.messages import PartialTokens, Row
 
 WRITES = 50
 
@@ -28,12 +28,12 @@ def seconds_a_write(folder: Path, rows: int, tokens: int) -> tuple[float, float]
     with tempfile.TemporaryDirectory(dir=folder) as job:
         journal = Journal(Path(job) / "job.db")
         fill(journal, rows)
-        written = WrittenTokens()
+        written = PartialTokenStore()
         for row in range(rows):
-            written.begun(Row(row * MOST_SAMPLES, (1,), 10**6), 0)
+            written.resumed(Row(row * MOST_SAMPLES, (1,), 10**6), 0)
         used, passed = [], []
         for number in range(WRITES):
-            told = [Written(row * MOST_SAMPLES, number * tokens, tuple(range(tokens))) for row in range(rows)]
+            told = [PartialTokens(row * MOST_SAMPLES, number * tokens, tuple(range(tokens))) for row in range(rows)]
             cpu, clock = time.process_time(), time.perf_counter()
             written.told(0, told)
             journal.keep_tokens(written.to_keep())

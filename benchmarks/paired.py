@@ -27,7 +27,7 @@ from door import EXAMPLES, prompts_of
 
 from outrider.runner.hosts.ray_start import local_ray
 from outrider.runner.planning.topology import ray_resources, read_topology
-from outrider.workers.messages import Row, Sampling, ServeSpec
+from outrider.workers.messages import ReplicaSpec, Row, Sampling
 from outrider.workers.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Runner:
         self._key = 0
 
     def run(self, mode: str, prompts: list[list[int]]) -> tuple[Took, list[tuple[int, ...]]]:
-        self._both.arrange("plain" if mode == "plain" else None)
+        self._both.set_layout("plain" if mode == "plain" else None)
         before = self._sums()
         sampling = Sampling(end_tokens=())
         rows = [Row(self._key + at, tuple(ids), self._new_tokens, sampling) for at, ids in enumerate(prompts)]
@@ -127,7 +127,7 @@ def main() -> None:
         parser.error("--pairs: two at least")
     machine = read_topology()
     if len(machine.usable_cores) < 2:
-        parser.error("one core only: there the pair has one arrangement, which cannot be held to plain decoding")
+        parser.error("one core only: there the pair has one layout, which cannot be held to plain decoding")
     target, draft = pair(asked.shape, DRAFT_NOISE[asked.shape] if asked.draft_noise is None else asked.draft_noise)
     tokenizer = Tokenizer(target)
     prompts = [tokenizer.encode(text) for text in prompts_of(asked.prompts)]
@@ -136,8 +136,8 @@ def main() -> None:
         [prompts[(start + at) % len(prompts)] for at in range(rows)]
         for start in range(0, (asked.pairs + MOST_WARM_UPS) * rows, rows)
     ]
-    serve = ServeSpec(batch=asked.batch, draft_tokens=asked.draft_tokens, runners_up=asked.runners_up)
-    plan_of_pair = unleased_replica(machine, str(target), str(draft), asked.precision, serve)
+    replica_spec = ReplicaSpec(batch=asked.batch, draft_tokens=asked.draft_tokens, runners_up=asked.runners_up)
+    plan_of_pair = unleased_replica(machine, str(target), str(draft), asked.precision, replica_spec)
     forget_layouts(str(target), str(draft))
     with ExitStack() as stack:
         lost = stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))

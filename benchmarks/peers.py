@@ -24,7 +24,7 @@ from peers_lanes import Entry, Lane
 from peers_report import chart, figures, table
 
 from outrider.runner.bench.plot import check_plot
-from outrider.workers.models.cards import POCKET, POCKET_DRAFT, find
+from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, find
 from outrider.workers.models.packed_cache import cache_directory
 from outrider.workers.models.tokenizer import Tokenizer
 

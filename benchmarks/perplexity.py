@@ -1,54 +1,69 @@
 """Perplexity of a model by precision, on text that the pocket pair was never trained on.
 
-    python benchmarks/perplexity.py workers/pocket/target [--precisions fp32 bf16 w8a8 w4a8] [--tokens 30000] [--outliers]
+    python benchmarks/perplexity.py workers/pocket/target [--precisions fp32 w4a8 Q4_0] [--tokens 30000] [--outliers]
 
-``--outliers`` also measures a copy that computes the same function with a few channels scaled by 50 through norms and
-weights, as OPT-6.7b's are: what a format loses on it beyond its loss on the original is the price of outliers.
+Behind each stands how much more it is than the first one's, and the standard error of that over windows of 1,024 tokens.
+A type of GGUF in capitals is a copy of the model whose matrices, embedding and head included, the gguf package rounds to
+it; it runs in int8 activations. ``--outliers`` also measures a copy that computes the same function with a few channels
+scaled by 50 through norms and weights, as OPT-6.7b's are: what a format loses on it beyond its loss on the original is the
+price of outliers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from final_states import held_out_tokens
+from held_out import held_out_tokens
 from outliers import with_outliers
 
-from outrider.kernels.native import Feeding
+from outrider.kernels.native import NativeFeed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.opening import open_model
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from gguf_models import mostly, write_gguf
+
 WINDOW = 1024
 PIECE = 256
+# The arithmetic of a GGUF copy, by how many bits its type has.
+EIGHT_BITS = ("Q8_0", "Q6_K", "Q5_0", "Q5_1", "Q5_K")
+
+Losses = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
-def perplexity(engine: NativeEngine, tokens: Sequence[int], window: int = WINDOW) -> float:
-    """Of windows that do not overlap; every token but a window's first is predicted."""
-    loss, count = 0.0, 0
-    for start in range(0, len(tokens) - 1, window):
-        part = tokens[start : start + window + 1]
+def losses(engine: NativeEngine, tokens: Sequence[int]) -> Losses:
+    """A token's mean loss in each window; they do not overlap, and every token but a window's first is predicted."""
+    means = []
+    for start in range(0, len(tokens) - 1, WINDOW):
+        part = tokens[start : start + WINDOW + 1]
         row = engine.model.open()
+        loss = 0.0
         for first in range(0, len(part) - 1, PIECE):
             feed = part[first : min(first + PIECE, len(part) - 1)]
-            logits = engine.model.forward([Feeding(row, feed, choose=0, logits=len(feed))])[0].logits.astype(np.float64)
+            logits = engine.model.forward([NativeFeed(row, feed, choose=0, logits=len(feed))])[0].logits.astype(np.float64)
             wanted = logits[np.arange(len(feed)), part[first + 1 : first + 1 + len(feed)]]
             top = logits.max(axis=1)
             loss += float((np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top - wanted).sum())
-            count += len(feed)
         engine.model.close_row(row)
-    return math.exp(loss / count)
+        means.append(loss / (len(part) - 1))
+    return np.array(means)
 
 
-def measure(path: Path, precision: str, tokens: Sequence[int], threads: int = 0) -> float:
+def measure(path: Path, kind: str, tokens: Sequence[int], scratch: Path, threads: int = 0) -> Losses:
+    precision = kind
+    if kind[0] == "Q" or kind == "MXFP4":
+        path = write_gguf(path, scratch / f"{path.name}-{kind}.gguf", mostly(kind))
+        precision = "w8a8" if kind in EIGHT_BITS else "w4a8"
     engine = open_model(ModelSpec(str(path), "native", precision, threads=threads)).engine
     assert isinstance(engine, NativeEngine)
-    return perplexity(engine, tokens)
+    return losses(engine, tokens)
 
 
 def main() -> None:
@@ -60,19 +75,25 @@ def main() -> None:
     parser.add_argument("--outliers", action="store_true")
     arguments = parser.parse_args()
     tokens = held_out_tokens(arguments.model, arguments.tokens)
-    with tempfile.TemporaryDirectory() as scratch:
+    # A last window of a few tokens would count as much as the others in the standard error.
+    tokens = tokens[: (len(tokens) - 1) // WINDOW * WINDOW + 1] if len(tokens) > WINDOW else tokens
+    table: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
         copies = {"original": arguments.model}
         if arguments.outliers:
-            copies["outliers"] = with_outliers(arguments.model, Path(scratch) / "outliers")
-        table = {
-            name: {kind: measure(path, kind, tokens, arguments.threads) for kind in arguments.precisions}
-            for name, path in copies.items()
-        }
-    first = arguments.precisions[0]
-    print(f"{'':10}" + "".join(f"{kind:>18}" for kind in arguments.precisions))
-    for name, row in table.items():
-        base = row[first]
-        print(f"{name:10}" + "".join(f"{value:10.4f} {value / base - 1:+7.2%}" for value in row.values()))
+            copies["outliers"] = with_outliers(arguments.model, Path(folder) / "outliers")
+        for name, path in copies.items():
+            base: Losses | None = None
+            for kind in arguments.precisions:
+                found = measure(path, kind, tokens, Path(folder), arguments.threads)
+                base = found if base is None else base
+                more = found - base
+                table.setdefault(name, {})[kind] = float(np.exp(found.mean()))
+                error = more.std(ddof=1) / np.sqrt(len(more)) if len(more) > 1 else float("nan")
+                print(
+                    f"{name:10}{kind:>10}{np.exp(found.mean()):10.4f} {np.expm1(more.mean()):+8.2%} ± {error:.2%}",
+                    flush=True,
+                )
     print(json.dumps({"tokens": len(tokens), "window": WINDOW, **table}))
 
 

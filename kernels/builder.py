@@ -22,29 +22,70 @@ A family's builder calls the methods of ``Builder`` in the order of the model's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
-from outrider.kernels.program import ABSENT, Activation, Cache, Format, Kind, Norm, Op, Program, Slice, Tensor, Weight
+from outrider.kernels.program import (
+    ABSENT,
+    FACTORS,
+    Activation,
+    Cache,
+    Format,
+    Kind,
+    Norm,
+    Op,
+    Program,
+    Slice,
+    Storage,
+    Tensor,
+    Weight,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How one tensor of a checkpoint is kept, where that is up to the checkpoint.
+
+    ``order`` names the order of its columns, where they come in one of their own: matrices with equal names share it.
+    """
+
+    format: Format
+    group: int = 0
+    storage: Storage | None = None
+    order: str = ""
+
+
+# How a matrix is kept, or (True) a table that is read row by row.
+Keeping = Callable[[Tensor, bool], Kept]
 
 
 @dataclass
 class Builder:
-    """Collects operations. ``precision`` is the format of matrices; embedding tables are bf16, or fp32 in fp32."""
+    """Collects operations. ``precision`` is the format of matrices.
+
+    Embedding tables, keys and values are bf16, or fp32 where activations are. Matrices of codes have a scale for every
+    ``group`` channels; 0 is the format's own way: four bits by FACTORS, eight in groups of 128.
+
+    Of a checkpoint that comes quantised ``keeping`` says how each matrix and table is kept. Matrices that are kept in
+    different ways are not stacked: each kind is a weight of its own, and its product goes to its part of the output.
+    """
 
     vocabulary: int
     context: int
     precision: Format
-    group: int = 128
+    group: int = 0
+    keeping: Keeping | None = None
     _ops: list[Op] = field(default_factory=list)
     _weights: list[Weight] = field(default_factory=list)
+    _numbers: dict[Weight, int] = field(default_factory=dict)
     _widths: list[int] = field(default_factory=list)
     _layers: int = 0
 
-    def embed(self, table: Tensor) -> Slice:
-        """The token's row of ``table``."""
+    def embed(self, table: Tensor, scale: float = 1.0) -> Slice:
+        """The token's row of ``table``, times ``scale``."""
         output = self._buffer(table.shape[1])
-        self._ops.append(Op(Kind.EMBED, output=output, weight=self._table(table)))
+        self._ops.append(Op(Kind.EMBED, output=output, weight=self._table(table, packed=True), scale=scale))
         return output
 
     def positions(self, x: Slice, table: Tensor, offset: int = 0) -> Slice:
@@ -53,12 +94,23 @@ class Builder:
         self._ops.append(Op(Kind.POSITION, x, output=output, weight=self._table(table), integer=offset))
         return output
 
-    def norm(self, x: Slice, weight: Tensor, *, kind: Norm, epsilon: float, bias: Tensor | None = None) -> Slice:
+    def norm(
+        self,
+        x: Slice,
+        weight: Tensor,
+        *,
+        kind: Norm,
+        epsilon: float,
+        bias: Tensor | None = None,
+        residual: Slice | None = None,
+    ) -> Slice:
+        """``x`` normalised, plus ``residual``."""
         output = self._buffer(x.width)
         self._ops.append(
             Op(
                 Kind.NORM,
                 x,
+                residual=residual or ABSENT,
                 output=output,
                 weight=self._vector([weight]),
                 bias=self._vector([bias]) if bias else -1,
@@ -70,7 +122,7 @@ class Builder:
         return output
 
     def head_norm(self, x: Slice, weight: Tensor, *, heads: int, epsilon: float) -> None:
-        """RMSNorm of every head by itself, in place (Qwen3's queries and keys)."""
+        """RMSNorm of every head by itself, in place (Qwen3's queries and keys); with one head, of the whole width."""
         op = Op(Kind.NORM, x, output=x, weight=self._vector([weight]), integer=Norm.RMS, heads=heads, epsilon=epsilon)
         self._ops.append(replace(op, head_size=x.width // heads))
 
@@ -83,40 +135,74 @@ class Builder:
         activation: Activation = Activation.NONE,
         residual: Slice | None = None,
         precision: Format | None = None,
+        scale: float = 1.0,
+        cap: float = 0.0,
     ) -> Slice:
-        """``activation(x W^T + b) + residual``, the matrices stacked: their outputs lie side by side in the result."""
-        weight = self._matrix(x.width, matrices, precision, gated=False)
+        """``activation(x W^T + b) * scale + residual``, the matrices stacked: their outputs lie side by side in the result.
+
+        ``cap`` (0: none) bounds what is scaled softly: cap * tanh(y / cap).
+        """
+        _check_columns(x.width, matrices)
         output = self._buffer(sum(matrix.count for matrix in matrices))
-        self._ops.append(
-            Op(
-                Kind.LINEAR,
-                x,
-                residual=residual or ABSENT,
-                output=output,
-                weight=weight,
-                bias=self._vector(biases) if biases else -1,
-                activation=activation,
+        if biases and len(biases) != len(matrices):
+            raise ValueError(f"{len(biases)} biases for {len(matrices)} matrices")
+        first = 0
+        for kept, run in groupby(range(len(matrices)), lambda index: self._kept(matrices[index], precision)):
+            indices = list(run)
+            stacked = [matrices[index] for index in indices]
+            width = sum(matrix.count for matrix in stacked)
+            self._ops.append(
+                Op(
+                    Kind.LINEAR,
+                    x,
+                    residual=residual.part(first, width) if residual else ABSENT,
+                    output=output.part(first, width),
+                    weight=self._matrix(stacked, kept, gated=False),
+                    bias=self._vector([biases[index] for index in indices]) if biases else -1,
+                    activation=activation,
+                    scale=scale,
+                    cap=cap,
+                )
             )
-        )
+            first += width
         return output
 
     def gated(self, x: Slice, gate: Tensor, up: Tensor, activation: Activation, *, biases: Sequence[Tensor] = ()) -> Slice:
         """``activation(x G^T + b) * (x U^T + c)``; ``biases`` are b and c."""
         if gate.count != up.count:
             raise ValueError(f"{gate.name} has {gate.count} rows, {up.name} {up.count}")
+        _check_columns(x.width, [gate, up])
+        kept = _joined({self._kept(gate, None), self._kept(up, None)})
+        if kept is None:
+            raise ValueError(f"{gate.name} and {up.name} are quantised in different ways, which the kernels cannot join")
         output = self._buffer(gate.count)
-        weight = self._matrix(x.width, [gate, up], None, gated=True)
+        weight = self._matrix([gate, up], kept, gated=True)
         bias = self._vector(biases) if biases else -1
         self._ops.append(Op(Kind.LINEAR, x, output=output, weight=weight, bias=bias, activation=activation))
         return output
 
-    def rope(self, x: Slice, frequencies: Sequence[float], *, heads: int, factor: float = 1.0) -> None:
-        """Rotates the halves of every head, in place. ``factor`` multiplies sine and cosine (yarn's attention factor)."""
-        weight = self._add(Weight(Format.FP32, 1, len(frequencies), values=tuple(frequencies), table=True))
+    def rope(
+        self,
+        x: Slice,
+        frequencies: Sequence[float],
+        *,
+        heads: int,
+        factor: float = 1.0,
+        long_frequencies: Sequence[float] = (),
+        longest: int = 0,
+    ) -> None:
+        """Rotates the halves of every head's first columns, two for each frequency, in place.
+
+        ``factor`` multiplies sine and cosine (yarn's attention factor). Rows of more than ``longest`` tokens take the long
+        frequencies, for all of their tokens.
+        """
         head_size = x.width // heads
-        if 2 * len(frequencies) != head_size:
-            raise ValueError(f"{len(frequencies)} frequencies for heads of {head_size}")
-        self._ops.append(Op(Kind.ROPE, x, output=x, weight=weight, heads=heads, head_size=head_size, scale=factor))
+        if 2 * len(frequencies) > head_size or (longest and len(long_frequencies) != len(frequencies)):
+            raise ValueError(f"{len(frequencies)} and {len(long_frequencies)} frequencies for heads of {head_size}")
+        weight = self._frequencies(frequencies)
+        long = self._frequencies(long_frequencies) if longest else -1
+        op = Op(Kind.ROPE, x, output=x, weight=weight, bias=long, heads=heads, head_size=head_size, scale=factor)
+        self._ops.append(replace(op, rotated=2 * len(frequencies), longest=longest))
 
     def attention(
         self,
@@ -128,8 +214,13 @@ class Builder:
         kv_heads: int,
         scale: float | None = None,
         window: int = 0,
+        cap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Slice:
-        """Causal attention over the row's cache, into which the keys and values go. One call is one layer's cache."""
+        """Causal attention over the row's cache, into which the keys and values go. One call is one layer's cache.
+
+        ``cap`` (0: none) bounds scores softly; ``sinks`` are scores, one for each head, that take weight from all tokens.
+        """
         head_size = query.width // heads
         if head_size % 8 or key.width != kv_heads * head_size or key.width != value.width or heads % kv_heads:
             raise ValueError(
@@ -143,15 +234,87 @@ class Builder:
                 key,
                 value,
                 output=output,
+                weight=self._vector([sinks]) if sinks else -1,
                 integer=self._layers,
                 heads=heads,
                 kv_heads=kv_heads,
                 head_size=head_size,
                 window=window,
                 scale=head_size**-0.5 if scale is None else scale,
+                cap=cap,
             )
         )
         self._layers += 1
+        return output
+
+    def route(self, scores: Slice, chosen: int, *, among_chosen: bool) -> Slice:
+        """The numbers of the ``chosen`` experts with the best scores, best first (of equals the first), then their weights.
+
+        These are a softmax's over all experts, or over the chosen ones.
+        """
+        output = self._buffer(2 * chosen)
+        op = Op(Kind.ROUTE, scores, output=output, heads=scores.width, kv_heads=chosen, integer=int(among_chosen))
+        self._ops.append(op)
+        return output
+
+    def experts(
+        self,
+        x: Slice,
+        route: Slice,
+        matrices: Sequence[Sequence[Tensor]],
+        *,
+        biases: Sequence[Sequence[Tensor]] = (),
+        gated: bool = False,
+        behind: bool = False,
+        activation: Activation = Activation.NONE,
+        scale: float = 1.0,
+        cap: float = 0.0,
+    ) -> Slice:
+        """For each of a token's experts the product with that expert's matrix (or gate and up), side by side.
+
+        ``behind``: ``x`` is itself what experts made of each token. ``scale`` and ``cap`` are a clamped activation's.
+        """
+        chosen, width = route.width // 2, sum(part.count for part in matrices[0]) // (2 if gated else 1)
+        kept = _joined({self._kept(part, None) for parts in matrices for part in parts})
+        if kept is None:
+            raise ValueError(f"{matrices[0][0].name} and other experts are kept in different ways, which cannot be joined")
+        output = self._buffer(chosen * _rounded(width))
+        numbers = [self._matrix(parts, kept, gated=gated) for parts in matrices]
+        shifts = [self._vector(parts) for parts in biases]
+        for found in (numbers, shifts):
+            if found != list(range(found[0], found[0] + len(found))) if found else False:
+                raise ValueError(f"the experts beside {matrices[0][0].name} share weights")
+        self._ops.append(
+            Op(
+                Kind.EXPERTS,
+                x,
+                key=route,
+                output=output,
+                weight=numbers[0],
+                bias=shifts[0] if shifts else -1,
+                activation=activation,
+                integer=int(behind),
+                heads=len(matrices),
+                kv_heads=chosen,
+                scale=scale,
+                cap=cap,
+            )
+        )
+        return output
+
+    def mix(self, products: Slice, route: Slice, width: int, *, residual: Slice | None = None, scale: float = 1.0) -> Slice:
+        """The sum of what a token's experts made of it, times their weights, times ``scale``, plus ``residual``."""
+        output, chosen = self._buffer(width), route.width // 2
+        if products.width != chosen * _rounded(width):
+            raise ValueError(f"{chosen} products of {width} columns in {products.width}")
+        op = Op(Kind.MIX, products, key=route, residual=residual or ABSENT, output=output, kv_heads=chosen, scale=scale)
+        self._ops.append(op)
+        return output
+
+    def gate(self, x: Slice, key: Slice, *, residual: Slice | None = None) -> Slice:
+        """``x`` times the logistic function of ``key``, which is one column, plus ``residual``."""
+        output = self._buffer(x.width)
+        self._ops.append(Op(Kind.GATE, x, key=key, residual=residual or ABSENT, output=output))
         return output
 
     def finish(self, logits: Slice) -> Program:
@@ -160,7 +323,7 @@ class Builder:
             raise ValueError(f"{logits.width} logits for a vocabulary of {self.vocabulary}")
         self._ops.append(Op(Kind.CHOOSE, logits))
         ops, buffers = _share_buffers(*_select(self._ops, self._widths))
-        cache = Cache.FP32 if self.precision is Format.FP32 else Cache.BF16
+        cache = Cache.FP32 if self.precision.fp32 else Cache.BF16
         return Program(ops, tuple(self._weights), buffers, self._layers, self.vocabulary, self.context, cache)
 
     def _buffer(self, width: int) -> Slice:
@@ -169,26 +332,63 @@ class Builder:
 
     def _add(self, weight: Weight) -> int:
         # Rope frequencies are asked for by every layer, a tied table twice: one copy each.
-        if weight in self._weights:
-            return self._weights.index(weight)
-        self._weights.append(weight)
-        return len(self._weights) - 1
+        if weight not in self._numbers:
+            self._numbers[weight] = len(self._weights)
+            self._weights.append(weight)
+        return self._numbers[weight]
 
-    def _table(self, table: Tensor) -> int:
-        format = Format.FP32 if self.precision is Format.FP32 else Format.BF16
+    def _table(self, table: Tensor, packed: bool = False) -> int:
+        """``packed``: it may be a matrix of codes, as a quantised checkpoint has it, and then the head's own where tied."""
+        format = Format.FP32 if self.precision.fp32 else Format.BF16
+        if self.keeping is not None:
+            kept = self.keeping(table, True)
+            if packed and kept.storage is not None and not kept.order:
+                return self._matrix([table], kept, gated=False)
+            format = Format.FP32 if kept.storage is not None else kept.format
         return self._add(Weight(format, table.count, table.shape[1], (table,), table=True))
+
+    def _frequencies(self, values: Sequence[float]) -> int:
+        return self._add(Weight(Format.FP32, 1, len(values), values=tuple(values), table=True))
 
     def _vector(self, parts: Sequence[Tensor]) -> int:
         return self._add(Weight(Format.FP32, 1, sum(part.count for part in parts), tuple(parts), table=True))
 
-    def _matrix(self, columns: int, parts: Sequence[Tensor], precision: Format | None, *, gated: bool) -> int:
-        for part in parts:
-            if len(part.shape) != 2 or part.shape[1] != columns:
-                raise ValueError(f"{part.name} has shape {part.shape}, its input has {columns} columns")
+    def _kept(self, matrix: Tensor, precision: Format | None) -> Kept:
+        if self.keeping is not None:
+            kept = self.keeping(matrix, False)
+            # A router's fp8 is dequantised where the router is fp32.
+            codes = kept.storage is not None and kept.format.integer
+            return kept if precision is None or codes else Kept(precision)
         format = self.precision if precision is None else precision
-        rows = sum(part.count for part in parts)
-        group = self.group if format.integer else 0
-        return self._add(Weight(format, rows, columns, tuple(parts), group=group, gated=gated))
+        if not format.integer:
+            return Kept(format)
+        if format in (Format.W4A8, Format.W4ABF16) and not self.group:
+            return Kept(format, 32, FACTORS)
+        return Kept(format, self.group or 128)
+
+    def _matrix(self, parts: Sequence[Tensor], kept: Kept, *, gated: bool) -> int:
+        rows, columns = sum(part.count for part in parts), parts[0].shape[1]
+        weight = Weight(kept.format, rows, columns, tuple(parts), group=kept.group, gated=gated)
+        return self._add(replace(weight, storage=kept.storage, ordered=bool(kept.order)))
+
+
+def _joined(kept: set[Kept]) -> Kept | None:
+    """How matrices are kept that one product joins: as they are, or as floats where they are of one type; else None."""
+    first = next(iter(kept))
+    if len(kept) == 1:
+        return first
+    return None if first.format.integer or {each.format for each in kept} != {first.format} else Kept(first.format)
+
+
+def _rounded(width: int) -> int:
+    """Columns from one product of a token to the next."""
+    return -(-width // 16) * 16
+
+
+def _check_columns(columns: int, parts: Sequence[Tensor]) -> None:
+    for part in parts:
+        if len(part.shape) != 2 or part.shape[1] != columns:
+            raise ValueError(f"{part.name} has shape {part.shape}, its input has {columns} columns")
 
 
 # What needs all of a batch's tokens: positions' own inputs, and the attention, which keeps their keys and values.

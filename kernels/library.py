@@ -13,9 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 8
+ABI_VERSION = 15
 # Raised whenever packed weights look different; a number of its own, since packing a large model takes a minute.
-PACKING_VERSION = 6
+PACKING_VERSION = 9
 LIBRARY_NAME = "liboutrider_kernels.so"
 STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "unsupported", "not finite")
 
@@ -53,6 +53,22 @@ class WeightStructure(Structure):
         ("group", c_int32),
         ("gated", c_int32),
         ("table", c_int32),
+        ("codes", c_int32),
+        ("scales", c_int32),
+        ("zeros", c_int32),
+        ("ordered", c_int32),
+    )
+
+
+class QuantisedStructure(Structure):
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("zeros", c_void_p),
+        ("sub_scales", c_void_p),
+        ("minima", c_void_p),
+        ("sub_minima", c_void_p),
+        ("group", c_int32),
     )
 
 
@@ -72,8 +88,11 @@ class OpStructure(Structure):
         ("kv_heads", c_int32),
         ("head_size", c_int32),
         ("window", c_int32),
+        ("rotated", c_int32),
+        ("longest", c_int32),
         ("epsilon", c_float),
         ("scale", c_float),
+        ("cap", c_float),
     )
 
 
@@ -139,10 +158,14 @@ class BatchStructure(Structure):
         ("logprobs", c_void_p),
         ("logprob_tokens", c_void_p),
         ("logprob_values", c_void_p),
+        ("masks", c_void_p),
+        ("mask_of", c_void_p),
+        ("masks_ready", c_void_p),
+        ("mask_words", c_int32),
     )
 
 
-class RunStructure(Structure):
+class DecodeStructure(Structure):
     _fields_ = (
         ("feeds", c_int32),
         ("rows", c_void_p),
@@ -152,7 +175,7 @@ class RunStructure(Structure):
         ("end_counts", c_void_p),
         ("ends", c_void_p),
         ("reach", c_void_p),
-        ("doubt", c_void_p),
+        ("miss_factor", c_void_p),
         ("bounds", c_void_p),
         ("usual", c_void_p),
         ("least_chance", c_double),
@@ -169,6 +192,7 @@ class RunStructure(Structure):
 
 
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "outrider_number": (c_int64, (c_char_p,)),
     "outrider_message": (c_char_p, ()),
     "outrider_isa": (c_char_p, ()),
     "outrider_isa_available": (c_char_p, ()),
@@ -177,6 +201,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_stream_read": (c_uint64, (c_void_p, c_int64, c_int32)),
     "outrider_packed_bytes": (c_int64, (POINTER(WeightStructure),)),
     "outrider_pack_rows": (c_int32, (POINTER(WeightStructure), c_int32, c_int32, c_void_p, c_int32, c_int64)),
+    "outrider_pack_codes": (c_int32, (POINTER(WeightStructure), c_int32, c_int32, POINTER(QuantisedStructure))),
+    "outrider_pack_order": (c_int32, (POINTER(WeightStructure), c_void_p)),
     "outrider_engine_create": (c_int32, (POINTER(ProgramStructure), POINTER(OptionsStructure), POINTER(c_void_p))),
     "outrider_engine_destroy": (None, (c_void_p,)),
     "outrider_engine_threads": (c_int32, (c_void_p, c_int32, c_void_p)),
@@ -188,7 +214,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_row_length": (c_int32, (c_void_p, c_int32)),
     "outrider_cache_use": (None, (c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int32))),
     "outrider_forward": (c_int32, (c_void_p, POINTER(BatchStructure))),
-    "outrider_run_on": (c_int32, (c_void_p, POINTER(RunStructure))),
+    "outrider_decode": (c_int32, (c_void_p, POINTER(DecodeStructure))),
     "outrider_choose": (
         c_int32,
         (
@@ -197,6 +223,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             POINTER(SamplingStructure),
             c_void_p,
             *2 * (c_int32,),
+            c_void_p,
             *2 * (POINTER(c_int32),),
             *2 * (c_void_p,),
         ),

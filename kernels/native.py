@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from ctypes import byref, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from math import nan
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from outrider.kernels.library import (
     BatchStructure,
+    DecodeStructure,
     OpStructure,
     OptionsStructure,
     ProgramStructure,
-    RunStructure,
     SamplingStructure,
     SliceStructure,
     WeightStructure,
@@ -78,16 +78,16 @@ def _slice(slice: Slice) -> SliceStructure:
 def _op(op: Op) -> OpStructure:
     slices = (_slice(s) for s in (op.input, op.key, op.value, op.residual, op.output))
     numbers = (op.weight, op.bias, int(op.activation), op.integer, op.heads, op.kv_heads, op.head_size, op.window)
-    return OpStructure(int(op.kind), *slices, *numbers, op.epsilon, op.scale)
+    return OpStructure(int(op.kind), *slices, *numbers, op.rotated, op.longest, op.epsilon, op.scale, op.cap)
 
 
 @dataclass(frozen=True, slots=True)
-class Feeding:
+class NativeFeed:
     """One row's part of a batch: ``tokens`` to append, a choice after each of the last ``choose``, logits likewise.
 
     ``logprobs`` of 0 or more asks for each choice's log-probability and for those of as many of the likeliest tokens.
     ``branches`` are (after, token): a choice is also wanted after the first ``after`` tokens and this one in place of the
-    next.
+    next. With ``first_mask`` of 0 or more, the choices (not those of branches) have the pass's masks from that one on.
     """
 
     row: int
@@ -96,11 +96,20 @@ class Feeding:
     logits: int = 0
     logprobs: int = -1
     branches: Sequence[tuple[int, int]] = ()
+    first_mask: int = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What one feed brought: tokens, their leads over the second best, and the logits asked for; branches' behind its own.
+class NativeMasks:
+    """Which tokens may be chosen: of each mask, bit t % 32 of word t / 32 for token t. ``ready[0]`` is 1 when made."""
+
+    words: NDArray[np.uint32]
+    ready: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOutput:
+    """What one feed brought: tokens, their margins over the second best, and the logits asked for; its branches' come last.
 
     ``logprobs`` holds, where asked for, (token, log-probability) pairs for each choice: its own, then the likeliest.
     """
@@ -112,7 +121,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class SelfFeeding:
+class NativeDecodeFeed:
     """A row that goes on by itself: fed ``tokens``, then what it chose last, up to ``most`` choices or one of ``ends``."""
 
     row: int
@@ -120,16 +129,16 @@ class SelfFeeding:
     most: int
     ends: Collection[int] = ()
     reach: float = 1.0
-    doubt: float = 1.0
+    miss_factor: float = 1.0
 
 
-# Tokens, their leads over the second best, and these (-1: there is none).
+# Tokens, their margins over the second best, and these (-1: there is none).
 Choices = tuple[list[int], list[float], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Stopping:
-    """How a choice's margin lowers its row's reach, and when a row stops, or all of them (see ``outrider_run``)."""
+class NativeStopRule:
+    """How a choice's margin lowers its row's reach, and when a row stops, or all of them (see outrider_kernels.h)."""
 
     bounds: Sequence[float] = ()
     usual: Sequence[float] = (1.0,)
@@ -209,8 +218,8 @@ class NativeModel:
         load().outrider_cache_use(self._engine, byref(held), byref(used), byref(tokens))
         return held.value, used.value, tokens.value
 
-    def forward(self, feeds: Sequence[Feeding]) -> list[Answer]:
-        """One pass over all feeds together; the answers stand in the same order.
+    def forward(self, feeds: Sequence[NativeFeed], masks: NativeMasks | None = None) -> list[NativeOutput]:
+        """One pass over all feeds together; the answers stand in the same order. A choice is -1 where its mask allows none.
 
         A pass leaves nothing of ours in the processor's caches, and a small model's takes 2 ms: what surrounds it counts.
         """
@@ -241,16 +250,20 @@ class NativeModel:
             batch.logits, batch.logprobs = _address(asked, 3 * len(feeds)), _address(asked, 4 * len(feeds))
             batch.logits_out = details.logits.ctypes.data
             batch.logprob_tokens, batch.logprob_values = _address(details.likeliest), _address(details.values)
+        if masks is not None:
+            mask_of = array("i", _masks_of(feeds))
+            batch.masks, batch.mask_words = masks.words.ctypes.data, masks.words.shape[1]
+            batch.mask_of, batch.masks_ready = _address(mask_of), masks.ready.ctypes.data
         check(load().outrider_forward(self._engine, byref(batch)))
         answers, start = [], 0
         for feed, count in zip(feeds, choices, strict=True):
             place = slice(start, start + count)
             logits, logprobs = (self._no_logits, []) if details is None else details.take(feed, count)
-            answers.append(Answer(chosen[place].tolist(), margins[place].tolist(), logits, logprobs))
+            answers.append(NativeOutput(chosen[place].tolist(), margins[place].tolist(), logits, logprobs))
             start += count
         return answers
 
-    def run_on(self, feeds: Sequence[SelfFeeding], stopping: Stopping) -> tuple[list[Choices], list[float]]:
+    def decode(self, feeds: Sequence[NativeDecodeFeed], stopping: NativeStopRule) -> tuple[list[Choices], list[float]]:
         """The choices of each feed, and the seconds of each pass: in pass p are the rows that make more than p choices."""
         if not feeds:
             return [], []
@@ -263,7 +276,7 @@ class NativeModel:
         ends_at = len(asked)
         for feed in feeds:
             asked.extend(feed.ends)
-        beliefs = array("d", [feed.reach for feed in feeds] + [feed.doubt for feed in feeds])
+        beliefs = array("d", [feed.reach for feed in feeds] + [feed.miss_factor for feed in feeds])
         spans_at = len(beliefs)
         beliefs.extend(stopping.bounds)
         beliefs.extend(stopping.usual)
@@ -271,15 +284,15 @@ class NativeModel:
         runners_up = array("i", chosen)
         margins, seconds = array("d", bytes(8 * count * stride)), array("d", bytes(8 * stride))
         rows, counts, most, end_counts, tokens = (_address(asked, index * count) for index in range(5))
-        ends, reach, doubt = _address(asked, ends_at), _address(beliefs), _address(beliefs, count)
+        ends, reach, miss_factor = _address(asked, ends_at), _address(beliefs), _address(beliefs, count)
         bounds, usual = _address(beliefs, spans_at), _address(beliefs, spans_at + len(stopping.bounds))
         least = (stopping.least_chance, stopping.least_reach, stopping.least_sum)
         numbers = (*least, len(stopping.usual), stride)
         outputs = (_address(made), _address(chosen), _address(runners_up), _address(margins), _address(seconds))
-        run = RunStructure(
-            count, rows, counts, tokens, most, end_counts, ends, reach, doubt, bounds, usual, *numbers, *outputs
+        run = DecodeStructure(
+            count, rows, counts, tokens, most, end_counts, ends, reach, miss_factor, bounds, usual, *numbers, *outputs
         )
-        check(load().outrider_run_on(self._engine, byref(run)))
+        check(load().outrider_decode(self._engine, byref(run)))
         places = [slice(at * stride, at * stride + choices) for at, choices in enumerate(made)]
         made_of = [(chosen[place].tolist(), margins[place].tolist(), runners_up[place].tolist()) for place in places]
         return made_of, seconds[: max(made)].tolist()
@@ -300,6 +313,12 @@ class NativeModel:
         self.close()
 
 
+def _masks_of(feeds: Sequence[NativeFeed]) -> Iterator[int]:
+    for feed in feeds:
+        yield from range(feed.first_mask, feed.first_mask + feed.choose) if feed.first_mask >= 0 else [-1] * feed.choose
+        yield from [-1] * len(feed.branches)
+
+
 def _address(values: array[Any], index: int = 0) -> int:
     return values.buffer_info()[0] + index * values.itemsize
 
@@ -307,7 +326,7 @@ def _address(values: array[Any], index: int = 0) -> int:
 class _Details:
     """What a pass is asked for beside choices: logits, and log-probabilities. Taken feed by feed, in their order."""
 
-    def __init__(self, feeds: Sequence[Feeding], choices: Sequence[int], vocabulary: int) -> None:
+    def __init__(self, feeds: Sequence[NativeFeed], choices: Sequence[int], vocabulary: int) -> None:
         # A choice takes one place for itself, and one for each of the likeliest.
         places = [count * (1 + max(-1, feed.logprobs)) for count, feed in zip(choices, feeds, strict=True)]
         # An empty array has no address, so nothing is asked for that would go into one.
@@ -317,7 +336,7 @@ class _Details:
         self.likeliest, self.values = array("i", [-1]) * sum(places), array("d", [nan]) * sum(places)
         self._position = self._place = 0
 
-    def take(self, feed: Feeding, choices: int) -> tuple[NDArray[np.float32], list[list[tuple[int, float]]]]:
+    def take(self, feed: NativeFeed, choices: int) -> tuple[NDArray[np.float32], list[list[tuple[int, float]]]]:
         position, place, size = self._position, self._place, 1 + max(-1, feed.logprobs)
         self._position += max(0, feed.logits)
         self._place += choices * size
@@ -336,9 +355,14 @@ def log_probabilities(logits: NDArray[np.float32], chosen: int, count: int) -> l
 
 
 def choose(
-    logits: NDArray[np.float32], sampling: Any, history: Sequence[int], prompt: int, with_scores: bool = True
+    logits: NDArray[np.float32],
+    sampling: Any,
+    history: Sequence[int],
+    prompt: int,
+    with_scores: bool = True,
+    mask: NDArray[np.uint32] | None = None,
 ) -> tuple[int, int, float, NDArray[np.float64]]:
-    """The sampler alone: the token after ``history``, the runner-up, the lead, the scores before the noise. For tests."""
+    """The sampler alone: the token after ``history``, the runner-up, the margin, the scores before the noise. For tests."""
     values = np.ascontiguousarray(logits, np.float32)
     past = np.asarray(history, np.int32)
     scores = np.full(values.size, np.nan)
@@ -353,6 +377,7 @@ def choose(
             past.ctypes.data,
             past.size,
             prompt,
+            None if mask is None else mask.ctypes.data,
             byref(chosen),
             byref(runner_up),
             margin.ctypes.data,

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.library import WeightStructure, check, load
+from outrider.kernels.library import QuantisedStructure, WeightStructure, check, load
 from outrider.kernels.program import Weight
+from outrider.kernels.quantised import QuantisedRows, Values
+from outrider.kernels.storage import geometry
 
 
 class Memory:
@@ -39,9 +41,10 @@ def stream_read(address: int, size: int, streams: int) -> int:
 
 
 def weight_structure(weight: Weight, address: int | None) -> WeightStructure:
-    return WeightStructure(
-        address, int(weight.format), weight.rows, weight.columns, weight.group, int(weight.gated), int(weight.table)
-    )
+    stored = weight.stored
+    shape = (weight.rows, weight.columns, weight.group, int(weight.gated), int(weight.table))
+    storage = (int(stored.codes), int(stored.scales), int(stored.zeros), int(weight.ordered))
+    return WeightStructure(address, int(weight.format), *shape, *storage)
 
 
 def packed_bytes(weight: Weight) -> int:
@@ -67,3 +70,43 @@ def pack_rows(weight: Weight, address: int, first_row: int, source: NDArray[Any]
     stride = source.strides[0] // width
     arguments = (first_row, source.shape[0], source.ctypes.data, SOURCE_TYPES[source_type], stride)
     check(load().outrider_pack_rows(byref(structure), *arguments))
+
+
+def pack_codes(weight: Weight, address: int, first_row: int, rows: QuantisedRows) -> None:
+    """Packs rows that are quantised already as rows ``first_row``.. of the weight, every number as it is.
+
+    The weight's storage and group are those that ``storage.storage_for`` names for the rows' scheme.
+    """
+    levels = rows.levels
+    groups = -(-weight.columns // rows.scheme.group)
+    supers = -(-weight.columns // geometry(weight).block)
+    count = len(rows.codes)
+
+    def array(values: NDArray[Any] | None, type: type, columns: int) -> NDArray[Any] | None:
+        if values is None:
+            return None
+        if values.shape != (count, columns):
+            raise ValueError(f"an array of {values.shape} where {count} rows of {columns} belong")
+        return np.ascontiguousarray(values, type)
+
+    arrays = [
+        array(rows.codes, np.uint8, weight.columns),
+        array(rows.scales, np.float32, groups) if levels is None else array(levels.super_scales, np.float32, supers),
+        array(rows.zeros, np.uint8, groups)
+        if rows.scheme.values is Values.INTEGER and rows.minima is None and levels is None
+        else None,
+        array(levels.sub_scales, np.int16, groups) if levels else None,
+        array(rows.minima, np.float32, groups) if levels is None else array(levels.super_minima, np.float32, supers),
+        array(levels.sub_minima, np.int16, groups) if levels else None,
+    ]
+    pointers = [None if values is None else values.ctypes.data for values in arrays]
+    source = QuantisedStructure(*pointers, rows.scheme.group)
+    check(load().outrider_pack_codes(byref(weight_structure(weight, address)), first_row, count, byref(source)))
+
+
+def pack_order(weight: Weight, address: int, order: NDArray[np.int32]) -> None:
+    """Packs which input channel each column of an ordered weight multiplies."""
+    values = np.ascontiguousarray(order, np.int32)
+    if values.shape != (weight.columns,):
+        raise ValueError(f"an order of {values.shape} for {weight.columns} columns")
+    check(load().outrider_pack_order(byref(weight_structure(weight, address)), values.ctypes.data))

@@ -5,13 +5,13 @@ bits, one word for each of its rows. The last tile's missing rows are zero. Of a
 rows of the gate, then the same 16 rows of up.
 
 - FP32: line c is column c.
-- BF16: line c holds columns 2c (lower half of the word) and 2c + 1 (upper half).
-- W4A8: for every group of channels one line of headers, then one line for every 8 channels: byte b of a word has channel b
-  in its lower and channel b + 4 in its upper nibble. A header is the group's scale, an fp32 whose lower 8 bits are replaced
-  by the zero point 0..15. A weight is (nibble - zero point) * scale. The last group may be shorter.
-- W8A8: likewise with two lines for every 8 channels, channels 0..3 and 4..7; the zero point is always 128.
+- BF16, FP16: line c holds columns 2c (lower half of the word) and 2c + 1 (upper half).
+- Formats with codes (W4A8, W8A8, W4ABF16, W8AF32) store unsigned codes with a scale for every group of channels, in one of
+  the ways that storage.py defines. Floats are rounded to the first of these, WORDS: (code - zero point) * scale, with codes
+  of 4 bits and a zero point 0..15, or of 8 bits and one of 128. At group 128 that is 4.25 bits a weight, or 8.25. They can
+  also be rounded to FACTORS, by a search: 4.5 bits.
 
-At group 128 that is 4.25 bits a weight for W4A8. Tables and vectors are plain rows of fp32 or bf16.
+Tables and vectors are plain rows of fp32, bf16 or fp16.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.program import Format, Program, Weight
+from outrider.kernels import storage
+from outrider.kernels.program import FACTORS, Codes, Format, Program, Scales, Weight
+from outrider.kernels.quantised import Levels, QuantisedRows, Scheme
+from outrider.kernels.storage import ALIGNMENT, BLOCK, BY_FACTORS, LEAST_FACTOR, MOST_FACTOR, TILE_ROWS, tile_order
 
-TILE_ROWS = 32
-HALF_TILE = 16
-ALIGNMENT = 64
 # Below this a group is as good as zero, and a division by its scale would overflow.
 SMALLEST_SCALE = np.float32(1e-30)
+
+# What the largest scale of a block's groups may become, in the block's scales.
+LARGEST_FACTORS = np.array([17, 16, 15], np.float32)
+# Into so many steps a group's range is divided first.
+TRIES = np.float32(14) + np.float32(0.2) * np.arange(11, dtype=np.float32)
 
 Matrix = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -43,27 +48,22 @@ def from_bf16(halves: NDArray[np.uint16]) -> Matrix:
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def tile_order(weight: Weight) -> NDArray[np.int64]:
-    """For every row of every tile the matrix row that it holds, -1 where none: shape (tiles, 32)."""
-    if not weight.gated:
-        order = np.full(-(-weight.rows // TILE_ROWS) * TILE_ROWS, -1)
-        order[: weight.rows] = np.arange(weight.rows)
-        return order.reshape(-1, TILE_ROWS)
-    half = weight.rows // 2
-    part = np.full(-(-half // HALF_TILE) * HALF_TILE, -1)
-    part[:half] = np.arange(half)
-    gate = part.reshape(-1, HALF_TILE)
-    return np.concatenate([gate, np.where(gate < 0, -1, gate + half)], axis=1)
+def to_halves(format: Format, x: Matrix) -> NDArray[np.uint16]:
+    return to_bf16(x) if format is Format.BF16 else np.ascontiguousarray(x, np.float32).astype(np.float16).view(np.uint16)
 
 
-def quantise(rows: Matrix, format: Format, group: int) -> tuple[NDArray[np.uint8], Words]:
-    """Unsigned weights [rows, columns] and headers [rows, groups]. Rounds to nearest; the range always contains zero."""
+def from_halves(format: Format, halves: NDArray[np.uint16]) -> Matrix:
+    return from_bf16(halves) if format is Format.BF16 else halves.view(np.float16).astype(np.float32)
+
+
+def quantise(rows: Matrix, codes: Codes, group: int) -> QuantisedRows:
+    """To nearest, in WORDS' terms; the range always contains zero."""
     groups = -(-rows.shape[1] // group)
     padded = np.zeros((rows.shape[0], groups * group), np.float32)
     padded[:, : rows.shape[1]] = rows
     blocks = padded.reshape(rows.shape[0], groups, group)
     low, high = np.minimum(blocks.min(axis=2), np.float32(0)), np.maximum(blocks.max(axis=2), np.float32(0))
-    four = format is Format.W4A8
+    four = codes is Codes.INT4
     wanted = (high - low) / np.float32(15) if four else np.maximum(high, -low) / np.float32(127)
     empty = ~(wanted > SMALLEST_SCALE)
     # Rounded upwards, so that the range still fits.
@@ -75,16 +75,112 @@ def quantise(rows: Matrix, format: Format, group: int) -> tuple[NDArray[np.uint8
     bounds = (0, 15) if four else (1, 255)
     values = np.clip(np.rint(blocks / scale[..., None]) + zero[..., None], *bounds)
     values = np.where(empty[..., None], zero[..., None], values)
-    headers = words | zero.astype(np.uint32)
-    return values.reshape(rows.shape[0], -1)[:, : rows.shape[1]].astype(np.uint8), headers
+    scheme = Scheme("rounded to nearest", 4 if four else 8, group, symmetric=False, scale_type="F32")
+    flat = values.reshape(rows.shape[0], -1)[:, : rows.shape[1]].astype(np.uint8)
+    return QuantisedRows(scheme, flat, words.view(np.float32), zero.astype(np.uint8))
+
+
+def quantise_factors(rows: Matrix) -> QuantisedRows:
+    """Four bits in groups of 32, as (code * factor - offset) * scale, the scale that of 128 channels.
+
+    Each group's scale and minimum are fitted first. Then of a few scales for the block, each as large as makes the largest
+    factor one of LARGEST_FACTORS, the one is kept with which the block's errors are least. Errors weigh by the square of
+    the weight plus its group's mean square.
+    """
+    count, columns = rows.shape
+    groups, blocks = -(-columns // 32), -(-columns // BLOCK)
+    padded = np.zeros((count, blocks * BLOCK), np.float32)
+    padded[:, :columns] = rows
+    x = padded.reshape(count, blocks, 4, 32)
+    scales, minima = (each.reshape(count, blocks, 4) for each in _fit(padded.reshape(count, -1, 32)))
+    largest: Matrix = np.abs(x).max(axis=(2, 3))
+    unit: Matrix = np.where(largest > 0, largest, np.float32(1))
+    z: Matrix = np.divide(x, unit[..., None, None], dtype=np.float32)
+    weight: Matrix = (_lane_sum(z * z) / np.float32(32))[..., None] + z * z
+    least: Matrix = np.full((count, blocks), np.inf, np.float32)
+    scale: Matrix = np.zeros((count, blocks), np.float32)
+    factors: Matrix = np.full(scales.shape, LEAST_FACTOR, np.float32)
+    offsets: Matrix = np.zeros(scales.shape, np.float32)
+    codes: Matrix = np.zeros(x.shape, np.float32)
+    for most in LARGEST_FACTORS:
+        wanted: Matrix = np.maximum(scales.max(axis=2) / most, minima.max(axis=2) / np.float32(255))
+        there = wanted > SMALLEST_SCALE
+        tried: Matrix = np.where(there, from_bf16(to_bf16(wanted)), np.float32(1))
+        factor: Matrix = np.clip(np.rint(scales / tried[..., None]), LEAST_FACTOR, MOST_FACTOR)
+        offset: Matrix = np.clip(np.rint(minima / tried[..., None]), 0, 255)
+        code: Matrix = np.rint((x / tried[..., None, None] + offset[..., None]) / factor[..., None])
+        code = np.clip(code, 0, 15)
+        gone: Matrix = (code * factor[..., None] - offset[..., None]) * (tried / unit)[..., None, None] - z
+        errors, error = _lane_sum(weight * (gone * gone)), np.zeros_like(least)
+        for group in range(4):
+            error = error + errors[..., group]
+        better = there & (error < least)
+        least, scale = np.where(better, error, least), np.where(better, tried, scale)
+        factors = np.where(better[..., None], factor, factors)
+        offsets = np.where(better[..., None], offset, offsets)
+        codes = np.where(better[..., None, None], code, codes)
+    by_group: Matrix = np.repeat(scale, 4, axis=1)[:, :groups]
+    factors, offsets = (each.reshape(count, -1)[:, :groups] for each in (factors, offsets))
+    flat = codes.reshape(count, -1)[:, :columns].astype(np.uint8)
+    levels = Levels(scale, factors.astype(np.int16), sub_minima=offsets.astype(np.int16))
+    zeros = np.zeros((count, groups), np.uint8)
+    return QuantisedRows(BY_FACTORS, flat, by_group * factors, zeros, by_group * offsets, levels)
+
+
+def _fit(blocks: Matrix) -> tuple[Matrix, Matrix]:
+    """Scales and minima of groups [..., 32]."""
+    low, high = np.minimum(blocks.min(axis=2), np.float32(0)), np.maximum(blocks.max(axis=2), np.float32(0))
+    unit = (high - low) / np.float32(15)
+    empty = ~(unit > SMALLEST_SCALE)
+    unit = np.where(empty, np.float32(1), unit)
+    y, start = (blocks / unit[..., None]).astype(np.float32), low / unit
+    weight: Matrix = ((_lane_sum(y * y) / np.float32(32))[..., None] + y * y).astype(np.float32)
+    sw, sx = _lane_sum(weight), _lane_sum(weight * y)
+    best = np.full_like(unit, -np.inf)
+    best_scale, best_minimum = np.ones_like(unit), -start
+    for steps in TRIES:
+        codes = np.clip(np.rint((y - start[..., None]) * (steps / np.float32(15))), 0, 15).astype(np.float32)
+        weighed = weight * codes
+        sl, sl2, sxl = _lane_sum(weighed), _lane_sum(weighed * codes), _lane_sum(weighed * y)
+        determinant = sw * sl2 - sl * sl
+        solvable = determinant > 0
+        determinant = np.where(solvable, determinant, np.float32(1))
+        s, m = (sw * sxl - sx * sl) / determinant, (sl * sxl - sl2 * sx) / determinant
+        s = np.where(m < 0, sxl / np.where(sl2 > 0, sl2, np.float32(1)), s)
+        m = np.where(m < 0, np.float32(0), m)
+        # What the squared error is less than that of weights that are all zero.
+        gain = np.float32(2) * (s * sxl - m * sx) - (s * s * sl2 - np.float32(2) * s * m * sl + m * m * sw)
+        better = solvable & (gain > best) & (s > 0)
+        best = np.where(better, gain, best)
+        best_scale, best_minimum = np.where(better, s, best_scale), np.where(better, m, best_minimum)
+    nothing = np.float32(0)
+    return np.where(empty, nothing, best_scale * unit), np.where(empty, nothing, best_minimum * unit)
+
+
+def _lane_sum(values: Matrix) -> Matrix:
+    """Over the last axis in the kernels' order: sixteen lanes, which are then folded in halves."""
+    lanes = values.reshape(*values.shape[:-1], -1, 16)
+    total = np.zeros((*lanes.shape[:-2], 16), np.float32)
+    for index in range(lanes.shape[-2]):
+        total = total + lanes[..., index, :]
+    while total.shape[-1] > 1:
+        half = total.shape[-1] // 2
+        total = total[..., :half] + total[..., half:]
+    return np.asarray(total[..., 0])
 
 
 def pack(weight: Weight, matrix: Matrix) -> NDArray[np.uint8]:
     """The packed bytes of a whole weight (rows of a matrix stacked, gate over up)."""
     if weight.table:
         flat = np.ascontiguousarray(matrix, np.float32).reshape(-1)
-        raw = (flat if weight.format is Format.FP32 else to_bf16(flat)).view(np.uint8)
+        raw = (flat if weight.format is Format.FP32 else to_halves(weight.format, flat)).view(np.uint8)
         return np.pad(raw, (0, -raw.size % ALIGNMENT))
+    if weight.stored.codes is not Codes.NONE:
+        if weight.stored == FACTORS:
+            return storage.pack(weight, quantise_factors(matrix))
+        if weight.stored.scales is not Scales.WORDS:
+            raise ValueError(f"floats are not rounded to {weight.stored}")
+        return storage.pack(weight, quantise(matrix, weight.stored.codes, weight.group))
     order = tile_order(weight)
     tiles = np.where((order < 0)[..., None], np.uint32(0), _lines(weight, matrix)[order])
     return np.ascontiguousarray(tiles.swapaxes(1, 2)).view(np.uint8).reshape(-1)
@@ -95,59 +191,27 @@ def _lines(weight: Weight, matrix: Matrix) -> Words:
     rows, columns = matrix.shape
     if weight.format is Format.FP32:
         return np.ascontiguousarray(matrix, np.float32).view(np.uint32)
-    if weight.format is Format.BF16:
-        halves = np.zeros((rows, -(-columns // 2) * 2), np.uint16)
-        halves[:, :columns] = to_bf16(matrix)
-        return halves.view(np.uint32)
-    values, headers = quantise(matrix, weight.format, weight.group)
-    padded = np.zeros((rows, -(-columns // 8) * 8), np.uint8)
-    padded[:, :columns] = values
-    pieces = []
-    for index, start in enumerate(range(0, columns, weight.group)):
-        pieces.append(headers[:, index : index + 1])
-        channels = padded[:, start : start + weight.group]
-        if weight.format is Format.W4A8:
-            eights = channels.reshape(rows, -1, 2, 4)
-            channels = (eights[:, :, 0] | (eights[:, :, 1] << 4)).reshape(rows, -1)
-        pieces.append(np.ascontiguousarray(channels).view(np.uint32))
-    return np.concatenate(pieces, axis=1)
+    halves = np.zeros((rows, -(-columns // 2) * 2), np.uint16)
+    halves[:, :columns] = to_halves(weight.format, matrix)
+    return halves.view(np.uint32)
 
 
 def unpack(weight: Weight, packed: NDArray[np.uint8]) -> Matrix:
     """The matrix that the packed bytes stand for."""
     if weight.table:
         fp32 = weight.format is Format.FP32
-        flat = packed.view(np.float32) if fp32 else from_bf16(packed.view(np.uint16))
+        flat = packed.view(np.float32) if fp32 else from_halves(weight.format, packed.view(np.uint16))
         return flat[: weight.rows * weight.columns].reshape(weight.rows, weight.columns)
+    if weight.stored.codes is not Codes.NONE:
+        numbers = storage.unpack(weight, packed)
+        return numbers if weight.format.integer else from_bf16(to_bf16(numbers))
     order = tile_order(weight)
     tiles = packed.view(np.uint32).reshape(order.shape[0], -1, TILE_ROWS).swapaxes(1, 2)
     lines = np.zeros((weight.rows, tiles.shape[2]), np.uint32)
     lines[order[order >= 0]] = tiles[order >= 0]
     if weight.format is Format.FP32:
         return lines.view(np.float32)
-    if weight.format is Format.BF16:
-        return from_bf16(lines.view(np.uint16))[:, : weight.columns]
-    values, scales, zeros = split(weight, lines)
-    return (values - zeros) * scales
-
-
-def split(weight: Weight, lines: Words) -> tuple[Matrix, Matrix, Matrix]:
-    """Unsigned weights, scales and zero points of integer lines, each spread to (rows, columns)."""
-    values, scales, zeros = [], [], []
-    line = 0
-    for start in range(0, weight.columns, weight.group):
-        channels = min(weight.group, weight.columns - start)
-        header = np.repeat(lines[:, line : line + 1], channels, axis=1)
-        scales.append((header & np.uint32(0xFFFFFF00)).view(np.float32))
-        zeros.append((header & np.uint32(0xFF)).astype(np.float32))
-        count = -(-channels // 8) * (1 if weight.format is Format.W4A8 else 2)
-        body = np.ascontiguousarray(lines[:, line + 1 : line + 1 + count]).view(np.uint8)
-        if weight.format is Format.W4A8:
-            fours = body.reshape(body.shape[0], -1, 4)
-            body = np.concatenate([fours & 15, fours >> 4], axis=2).reshape(body.shape[0], -1)
-        values.append(body[:, :channels].astype(np.float32))
-        line += 1 + count
-    return np.concatenate(values, axis=1), np.concatenate(scales, axis=1), np.concatenate(zeros, axis=1)
+    return from_halves(weight.format, lines.view(np.uint16))[:, : weight.columns]
 
 
 def packed_size(weight: Weight) -> int:
@@ -155,18 +219,13 @@ def packed_size(weight: Weight) -> int:
     if weight.table:
         size = weight.rows * weight.columns * (4 if weight.format is Format.FP32 else 2)
         return size + -size % ALIGNMENT
-    groups = -(-weight.columns // weight.group) if weight.group else 0
-    eights = -(-weight.columns // 8)
-    lines = {
-        Format.FP32: weight.columns,
-        Format.BF16: -(-weight.columns // 2),
-        Format.W4A8: groups + eights,
-        Format.W8A8: groups + 2 * eights,
-    }[weight.format]
+    if weight.stored.codes is not Codes.NONE:
+        return storage.packed_size(weight)
+    lines = weight.columns if weight.format is Format.FP32 else -(-weight.columns // 2)
     return len(tile_order(weight)) * lines * TILE_ROWS * 4
 
 
-def layout(program: Program) -> tuple[list[int], int]:
+def weight_offsets(program: Program) -> tuple[list[int], int]:
     """Where each weight lies in one piece of memory that holds them all, and that memory's size."""
     offsets: list[int] = []
     end = 0
@@ -179,7 +238,7 @@ def layout(program: Program) -> tuple[list[int], int]:
 
 def pack_program(program: Program, matrices: Sequence[Matrix]) -> NDArray[np.uint8]:
     """All weights of a program packed into one array, slowly: for tests and small models."""
-    offsets, size = layout(program)
+    offsets, size = weight_offsets(program)
     # The array starts at a multiple of 64 bytes, as the kernels ask.
     raw = np.zeros(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT

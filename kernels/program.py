@@ -20,10 +20,60 @@ class Format(IntEnum):
     W8A8 = 3
     W4ABF16 = 4
     W8AF32 = 5
+    FP16 = 6
 
     @property
     def integer(self) -> bool:
-        return self not in (Format.FP32, Format.BF16)
+        """Codes with scales, in groups of channels."""
+        return self not in (Format.FP32, Format.BF16, Format.FP16)
+
+    @property
+    def fp32(self) -> bool:
+        """Nothing but weights is rounded below fp32."""
+        return self in (Format.FP32, Format.W8AF32)
+
+
+class Codes(IntEnum):
+    """What a weight's code is; the numbers are the C interface's ``outrider_codes``. Integers are unsigned."""
+
+    NONE = 0
+    INT4 = 1
+    INT5 = 2
+    INT6 = 3
+    INT8 = 4
+    E2M1 = 5
+    E4M3 = 6
+
+
+class Scales(IntEnum):
+    """How the scales of the groups lie before their codes; the numbers are the C interface's ``outrider_scales``."""
+
+    WORDS = 0
+    F32 = 1
+    F16 = 2
+    BF16 = 3
+    E8M0 = 4
+    SIX_BITS = 5
+    EIGHT_BITS = 6
+    FACTORS = 7
+    HALF_MINIMA = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How the codes and scales of a matrix are kept: kernels/storage.py is the definition.
+
+    ``zeros``: every group has a zero point of its own (of WORDS always), else it is the middle of the codes' range.
+    """
+
+    codes: Codes
+    scales: Scales
+    zeros: bool = False
+
+
+NO_STORAGE = Storage(Codes.NONE, Scales.WORDS)
+# How floats are rounded to four bits where errors should be least: groups of 32, 4.5 bits a weight, scales included.
+FACTORS = Storage(Codes.INT4, Scales.FACTORS)
 
 
 class Cache(IntEnum):
@@ -47,6 +97,10 @@ class Kind(IntEnum):
     ATTENTION = 5
     SELECT = 6
     CHOOSE = 7
+    ROUTE = 8
+    EXPERTS = 9
+    MIX = 10
+    GATE = 11
 
 
 class Activation(IntEnum):
@@ -55,6 +109,7 @@ class Activation(IntEnum):
     GELU_ERF = 2
     GELU_TANH = 3
     SILU = 4
+    CLAMPED_SWIGLU = 5
 
 
 class Norm(IntEnum):
@@ -67,12 +122,13 @@ class Tensor:
     """A tensor of the checkpoint: its name, the shape it must have, and which of its rows are taken (all, unless said).
 
     ``rows`` are (start, stop) ranges in the order in which they are wanted: GPTBigCode stores queries, keys and values of
-    a head next to each other, for example.
+    a head next to each other, for example. ``plus`` is added to a vector's elements (Gemma's norms multiply by 1 + w).
     """
 
     name: str
     shape: tuple[int, ...]
     rows: tuple[tuple[int, int], ...] = ()
+    plus: float = 0.0
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -89,7 +145,9 @@ class Weight:
     """One packed piece of memory. A matrix in tiles, unless ``table``: then rows one after the other (vectors have one).
 
     ``sources`` are stacked in order, or ``values`` are the content itself (rope's frequencies). ``gated``: gate over up,
-    their tiles alternate.
+    their tiles alternate. ``storage`` is how a quantised checkpoint's own codes are kept, or FACTORS, which floats are
+    rounded to; of the format only what it does with activations counts then. ``ordered``: column j multiplies input channel
+    order[j], which is packed beside the codes.
     """
 
     format: Format
@@ -100,6 +158,16 @@ class Weight:
     group: int = 0
     gated: bool = False
     table: bool = False
+    storage: Storage | None = None
+    ordered: bool = False
+
+    @property
+    def stored(self) -> Storage:
+        """How codes and scales are kept, also where the format alone says it."""
+        if self.storage is not None or not self.format.integer:
+            return self.storage or NO_STORAGE
+        four = self.format in (Format.W4A8, Format.W4ABF16)
+        return Storage(Codes.INT4 if four else Codes.INT8, Scales.WORDS, zeros=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +211,11 @@ class Op:
     kv_heads: int = 1
     head_size: int = 0
     window: int = 0
+    rotated: int = 0
+    longest: int = 0
     epsilon: float = 0.0
     scale: float = 1.0
+    cap: float = 0.0
 
     @property
     def reads(self) -> tuple[Slice, ...]:
@@ -163,8 +234,20 @@ class Program:
 
     @property
     def integer(self) -> bool:
-        """Whether every matrix is of an integer format, so that results are the same on every instruction set."""
-        return all(weight.table or weight.format.integer for weight in self.weights)
+        """Whether every matrix is of an integer format, so that results are the same on every instruction set.
+
+        So are those of routers and gates, which are in fp32: its products have one order everywhere.
+        """
+        routers: set[int] = set()
+        writer: dict[int, int] = {}
+        for op in self.ops:
+            if op.kind in (Kind.ROUTE, Kind.GATE):
+                routers.add(writer[(op.input if op.kind is Kind.ROUTE else op.key).buffer])
+            writer[op.output.buffer] = op.weight
+        return all(
+            weight.table or weight.format.integer or (weight.format is Format.FP32 and number in routers)
+            for number, weight in enumerate(self.weights)
+        )
 
     def digest(self) -> str:
         """Names the program: equal digests mean equal operations over equally packed tensors of the same names.

@@ -3,6 +3,11 @@
 Everything is float64 but what the format itself rounds: packed weights, the cache, and the activations that go into a bf16
 or integer product. The compiled kernels differ by their rounding; int8 activations that fall on another side of a half
 differ by one step, which the tests' tolerances allow for.
+
+Codes with bf16 or fp32 activations (W4ABF16, W8AF32) are sums of (code - zero point) * scale * activation. The kernels take
+an activation as a whole number of 23 bits times a power of two that a block of channels shares, and sum products of whole
+numbers: exactly within a group, whose sums are added in fp32, group by group. What that leaves off an activation is below
+2^-23 of the block's largest, so nothing of a bf16 one above 2^-15 of it.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels import packing
+from outrider.kernels import packing, storage
 from outrider.kernels.program import Activation, Cache, Format, Kind, Norm, Op, Program, Slice, Weight
 
 Array = NDArray[np.float64]
@@ -24,14 +29,27 @@ class ReferenceModel:
 
     def __init__(self, program: Program, memory: NDArray[np.uint8]) -> None:
         self.program = program
-        offsets, _ = packing.layout(program)
-        self.weights = [
-            packing.unpack(weight, memory[offset : offset + packing.packed_size(weight)]).astype(np.float64)
+        offsets, _ = packing.weight_offsets(program)
+        packed = [
+            memory[offset : offset + packing.packed_size(weight)]
             for weight, offset in zip(program.weights, offsets, strict=True)
         ]
+        pairs = list(zip(program.weights, packed, strict=True))
+        self.weights = [packing.unpack(weight, each).astype(np.float64) for weight, each in pairs]
+        # Which input channel each column of an ordered matrix multiplies.
+        self.orders = [storage.unpack_order(weight, each) if weight.ordered else None for weight, each in pairs]
 
     def logits(self, tokens: Sequence[int]) -> Array:
-        """The logits after each of a row's tokens: shape (tokens, vocabulary)."""
+        """The logits after each of a row's tokens: shape (tokens, vocabulary).
+
+        Where rope depends on a row's length, those after a position are those of a row that ends there.
+        """
+        longest = max((op.longest for op in self.program.ops), default=0)
+        if 0 < longest < len(tokens):
+            return np.concatenate([self._logits(tokens[:longest]), self._logits(tokens)[longest:]])
+        return self._logits(tokens)
+
+    def _logits(self, tokens: Sequence[int]) -> Array:
         buffers = [np.full((len(tokens), width), np.nan) for width in self.program.buffers]
         for op in self.program.ops:
             if op.kind is Kind.CHOOSE:
@@ -44,26 +62,57 @@ class ReferenceModel:
     def _run(self, op: Op, buffers: list[Array], tokens: NDArray[np.int64]) -> Array:
         positions = np.arange(len(tokens))
         if op.kind is Kind.EMBED:
-            return self.weights[op.weight][tokens]
+            return self.weights[op.weight][tokens] * np.float32(op.scale)
         x = _read(buffers, op.input)
         if op.kind is Kind.POSITION:
             return x + self.weights[op.weight][positions + op.integer]
         if op.kind is Kind.SELECT:
             return x
         bias = self.weights[op.bias][0] if op.bias >= 0 else None
+        residual = _read(buffers, op.residual) if op.residual.buffer >= 0 else None
         if op.kind is Kind.NORM:
-            return _norm(op, x, self.weights[op.weight][0], bias)
+            normalised = _norm(op, x, self.weights[op.weight][0], bias)
+            return normalised if residual is None else normalised + residual
         if op.kind is Kind.LINEAR:
-            residual = _read(buffers, op.residual) if op.residual.buffer >= 0 else None
-            return _linear(op, x, self.program.weights[op.weight], self.weights[op.weight], bias, residual)
+            weight = self.program.weights[op.weight]
+            x = _activations(x, weight, self.orders[op.weight])
+            return _linear(op, x, weight, self.weights[op.weight], bias, residual)
+        if op.kind is Kind.ROUTE:
+            return _route(op, x)
+        if op.kind is Kind.EXPERTS:
+            return self._experts(op, x, _read(buffers, op.key))
+        if op.kind is Kind.MIX:
+            weights = _read(buffers, op.key)[:, op.kv_heads :]
+            products = x.reshape(len(x), op.kv_heads, -1)[:, :, : op.output.width]
+            mixed = (products * weights[:, :, None]).sum(axis=1) * np.float32(op.scale)
+            return np.asarray(mixed if residual is None else mixed + residual)
+        if op.kind is Kind.GATE:
+            gated = x / (1 + np.exp(-_read(buffers, op.key)))
+            return np.asarray(gated if residual is None else gated + residual)
         if op.kind is Kind.ROPE:
-            return _rope(op, x, self.weights[op.weight][0])
+            long = op.longest and len(tokens) > op.longest
+            return _rope(op, x, self.weights[op.bias if long else op.weight][0])
         key, value = _read(buffers, op.key), _read(buffers, op.value)
         if self.program.cache is Cache.BF16:
             key, value = _bf16(key), _bf16(value)
         elif self.program.cache is Cache.INT8:
             x, key, value = (quantised_activations(each, op.head_size) for each in (x, key, value))
-        return _attention(op, x, key, value)
+        sinks = self.weights[op.weight][0] if op.weight >= 0 else None
+        return _attention(op, x, key, value, sinks)
+
+    def _experts(self, op: Op, x: Array, route: Array) -> Array:
+        """Each token's products side by side, the first columns of as many as are a multiple of 16."""
+        first = self.program.weights[op.weight]
+        width = first.rows // 2 if first.gated else first.rows
+        result = np.zeros((len(x), op.kv_heads, op.output.width // op.kv_heads))
+        for token, slot in np.ndindex(len(x), op.kv_heads):
+            number = int(route[token, slot])
+            weight = self.program.weights[op.weight + number]
+            row = x[token].reshape(op.kv_heads, -1)[slot] if op.integer else x[token]
+            inputs = _activations(row[None, : weight.columns], weight, self.orders[op.weight + number])
+            bias = self.weights[op.bias + number][0] if op.bias >= 0 else None
+            result[token, slot, :width] = _linear(op, inputs, weight, self.weights[op.weight + number], bias, None)[0]
+        return result.reshape(len(x), -1)
 
 
 def _read(buffers: list[Array], slice: Slice) -> Array:
@@ -95,18 +144,35 @@ def quantised_activations(x: Array, group: int) -> Array:
     return result
 
 
+def _activations(x: Array, weight: Weight, order: NDArray[np.int32] | None) -> Array:
+    """As they go into a product."""
+    if weight.format in (Format.BF16, Format.W4ABF16):
+        return _bf16(x)
+    if weight.format not in (Format.W4A8, Format.W8A8):
+        return x
+    block = storage.geometry(weight).block
+    if order is None:
+        return quantised_activations(x, block)
+    result = np.empty_like(x)
+    result[:, order] = quantised_activations(x[:, order], block)
+    return result
+
+
 def _linear(op: Op, x: Array, weight: Weight, matrix: Array, bias: Array | None, residual: Array | None) -> Array:
-    if weight.format is Format.BF16:
-        x = _bf16(x)
-    elif weight.format.integer:
-        x = quantised_activations(x, weight.group)
     y = x @ matrix.T
     if weight.gated:
         half = weight.rows // 2
         y = y if bias is None else y + bias[: y.shape[1]]
+        if op.activation is Activation.CLAMPED_SWIGLU:
+            gate, up = np.minimum(y[:, :half], op.cap), np.clip(y[:, half:], -op.cap, op.cap)
+            return np.asarray(gate / (1 + np.exp(-np.float32(op.scale) * gate)) * (up + 1))
         return _activate(y[:, :half], op.activation) * y[:, half:]
-    y = _activate(y if bias is None else y + bias[: y.shape[1]], op.activation)
+    y = _cap(_activate(y if bias is None else y + bias[: y.shape[1]], op.activation), op.cap) * np.float32(op.scale)
     return np.asarray(y if residual is None else y + residual)
+
+
+def _cap(x: Array, cap: float) -> Array:
+    return np.asarray(np.tanh(x / np.float32(cap)) * np.float32(cap)) if cap else x
 
 
 def _activate(x: Array, activation: Activation) -> Array:
@@ -121,25 +187,42 @@ def _activate(x: Array, activation: Activation) -> Array:
     return x
 
 
+def _route(op: Op, scores: Array) -> Array:
+    """The best experts' numbers, of equals the first, and their weights."""
+    best = np.argsort(-scores, axis=1, kind="stable")[:, : op.kv_heads]
+    chosen = np.take_along_axis(scores, best, axis=1)
+    weights = np.exp(chosen - chosen[:, :1])
+    total = weights if op.integer else np.exp(scores - chosen[:, :1])
+    return np.concatenate([best, weights / total.sum(axis=1, keepdims=True)], axis=1)
+
+
 def _rope(op: Op, x: Array, frequencies: Array) -> Array:
-    half = op.head_size // 2
+    half = op.rotated // 2
     # The angle is fp32 in every implementation that checkpoints were trained with.
     angles = np.arange(len(x), dtype=np.float32)[:, None] * frequencies[:half].astype(np.float32)
     cosine = (np.cos(angles.astype(np.float64)) * op.scale)[:, None]
     sine = (np.sin(angles.astype(np.float64)) * op.scale)[:, None]
     heads = x.reshape(len(x), op.heads, op.head_size)
-    first, second = heads[:, :, :half], heads[:, :, half:]
-    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=2).reshape(x.shape)
+    first, second, rest = heads[:, :, :half], heads[:, :, half : 2 * half], heads[:, :, 2 * half :]
+    turned = (first * cosine - second * sine, second * cosine + first * sine, rest)
+    return np.concatenate(turned, axis=2).reshape(x.shape)
 
 
-def _attention(op: Op, query: Array, key: Array, value: Array) -> Array:
+def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | None) -> Array:
     count = len(query)
     queries = query.reshape(count, op.kv_heads, op.heads // op.kv_heads, op.head_size)
     keys, values = (x.reshape(count, op.kv_heads, op.head_size) for x in (key, value))
     scores = np.einsum("qhgd,khd->hgqk", queries, keys) * np.float32(op.scale)
+    scores = _cap(scores, op.cap)
     distance = np.arange(count)[:, None] - np.arange(count)
     seen = (distance >= 0) & ((distance < op.window) if op.window else True)
     scores = np.where(seen, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
-    weights /= weights.sum(axis=3, keepdims=True)
+    highest, rest = scores.max(axis=3, keepdims=True), np.float64(0.0)
+    if sinks is not None:
+        # Of head h, with as many for each key head.
+        sink = sinks[: op.heads].reshape(op.kv_heads, -1, 1, 1)
+        highest = np.maximum(highest, sink)
+        rest = np.exp(sink - highest)
+    weights = np.exp(scores - highest)
+    weights /= weights.sum(axis=3, keepdims=True) + rest
     return np.asarray(np.einsum("hgqk,khd->qhgd", weights, values).reshape(query.shape))

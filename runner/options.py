@@ -1,21 +1,40 @@
-"""What a job is asked to be: every option in one frozen, strict object."""
+"""Every option of the commands, each declared once: sections that several commands share, and what is a command's own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from outrider.runner.validation_errors import must
-from outrider.workers.errors import UsageError, first_line
+from outrider.runner.option import Option, OptionModel, Switch, build_options
+from outrider.runner.template import Template
 
 Engine = Literal["auto", "native", "hf"]
-Precision = Literal["auto", "fp32", "bf16", "fp16", "w8a8", "w4a8"]
+Precision = Literal[
+    "auto",
+    "fp32",
+    "bf16",
+    "fp16",
+    "w8a8",
+    "w8af32",
+    "w4a8",
+    "w4abf16",
+    "w4a8:g128",
+    "w4a8:g64",
+    "w4a8:g32",
+    "w4abf16:g128",
+    "w4abf16:g64",
+    "w4abf16:g32",
+]
 Format = Literal["auto", "jsonl", "text"]
+InputFormat = Literal["auto", "jsonl", "text", "csv", "parquet", "arrow"]
+Method = Literal["auto", "rtn", "awq", "gptq", "smoothquant"]
+Per = Literal["auto", "node", "socket", "machine"]
+Layout = Literal["auto", "split", "shared"]
 MOST_DRAFT_TOKENS = 64
-AnyOptions = TypeVar("AnyOptions", bound="Options")
+NO_DRAFT = "none"
 
 
 def _named(value: object) -> object:
@@ -33,91 +52,521 @@ def _draft_tokens(value: object) -> object:
     raise ValueError(f'be a whole number from 0 to {MOST_DRAFT_TOKENS}, or "auto"')
 
 
+def _bits(value: int | None) -> int | None:
+    if value not in (None, 4, 8):
+        raise ValueError(f"be 4 or 8, got {value}")
+    return value
+
+
+def _template(value: str | None) -> str | None:
+    if value is not None:
+        Template.parse(value)
+    return value
+
+
+def _carried(value: str) -> str:
+    if not all(name.strip() for name in value.split(",")):
+        raise ValueError(f"be all, none, or names of columns with commas between them, got {value!r}")
+    return value
+
+
 Name = Annotated[str, BeforeValidator(_named)]
 NamedPath = Annotated[Path, BeforeValidator(_named)]
+DraftTokens = Annotated[int | Literal["auto"], BeforeValidator(_draft_tokens)]
+
+ASSISTED = Switch(
+    "assisted",
+    ("--assisted/--no-assisted", "--assisted_generation"),
+    "--no-assisted is --draft none.",
+    default=True,
+    value=NO_DRAFT,
+    conflict="--no-assisted runs without a draft, --draft {} with one: leave out one",
+)
+# What those who sample without saying how warm have always got.
+DO_SAMPLE = Switch(
+    "do_sample",
+    ("--do-sample", "--do_sample"),
+    "Temperature 1, where --temperature is not given.",
+    default=False,
+    value=1.0,
+)
 
 
-class Options(BaseModel):
-    """Which models, how they are run and how they choose. The names are those of the command line, with underscores."""
+class ModelOptions(OptionModel):
+    """The model"""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    model: Name = "pocket"
-    draft: Name = "auto"
-
-    temperature: float = Field(0.0, ge=0.0, le=100.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=0)
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
-    seed: int = Field(0, ge=0, lt=1 << 63)
-
-    engine: Engine = "auto"
-    precision: Precision = "auto"
-    draft_precision: Precision = "auto"
-    draft_tokens: Annotated[int | Literal["auto"], BeforeValidator(_draft_tokens)] = "auto"
-    draft_confidence: float = Field(0.0, ge=0.0, lt=1.0)
-    runners_up: bool = True
-    small_draft_cache: bool = True
-    fast_attention: bool = True
-    draft_deadline: float = Field(5.0, gt=0.0)
-    batch: int = Field(8, ge=1, le=4096)
-    prefix_tokens: int = Field(4096, ge=0)
-    replicas: int | None = Field(None, ge=1, le=4096)
-    per: Literal["auto", "node", "socket", "machine"] = "auto"
-    layout: Literal["auto", "split", "shared"] = "auto"
-    draft_cores: int | None = Field(None, ge=1)
-    devices: str = ""
-    wait_for_cores: float = Field(3600.0, ge=0.0)
-    allow_pickle: bool = False
-    start_deadline: float = Field(300.0, gt=0.0)
+    model: Annotated[
+        Name,
+        Option(
+            help="Target: directory, hub id, short name or 'pocket'.",
+            decides_text=True,
+            spellings=("-m", "--model_name"),
+            metavar="MODEL",
+        ),
+    ] = "pocket"
+    engine: Annotated[Engine, Option(help="auto, native or hf.", decides_text=True)] = "auto"
+    precision: Annotated[Precision, Option(help="Target's precision; auto is the checkpoint's own.", decides_text=True)] = (
+        "auto"
+    )
+    # Only the hf engine has both, and which engine it is stands in the identity.
+    fast_attention: Annotated[
+        bool,
+        Option(help="Fused attention, or (hf) eager.", decides_text=False, spellings=("--fast_attention",)),
+    ] = True
+    # Where it changes a bit, the numeric path says so, and a job that goes on is held to that.
+    ipex: Annotated[
+        bool, Option(help="(hf, CPU) Intel's extension for PyTorch, where it is installed.", decides_text=False)
+    ] = True
+    allow_pickle: Annotated[bool, Option(help="Run whatever a .bin file contains.", decides_text=False)] = False
+    start_deadline: Annotated[
+        float, Field(gt=0.0), Option(help="Seconds a model may take to load.", decides_text=False)
+    ] = 300.0
 
 
-class JobSpec(Options):
-    """A batch job."""
+class SamplingOptions(OptionModel):
+    """Sampling"""
 
-    input: NamedPath
-    out: NamedPath | None = None
-    format: Format = "auto"
-    skip_bad: bool = False
-    max_tokens: int = Field(128, ge=1)
-    min_tokens: int = Field(0, ge=0)
-    ignore_eos: bool = False
-    trace: NamedPath | None = None
-    metrics_port: int | None = Field(None, ge=1, le=65535)
-    address: Name | None = None
-    share_cores: bool = False
+    temperature: Annotated[
+        float,
+        Field(ge=0.0, le=100.0),
+        Option(help="0 is greedy; a row's own comes first.", decides_text=True, switches=(DO_SAMPLE,)),
+    ] = 0.0
+    top_p: Annotated[
+        float,
+        Field(gt=0.0, le=1.0),
+        Option(help="1 is off; a row's own comes first.", decides_text=True, spellings=("--top_p",)),
+    ] = 1.0
+    top_k: Annotated[
+        int,
+        Field(ge=0),
+        Option(help="0 is off; a row's own comes first.", decides_text=True, spellings=("--top_k",)),
+    ] = 0
+    min_p: Annotated[float, Field(ge=0.0, le=1.0), Option(help="0 is off; a row's own comes first.", decides_text=True)] = (
+        0.0
+    )
+    seed: Annotated[
+        int,
+        Field(ge=0, lt=1 << 63),
+        Option(help="Rows that have no seed of their own derive one from it.", decides_text=True),
+    ] = 0
 
 
-def build_spec(options: dict[str, Any], config_file: Path | None = None) -> JobSpec:
+class SpeculationOptions(OptionModel):
+    """Speculation"""
+
+    draft: Annotated[
+        Name,
+        Option(
+            help="Draft model (also MODEL+lookup), or auto, lookup, none.",
+            decides_text=False,
+            spellings=("--assistant-model", "--assistant_model"),
+            metavar="DRAFT",
+            switches=(ASSISTED,),
+        ),
+    ] = "auto"
+    draft_precision: Annotated[
+        Precision,
+        Option(
+            help="Draft's precision; auto: its own, on the CPU bf16 for fp16, fp32.",
+            decides_text=False,
+            spellings=("--draft_precision",),
+        ),
+    ] = "auto"
+    draft_tokens: Annotated[
+        DraftTokens, Option(help="Candidates a round: a number (6 is classic), or auto.", decides_text=False)
+    ] = "auto"
+    draft_confidence: Annotated[
+        float,
+        Field(ge=0.0, lt=1.0),
+        Option(help="The draft stops before a candidate that it holds less likely to be accepted.", decides_text=False),
+    ] = 0.0
+    runners_up: Annotated[
+        bool,
+        Option(help="Where a pass has room, try what the draft would have said second, too.", decides_text=False),
+    ] = True
+    small_draft_cache: Annotated[
+        bool,
+        Option(
+            help="Keys and values of a w4a8 or w8a8 draft in 8 bits: fewer bytes a step, and no text depends on it.",
+            decides_text=False,
+        ),
+    ] = True
+    draft_deadline: Annotated[
+        float, Field(gt=0.0), Option(help="Seconds a round waits for the draft at most.", decides_text=False)
+    ] = 5.0
+    batch: Annotated[int, Field(ge=1, le=4096), Option(help="Rows at once on a replica.", decides_text=False)] = 8
+    prefix_tokens: Annotated[
+        int,
+        Field(ge=0),
+        Option(help="Most tokens of ended prompts kept for rows that begin alike; 0 shares nothing.", decides_text=False),
+    ] = 4096
+
+
+class PlacementOptions(OptionModel):
+    """Cores and devices"""
+
+    replicas: Annotated[
+        int | None,
+        Field(ge=1, le=4096),
+        Option(help="Pairs of target and draft [default: one a unit of --per].", decides_text=False),
+    ] = None
+    per: Annotated[Per, Option(help="What a replica gets: auto, node, socket or machine.", decides_text=False)] = "auto"
+    layout: Annotated[Layout, Option(help="Draft and target on split or shared cores, or auto.", decides_text=False)] = (
+        "auto"
+    )
+    draft_cores: Annotated[int | None, Field(ge=1), Option(help="Cores of the draft's own.", decides_text=False)] = None
+    devices: Annotated[
+        str, Option(help="Such as cuda:0,cpu: the target there, the draft on the CPU.", decides_text=False)
+    ] = ""
+
+
+class WaitingOptions(OptionModel):
+    """Other runs on this machine"""
+
+    wait_for_cores: Annotated[
+        float, Field(ge=0.0), Option(help="Seconds to wait for cores that other runs hold.", decides_text=False)
+    ] = 3600.0
+
+
+class Options(ModelOptions, SamplingOptions, SpeculationOptions, PlacementOptions, WaitingOptions):
+    """Which models, how they are run and how they choose: what every command that runs models has."""
+
+
+class ColumnOptions(OptionModel):
+    """Columns of the input"""
+
+    prompt_column: Annotated[
+        Name | None, Option(help="The column that holds the prompts.", decides_text=True, metavar="NAME")
+    ] = None
+    template: Annotated[
+        Name | None,
+        AfterValidator(_template),
+        Option(
+            help="Prompts made of columns, such as 'Summarise: {text}'; {{ and }} are braces.",
+            decides_text=True,
+            metavar="TEXT",
+        ),
+    ] = None
+    chat: Annotated[
+        bool,
+        Option(help="Prompts are what a user says to a chat model: messages of the role user.", decides_text=True),
+    ] = False
+    # It decides what stands in results beside the texts, which two runs of one job have to agree on.
+    carry: Annotated[
+        str,
+        AfterValidator(_carried),
+        Option(
+            help="Columns that results have, too: all, none or NAME,NAME [default: all that are no keys of a row].",
+            decides_text=True,
+            metavar="COLUMNS",
+        ),
+    ] = "auto"
+    split: Annotated[
+        Name | None, Option(help="Which part of a dataset's directory, such as train.", decides_text=True, metavar="NAME")
+    ] = None
+
+
+class JobSpec(ColumnOptions, Options):
+    """The job"""
+
+    input: Annotated[
+        NamedPath,
+        Option(
+            help="OpenAI batch JSONL, plain JSONL, text with a prompt a line, CSV (all .gz or .zst, too), Parquet, or the "
+            "directory of a dataset. - is standard input.",
+            decides_text=True,
+            metavar="INPUT",
+            positional=True,
+            if_missing="name a file of prompts",
+        ),
+    ]
+    out: Annotated[
+        NamedPath | None,
+        Option(
+            help="Job directory [default: INPUT's name and -job].", decides_text=False, spellings=("-o",), metavar="DIR"
+        ),
+    ] = None
+    format: Annotated[
+        InputFormat, Option(help="auto (by name and content), jsonl, text, csv, parquet or arrow.", decides_text=True)
+    ] = "auto"
+    skip_bad: Annotated[bool, Option(help="Turn bad lines into error records.", decides_text=True)] = False
+    max_tokens: Annotated[
+        int, Field(ge=1), Option(help="New tokens a row, where the row does not say.", decides_text=True)
+    ] = 128
+    min_tokens: Annotated[
+        int, Field(ge=0), Option(help="No end before so many; where the row does not say.", decides_text=True)
+    ] = 0
+    ignore_eos: Annotated[bool, Option(help="Write on past the model's end tokens.", decides_text=True)] = False
+    trace: Annotated[
+        NamedPath | None,
+        Option(help="Write who was busy when, for ui.perfetto.dev, to this file.", decides_text=False, metavar="FILE"),
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        Field(ge=1, le=65535),
+        Option(help="Serve Prometheus metrics there while the job runs.", decides_text=False),
+    ] = None
+    on_end: Annotated[
+        Name | None,
+        Option(
+            help="Shell command for the end, whatever the end; it has $OUTRIDER_JOB and $OUTRIDER_EXIT.",
+            decides_text=False,
+            metavar="COMMAND",
+        ),
+    ] = None
+    address: Annotated[
+        Name | None,
+        Option(
+            help="Run on a Ray cluster: auto (the one that this host is in) or HOST:PORT.",
+            decides_text=False,
+            metavar="WHERE",
+        ),
+    ] = None
+    share_cores: Annotated[
+        bool,
+        Option(help="Share cores with other replicas and runs that do: slow, for trying out.", decides_text=False),
+    ] = False
+
+
+class BenchSpec(Options):
+    """The benchmark"""
+
+    task: Annotated[
+        Literal["decode", "benchmark", "benchmark_code", "quantize"],
+        Option(
+            help="decode: ten short prompts. benchmark: by prompt length. benchmark_code: Python. quantize: a checkpoint.",
+            decides_text=True,
+        ),
+    ] = "decode"
+    algorithm: Annotated[
+        Method,
+        Option(help="Of --task quantize: awq, gptq, rtn, smoothquant, or auto, the best of them.", decides_text=False),
+    ] = "auto"
+    out: Annotated[
+        NamedPath | None,
+        Option(help="Of --task quantize: the new checkpoint.", decides_text=False, spellings=("-o",), metavar="DIR"),
+    ] = None
+    calibration: Annotated[
+        NamedPath | None,
+        Option(help="Of --task quantize: text to calibrate on.", decides_text=False, metavar="FILE"),
+    ] = None
+    lengths: Annotated[
+        tuple[int, ...],
+        Option(help="Prompt lengths of --task benchmark, such as 256,512 [default: 256,512,1024,1968].", decides_text=True),
+    ] = ()
+    new_tokens: Annotated[
+        tuple[int, ...],
+        Option(
+            help="New tokens of each prompt, such as 64,128 [default: 30; 64 to 1024, 60 for long prompts; 128].",
+            decides_text=True,
+            spellings=("--max_new_tokens",),
+        ),
+    ] = ()
+    compare: Annotated[bool, Option(help="Plain and assisted in turn, and the speed-up.", decides_text=False)] = False
+    # As the older tables' answers did.
+    stop_at_end: Annotated[
+        bool,
+        Option(help="End an answer at an end token, so that it may be shorter than was asked.", decides_text=True),
+    ] = False
+    repeat: Annotated[
+        int,
+        Field(ge=1, le=1000),
+        Option(help="Measurements of each example; the median one is shown.", decides_text=False),
+    ] = 1
+    json_file: Annotated[
+        Path | None,
+        Option(help="Write everything measured to this file.", decides_text=False, flag="--json", metavar="FILE"),
+    ] = None
+    plot: Annotated[Path | None, Option(help="Draw a chart: FILE.svg or FILE.png.", decides_text=False, metavar="FILE")] = (
+        None
+    )
+    # One pair, and one row at a time.
+    replicas: Annotated[
+        int | None, Field(ge=1, le=4096), Option(help="One pair is measured.", decides_text=False, on_command_line=False)
+    ] = None
+    batch: Annotated[
+        int,
+        Field(ge=1, le=4096),
+        Option(help="One row at a time is measured.", decides_text=False, on_command_line=False),
+    ] = 8
+    # Prompts come more than once here, and each time at their full cost.
+    prefix_tokens: Annotated[
+        Literal[0], Option(help="Prompts are read at their full cost.", decides_text=False, on_command_line=False)
+    ] = 0
+    # Packing a large model for the first time takes minutes.
+    start_deadline: Annotated[
+        float, Field(gt=0.0), Option(help="Seconds a model may take to load.", decides_text=False)
+    ] = 3600.0
+
+    @field_validator("lengths", "new_tokens")
+    @classmethod
+    def _counts(cls, counts: tuple[int, ...]) -> tuple[int, ...]:
+        if any(count < 1 for count in counts):
+            raise ValueError("must be whole numbers from 1 on")
+        return counts
+
+
+class ScoreSpec(Options):
+    """The score"""
+
+    input: Annotated[
+        NamedPath,
+        Option(
+            help="Rows as outrider run takes them (the prompts are scored), or one text; .gz and .zst, too.",
+            decides_text=False,
+            metavar="INPUT",
+            positional=True,
+            if_missing="name a file of text, or of rows",
+        ),
+    ]
+    format: Annotated[Format, Option(help="auto, jsonl (rows) or text (the whole file is one).", decides_text=False)] = (
+        "auto"
+    )
+    skip_bad: Annotated[bool, Option(help="Leave bad rows out.", decides_text=False)] = False
+    against: Annotated[
+        Name | None,
+        Option(help="Hold it against this model, of the same tokens.", decides_text=False, metavar="MODEL"),
+    ] = None
+    against_precision: Annotated[
+        Precision,
+        Option(help="The other model's precision; without --against, the same model's in this one.", decides_text=False),
+    ] = "auto"
+    window: Annotated[
+        int | None,
+        Field(ge=2),
+        Option(help="Tokens that are fed together [default: 2048, or what the model holds].", decides_text=False),
+    ] = None
+    stride: Annotated[
+        int | None,
+        Field(ge=1),
+        Option(help="How far windows lie apart [default: --window, so that none overlap].", decides_text=False),
+    ] = None
+    most_tokens: Annotated[
+        int | None, Field(ge=1), Option(help="Score the first so many tokens [default: all].", decides_text=False)
+    ] = None
+
+
+class ServeSpec(Options):
+    """The server"""
+
+    data: Annotated[
+        NamedPath,
+        Option(
+            help="Where files and batches are kept; the same again after a restart.",
+            decides_text=False,
+            metavar="DIR",
+        ),
+    ] = Path("outrider-data")
+    # On the command line by name and repeated: -m name=path.
+    models: Annotated[
+        dict[str, Name],
+        Option(help="The models by the names that clients call them.", decides_text=False, on_command_line=False),
+    ] = Field(default_factory=dict)
+    model: Annotated[Name, Option(help="See models.", decides_text=False, on_command_line=False)] = "pocket"
+    host: Annotated[Name, Option(help="The address to listen at.", decides_text=False, metavar="ADDRESS")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535), Option(help="0 takes a free one.", decides_text=False)] = 8000
+    hostname: Annotated[
+        tuple[str, ...],
+        Option(help="Names under which clients reach it, such as batch.example.org.", decides_text=False),
+    ] = ()
+    api_key_file: Annotated[
+        NamedPath | None,
+        Option(help="The keys, one a line [default: one is made, in DIR/api-key].", decides_text=False, metavar="FILE"),
+    ] = None
+    most_upload: Annotated[
+        int, Field(ge=1, le=1 << 20), Option(help="MiB of a file that is uploaded, at most.", decides_text=False)
+    ] = 2048
+    turn: Annotated[
+        float,
+        Field(gt=0.0),
+        Option(help="Seconds that a model keeps the machine while another one's batches wait.", decides_text=False),
+    ] = 600.0
+    max_tokens: Annotated[
+        int, Field(ge=1), Option(help="New tokens a row, where the row does not say.", decides_text=True)
+    ] = 128
+
+
+class QuantizeSpec(Options):
+    """The new checkpoint"""
+
+    # Both must be given; quantize says so.
+    out: Annotated[
+        NamedPath | None,
+        Option(
+            help="Where the new checkpoint goes.",
+            decides_text=False,
+            spellings=("-o",),
+            metavar="DIR",
+        ),
+    ] = None
+    bits: Annotated[
+        int | None,
+        AfterValidator(_bits),
+        Option(help="4: int4 weights. 8: int8 weights, for int8 activations.", decides_text=False),
+    ] = None
+    method: Annotated[
+        Method,
+        Option(
+            help="auto (the best, layer by layer), rtn, awq (4 bits), gptq or smoothquant (8 bits).", decides_text=False
+        ),
+    ] = "auto"
+    group: Annotated[
+        int | None,
+        Field(ge=8, le=1024),
+        Option(help="Weights that share a scale [default: the most up to 32 that divide all widths].", decides_text=False),
+    ] = None
+    calibration: Annotated[
+        NamedPath | None,
+        Option(help="Rows as outrider run takes them, or one text [default: our own].", decides_text=False, metavar="FILE"),
+    ] = None
+    format: Annotated[Format, Option(help="Of --calibration: auto, jsonl (rows) or text (one).", decides_text=False)] = (
+        "auto"
+    )
+    skip_bad: Annotated[bool, Option(help="Leave bad rows of --calibration out.", decides_text=False)] = False
+
+
+class TopologySpec(PlacementOptions):
+    """The machine"""
+
+    sysfs: Annotated[
+        NamedPath | None,
+        Option(
+            help="A saved /sys of another machine; nothing of this one is then mixed in.",
+            decides_text=False,
+            metavar="DIR",
+        ),
+    ] = None
+    plan: Annotated[bool, Option(help="Show who would sit where, too.", decides_text=False)] = False
+    model: Annotated[
+        Name | None,
+        Option(
+            help="The target, for its size: directory, hub id or 'pocket'.",
+            decides_text=False,
+            spellings=("-m",),
+            metavar="MODEL",
+        ),
+    ] = None
+    draft: Annotated[Name | None, Option(help="The draft, for its size.", decides_text=False, metavar="DRAFT")] = None
+    model_bytes: Annotated[int | None, Option(help="Size of the target, where no model is named.", decides_text=False)] = (
+        None
+    )
+    draft_bytes: Annotated[
+        int | None, Option(help="Size of the draft; without one there is no draft.", decides_text=False)
+    ] = None
+    kv_bytes: Annotated[int, Option(help="Size of the target's KV cache.", decides_text=False)] = 0
+    draft_kv_bytes: Annotated[int, Option(help="Size of the draft's KV cache.", decides_text=False)] = 0
+    replicas: Annotated[
+        int | None,
+        Field(ge=1, le=4096),
+        Option(help="Pairs of target and draft [default: as many as fit].", decides_text=False),
+    ] = None
+    ray_resources: Annotated[bool, Option(help="Print the JSON for ray start --resources.", decides_text=False)] = False
+    ray_folder: Annotated[
+        bool,
+        Option(help="Print the folder for ray start --temp-dir: nobody else can enter it.", decides_text=False),
+    ] = False
+    ray_labels: Annotated[bool, Option(help="Print the labels for ray start --labels.", decides_text=False)] = False
+
+
+def build_spec(options: Mapping[str, Any], config_file: Path | None = None) -> JobSpec:
     return build_options(JobSpec, options, config_file)
-
-
-def build_options(kind: type[AnyOptions], options: dict[str, Any], config_file: Path | None = None) -> AnyOptions:
-    """A spec from the options given on the command line, over those of a file, over the defaults."""
-    from_file = _read_config(config_file) if config_file is not None else {}
-    unknown = sorted(from_file.keys() - kind.model_fields.keys())
-    if unknown:
-        raise UsageError(f'{config_file}: unknown key "{unknown[0]}"; known are {", ".join(sorted(kind.model_fields))}')
-    try:
-        return kind(**{**from_file, **options})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = str(first["loc"][0])
-        if key == "input" and first["type"] == "missing":
-            raise UsageError("INPUT is missing: name a file of prompts") from None
-        where = f"{config_file}: {key}" if key in from_file and key not in options else f"--{key.replace('_', '-')}"
-        raise UsageError(f"{where}: {must(first)}") from None
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config: {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"--config: {path} is not valid YAML: {first_line(error)}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UsageError(f"--config: {path} must hold keys and values")
-    return {str(key).replace("-", "_"): value for key, value in content.items()}

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TextIO
 
 
-def settle() -> None:
+def prepare() -> None:
     """Once, before anything is opened or said."""
     for number in (0, 1, 2):
         _fill(number)

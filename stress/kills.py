@@ -125,7 +125,7 @@ def kind_of(process: psutil.Process) -> str:
 
 
 @dataclass(slots=True)
-class Tally:
+class KillCounts:
     """What has happened, and what the count file adds up."""
 
     killed: Counter[str] = field(default_factory=Counter)
@@ -135,7 +135,7 @@ class Tally:
     runs: int = 0
     seconds: float = 0.0
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: KillCounts) -> None:
         self.killed += other.killed
         self.stopped += other.stopped
         self.jobs += other.jobs
@@ -148,12 +148,12 @@ class Tally:
         return sum(self.killed.values())
 
     @classmethod
-    def read(cls, path: Path) -> Tally:
+    def read(cls, path: Path) -> KillCounts:
         if not path.exists():
             return cls()
         kept = json.loads(path.read_text())
-        counts = (Counter(kept[name]) for name in ("killed", "stopped", "jobs"))
-        return cls(*counts, kept["rows"], kept["runs"], kept["seconds"])
+        killed, stopped, jobs = (Counter(kept[name]) for name in ("killed", "stopped", "jobs"))
+        return cls(killed, stopped, jobs, kept["rows"], kept["runs"], kept["seconds"])
 
     def write(self, path: Path) -> None:
         content = {
@@ -179,7 +179,7 @@ class Tormented:
         self.job = folder / "job"
         self._said = folder / "said.txt"
         self._command = [*OUTRIDER, "run", str(rows), "-o", str(self.job), *options]
-        self.tally = Tally()
+        self.counts = KillCounts()
         self._driver: subprocess.Popen[bytes] | None = None
         # Every process that this job has had, by id and start: ids are given again.
         self._seen: dict[tuple[int, float], tuple[psutil.Process, str]] = {}
@@ -188,7 +188,7 @@ class Tormented:
         self._idle_errors = 0
         self._done = 0.0
 
-    def run(self) -> Tally:
+    def run(self) -> KillCounts:
         began = moved = time.monotonic()
         due, ended_before = began + self._pause(), 0
         struck_at, patient = 0, False
@@ -208,21 +208,21 @@ class Tormented:
                     break
                 self._start()
                 due = time.monotonic() + self._pause()
-            elif time.monotonic() >= due and self.tally.deaths < self.most_deaths:
+            elif time.monotonic() >= due and self.counts.deaths < self.most_deaths:
                 if (patient and ended == struck_at) or not self._strike(ended):
                     continue
                 due = time.monotonic() + self._pause()
                 # Mostly it is to get to work again first; else it dies while it starts.
                 struck_at, patient = ended, self.dice.random() < PATIENT
         self._done = time.monotonic()
-        self.tally.seconds = self._done - began
-        return self.tally
+        self.counts.seconds = self._done - began
+        return self.counts
 
     def _pause(self) -> float:
         return self.dice.choice((0.1, 0.5, 2.0)) * self.dice.uniform(0.5, 1.5)
 
     def _start(self) -> None:
-        self.tally.runs += 1
+        self.counts.runs += 1
         with self._said.open("ab") as said:
             self._driver = subprocess.Popen(
                 self._command,
@@ -323,7 +323,7 @@ class Tormented:
             with suppress(psutil.NoSuchProcess):
                 # One that has ended meanwhile is none of ours; one that is stopped dies as well.
                 process.send_signal(how)
-                self.tally.killed[kind if how == signal.SIGKILL else f"{kind}, SIGTERM"] += 1
+                self.counts.killed[kind if how == signal.SIGKILL else f"{kind}, SIGTERM"] += 1
         names = ", ".join(kind for _, kind in victims)
         self._tell(f"{signal.Signals(how).name} after {ended} rows: {names}")
 
@@ -332,7 +332,7 @@ class Tormented:
         with suppress(psutil.NoSuchProcess):
             process.suspend()
             self._stopped[process] = time.monotonic() + seconds
-            self.tally.stopped[kind] += 1
+            self.counts.stopped[kind] += 1
             self._tell(f"SIGSTOP for {seconds:.1f} s: {kind}")
 
     def _tell(self, what: str) -> None:
@@ -414,13 +414,13 @@ def main() -> None:
     parser.add_argument("--deaths-a-job", type=int, default=60, help="a job is left in peace after so many")
     parser.add_argument("--seed", type=int, default=None, help="[default: the count so far]")
     asked = parser.parse_args()
-    total = Tally.read(asked.count_file)
+    total = KillCounts.read(asked.count_file)
     first = sum(total.jobs.values())
     seed = total.deaths if asked.seed is None else asked.seed
     dice = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="outrider-kills-"))
     undisturbed = Undisturbed(folder / "undisturbed", asked.rows)
-    new, number = Tally(), first
+    new, number = KillCounts(), first
     lingering: list[Tormented] = []
     print(f"seed {seed}, in {folder}; {total.deaths} had died before", flush=True)
     while new.deaths < asked.until:
@@ -431,7 +431,7 @@ def main() -> None:
         here.mkdir()
         tormented = Tormented(here, rows, configuration.options, dice, asked.deaths_a_job)
         try:
-            tally = tormented.run()
+            counts = tormented.run()
             check_rows(tormented.job, truth, asked.rows)
             lingering = [other for other in (*lingering, tormented) if not other.check_nothing_is_left()]
         except Violation as violation:
@@ -440,15 +440,15 @@ def main() -> None:
         except BaseException:
             tormented.end()
             raise
-        tally.jobs[configuration.name] += 1
-        tally.rows += asked.rows
-        new.add(tally)
-        total.add(tally)
+        counts.jobs[configuration.name] += 1
+        counts.rows += asked.rows
+        new.add(counts)
+        total.add(counts)
         total.write(asked.count_file)
         shutil.rmtree(here)
         print(
-            f"{configuration.name}: {asked.rows} rows whole after {tally.deaths} deaths, {tally.runs} runs, "
-            f"{tally.seconds:.0f} s; {60 * new.deaths / new.seconds:.0f} deaths a minute; {total.deaths} in all",
+            f"{configuration.name}: {asked.rows} rows whole after {counts.deaths} deaths, {counts.runs} runs, "
+            f"{counts.seconds:.0f} s; {60 * new.deaths / new.seconds:.0f} deaths a minute; {total.deaths} in all",
             flush=True,
         )
     try:

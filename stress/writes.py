@@ -17,7 +17,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
-from storage import FAULTS, SmallJob, after_failed_sync, break_at, compiler, cut_power, describe, places, power_cuts, syncs
+from storage import (
+    FAULTS,
+    RetriedJob,
+    SmallJob,
+    after_failed_sync,
+    break_at,
+    compiler,
+    cut_power,
+    describe,
+    places,
+    power_cuts,
+    syncs,
+)
 
 # Where every sync costs nothing.
 MEMORY = Path("/dev/shm")
@@ -68,6 +80,9 @@ def main(given: Sequence[str] | None = None) -> None:
                     "runs of the job": job.runs,
                     "seconds": round(time.monotonic() - began, 1),
                 }
+            print(json.dumps(told), flush=True)
+            with RetriedJob(Path(folder) / f"{network} again", network) as job:
+                told = {"retry, operations": describe(job.operations), "faults": every_fault(job, asked.one_of)}
             print(json.dumps(told), flush=True)
 
 

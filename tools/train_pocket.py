@@ -99,6 +99,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 def encode(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
     """All texts as one stream, each introduced by the end-of-text token."""
     end = tokenizer.token_to_id(END_OF_TEXT)
+    assert end is not None
     stream: list[int] = []
     for encoding in tokenizer.encode_batch(texts):
         stream.append(end)

@@ -5,10 +5,11 @@
     │   ├── InputError        bad rows in the input file, each with file:line
     │   ├── ModelError        a model that is missing, malformed or unsupported
     │   │   └── PairError     a draft that does not fit its target
-    │   └── PlacementError    a wish that this machine cannot grant
+    │   └── PlacementError    a request that this machine cannot grant
     ├── JobError              the job cannot run as it stands: exit code 1
     │   ├── JobHeldError      another process runs it
     │   ├── JobChangedError   the same directory, another input, model or parameter
+    │   ├── JobStoppedError   somebody else has ended the process of a job that a program waits for: exit code 130
     │   ├── RayLostError      the Ray under the job has died; the command can be run again as it stands
     │   └── RayUnsupportedError  the Ray that is installed lacks what outrider needs of it
     └── WorkerError           an actor could not start or do its work
@@ -66,6 +67,10 @@ class JobHeldError(JobError):
 
 class JobChangedError(JobError):
     pass
+
+
+class JobStoppedError(JobError):
+    exit_code = 130
 
 
 class RayLostError(JobError):

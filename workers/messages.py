@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from outrider.workers.counters import clock, counter, phases
 from outrider.workers.machine.pinning import Launch
-from outrider.workers.speculation import Overlap
+from outrider.workers.speculation import LayoutKind
 
 # Accepted lengths are counted up to this one, which stands for all longer ones too.
 LONGEST_COUNTED = 16
@@ -26,6 +27,7 @@ class Sampling:
 
     ``seed`` and ``sample`` (which of the row's n answers this is) key the noise; the defaults of all others are neutral.
     ``end_tokens`` end the row (None: those of the model do), and cannot be chosen before ``min_tokens`` others are written.
+    ``grammar`` is llguidance's, of what the answer must be ("": anything).
     """
 
     temperature: float = 0.0
@@ -40,6 +42,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     end_tokens: tuple[int, ...] | None = None
+    grammar: str = ""
 
     @property
     def greedy(self) -> bool:
@@ -56,9 +59,10 @@ class Sampling:
 class Row:
     """One answer to write: a prompt and how to continue it. ``key`` is unique within the job.
 
-    With ``logprobs`` the answer tells the log-probability of each of its tokens, and of that many of the likeliest. A row
-    that is not ``assisted`` has nothing proposed. ``begun`` are tokens of the answer that an earlier target wrote, and
-    ``begun_logprobs`` what it said of each: the row goes on behind them.
+    With ``logprobs`` the answer tells the log-probability of each of its tokens, and of that many of the likeliest. With
+    ``echo`` it tells of the prompt, too: its text, which this is (empty: what the tokens decode to), and with ``logprobs``
+    those of its tokens. A row that is not ``assisted`` has nothing proposed. ``resumed`` are tokens of the answer that an
+    earlier target wrote, and ``resumed_logprobs`` what it said of each: the row goes on behind them.
     """
 
     key: int
@@ -67,13 +71,14 @@ class Row:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    echo: str | None = None
     assisted: bool = True
-    begun: tuple[int, ...] = ()
-    begun_logprobs: tuple[TokenLogprobs, ...] = ()
+    resumed: tuple[int, ...] = ()
+    resumed_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class PartialTokens:
     """What a target has written of a row that is still under way: the tokens behind the first ``start`` of its answer."""
 
     key: int
@@ -86,14 +91,23 @@ class Written:
 class Logprobs:
     """What the model itself thought of a row's tokens: natural logarithms, before temperature and the like.
 
-    One entry a written token: its own, and (token, log-probability) of the likeliest, best first. ``pieces`` are the bytes
-    that each token named here stands for, ``offsets`` the characters of the row's text before each written token.
+    One entry a written token: its own, and (token, log-probability) of the likeliest, best first. ``token_bytes`` has the
+    bytes of each token named here, ``offsets`` the number of characters of the row's text before each written token.
     """
 
     chosen: tuple[float, ...]
     likeliest: tuple[tuple[tuple[int, float], ...], ...]
-    pieces: dict[int, bytes]
+    token_bytes: dict[int, bytes]
     offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A row's prompt, as `echo` tells it. The first of the log-probabilities means nothing: nothing stands before it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +128,7 @@ class RowResult:
     logprobs: Logprobs | None = None
     prefill_seconds: float = 0.0
     prefill_rounds: int = 0
+    echo: Echo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +154,12 @@ class Advance(NamedTuple):
     prompt_length: int = 0
 
 
-class Ask(NamedTuple):
+class DraftRequest(NamedTuple):
     """The target's request of one round. ``closed`` names rows that the draft may forget.
 
-    The draft may stop early: a candidate is not sent where the chance that it holds is under ``confidence``, or the chance
-    that it and all before it hold is under ``keep``. It stops for all rows where what the latter chances exceed ``keep`` by
-    comes to less than ``a_step``.
+    The draft may stop early. Call chance_i the chance that a row's next candidate holds, and reach_i the chance that it and
+    all before it hold. A candidate is not sent where chance_i < ``confidence`` or reach_i < ``least_reach``; the draft
+    stops for all rows when sum(reach_i - least_reach) < ``least_sum``.
 
     A runner-up is sent along where the chance that the target takes it exceeds the first of ``runner_up_chances``, a second
     one of the row where its chance exceeds the second, and so on.
@@ -154,17 +169,17 @@ class Ask(NamedTuple):
     rows: tuple[Advance, ...]
     closed: tuple[int, ...] = ()
     confidence: float = 0.0
-    keep: float = 0.0
-    a_step: float = 0.0
+    least_reach: float = 0.0
+    least_sum: float = 0.0
     runner_up_chances: tuple[float, ...] = ()
 
 
-class Candidates(NamedTuple):
+class DraftReply(NamedTuple):
     """The draft's reply: proposed tokens by row, and the rows it no longer knows (they are to be sent whole).
 
-    ``seconds`` is how long the draft was at work on it, ``beside`` what of that was no pass of its model. ``step`` is what
-    one more candidate for these rows costs, ``read`` a token of a text that it did not know (None where not known yet).
-    ``runners_up`` are, for some rows, (place, token): what the draft would have said second instead of its candidate there.
+    ``seconds`` is how long the draft worked on it, ``overhead`` the part outside its model's passes. ``step`` is what one
+    more candidate for these rows costs, ``read`` a token of a text that it did not know (None where not known yet).
+    ``runners_up`` are, for some rows, (position, token): the draft's second choice in place of its candidate there.
     """
 
     round: int
@@ -173,7 +188,7 @@ class Candidates(NamedTuple):
     seconds: float = 0.0
     step: float | None = None
     read: float | None = None
-    beside: float = 0.0
+    overhead: float = 0.0
     runners_up: Mapping[int, tuple[tuple[int, int], ...]] = {}
 
 
@@ -184,8 +199,9 @@ class ModelSpec:
     ``threads`` of 0 leaves the count to the engine. ``cores`` are the CPUs that the native engine pins its threads to, one
     each; without them, or with another number of threads, it pins none. ``prefix_tokens`` bounds how much of ended rows'
     prompts is kept for rows that begin alike; with 0, rows share nothing. ``fast_attention`` of False spells attention out
-    step by step, which only the hf engine can. With ``small_cache`` keys and values take 8 bits where the engine can, which
-    is for drafts: no text depends on their rounding. ``digest`` is what the files must have; "" checks nothing.
+    step by step, which only the hf engine can; ``ipex`` lets that use Intel's extension where it is installed. With
+    ``small_cache`` keys and values take 8 bits where the engine can, which is for drafts: no text depends on their
+    rounding. ``digest`` is what the files must have; "" checks nothing.
     """
 
     path: str
@@ -197,13 +213,14 @@ class ModelSpec:
     cores: tuple[int, ...] = ()
     prefix_tokens: int = 0
     fast_attention: bool = True
+    ipex: bool = True
     small_cache: bool = False
     digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """An actor's place: how its process was started, and what it must hold host-wide before it uses its cores.
+class ActorPlacement:
+    """Where an actor runs: how its process was started, and what it must hold host-wide before it uses its cores.
 
     ``shared`` leases are held together with others that agreed to share.
     """
@@ -215,25 +232,25 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
-    """One way for a target and its draft to share a replica: how their work overlaps, and on which cores each does it.
+class Layout:
+    """One way for a target and its draft to share a replica: its ``kind`` says when each works, and on which cores.
 
     Without cores both stay where they are. ``plain`` is the rival: no draft at all.
     """
 
     name: str
-    overlap: Overlap
+    kind: LayoutKind
     target_cores: tuple[int, ...] = ()
     draft_cores: tuple[int, ...] = ()
     plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ServeSpec:
-    """How a target serves its rows: how many at once, how many candidates it asks for (None: as many as pay).
+class ReplicaSpec:
+    """How a replica works: how many rows at once, how many candidates it asks for (None: as many as pay).
 
     Candidates come from a draft ``model``, from the row's own text by ``lookup``, from both, or from nowhere; a draft sends
-    none that it holds less likely than ``draft_confidence``. Where there are several ``arrangements``, they are tried on
+    none that it holds less likely than ``draft_confidence``. Where there are several ``layouts``, they are tried on
     the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for. ``replica`` is
     what metrics name the target by; with ``trace``, target and draft keep a timeline. ``rows`` is about how many requests
     are to be expected, 0 where nobody knows. A draft is told the same.
@@ -246,7 +263,7 @@ class ServeSpec:
     draft_deadline: float = 5.0
     draft_confidence: float = 0.0
     runners_up: bool = True
-    arrangements: tuple[Arrangement, ...] = (Arrangement("turns", Overlap.TURNS),)
+    layouts: tuple[Layout, ...] = (Layout("turns", LayoutKind.TURNS),)
     memory_key: str = ""
     trace: bool = False
     replica: int = 0
@@ -276,8 +293,8 @@ class WorkerReport:
 
 
 @dataclass(slots=True)
-class Progress:
-    """Running totals of a target since it started. A harvest carries a copy.
+class TargetCounters:
+    """What a target has counted since it started. A harvest carries a copy.
 
     ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
     candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
@@ -285,26 +302,32 @@ class Progress:
     were tried, ``runners_up_held`` brought a token more. ``resumed_tokens`` had been written by an earlier target.
     """
 
-    seconds: float = 0.0
-    rounds: int = 0
-    row_rounds: int = 0
-    tokens: int = 0
-    asked: int = 0
-    asking_rows: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    runners_up: int = 0
-    runners_up_held: int = 0
-    near_ties: int = 0
-    plain_rounds: int = 0
-    prompt_tokens: int = 0
-    prompt_tokens_reused: int = 0
-    resumed_tokens: int = 0
-    verify_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    hop_seconds: float = 0.0
-    idle_seconds: float = 0.0
+    seconds: float = clock("All the time of a target")
+    rounds: int = counter("Passes of the target", metric=True)
+    row_rounds: int = counter("Rows of passes of the target that gained tokens", metric=True)
+    tokens: int = counter("Tokens committed", metric=True, over_time=True)
+    asked: int = counter("Candidates asked for", metric=True, over_time=True)
+    asking_rows: int = counter("Turns of rows in which candidates could be asked for", metric=True, over_time=True)
+    proposed: int = counter("Candidates that the draft proposed", metric=True, over_time=True)
+    accepted: int = counter("Candidates that held", metric=True, over_time=True)
+    plain_rounds: int = counter("Passes in which no candidate was", in_summary=True)
+    runners_up: int = counter("Runners-up of the draft that were verified", metric=True, in_summary=True)
+    runners_up_held: int = counter("Runners-up that brought a token", metric=True, in_summary=True)
+    near_ties: int = counter("Choices that lay within rounding of another")
+    prompt_tokens: int = counter("Tokens of prompts")
+    prompt_tokens_reused: int = counter("Tokens of prompts that were read for an earlier row")
+    resumed_tokens: int = counter("Tokens that an earlier target had written")
+    forced_tokens: int = counter("Tokens of which a grammar left no choice, and that took no pass", in_summary=True)
+    verify_seconds: float = clock("passes of the target", phase=True)
+    draft_seconds: float = clock("waiting for a draft that computes", phase=True)
+    hop_seconds: float = clock("the rest of that waiting, the way there and back", phase=True)
+    idle_seconds: float = clock("no rows", phase=True)
     accepted_lengths: list[int] = field(default_factory=lambda: [0] * (LONGEST_COUNTED + 1))
+
+
+# Parts of a target's time; what they leave was spent on its own bookkeeping.
+PHASES = phases(TargetCounters)
+OTHER_PHASE = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +351,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class LayoutRecord:
-    """Which arrangement a target settled on, tokens a second of each that was tried, and the sentence that says why."""
+    """Which layout a target keeps, tokens a second of each that was tried, and the sentence that says why."""
 
     took: str
     rates: dict[str, float]
@@ -339,18 +362,18 @@ class LayoutRecord:
 
 @dataclass(frozen=True, slots=True)
 class Harvest:
-    """Rows that ended since the last harvest, the totals so far, and the timeline where one is kept.
+    """Rows that ended since the last harvest, the counters so far, and the timeline where one is kept.
 
     ``written`` is what rows under way have gained, some of which may have ended since.
-    ``layout`` is the arrangement in use and what is known of the others, once that is settled; ``costs`` are the prices by
-    which candidates are asked for, and how well they foretell what rounds take.
+    ``layout`` is the layout in use and what is known of the others, once there is a choice; ``costs`` are those by which
+    the number of candidates is chosen, and how well they forecast what rounds take.
     """
 
     ended: tuple[RowResult | RowFailure, ...]
-    progress: Progress
+    counters: TargetCounters
     trace: Trace = Trace()
     layout: LayoutRecord | None = None
     costs: dict[str, Any] = field(default_factory=dict)
-    written: tuple[Written, ...] = ()
+    written: tuple[PartialTokens, ...] = ()
     # What the user should hear of, once.
     notes: tuple[str, ...] = ()

@@ -189,7 +189,7 @@ def answers_anybody(address: str) -> bool:
 
 
 class Channels(NamedTuple):
-    """Ray's mutable objects in shared memory, alpha in Ray: ``open`` is the class of a channel of several places."""
+    """Ray's mutable objects in shared memory, alpha in Ray: ``open`` is the class of a channel of several slots."""
 
     open: Any
     packed: Any
@@ -209,9 +209,9 @@ def channels() -> Channels:
 
 
 class Buffers:
-    """One direction of a line: the places of a channel in turn, written and read by what is below its classes.
+    """One direction of a pipe: the slots of a channel in turn, written and read by what is below its classes.
 
-    Those look at all places anew and pack bytes as they would any value, which of a round is a hundredth. The channel has
+    Those look at all slots anew and pack bytes as they would any value, which of a round is a hundredth. The channel has
     to be registered already.
     """
 
@@ -224,14 +224,14 @@ class Buffers:
             self._read = deque([place._local_reader_ref] for place in channel._buffers)
         except AttributeError as error:
             raise _unsupported(f"BufferedSharedMemoryChannel: {first_line(error)}", purpose) from error
-        self._channel = channel  # its end would be the places' end
+        self._channel = channel  # its end would be the slots' end
 
     def write(self, piece: bytes, timeout: float) -> None:
         self._core.experimental_channel_put_serialized(self._packed(piece), self._written[0], 1, int(1000.0 * timeout))
         self._written.rotate(-1)
 
     def read(self, timeout: float) -> bytes:
-        # Once what was found is let go, the place may be written again.
+        # Once what was found is let go, the slot may be written again.
         piece: bytes = self._core.get_objects(self._read[0], int(1000.0 * timeout))[0][0].to_pybytes()
         self._read.rotate(-1)
         return piece

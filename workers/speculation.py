@@ -60,10 +60,10 @@ class Acceptance:
 
 
 class Survival:
-    """How far into a proposal candidates hold, by their place in it, over many rows.
+    """How far into a proposal candidates hold, by their position in it, over many rows.
 
-    Text has easy stretches and hard ones, so one chance for all places would promise too much of long proposals. A place
-    of which little is known is believed to be like all others.
+    Text has easy stretches and hard ones, so one chance for all positions would promise too much of long proposals. A
+    position of which little is known is believed to be like all others.
     """
 
     def __init__(self, most: int = MOST_CANDIDATES) -> None:
@@ -78,21 +78,21 @@ class Survival:
         self._found += found
 
     def observe(self, proposed: int, held: int) -> None:
-        for place in range(min(proposed, held + 1, len(self._held))):
-            self._tried[place] += 1.0
-            self._held[place] += place < held
+        for position in range(min(proposed, held + 1, len(self._held))):
+            self._tried[position] += 1.0
+            self._held[position] += position < held
 
     @property
     def chance(self) -> float:
-        """That a candidate holds, given that those before it did, whatever its place."""
+        """That a candidate holds, given that those before it did, whatever its position."""
         return (sum(self._held) + PRIOR_ACCEPTANCE * PRIOR_WEIGHT) / (sum(self._tried) + PRIOR_WEIGHT)
 
     def expected_tokens(self, candidates: int) -> float:
         """How many tokens a round commits on average."""
         usual, reach, tokens = self.chance, 1.0, 1.0
-        for place in range(candidates):
-            # Proposals longer than any that are counted go on as the last place did.
-            index = min(place, len(self._held) - 1)
+        for position in range(candidates):
+            # Positions beyond those that are counted are like the last of them.
+            index = min(position, len(self._held) - 1)
             reach *= (self._held[index] + usual * PRIOR_WEIGHT) / (self._tried[index] + PRIOR_WEIGHT)
             tokens += reach
         return tokens + self._found / self._turns if candidates and self._turns else tokens
@@ -103,16 +103,15 @@ def expected_tokens(chance: float, candidates: int) -> float:
     return candidates + 1.0 if chance >= 1.0 else (1.0 - chance ** (candidates + 1)) / (1.0 - chance)
 
 
-class Overlap(StrEnum):
-    """How drafting and verifying share time: one after the other, the draft running ahead, or two groups crosswise."""
+class LayoutKind(StrEnum):
+    """When a layout's target and draft work: in turns, or at the same time, the draft running ahead."""
 
     TURNS = "turns"
     AHEAD = "ahead"
-    GROUPS = "groups"
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class DraftCost:
     """What candidates cost: seconds of one draft step for the rows together, and of asking at all (the hop).
 
     ``read`` is what a draft takes for each token of a text that it does not know yet.
@@ -123,37 +122,36 @@ class Price:
     read: float = 0.0
 
 
-def round_seconds(overlap: Overlap, verify: float, price: Price, count: int, hit: float) -> float:
+def round_seconds(kind: LayoutKind, verify: float, draft_cost: DraftCost, count: int, hit: float) -> float:
     """One round with ``count`` candidates a row; ``hit`` is the chance that all of them are accepted."""
     if count == 0:
         return verify
-    draft = price.hop + count * price.step
-    match overlap:
-        case Overlap.TURNS:
+    draft = draft_cost.hop + count * draft_cost.step
+    match kind:
+        case LayoutKind.TURNS:
             return verify + draft
-        case Overlap.GROUPS:
-            return max(verify, draft)
-        case Overlap.AHEAD:
+        case LayoutKind.AHEAD:
             # After a miss the draft starts over, once it is through with the step under way. After a hit it has been at
             # work on the next candidates, and the token between the two sets, for as long as the pass took.
-            missed = draft + price.step / 2
-            held = price.hop + max(0.0, (count + 1) * price.step - verify)
+            missed = draft + draft_cost.step / 2
+            held = draft_cost.hop + max(0.0, (count + 1) * draft_cost.step - verify)
             return verify + (1.0 - hit) * missed + hit * held
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CandidateRequest:
     """How many candidates each row is to be asked for, and when it is no use to go on.
 
-    A candidate is worth verifying while the chance that it and all before it hold is at least ``keep``. A step of the
-    draft, one for all rows that go on, is worth it while what those chances exceed ``keep`` by comes to ``a_step`` tokens.
-    ``gain`` is the time that a token is expected to cost less than without. A row's first runner-up is worth verifying
-    where its chance exceeds the first of ``runner_up_chances``, and so on.
+    Call reach_i the chance that a row's next candidate and all before it hold. The candidate is worth verifying while
+    reach_i >= ``least_reach``; another step of the draft, one for all rows that go on, while
+    sum(reach_i - least_reach) >= ``least_sum`` tokens. ``gain`` is how many seconds less a token is expected to take than
+    without candidates. A row's first runner-up is worth verifying where its chance exceeds the first of
+    ``runner_up_chances``, its second where it exceeds the second.
     """
 
     counts: list[int]
-    keep: float = 0.0
-    a_step: float = 0.0
+    least_reach: float = 0.0
+    least_sum: float = 0.0
     gain: float = 0.0
     runner_up_chances: tuple[float, ...] = ()
 
@@ -161,10 +159,10 @@ class Request:
 def best_request(
     chances: Sequence[float],
     verify_seconds: Callable[[int], float],
-    price: Price,
-    overlap: Overlap = Overlap.TURNS,
+    draft_cost: DraftCost,
+    kind: LayoutKind = LayoutKind.TURNS,
     most: int = MOST_CANDIDATES,
-) -> Request:
+) -> CandidateRequest:
     """The request that lets the batch commit the most tokens a second; counts of 0 where none pays.
 
     ``verify_seconds`` is the cost of a pass over that many tokens. First the best number for all alike; then rows give up
@@ -172,24 +170,27 @@ def best_request(
     """
     rows = len(chances)
     if not rows:
-        return Request([])
+        return CandidateRequest([])
     rates: list[float] = []
-    for rate, bound in islice(expected_rates(chances, verify_seconds, price, overlap), most + 1):
+    for rate, bound in islice(expected_rates(chances, verify_seconds, draft_cost, kind), most + 1):
         rates.append(rate)
         if bound < max(rates):
             break
     best = max(range(len(rates)), key=rates.__getitem__)
     if best == 0:
-        return Request([0] * rows)
+        return CandidateRequest([0] * rows)
     verifying = max(0.0, verify_seconds(rows * (best + 1)) - verify_seconds(rows)) / (rows * best)
-    drafting = price.step if overlap is Overlap.TURNS else 0.0
-    keep = min(0.9, rates[best] * verifying)
-    counts = [best] if rows == 1 else [_worthwhile(chance, keep, best) for chance in chances]
-    return Request(counts, keep, rates[best] * drafting, 1.0 / rates[0] - 1.0 / rates[best])
+    drafting = draft_cost.step if kind is LayoutKind.TURNS else 0.0
+    least_reach = min(0.9, rates[best] * verifying)
+    counts = [best] if rows == 1 else [_worthwhile(chance, least_reach, best) for chance in chances]
+    return CandidateRequest(counts, least_reach, rates[best] * drafting, 1.0 / rates[0] - 1.0 / rates[best])
 
 
 def expected_rates(
-    chances: Sequence[float], verify_seconds: Callable[[int], float], price: Price, overlap: Overlap = Overlap.TURNS
+    chances: Sequence[float],
+    verify_seconds: Callable[[int], float],
+    draft_cost: DraftCost,
+    kind: LayoutKind = LayoutKind.TURNS,
 ) -> Iterator[tuple[float, float]]:
     """Tokens a second of rows that are all asked for 0, 1, 2 candidates and so on, each with what no larger number exceeds.
 
@@ -200,10 +201,10 @@ def expected_rates(
     # What all further candidates of a row would bring, for each that it has reached.
     beyond = [chance / (1.0 - chance) if chance < 1.0 else inf for chance in chances]
     for count in range(MOST_CANDIDATES + 1):
-        seconds = round_seconds(overlap, verify_seconds(rows * (count + 1)), price, count, hit)
+        seconds = round_seconds(kind, verify_seconds(rows * (count + 1)), draft_cost, count, hit)
         still = sum(reach * more for reach, more in zip(reaches, beyond, strict=True))
         # Without candidates nothing is paid for the draft, and running ahead may take less time than one candidate alone.
-        yield tokens / seconds, (tokens + still) / seconds if count and overlap is Overlap.TURNS else inf
+        yield tokens / seconds, (tokens + still) / seconds if count and kind is LayoutKind.TURNS else inf
         reaches = [reach * chance for reach, chance in zip(reaches, chances, strict=True)]
         tokens += sum(reaches)
         hit *= every
@@ -221,7 +222,7 @@ def runner_up_chances(rate: float, rows: int, verify: Sequence[float]) -> tuple[
     return tuple(found)
 
 
-class Finds:
+class RunnerUpGains:
     """How many runners-up a row has in a round with candidates, and how many tokens they bring it."""
 
     def __init__(self) -> None:

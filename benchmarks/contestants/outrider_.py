@@ -9,7 +9,7 @@ from unleased import unleased_replica
 
 from outrider.runner.hosts.ray_start import local_ray
 from outrider.runner.planning.topology import ray_resources, read_topology
-from outrider.workers.messages import Row, Sampling, ServeSpec
+from outrider.workers.messages import ReplicaSpec, Row, Sampling
 
 START_SECONDS = 600.0
 MOST_WARM_UPS, WARM_UP_TOKENS = 40, 32
@@ -18,8 +18,8 @@ MOST_WARM_UPS, WARM_UP_TOKENS = 40, 32
 class Outrider:
     def __init__(self, setup: Setup) -> None:
         machine = read_topology()
-        serve_spec = ServeSpec(batch=1, draft_tokens=setup.own_draft_tokens)
-        replica = unleased_replica(machine, setup.target, setup.draft, setup.precision, serve_spec)
+        replica_spec = ReplicaSpec(batch=1, draft_tokens=setup.own_draft_tokens)
+        replica = unleased_replica(machine, setup.target, setup.draft, setup.precision, replica_spec)
         self._stack = ExitStack()
         lost = self._stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
         from outrider.runner.bench.pair import Pair
@@ -38,7 +38,7 @@ class Outrider:
 
     def generate(self, mode: str, prompt: list[int], new_tokens: int) -> Answer:
         self._key += 1
-        self._pair.arrange("plain" if mode == "plain" else None)
+        self._pair.set_layout("plain" if mode == "plain" else None)
         row = Row(self._key, tuple(prompt), new_tokens, Sampling(end_tokens=()), assisted=mode != "plain")
         result = self._pair.answer(row)
         return Answer(list(result.tokens), result.rounds - result.prefill_rounds + 1)

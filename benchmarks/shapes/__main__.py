@@ -26,7 +26,7 @@ from safetensors_writer import Recipe, write_sharded
 from benchmarks.shapes.catalogue import DRAFT_PARAMETERS, System, catalogue, find_system
 from benchmarks.shapes.random_weights import random_recipes
 from benchmarks.shapes.tokenizers import write_tokenizer
-from outrider.workers.models.cards import POCKET, POCKET_DRAFT, find
+from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, find
 
 REVISION = "0" * 39 + "1"
 SPARE_BYTES = 4 << 30

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.workers.models.names import hub_id
+from outrider.workers.models.hub_names import hub_id
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 # Below this a model serves as a draft, and is inflated from the pocket draft rather than the pocket target.

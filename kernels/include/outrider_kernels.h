@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 8
+#define OUTRIDER_ABI 15
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -24,42 +24,72 @@ extern "C" {
 
 enum outrider_status {
   OUTRIDER_OK = 0,
-  OUTRIDER_INVALID = 1,       /* an argument or a program that makes no sense */
-  OUTRIDER_NO_MEMORY = 2,     /* the system has no memory left */
-  OUTRIDER_CACHE_FULL = 3,    /* the cache's limit is reached: close or truncate rows, then feed again */
-  OUTRIDER_NO_ROW = 4,        /* a row id that is not open */
-  OUTRIDER_CONTEXT = 5,       /* a row would grow beyond the program's context */
-  OUTRIDER_UNSUPPORTED = 6,   /* a format or an instruction set that is not there */
-  OUTRIDER_NOT_FINITE = 7     /* a weight to pack, or a logit, is NaN or infinite */
+  OUTRIDER_INVALID = 1,     /* an argument or a program that makes no sense */
+  OUTRIDER_NO_MEMORY = 2,   /* the system has no memory left */
+  OUTRIDER_CACHE_FULL = 3,  /* the cache's limit is reached: close or truncate rows, then feed again */
+  OUTRIDER_NO_ROW = 4,      /* a row id that is not open */
+  OUTRIDER_CONTEXT = 5,     /* a row would grow beyond the program's context */
+  OUTRIDER_UNSUPPORTED = 6, /* a format or an instruction set that is not there */
+  OUTRIDER_NOT_FINITE = 7   /* a weight to pack, or a logit, is NaN or infinite */
 };
 
-/* How the weights of one matrix are stored; kernels/packing.py is the definition of each. */
+/* What a matrix's weights are, and what its activations are made for the product. */
 enum outrider_format {
   OUTRIDER_FP32 = 0,
   OUTRIDER_BF16 = 1,
-  OUTRIDER_W4A8 = 2,          /* int4 by group of channels, activations int8 by token and group */
-  OUTRIDER_W8A8 = 3,          /* int8 by group of channels, activations likewise */
-  OUTRIDER_W4ABF16 = 4,       /* reserved */
-  OUTRIDER_W8AF32 = 5         /* reserved */
+  OUTRIDER_W4A8 = 2,    /* codes by group of channels, activations int8 by token and block of channels */
+  OUTRIDER_W8A8 = 3,    /* likewise: how codes are stored is said apart */
+  OUTRIDER_W4ABF16 = 4, /* codes by group of channels, activations bf16 */
+  OUTRIDER_W8AF32 = 5,  /* codes by group of channels, activations fp32 */
+  OUTRIDER_FP16 = 6     /* activations fp32: what a quantised checkpoint leaves in fp16 */
+};
+
+/* What a code of the formats with scales is; kernels/packing.py and kernels/storage.py define how all of it lies. */
+enum outrider_codes {
+  OUTRIDER_NO_CODES = 0, /* fp32 and bf16 */
+  OUTRIDER_INT4 = 1,     /* unsigned integers, less a zero point */
+  OUTRIDER_INT5 = 2,
+  OUTRIDER_INT6 = 3,
+  OUTRIDER_INT8 = 4,
+  OUTRIDER_E2M1 = 5, /* floats of four bits: 0 .5 1 1.5 2 3 4 6, then the same with the sign set */
+  OUTRIDER_E4M3 = 6  /* floats of eight bits, of bf16 weights: value * scale, rounded to bf16, is what is multiplied */
+};
+
+/* How the scales of the groups are stored. */
+enum outrider_scales {
+  OUTRIDER_WORDS = 0,     /* 24 bits of fp32 and a zero point of 8 bits before each group */
+  OUTRIDER_SCALE_F32 = 1, /* one for each group, those of 128 channels together */
+  OUTRIDER_SCALE_F16 = 2,
+  OUTRIDER_SCALE_BF16 = 3,
+  OUTRIDER_SCALE_E8M0 = 4, /* 2^(code - 127); groups of 32 */
+  OUTRIDER_SIX_BITS = 5,   /* of 256 channels fp16 scale and minimum, of 32 integers of 6 bits that multiply these */
+  OUTRIDER_EIGHT_BITS = 6, /* of 256 channels an fp16 scale, of 16 an int8 that multiplies it */
+  OUTRIDER_FACTORS = 7,    /* of 128 channels a bf16 scale; of 32 a factor of 2 to 17 and an offset of 8 bits */
+  OUTRIDER_HALF_MINIMA = 8 /* fp16 scale and minimum of each group of 32, those of 128 channels together */
 };
 
 /* How the keys and values of rows are kept. */
 enum outrider_cache {
   OUTRIDER_CACHE_BF16 = 0,
   OUTRIDER_CACHE_FP32 = 1,
-  OUTRIDER_CACHE_INT8 = 2     /* one scale for each token and kv head, of its key and of its value; queries likewise int8 */
+  OUTRIDER_CACHE_INT8 = 2 /* one scale for each token and kv head, of its key and of its value; queries likewise int8 */
 };
 
 enum outrider_operation {
-  OUTRIDER_EMBED = 0,         /* out = weight[token] */
-  OUTRIDER_POSITION = 1,      /* out = in + weight[position + integer] */
-  OUTRIDER_NORM = 2,          /* out = normalised in, per head of head_size (the whole width where heads is 1) */
-  OUTRIDER_LINEAR = 3,        /* out = activation(in * weight^T + bias) + residual */
-  OUTRIDER_ROPE = 4,          /* in place on in: heads of head_size, halves rotated; weight = inverse frequencies */
-  OUTRIDER_ATTENTION = 5,     /* stores key and value in the cache of layer `integer`, out = attention of in over the cache */
-  OUTRIDER_SELECT = 6,        /* out = the rows of in whose choice or logits are asked for; selects stand side by side, and what
+  OUTRIDER_EMBED = 0,     /* out = weight[token] * scale */
+  OUTRIDER_POSITION = 1,  /* out = in + weight[position + integer] */
+  OUTRIDER_NORM = 2,      /* out = normalised in + residual, per head of head_size (the whole width where heads is 1) */
+  OUTRIDER_LINEAR = 3,    /* out = cap(activation(in * weight^T + bias)) * scale + residual */
+  OUTRIDER_ROPE = 4,      /* in place on in: of heads of head_size the first `rotated` columns, their halves rotated;
+                                 weight = inverse frequencies */
+  OUTRIDER_ATTENTION = 5, /* stores key and value in the cache of layer `integer`, out = attention of in over the cache */
+  OUTRIDER_SELECT = 6,    /* out = the rows of in whose choice or logits are asked for; selects stand side by side, and what
                                  follows them has these rows only */
-  OUTRIDER_CHOOSE = 7         /* in = logits; ends the program */
+  OUTRIDER_CHOOSE = 7,    /* in = logits; ends the program */
+  OUTRIDER_ROUTE = 8,     /* in = scores of experts; out = the kv_heads best ones' numbers, then their weights */
+  OUTRIDER_EXPERTS = 9,   /* out = for each expert of a token the product with that expert's matrix, as LINEAR has it */
+  OUTRIDER_MIX = 10,      /* out = sum of a token's experts' products times their weights + residual */
+  OUTRIDER_GATE = 11      /* out = in * sigmoid(key) + residual, key one column */
 };
 
 enum outrider_activation {
@@ -67,7 +97,9 @@ enum outrider_activation {
   OUTRIDER_RELU = 1,
   OUTRIDER_GELU_ERF = 2,
   OUTRIDER_GELU_TANH = 3,
-  OUTRIDER_SILU = 4
+  OUTRIDER_SILU = 4,
+  OUTRIDER_CLAMPED_SWIGLU =
+      5 /* of gated matrices: gate = min(gate, cap), up within cap of 0; gate * sigmoid(scale * gate) * (up + 1) */
 };
 
 enum outrider_norm { OUTRIDER_RMS = 0, OUTRIDER_LAYER = 1 };
@@ -80,24 +112,57 @@ typedef struct outrider_slice {
   int32_t width;
 } outrider_slice;
 
-/* One packed matrix [rows, columns], or a vector (rows 1, fp32, columns plain floats), or an embedding table (fp32 or
- * bf16, rows one after the other). `data` is 64-byte aligned and stays where it is while the engine lives.
+/* One packed matrix [rows, columns], or a vector (rows 1, fp32, columns plain floats), or an embedding table (fp32, bf16
+ * or fp16, rows one after the other; a matrix of codes may be one as it is). `data` is 64-byte aligned and stays where it is while the engine lives.
  * gated: the matrix is two stacked ones, gate over up, whose 16-row tiles alternate; rows counts both. */
 typedef struct outrider_weight {
   const void *data;
   int32_t format;
   int32_t rows;
   int32_t columns;
-  int32_t group; /* channels per scale: 32, 64 or 128; 0 for float formats */
+  int32_t group; /* channels per scale: 16, 32, 64 or 128; 0 for float formats */
   int32_t gated;
-  int32_t table; /* 1: embedding table or vector (row-major); 0: matrix in tiles */
+  int32_t table;  /* 1: embedding table or vector (row-major); 0: matrix in tiles */
+  int32_t codes;  /* outrider_codes */
+  int32_t scales; /* outrider_scales */
+  int32_t zeros;  /* 1: every group has its own zero point; 0: it is the middle of the codes' range */
+  int32_t
+      ordered; /* 1: channel j of the matrix is channel order[j] of its input; int32 order[columns] lies behind the tiles */
 } outrider_weight;
 
+/* Rows of a matrix that is quantised already. A row has a value of `scales`, `zeros` and `sub_*` for every `group` of its columns,
+ * the last group may be shorter; of SIX_BITS and EIGHT_BITS `scales` and `minima` are for every 256, of FACTORS for every 128. A
+ * weight is (code - zero) * scale; of SIX_BITS code * scale * sub_scale - minimum * sub_minimum; of FACTORS
+ * (code * sub_scale - sub_minimum) * scale. Of HALF_MINIMA it is code * scale - minimum, both for every 32. */
+typedef struct outrider_quantised {
+  const uint8_t *codes;      /* [count, columns] */
+  const float *scales;       /* [count, groups], exact in the type that stores them */
+  const uint8_t *zeros;      /* [count, groups] or NULL: the middle of the codes' range */
+  const int16_t *sub_scales; /* [count, groups] or NULL */
+  const float *minima;       /* [count, columns / 256] or NULL */
+  const int16_t *sub_minima; /* [count, groups] or NULL */
+  int32_t group;             /* a multiple of the weight's group */
+} outrider_quantised;
+
 /* One operation. Fields that its kind does not name above or here are ignored; weight, bias: index into the weights or -1.
- *   NORM       integer = outrider_norm, epsilon, weight, bias, heads, head_size
- *   LINEAR     weight, bias, activation, residual; with a gated weight out = activation(gate) * up, bias has gate's, then up's
- *   ROPE       heads, head_size, weight; scale multiplies the sine and cosine (yarn's attention factor; else 1)
- *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, window (0: all; else the last `window` tokens) */
+ * cap: 0 is none, else cap(x) = cap * tanh(x / cap).
+ *   EMBED      scale (1: as it is)
+ *   NORM       integer = outrider_norm, epsilon, weight, bias, heads, head_size, residual
+ *   LINEAR     weight, bias, activation, cap, scale, residual; with a gated weight out = activation(gate) * up, bias has
+ *              gate's, then up's
+ *   ROPE       heads, head_size, rotated, weight; scale multiplies the sine and cosine (yarn's attention factor; else 1);
+ *              longest: 0, or the longest row for which weight holds: the frequencies of longer ones are `bias`. The same in
+ *              all of a program's that have it. Where a row grows beyond it, all of its keys and values are computed anew; not so
+ *              behind a token that is not what was chosen before it: there choices are -1, unless logits are wanted.
+ *   ROUTE      heads = experts, kv_heads = how many of them a token takes, best first, of equals the first; integer: 0: weights are
+ *              those of a softmax over all experts, 1: over the chosen ones
+ *   EXPERTS    key = ROUTE's output, heads, kv_heads likewise; weight, bias: those of the first expert, the others' follow, all of one
+ *              shape and storage; activation, cap, scale; integer: 0: in is the tokens' vectors, 1: what EXPERTS has put out; out is
+ *              a whole buffer of kv_heads * (columns of a product, rounded up to 16), in an order that only EXPERTS and MIX know
+ *   MIX        in = EXPERTS' output, key = ROUTE's, kv_heads, residual
+ *   GATE       in, key, residual
+ *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores), window (0: all; else the last
+ *              `window` tokens), weight: a score for each head that belongs to no token (a sink), or -1 */
 typedef struct outrider_op {
   int32_t kind;
   outrider_slice in;
@@ -113,21 +178,24 @@ typedef struct outrider_op {
   int32_t kv_heads;
   int32_t head_size;
   int32_t window;
+  int32_t rotated;
+  int32_t longest;
   float epsilon;
   float scale;
+  float cap;
 } outrider_op;
 
 typedef struct outrider_program {
-  const outrider_op *ops;          /* [op_count] */
-  const outrider_weight *weights;  /* [weight_count] */
-  const int32_t *buffers;          /* [buffer_count] the widths of the buffers */
+  const outrider_op *ops;         /* [op_count] */
+  const outrider_weight *weights; /* [weight_count] */
+  const int32_t *buffers;         /* [buffer_count] the widths of the buffers */
   int32_t op_count;
   int32_t weight_count;
   int32_t buffer_count;
-  int32_t layers;                  /* attention layers, that is caches */
+  int32_t layers; /* attention layers, that is caches */
   int32_t vocabulary;
-  int32_t context;                 /* the longest row */
-  int32_t cache;                   /* outrider_cache */
+  int32_t context; /* the longest row */
+  int32_t cache;   /* outrider_cache */
 } outrider_program;
 
 typedef struct outrider_options {
@@ -135,7 +203,7 @@ typedef struct outrider_options {
                          * never pinned by the pool. */
   int32_t threads;      /* at least 1 */
   int32_t spin_microseconds; /* how long a waiting thread spins before it sleeps; -1: the default (50) */
-  int64_t cache_bytes;  /* the most memory the cache may take; 0: no limit but the machine's */
+  int64_t cache_bytes;       /* the most memory the cache may take; 0: no limit but the machine's */
 } outrider_options;
 
 /* How a row's tokens are chosen: workers/engines/sampling.py is the definition. Greedy where temperature is 0.
@@ -154,7 +222,7 @@ typedef struct outrider_sampling {
   int32_t top_k;
   uint32_t sample;
   int32_t min_tokens;
-  const int32_t *end_tokens;  /* [end_count] */
+  const int32_t *end_tokens; /* [end_count] */
   int32_t end_count;
 } outrider_sampling;
 
@@ -163,31 +231,38 @@ typedef struct outrider_sampling {
  * logprobs[i] of 0 or more: beside each choice of feed i, its log-probability and those of the logprobs[i] likeliest tokens.
  * branches[i] tokens are tried in place of tokens of feed i: each comes after the feed's first branch_after tokens instead of the
  * next one. A choice after each of them follows the feed's own choices (-1 where a
- * logit is not a finite number). Neither row nor cache know of a branch afterwards. */
+ * logit is not a finite number). Neither row nor cache know of a branch afterwards.
+ * A choice with a mask is made among the tokens whose bits are set (token t: bit t % 32 of word t / 32); -1 where that is none. Masks
+ * may be made while the pass runs: another thread sets *masks_ready to 1 when they are there, and choices wait for that. */
 typedef struct outrider_batch {
   int32_t feeds;
-  const int32_t *rows;    /* [feeds] */
-  const int32_t *counts;  /* [feeds] at least 1 */
-  const int32_t *tokens;  /* [sum of counts] */
-  const int32_t *choose;  /* [feeds] */
-  const int32_t *logits;  /* [feeds], or NULL: none */
+  const int32_t *rows;          /* [feeds] */
+  const int32_t *counts;        /* [feeds] at least 1 */
+  const int32_t *tokens;        /* [sum of counts] */
+  const int32_t *choose;        /* [feeds] */
+  const int32_t *logits;        /* [feeds], or NULL: none */
   const int32_t *branches;      /* [feeds] or NULL: none */
   const int32_t *branch_after;  /* [sum of branches] at least 1, less than the feed's count */
   const int32_t *branch_tokens; /* [sum of branches] */
-  int32_t *chosen;        /* out [sum of choose and branches] */
-  int32_t *runners_up;    /* out, likewise: the tokens with the second best scores, -1 where there is none; or NULL */
-  double *margins;        /* out, likewise: the leads over the second best scores; or NULL */
-  float *logits_out;      /* out [sum of logits, vocabulary], or NULL */
-  const int32_t *logprobs; /* [feeds] -1: none wanted; or NULL: none */
-  int32_t *logprob_tokens; /* out [sum of (choose + branches) * (1 + logprobs)] for each choice itself, then the likeliest, best first */
-  double *logprob_values;  /* out, likewise: log-probabilities by the raw logits */
+  int32_t *chosen;              /* out [sum of choose and branches] */
+  int32_t *runners_up;          /* out, likewise: the tokens with the second best scores, -1 where there is none; or NULL */
+  double *margins;              /* out, likewise: the margins over the second best scores; or NULL */
+  float *logits_out;            /* out [sum of logits, vocabulary], or NULL */
+  const int32_t *logprobs;      /* [feeds] -1: none wanted; or NULL: none */
+  int32_t *
+      logprob_tokens; /* out [sum of (choose + branches) * (1 + logprobs)] for each choice itself, then the likeliest, best first */
+  double *logprob_values; /* out, likewise: log-probabilities by the raw logits */
+  const uint32_t *masks;  /* [.., mask_words] or NULL: none */
+  const int32_t *mask_of; /* [sum of choose and branches] which of the masks, in the order of chosen; -1: none. Or NULL */
+  const int32_t *masks_ready; /* or NULL: they are there */
+  int32_t mask_words;         /* of one mask: enough for the vocabulary */
 } outrider_batch;
 
 /* Rows that go on by themselves: feed i appends counts[i] tokens to row rows[i], then again and again what the row chose last.
  * It stops after most[i] choices, after one that is among its ends, or when its reach falls below least_reach. Each choice
- * multiplies reach by max(least_chance, 1 - (1 - usual[span]) * doubt[i]); span is the number of bounds that its margin reaches.
- * All stop where the reaches of those that go on, each less least_reach, come to less than least_sum. */
-typedef struct outrider_run {
+ * multiplies reach by max(least_chance, 1 - (1 - usual[span]) * miss_factor[i]); span is the number of bounds that its margin reaches.
+ * All stop when sum(reach - least_reach) over the rows that go on is less than least_sum. */
+typedef struct outrider_decode_batch {
   int32_t feeds;
   const int32_t *rows;       /* [feeds] */
   const int32_t *counts;     /* [feeds] at least 1 */
@@ -196,7 +271,7 @@ typedef struct outrider_run {
   const int32_t *end_counts; /* [feeds] */
   const int32_t *ends;       /* [sum of end_counts] */
   const double *reach;       /* [feeds] before the first choice */
-  const double *doubt;       /* [feeds] */
+  const double *miss_factor; /* [feeds] how many times as often as usual a choice misses */
   const double *bounds;      /* [spans - 1] rising */
   const double *usual;       /* [spans] */
   double least_chance;
@@ -204,16 +279,19 @@ typedef struct outrider_run {
   double least_sum;
   int32_t spans;
   int32_t stride;
-  int32_t *made;             /* out [feeds] how many choices there are */
-  int32_t *chosen;           /* out [feeds, stride] */
-  int32_t *runners_up;       /* out [feeds, stride] the tokens with the second best scores, -1 where there is none */
-  double *margins;           /* out [feeds, stride] */
-  double *seconds;           /* out [stride] of each pass; the rows in pass p are those with more than p choices */
-} outrider_run;
+  int32_t *made;       /* out [feeds] how many choices there are */
+  int32_t *chosen;     /* out [feeds, stride] */
+  int32_t *runners_up; /* out [feeds, stride] the tokens with the second best scores, -1 where there is none */
+  double *margins;     /* out [feeds, stride] */
+  double *seconds;     /* out [stride] of each pass; the rows in pass p are those with more than p choices */
+} outrider_decode_batch;
 
 typedef struct outrider_engine outrider_engine;
 
 OUTRIDER_API int32_t outrider_abi_version(void);
+/* Numbers that the binding has too, for it to compare, by name: "tile rows", "block channels", "super channels", and
+ * "sizeof NAME" and "offset NAME.FIELD" of the structures outrider_NAME. -1 where there is none of that name. */
+OUTRIDER_API int64_t outrider_number(const char *name);
 /* What was wrong with this thread's last failed call. Valid until its next call. */
 OUTRIDER_API const char *outrider_message(void);
 /* The name of the instruction set in use, or NULL when OUTRIDER_ISA names one that is unknown or that this machine lacks
@@ -236,8 +314,15 @@ OUTRIDER_API int64_t outrider_packed_bytes(const outrider_weight *weight);
  * before the first call. Threads may pack different rows of one weight at the same time if none shares a 16-row tile.
  * source: [count] rows of weight->columns values, `stride` values from one row to the next;
  * source_type: 0 fp32, 1 bf16 (uint16_t), 2 fp16 (uint16_t). Rounding is to nearest, ties to even. */
-OUTRIDER_API int32_t outrider_pack_rows(const outrider_weight *weight, int32_t first_row, int32_t count,
-                                        const void *source, int32_t source_type, int64_t stride);
+OUTRIDER_API int32_t outrider_pack_rows(const outrider_weight *weight, int32_t first_row, int32_t count, const void *source,
+                                        int32_t source_type, int64_t stride);
+
+/* Packs `count` rows of codes as rows first_row.. of the weight, as outrider_pack_rows does; every number is kept as it is, and
+ * refused where its place cannot hold it. */
+OUTRIDER_API int32_t outrider_pack_codes(const outrider_weight *weight, int32_t first_row, int32_t count,
+                                         const outrider_quantised *source);
+/* Packs the order of an ordered weight's columns: order is [columns], every input channel once. */
+OUTRIDER_API int32_t outrider_pack_order(const outrider_weight *weight, const int32_t *order);
 
 /* The program, its weights' descriptions and the options are copied; the packed data is not. */
 OUTRIDER_API int32_t outrider_engine_create(const outrider_program *program, const outrider_options *options,
@@ -247,7 +332,8 @@ OUTRIDER_API void outrider_engine_destroy(outrider_engine *engine);
 OUTRIDER_API int32_t outrider_engine_threads(outrider_engine *engine, int32_t threads, const int32_t *cores);
 /* Takes memory now that passes of `tokens` tokens with `selected` choices would take in the middle of the work, and a cache for
  * `cache_tokens` tokens (of 256 MB at most). */
-OUTRIDER_API int32_t outrider_engine_reserve(outrider_engine *engine, int32_t tokens, int32_t selected, int64_t cache_tokens);
+OUTRIDER_API int32_t outrider_engine_reserve(outrider_engine *engine, int32_t tokens, int32_t selected,
+                                             int64_t cache_tokens);
 
 /* Begins an empty row and writes its id. The first `prompt` tokens fed are its prompt, the rest counts as written (only penalties
  * care). The bias arrays are copied. */
@@ -267,13 +353,14 @@ OUTRIDER_API void outrider_cache_use(const outrider_engine *engine, int64_t *byt
 /* One forward pass. On any status but OUTRIDER_OK and OUTRIDER_NOT_FINITE nothing has been fed. */
 OUTRIDER_API int32_t outrider_forward(outrider_engine *engine, const outrider_batch *batch);
 /* As many passes as the rows want. On any status but OUTRIDER_OK some passes may have been made; the rows' lengths say. */
-OUTRIDER_API int32_t outrider_run_on(outrider_engine *engine, const outrider_run *run);
+OUTRIDER_API int32_t outrider_decode(outrider_engine *engine, const outrider_decode_batch *batch);
 
 /* The sampler alone, for tests: chooses after `history` (its first `prompt` tokens are the prompt; its length is the
- * position). runner_up: out, as in a batch, or NULL. scores: out [vocabulary], the scores before the noise, or NULL. */
+ * position). mask: of the vocabulary, or NULL. runner_up: out, as in a batch, or NULL. scores: out [vocabulary], the scores before the
+ * noise, or NULL. */
 OUTRIDER_API int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_sampling *sampling,
-                                     const int32_t *history, int32_t length, int32_t prompt, int32_t *chosen,
-                                     int32_t *runner_up, double *margin, double *scores);
+                                     const int32_t *history, int32_t length, int32_t prompt, const uint32_t *mask,
+                                     int32_t *chosen, int32_t *runner_up, double *margin, double *scores);
 /* Log-probabilities alone, for tests: of `chosen`, then of the `count` likeliest. tokens, values: out [1 + count]. */
 OUTRIDER_API int32_t outrider_log_probabilities(const float *logits, int32_t vocabulary, int32_t chosen, int32_t count,
                                                 int32_t *tokens, double *values);

@@ -1,4 +1,7 @@
 // The C interface: argument checks that need no engine, and nothing thrown across the border.
+#include <stddef.h>
+#include <string.h>
+
 #include <algorithm>
 #include <new>
 
@@ -30,6 +33,144 @@ template <typename Body> int32_t guarded(Body body) {
 
 int32_t outrider_abi_version(void) { return OUTRIDER_ABI; }
 
+// Where a field lies, by which the bindings check their own structures.
+#define FIELD(structure, field) {"offset " #structure "." #field, offsetof(outrider_##structure, field)}
+
+int64_t outrider_number(const char *name) {
+  const struct {
+    const char *name;
+    int64_t value;
+  } numbers[] = {
+      {"tile rows", outrider::kTileRows},
+      {"block channels", outrider::kBlockChannels},
+      {"super channels", outrider::kSuperChannels},
+      {"sizeof slice", sizeof(outrider_slice)},
+      {"sizeof weight", sizeof(outrider_weight)},
+      {"sizeof quantised", sizeof(outrider_quantised)},
+      {"sizeof op", sizeof(outrider_op)},
+      {"sizeof program", sizeof(outrider_program)},
+      {"sizeof options", sizeof(outrider_options)},
+      {"sizeof sampling", sizeof(outrider_sampling)},
+      {"sizeof batch", sizeof(outrider_batch)},
+      {"sizeof decode_batch", sizeof(outrider_decode_batch)},
+      FIELD(slice, buffer),
+      FIELD(slice, offset),
+      FIELD(slice, width),
+      FIELD(weight, data),
+      FIELD(weight, format),
+      FIELD(weight, rows),
+      FIELD(weight, columns),
+      FIELD(weight, group),
+      FIELD(weight, gated),
+      FIELD(weight, table),
+      FIELD(weight, codes),
+      FIELD(weight, scales),
+      FIELD(weight, zeros),
+      FIELD(weight, ordered),
+      FIELD(quantised, codes),
+      FIELD(quantised, scales),
+      FIELD(quantised, zeros),
+      FIELD(quantised, sub_scales),
+      FIELD(quantised, minima),
+      FIELD(quantised, sub_minima),
+      FIELD(quantised, group),
+      FIELD(op, kind),
+      FIELD(op, in),
+      FIELD(op, key),
+      FIELD(op, value),
+      FIELD(op, residual),
+      FIELD(op, out),
+      FIELD(op, weight),
+      FIELD(op, bias),
+      FIELD(op, activation),
+      FIELD(op, integer),
+      FIELD(op, heads),
+      FIELD(op, kv_heads),
+      FIELD(op, head_size),
+      FIELD(op, rotated),
+      FIELD(op, longest),
+      FIELD(op, cap),
+      FIELD(op, window),
+      FIELD(op, epsilon),
+      FIELD(op, scale),
+      FIELD(program, ops),
+      FIELD(program, weights),
+      FIELD(program, buffers),
+      FIELD(program, op_count),
+      FIELD(program, weight_count),
+      FIELD(program, buffer_count),
+      FIELD(program, layers),
+      FIELD(program, vocabulary),
+      FIELD(program, context),
+      FIELD(program, cache),
+      FIELD(options, cores),
+      FIELD(options, threads),
+      FIELD(options, spin_microseconds),
+      FIELD(options, cache_bytes),
+      FIELD(sampling, temperature),
+      FIELD(sampling, top_p),
+      FIELD(sampling, min_p),
+      FIELD(sampling, repetition_penalty),
+      FIELD(sampling, presence_penalty),
+      FIELD(sampling, frequency_penalty),
+      FIELD(sampling, seed),
+      FIELD(sampling, bias_tokens),
+      FIELD(sampling, bias_values),
+      FIELD(sampling, bias_count),
+      FIELD(sampling, top_k),
+      FIELD(sampling, sample),
+      FIELD(sampling, min_tokens),
+      FIELD(sampling, end_tokens),
+      FIELD(sampling, end_count),
+      FIELD(batch, feeds),
+      FIELD(batch, rows),
+      FIELD(batch, counts),
+      FIELD(batch, tokens),
+      FIELD(batch, choose),
+      FIELD(batch, logits),
+      FIELD(batch, branches),
+      FIELD(batch, branch_after),
+      FIELD(batch, branch_tokens),
+      FIELD(batch, chosen),
+      FIELD(batch, runners_up),
+      FIELD(batch, margins),
+      FIELD(batch, logits_out),
+      FIELD(batch, logprobs),
+      FIELD(batch, logprob_tokens),
+      FIELD(batch, logprob_values),
+      FIELD(batch, masks),
+      FIELD(batch, mask_of),
+      FIELD(batch, masks_ready),
+      FIELD(batch, mask_words),
+      FIELD(decode_batch, feeds),
+      FIELD(decode_batch, rows),
+      FIELD(decode_batch, counts),
+      FIELD(decode_batch, tokens),
+      FIELD(decode_batch, most),
+      FIELD(decode_batch, end_counts),
+      FIELD(decode_batch, ends),
+      FIELD(decode_batch, reach),
+      FIELD(decode_batch, miss_factor),
+      FIELD(decode_batch, bounds),
+      FIELD(decode_batch, usual),
+      FIELD(decode_batch, least_chance),
+      FIELD(decode_batch, least_reach),
+      FIELD(decode_batch, least_sum),
+      FIELD(decode_batch, spans),
+      FIELD(decode_batch, stride),
+      FIELD(decode_batch, made),
+      FIELD(decode_batch, chosen),
+      FIELD(decode_batch, runners_up),
+      FIELD(decode_batch, margins),
+      FIELD(decode_batch, seconds),
+  };
+  for (const auto &number : numbers)
+    if (strcmp(name, number.name) == 0) return number.value;
+  return -1;
+}
+
+#undef FIELD
+
 const char *outrider_message(void) { return outrider::last_message(); }
 
 const char *outrider_isa(void) {
@@ -55,6 +196,21 @@ int32_t outrider_pack_rows(const outrider_weight *weight, int32_t first_row, int
   return guarded([&] {
     const int32_t status = outrider::check_weight(*weight);
     return status == OUTRIDER_OK ? outrider::pack_rows(*weight, first_row, count, source, source_type, stride) : status;
+  });
+}
+
+int32_t outrider_pack_codes(const outrider_weight *weight, int32_t first_row, int32_t count,
+                            const outrider_quantised *source) {
+  return guarded([&] {
+    const int32_t status = outrider::check_weight(*weight);
+    return status == OUTRIDER_OK ? outrider::pack_codes(*weight, first_row, count, *source) : status;
+  });
+}
+
+int32_t outrider_pack_order(const outrider_weight *weight, const int32_t *order) {
+  return guarded([&] {
+    const int32_t status = outrider::check_weight(*weight);
+    return status == OUTRIDER_OK ? outrider::pack_order(*weight, order) : status;
   });
 }
 
@@ -106,12 +262,13 @@ int32_t outrider_forward(outrider_engine *engine, const outrider_batch *batch) {
   return guarded([&] { return engine->engine->forward(*batch); });
 }
 
-int32_t outrider_run_on(outrider_engine *engine, const outrider_run *run) {
-  return guarded([&] { return engine->engine->run_on(*run); });
+int32_t outrider_decode(outrider_engine *engine, const outrider_decode_batch *wanted) {
+  return guarded([&] { return engine->engine->decode(*wanted); });
 }
 
 int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_sampling *sampling, const int32_t *history,
-                        int32_t length, int32_t prompt, int32_t *chosen, int32_t *runner_up, double *margin, double *scores) {
+                        int32_t length, int32_t prompt, const uint32_t *mask, int32_t *chosen, int32_t *runner_up,
+                        double *margin, double *scores) {
   return guarded([&]() -> int32_t {
     const char *message = nullptr;
     const outrider::Kernels *kernels = outrider::choose_kernels(&message);
@@ -122,8 +279,9 @@ int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_
     for (int32_t i = 0; i < length; ++i)
       if (history[i] < 0 || history[i] >= vocabulary) return fail(OUTRIDER_INVALID, "token %d in the history", history[i]);
     outrider::SamplerScratch scratch;
-    const outrider::Choice choice = outrider::choose_token(*kernels, logits, vocabulary, copy, history, length,
-                                                           std::min(prompt, length), &scratch, scores, runner_up != nullptr);
+    const outrider::Choice choice =
+        outrider::choose_token(*kernels, logits, vocabulary, copy, history, length, std::min(prompt, length), &scratch,
+                               mask, scores, runner_up != nullptr);
     *chosen = choice.token;
     if (runner_up) *runner_up = choice.runner_up;
     if (margin) *margin = choice.margin;

@@ -10,7 +10,7 @@ namespace outrider {
 
 int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selected) const {
   *tokens = *selected = 0;
-  int branch = 0;
+  int branch = 0, choices = 0;
   std::vector<bool> seen(rows.size(), false);
   for (int i = 0; i < batch.feeds; ++i) {
     const int row = batch.rows[i], count = batch.counts[i];
@@ -27,7 +27,8 @@ int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selec
       return fail(OUTRIDER_INVALID, "choices or logits are wanted, but there is no place for them");
     const int logprobs = batch.logprobs ? batch.logprobs[i] : -1;
     if (logprobs > vocabulary || (logprobs >= 0 && (!batch.logprob_tokens || !batch.logprob_values)))
-      return fail(OUTRIDER_INVALID, "row %d: %d log-probabilities wanted, of a vocabulary of %d", row, logprobs, vocabulary);
+      return fail(OUTRIDER_INVALID, "row %d: %d log-probabilities wanted, of a vocabulary of %d", row, logprobs,
+                  vocabulary);
     const int64_t length = static_cast<int64_t>(rows[static_cast<size_t>(row)].history.size()) + count;
     if (length > context)
       return fail(OUTRIDER_CONTEXT, "row %d would hold %lld tokens, the model's context is %d", row,
@@ -38,6 +39,7 @@ int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selec
         return fail(OUTRIDER_INVALID, "row %d: token %d is not in the vocabulary of %d", row, token, vocabulary);
     }
     *selected += std::max(choose, logits);
+    choices += choose + branches;
     for (int b = 0; b < branches; ++b, ++branch) {
       const int after = batch.branch_after[branch], token = batch.branch_tokens[branch];
       if (after < 1 || after >= count)
@@ -46,6 +48,10 @@ int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selec
         return fail(OUTRIDER_INVALID, "row %d: token %d is not in the vocabulary of %d", row, token, vocabulary);
     }
   }
+  for (int i = 0; batch.mask_of && i < choices; ++i)
+    if (batch.mask_of[i] >= 0 && (!batch.masks || batch.mask_words < (vocabulary + 31) / 32))
+      return fail(OUTRIDER_INVALID, "masks of %d words for a vocabulary of %d", batch.masks ? batch.mask_words : 0,
+                  vocabulary);
   *tokens += branch;
   *selected += branch;
   return OUTRIDER_OK;
@@ -72,7 +78,8 @@ int32_t Engine::reserve_blocks(const outrider_batch &batch) {
       if (block >= 0) row.blocks.push_back(block);
     }
     if (status == OUTRIDER_OK) continue;
-    for (int j = 0; j <= i; ++j) truncate(batch.rows[j], static_cast<int>(rows[static_cast<size_t>(batch.rows[j])].history.size()));
+    for (int j = 0; j <= i; ++j)
+      truncate(batch.rows[j], static_cast<int>(rows[static_cast<size_t>(batch.rows[j])].history.size()));
     return status;
   }
   return OUTRIDER_OK;
@@ -81,7 +88,9 @@ int32_t Engine::reserve_blocks(const outrider_batch &batch) {
 int32_t Engine::reserve_scratch(int tokens, int selected) {
   const int64_t count = std::max(tokens, selected);
   bool enough = words.reserve((count * most_words + kLanes) * 4) && scales.reserve(count * most_groups * 4 + 64) &&
-                offsets.reserve(count * most_groups * 4 + 64) && attention.reserve(pool->threads() * most_attention * 4 + 64);
+                offsets.reserve(count * most_groups * 4 + 64) &&
+                attention.reserve(pool->threads() * most_attention * 4 + 64) &&
+                expanded.reserve(pool->threads() * most_expanded + 64);
   for (size_t i = 0; i < buffers.size(); ++i) {
     // A buffer that only holds selected positions (the logits, above all) need not be as long as the batch.
     const bool late = std::none_of(ops.begin(), ops.end(), [&](const outrider_op &op) {

@@ -2,9 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 #ifdef OUTRIDER_X86
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+  #include <cpuid.h>
+  #include <sys/syscall.h>
+  #include <unistd.h>
 #endif
 
 #include <string>
@@ -28,6 +28,12 @@ bool tiles_granted() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
+// Compilers before GCC 11 do not know its name.
+bool has_half_conversion() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
+}
+
 bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
@@ -40,7 +46,7 @@ bool has_amx() {
 void list_units(Unit units[kUnits]) {
 #ifdef OUTRIDER_X86
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_half_conversion();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vnni");
@@ -79,8 +85,8 @@ const Kernels *choose_kernels(const char **message) {
     if (unit.present && (!wanted || !*wanted || strcmp(unit.kernels->name, wanted) == 0)) return unit.kernels;
   }
   static thread_local std::string refusal;
-  refusal = std::string("OUTRIDER_ISA=") + wanted + " is not an instruction set of this machine, which has: " +
-            available_kernels();
+  refusal = std::string("OUTRIDER_ISA=") + wanted +
+            " is not an instruction set of this machine, which has: " + available_kernels();
   *message = refusal.c_str();
   return nullptr;
 }

@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <array>
 
 #include "message.h"
 #include "pack.h"
@@ -24,11 +25,40 @@ int32_t Engine::check_slice(const outrider_slice &slice, int width, const char *
   return OUTRIDER_OK;
 }
 
+// The matrices of all experts are alike, so that what is planned for one serves for all.
+int32_t Engine::check_experts(const outrider_op &op) const {
+  const int64_t count = static_cast<int64_t>(weights.size());
+  if (op.weight < 0 || op.weight + int64_t{op.heads} > count || op.bias + int64_t{op.heads} > count)
+    return fail(OUTRIDER_INVALID, "%d experts from weight %d and bias %d on, of %lld", op.heads, op.weight, op.bias,
+                static_cast<long long>(count));
+  const outrider_weight &first = weights[static_cast<size_t>(op.weight)];
+  const auto shape = [](const outrider_weight &w) {
+    return std::array<int32_t, 10>{w.format, w.rows,  w.columns, w.group, w.gated,
+                                   w.table,  w.codes, w.scales,  w.zeros, w.ordered};
+  };
+  for (int32_t e = 0; e < op.heads; ++e) {
+    if (shape(weights[static_cast<size_t>(op.weight + e)]) != shape(first) || first.table)
+      return fail(OUTRIDER_INVALID, "experts need matrices in tiles, all of one shape and storage");
+    if (op.bias >= 0 && !is_vector(weights[static_cast<size_t>(op.bias + e)], first.rows))
+      return fail(OUTRIDER_INVALID, "an expert's bias is an fp32 vector, one element a row");
+  }
+  const int64_t in = op.integer ? op.kv_heads * round_up(first.columns, kLanes) : first.columns;
+  const int64_t out = op.kv_heads * round_up(first.gated ? first.rows / 2 : first.rows, kLanes);
+  int32_t status = check_slice(op.in, static_cast<int>(in), "experts' input");
+  if (status == OUTRIDER_OK) status = check_slice(op.out, static_cast<int>(out), "experts' output");
+  if (status == OUTRIDER_OK &&
+      (op.out.offset || stride(op.out) != out || (op.integer && (op.in.offset || stride(op.in) != in))))
+    status = fail(OUTRIDER_INVALID, "experts' products fill a buffer");
+  return status;
+}
+
 // `selected` are the buffers that hold selected positions only, none before the first select; `selecting`: the operation before
 // was a select.
 int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected) {
   const int weight_count = static_cast<int>(weights.size());
   const bool needs_weight = op.kind <= OUTRIDER_ROPE;
+  if (!(op.cap >= 0.0f) || !(op.scale - op.scale == 0.0f))
+    return fail(OUTRIDER_INVALID, "a scale or a cap that is no number");
   if (op.weight >= weight_count || op.bias >= weight_count || (needs_weight && op.weight < 0))
     return fail(OUTRIDER_INVALID, "an operation of kind %d names weight %d or bias %d of %d", op.kind, op.weight, op.bias,
                 weight_count);
@@ -43,16 +73,20 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
   };
   const bool behind = std::find(selected->begin(), selected->end(), true) != selected->end();
   const auto holds_selected = [&](const outrider_slice &slice) {
-    return slice.buffer >= 0 && slice.buffer < static_cast<int>(selected->size()) && (*selected)[static_cast<size_t>(slice.buffer)];
+    return slice.buffer >= 0 && slice.buffer < static_cast<int>(selected->size()) &&
+           (*selected)[static_cast<size_t>(slice.buffer)];
   };
   const bool every_token = op.kind == OUTRIDER_EMBED || op.kind == OUTRIDER_POSITION || op.kind == OUTRIDER_ROPE ||
                            op.kind == OUTRIDER_ATTENTION;
   refuse(behind && every_token, "embeddings, rope and attention work on all positions, and come before select");
-  refuse(behind && op.kind != OUTRIDER_SELECT && (!holds_selected(op.in) || (op.residual.buffer >= 0 && !holds_selected(op.residual))),
+  refuse(behind && op.kind != OUTRIDER_SELECT &&
+             (!holds_selected(op.in) || (op.residual.buffer >= 0 && !holds_selected(op.residual))),
          "behind select an operation reads positions that were not selected");
   switch (op.kind) {
     case OUTRIDER_EMBED:
-      refuse(!weight->table || weight->rows < vocabulary, "an embedding needs a table with a row for every token");
+      refuse(!weight->table && (!integer_format(weight->format) || weight->ordered || weight->gated),
+             "an embedding needs a table, or a matrix of codes whose columns have no order of their own");
+      refuse(weight->rows < vocabulary, "an embedding needs a table with a row for every token");
       check(op.out, weight->columns, "embedding output");
       break;
     case OUTRIDER_POSITION:
@@ -63,9 +97,11 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       break;
     case OUTRIDER_NORM:
       refuse(op.heads < 1 || op.head_size < 1, "a norm needs heads and a head size");
-      refuse(!is_vector(*weight, op.head_size) || (bias && !is_vector(*bias, op.head_size)), "a norm's weights are fp32 vectors");
+      refuse(!is_vector(*weight, op.head_size) || (bias && !is_vector(*bias, op.head_size)),
+             "a norm's weights are fp32 vectors");
       check(op.in, op.heads * op.head_size, "norm input");
       check(op.out, op.heads * op.head_size, "norm output");
+      if (op.residual.buffer >= 0) check(op.residual, op.heads * op.head_size, "norm residual");
       break;
     case OUTRIDER_LINEAR: {
       const int width = weight->gated ? weight->rows / 2 : weight->rows;
@@ -79,8 +115,13 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       break;
     }
     case OUTRIDER_ROPE:
-      refuse(op.heads < 1 || op.head_size < 2 || op.head_size % 2, "rope needs heads of an even size");
-      refuse(!is_vector(*weight, op.head_size / 2), "rope's frequencies are an fp32 vector of half a head");
+      refuse(op.heads < 1 || op.rotated < 2 || op.rotated % 2 || op.rotated > op.head_size,
+             "rope needs an even number of columns of a head");
+      refuse(!is_vector(*weight, op.rotated / 2), "rope's frequencies are an fp32 vector, one for two columns");
+      refuse(op.longest < 0 || (op.longest > 0 && (!bias || !is_vector(*bias, op.rotated / 2))),
+             "rope of long rows has frequencies of its own, as many");
+      refuse(op.longest > 0 && longest > 0 && op.longest != longest, "rope changes at two lengths of a row");
+      if (op.longest > 0) longest = op.longest;
       check(op.in, op.heads * op.head_size, "rope input");
       break;
     case OUTRIDER_ATTENTION:
@@ -90,12 +131,43 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       check(op.key, op.kv_heads * op.head_size, "keys");
       check(op.value, op.kv_heads * op.head_size, "values");
       check(op.out, op.heads * op.head_size, "attention output");
+      refuse(weight && !is_vector(*weight, op.heads), "sinks are an fp32 vector, one for each head");
       refuse(op.in.buffer == op.out.buffer, "attention cannot write into its queries' buffer");
-      refuse(op.key.buffer == op.out.buffer || op.value.buffer == op.out.buffer, "attention cannot write over keys and values");
+      refuse(op.key.buffer == op.out.buffer || op.value.buffer == op.out.buffer,
+             "attention cannot write over keys and values");
+      break;
+    case OUTRIDER_ROUTE:
+      refuse(op.heads < 1 || op.kv_heads < 1 || op.kv_heads > op.heads || op.heads > 1 << 20,
+             "a token takes some of the experts");
+      check(op.in, op.heads, "scores of experts");
+      check(op.out, 2 * op.kv_heads, "experts and weights");
+      refuse(op.in.buffer == op.out.buffer, "route cannot write into its input's buffer");
+      break;
+    case OUTRIDER_EXPERTS:
+      refuse(op.heads < 1 || op.kv_heads < 1 || op.kv_heads > op.heads, "a token takes some of the experts");
+      if (status == OUTRIDER_OK) status = check_experts(op);
+      refuse(op.in.buffer == op.out.buffer || op.residual.buffer >= 0,
+             "experts have no residual, and an output of their own");
+      break;
+    case OUTRIDER_MIX:
+      refuse(op.kv_heads < 1, "mix needs the number of a token's experts");
+      check(op.key, 2 * op.kv_heads, "experts and weights");
+      check(op.in, static_cast<int>(op.kv_heads * round_up(op.out.width, kLanes)), "experts' products");
+      refuse(op.in.offset || stride(op.in) != op.in.width, "experts' products fill a buffer");
+      check(op.out, op.out.width, "mix output");
+      if (op.residual.buffer >= 0) check(op.residual, op.out.width, "mix residual");
+      refuse(op.in.buffer == op.out.buffer || op.residual.buffer == op.out.buffer, "mix cannot write into what it reads");
+      break;
+    case OUTRIDER_GATE:
+      check(op.key, 1, "gate");
+      check(op.in, op.out.width, "gate input");
+      check(op.out, op.out.width, "gate output");
+      if (op.residual.buffer >= 0) check(op.residual, op.out.width, "gate residual");
       break;
     case OUTRIDER_SELECT:
       refuse(behind && !selecting, "selects stand side by side");
-      refuse(holds_selected(op.in) || holds_selected(op.out), "what is selected already is neither selected from nor written again");
+      refuse(holds_selected(op.in) || holds_selected(op.out),
+             "what is selected already is neither selected from nor written again");
       check(op.in, op.in.width, "select input");
       check(op.out, op.in.width, "select output");
       refuse(op.in.buffer == op.out.buffer, "select cannot write into its input's buffer");
@@ -104,7 +176,8 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       refuse(!behind, "choose needs a select before it");
       check(op.in, vocabulary, "logits");
       break;
-    default: return fail(OUTRIDER_INVALID, "operation kind %d is unknown", op.kind);
+    default:
+      return fail(OUTRIDER_INVALID, "operation kind %d is unknown", op.kind);
   }
   if (status == OUTRIDER_OK && op.kind != OUTRIDER_CHOOSE && (behind || op.kind == OUTRIDER_SELECT))
     (*selected)[static_cast<size_t>(op.out.buffer)] = true;
@@ -172,21 +245,34 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   if (status != OUTRIDER_OK) return status;
   for (size_t i = 0; i < engine->widths.size(); ++i) engine->buffers.push_back(std::make_unique<Scratch>());
   for (outrider_op &op : engine->ops) {
-    if (op.kind == OUTRIDER_LINEAR) {
+    if (op.kind == OUTRIDER_LINEAR || op.kind == OUTRIDER_EXPERTS) {
+      const int64_t rows = op.kind == OUTRIDER_EXPERTS ? op.kv_heads : 1;  // of a token
       const outrider_weight &weight = engine->weights[static_cast<size_t>(op.weight)];
-      engine->most_words = std::max<int64_t>(engine->most_words, words_in_row(weight));
-      if (weight.group) engine->most_groups = std::max<int64_t>(engine->most_groups, (weight.columns + weight.group - 1) / weight.group);
+      const int64_t digits = digits_of(weight.format);
+      engine->most_words = std::max(engine->most_words, rows * digits * words_in_row(weight));
+      engine->most_expanded = std::max(engine->most_expanded, expanded_bytes(weight));
+      if (weight.group) {
+        // FACTORS have offsets for whole blocks, more than there are groups in a matrix of one narrow block.
+        const int64_t blocks = (weight.columns + geometry(weight).block - 1) / geometry(weight).block;
+        const int64_t groups = (weight.columns + weight.group - 1) / weight.group;
+        engine->most_groups =
+            std::max(engine->most_groups, rows * digits * std::max(groups, blocks * offsets_in_block(weight)));
+      }
     }
     if (op.kind != OUTRIDER_ROPE) continue;
     size_t index = 0;
-    while (index < engine->rotations.size() &&
-           (engine->rotations[index]->weight != op.weight || engine->rotations[index]->factor != op.scale))
-      ++index;
+    const int32_t long_weight = op.longest ? op.bias : -1;
+    const auto same = [&](const Rotation &one) {
+      return one.weight == op.weight && one.long_weight == long_weight && one.factor == op.scale &&
+             one.half == op.rotated / 2;
+    };
+    while (index < engine->rotations.size() && !same(*engine->rotations[index])) ++index;
     if (index == engine->rotations.size()) {
       auto rotation = std::make_unique<Rotation>();
       rotation->weight = op.weight;
+      rotation->long_weight = long_weight;
       rotation->factor = op.scale;
-      rotation->half = op.head_size / 2;
+      rotation->half = op.rotated / 2;
       engine->rotations.push_back(std::move(rotation));
     }
     op.integer = static_cast<int32_t>(index);
@@ -217,7 +303,7 @@ int32_t Engine::reserve(int tokens, int selected, int64_t cache_tokens) {
   int32_t status = reserve_scratch(tokens, selected);
   if (status == OUTRIDER_OK) status = cache->reserve((cache_tokens + kBlockTokens - 1) / kBlockTokens);
   if (status != OUTRIDER_OK) return status;
-  for (const Scratch *scratch : {&words, &scales, &offsets, &attention}) scratch->touch();
+  for (const Scratch *scratch : {&words, &scales, &offsets, &attention, &expanded}) scratch->touch();
   for (const auto &buffer : buffers) buffer->touch();
   for (const auto &rotation : rotations) rotation->tables.touch();
   return OUTRIDER_OK;
@@ -254,6 +340,11 @@ int32_t Engine::fork(int source, int length, const outrider_sampling &sampling, 
   const RowState &from = rows[static_cast<size_t>(source)];
   RowState &to = rows[static_cast<size_t>(*row)];
   to.history.assign(from.history.begin(), from.history.begin() + length);
+  to.rope = from.rope;
+  if (longest > 0 && (from.rope == RowRope::kNone || (from.rope == RowRope::kUsual && length > longest))) {
+    to.rope = RowRope::kNone;  // of what has no keys there is nothing to share
+    return OUTRIDER_OK;
+  }
   to.blocks.assign(from.blocks.begin(), from.blocks.begin() + (length + kBlockTokens - 1) / kBlockTokens);
   for (const int block : to.blocks) cache->retain(block);
   return OUTRIDER_OK;

@@ -14,17 +14,21 @@
 
 namespace outrider {
 
+// With which frequencies a row's keys have been computed: in most programs there is one set of them.
+enum class RowRope { kNone, kUsual, kLong };
+
 struct RowState {
   bool open = false;
   int32_t prompt = 0;
   std::vector<int32_t> history;  // every token in the cache
   std::vector<int> blocks;
+  RowRope rope = RowRope::kNone;  // of none the history has no blocks, and has to be fed anew
   Sampling sampling;
 };
 
 // Sines and cosines of one set of frequencies, for every token of the batch.
 struct Rotation {
-  int32_t weight;
+  int32_t weight, long_weight;
   float factor;
   int32_t half;
   Scratch tables;  // [tokens][cosine: half, sine: half], half rounded up to 16
@@ -41,7 +45,7 @@ struct Engine {
   int32_t use_threads(int threads, const int32_t *cores);
   int32_t reserve(int tokens, int selected, int64_t cache_tokens);
   int32_t forward(const outrider_batch &batch);
-  int32_t run_on(const outrider_run &run);
+  int32_t decode(const outrider_decode_batch &wanted);
 
   const Kernels *kernels = nullptr;
   std::vector<outrider_op> ops;
@@ -49,6 +53,7 @@ struct Engine {
   std::vector<int32_t> widths;
   std::vector<int32_t> next_linear;  // [ops] the matrix product after each operation, -1 behind the last
   int32_t vocabulary = 0, context = 0;
+  int32_t longest = 0;  // the longest row that the usual frequencies hold for, 0: all
   int32_t cache_format = OUTRIDER_CACHE_BF16;
   int32_t spin_microseconds = -1;
   std::unique_ptr<Pool> pool;
@@ -59,21 +64,30 @@ struct Engine {
   friend struct Pass;
   int32_t check(const outrider_program &program);
   int32_t check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected);
+  int32_t check_experts(const outrider_op &op) const;
   int32_t check_slice(const outrider_slice &slice, int width, const char *what) const;
   int32_t plan_cache(int layers, int64_t limit);
+  // A pass in which every row's keys are those of one set of frequencies, and the passes that a batch takes to be that.
+  int32_t run_pass(const outrider_batch &batch);
+  int32_t run_by_length(const outrider_batch &batch);
   int32_t check_row(int row) const;
   int32_t check_batch(const outrider_batch &batch, int *tokens, int *selected) const;
   int32_t reserve_blocks(const outrider_batch &batch);
   int32_t reserve_scratch(int tokens, int selected);
-  float *buffer(const outrider_slice &slice) const { return buffers[static_cast<size_t>(slice.buffer)]->as<float>() + slice.offset; }
+  float *buffer(const outrider_slice &slice) const {
+    return buffers[static_cast<size_t>(slice.buffer)]->as<float>() + slice.offset;
+  }
   int64_t stride(const outrider_slice &slice) const { return round_up(widths[static_cast<size_t>(slice.buffer)], kLanes); }
 
   std::vector<std::unique_ptr<Scratch>> buffers;
   std::vector<std::unique_ptr<Rotation>> rotations;
-  Scratch words, scales, offsets, attention;
+  // A thread's tile of E4M3, as bf16.
+  char *expanded_of(int thread) const { return most_expanded ? expanded.as<char>() + thread * most_expanded : nullptr; }
+
+  Scratch words, scales, offsets, attention, expanded;
   std::vector<std::atomic<int64_t>> claims;  // [ops][threads]
   std::vector<SamplerScratch> samplers;
-  int64_t most_words = 0, most_groups = 0, most_attention = 0;
+  int64_t most_words = 0, most_groups = 0, most_attention = 0, most_expanded = 0;
 };
 
 }  // namespace outrider

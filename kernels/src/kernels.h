@@ -22,36 +22,174 @@ constexpr int kChunkTokens = 256;  // keys whose softmax is computed at once; th
 // Behind a head's keys in a block of int8, and behind its values: a scale for each token.
 constexpr int64_t kScaleBytes = 4 * kBlockTokens;
 
-inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+// Units are compiled with flags of their own: what they share is static, or the linker would keep one unit's copy for all.
+static inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+static inline bool integer_format(int format) {
+  return format != OUTRIDER_FP32 && format != OUTRIDER_BF16 && format != OUTRIDER_FP16;
+}
+
+// Whether a weight is kept in codes: of floats, those of E4M3 become bf16 while they are worked on.
+static inline bool has_codes(const outrider_weight &weight) {
+  return integer_format(weight.format) || (weight.format == OUTRIDER_BF16 && weight.codes == OUTRIDER_E4M3);
+}
+
+// How the tiles of a matrix of codes are built: a tile is a sequence of blocks of channels, and a block is a header with the scales
+// of its groups, then lines of codes. kernels/storage.py is the definition.
+struct Geometry {
+  int block;        // channels of a block; activations have a scale for each
+  int header;       // bytes of its header
+  int scale_bytes;  // of these, where zero points begin
+  int unit;         // channels that fill whole lines
+  int unit_lines;
+};
+
+constexpr int kBlockChannels = 128, kSuperChannels = 256;
+constexpr int kLeastFactor = 2;  // FACTORS keeps factors less this
+
+static inline Geometry geometry(const outrider_weight &weight) {
+  Geometry result{kBlockChannels, 0, 0, 8, 1};
+  const int groups = weight.group ? kBlockChannels / weight.group : 0;
+  switch (weight.scales) {
+    case OUTRIDER_SCALE_F32:
+      result.scale_bytes = groups * kTileBytes;
+      break;
+    case OUTRIDER_SCALE_F16:
+    case OUTRIDER_SCALE_BF16:
+      result.scale_bytes = groups * kTileBytes / 2;
+      break;
+    case OUTRIDER_HALF_MINIMA:
+      result.scale_bytes = groups * kTileBytes;
+      break;
+    case OUTRIDER_SCALE_E8M0:
+      result.scale_bytes = kTileBytes;
+      break;
+    case OUTRIDER_SIX_BITS:
+      result.block = kSuperChannels;
+      result.scale_bytes = 4 * kTileBytes;
+      break;
+    case OUTRIDER_FACTORS:
+      result.scale_bytes = 2 * kTileBytes;
+      break;
+    case OUTRIDER_EIGHT_BITS:
+      result.block = kSuperChannels;
+      result.scale_bytes = 4 * kTileBytes + kTileBytes / 2;
+      break;
+    default:
+      result.block = weight.group;
+      result.scale_bytes = kTileBytes;
+      break;
+  }
+  // Of WORDS the zero points are in the words. Others have a byte for each group of a row's block, two for one.
+  result.header = result.scale_bytes;
+  if (weight.zeros && weight.scales != OUTRIDER_WORDS) result.header += groups == 4 ? kTileBytes : kTileBytes / 2;
+  switch (weight.codes) {
+    case OUTRIDER_INT5:
+      result.unit = 32;
+      result.unit_lines = 5;
+      break;
+    case OUTRIDER_INT6:
+      result.unit = 16;
+      result.unit_lines = 3;
+      break;
+    case OUTRIDER_INT8:
+    case OUTRIDER_E4M3:
+      result.unit_lines = 2;
+      break;
+    default:
+      break;
+  }
+  return result;
+}
+static_assert(kTileBytes / 2 % 64 == 0, "every part of a header fills whole lines");
+
+// What is taken off every code where groups have neither zero points nor minima of their own. Of E2M1 codes, which are worked
+// on as twice their value and 12 more.
+static inline int middle_code(const outrider_weight &weight) {
+  if (weight.zeros || weight.scales == OUTRIDER_SIX_BITS || weight.scales == OUTRIDER_FACTORS ||
+      weight.scales == OUTRIDER_HALF_MINIMA)
+    return 0;
+  switch (weight.codes) {
+    case OUTRIDER_INT8:
+      return 128;
+    case OUTRIDER_INT6:
+      return 32;
+    case OUTRIDER_INT5:
+      return 16;
+    case OUTRIDER_E2M1:
+      return 12;
+    default:
+      return 8;
+  }
+}
+
+// Bytes of the codes of so many channels.
+static inline int64_t code_bytes(const Geometry &shape, int channels) {
+  return static_cast<int64_t>((channels + shape.unit - 1) / shape.unit) * shape.unit_lines * kTileBytes;
+}
+
+static inline int64_t tile_bytes(const outrider_weight &weight) {
+  const int64_t columns = weight.columns;
+  if (weight.format == OUTRIDER_FP32) return columns * kTileBytes;
+  if (!has_codes(weight) && (weight.format == OUTRIDER_BF16 || weight.format == OUTRIDER_FP16))
+    return (columns + 1) / 2 * kTileBytes;
+  const Geometry shape = geometry(weight);
+  const int whole = weight.columns / shape.block, rest = weight.columns % shape.block;
+  return whole * (shape.header + code_bytes(shape, shape.block)) + (rest ? shape.header + code_bytes(shape, rest) : 0);
+}
+
+// What a tile of E4M3 takes as bf16, up to the end of its last line of codes.
+static inline int64_t expanded_bytes(const outrider_weight &weight) {
+  return weight.codes == OUTRIDER_E4M3 ? round_up(weight.columns, 8) / 2 * kTileBytes : 0;
+}
+
+static inline int tile_count(const outrider_weight &weight) {
+  return weight.gated ? (weight.rows / 2 + kLanes - 1) / kLanes : (weight.rows + kTileRows - 1) / kTileRows;
+}
 
 // Words from one row of a matrix's input to the next, a multiple of 16. Rows a whole number of kilobytes apart would fall
 // into the same sets of the nearest cache.
-inline int32_t words_in_row(const outrider_weight &weight) {
+static inline int32_t words_in_row(const outrider_weight &weight) {
   const int64_t columns = weight.columns;
-  const int64_t words = weight.format == OUTRIDER_FP32   ? columns
-                        : weight.format == OUTRIDER_BF16 ? (columns + 1) / 2
-                                                         : (columns + 7) / 8 * 2;
+  const int64_t words = weight.format == OUTRIDER_BF16  ? (columns + 1) / 2
+                        : integer_format(weight.format) ? (columns + 7) / 8 * 2
+                                                        : columns;
   const int64_t rounded = round_up(words, kLanes);
   return static_cast<int32_t>(rounded % 256 ? rounded : rounded + kLanes);
 }
 
 // A matrix's input, converted once for all tiles: rows in blocks of at most the unit's row_block, 32-bit words of a block's
 // rows interleaved (word w of row r at w * rows + r). A word is one fp32, two bf16 or four int8 channels.
+// Codes are multiplied with bytes, exactly, whatever the activations: bf16 and fp32 ones are three rows of int8 each, the digits
+// to the base 256 of a whole number of 24 bits, the lowest first.
 struct Input {
-  int32_t *words;     // [blocks][words per row][rows of the block]
-  float *scales;      // integer formats: [groups][tokens]
-  int32_t *offsets;   // integer formats: minus the sum of a group's int8, as the low int16: [groups][tokens]
+  int32_t *words;  // [blocks][words per row][rows of the block]
+  float *scales;   // of codes: [blocks of channels][rows]
+  int32_t
+      *offsets;  // of codes: minus the sum of a group's int8, as the low int16, or times middle_code: [groups][rows]; of
+                 // FACTORS those of a block's groups 0 and 2, then of 1 and 3, as two int16: [2 * blocks][rows]
   int32_t row_words;  // words per row (words_in_row); of bf16 those behind the columns are zero
-  int32_t groups;
   int32_t tokens;
+  int32_t digits;  // rows of a token
+  int32_t rows;    // tokens * digits
   int32_t blocks;
 };
 
-// An input is prepared in pieces: so many channels of a block's rows.
-inline int piece_channels(const outrider_weight &weight) { return weight.group ? weight.group : 128; }
+constexpr int kDigits = 3;
+static inline int digits_of(int format) { return format == OUTRIDER_W4ABF16 || format == OUTRIDER_W8AF32 ? kDigits : 1; }
 
-// Rows are spread evenly: block b holds rows first(b) .. first(b + 1).
-inline int block_first(int tokens, int blocks, int block) {
+// Words of offsets from one block of channels to the next, of each row.
+static inline int offsets_in_block(const outrider_weight &weight) {
+  return weight.scales == OUTRIDER_FACTORS ? 2 : geometry(weight).block / weight.group;
+}
+
+// An input is prepared in pieces: so many channels of a block's rows.
+static inline int piece_channels(const outrider_weight &weight) {
+  return integer_format(weight.format) ? geometry(weight).block : kBlockChannels;
+}
+
+// Tokens are spread evenly: block b holds tokens first(b) .. first(b + 1).
+static inline int block_first(int tokens, int blocks, int block) {
   return static_cast<int>(static_cast<int64_t>(tokens) * block / blocks);
 }
 
@@ -65,12 +203,15 @@ struct Linear {
   int64_t out_stride;
   int32_t width;  // columns of out
   int32_t activation;
+  float scale;     // of what is added to the residual
+  float cap;       // 0: none
+  char *expanded;  // the thread's own: expanded_bytes of the weight
 };
 
-constexpr int element_bytes(int cache_format) {
+static constexpr int element_bytes(int cache_format) {
   return cache_format == OUTRIDER_CACHE_FP32 ? 4 : cache_format == OUTRIDER_CACHE_INT8 ? 1 : 2;
 }
-constexpr int64_t scale_bytes(int cache_format) { return cache_format == OUTRIDER_CACHE_INT8 ? kScaleBytes : 0; }
+static constexpr int64_t scale_bytes(int cache_format) { return cache_format == OUTRIDER_CACHE_INT8 ? kScaleBytes : 0; }
 // Keys and values are asked for line by line, so each begins with one.
 static_assert(kScaleBytes % 64 == 0, "scales have to fill whole lines");
 
@@ -89,37 +230,47 @@ struct Attend {
   float *out;            // likewise
   int64_t query_stride;  // from one token to the next
   int64_t out_stride;
-  int32_t position;      // of the first token
-  int32_t first_query;   // queries are (token, head of the group), token-major
+  int32_t position;     // of the first token
+  int32_t first_query;  // queries are (token, head of the group), token-major
   int32_t query_count;
-  int32_t group;         // query heads per kv head
+  int32_t group;  // query heads per kv head
   int32_t head_size;
   int32_t window;
   float scale;
-  float *scratch;        // attention_scratch floats
+  float cap;           // of scores, 0: none
+  const float *sinks;  // [group] a score for each head that belongs to no token, or null
+  float *scratch;      // attention_scratch floats
 };
 
 constexpr int kQueryBlock = 8;
-inline int64_t attention_scratch(int head_size) {
+static inline int64_t attention_scratch(int head_size) {
   const int64_t padded = round_up(head_size, kLanes);
   return kQueryBlock * (kChunkTokens + 3 * padded + 64);
 }
 
 struct Kernels {
   const char *name;
-  // Activation rows that `linear` works on at once for a format and a number of tokens.
-  int32_t (*row_block)(int format, int tokens);
-  // Converts a piece of the channels of a block's rows for a matrix of the weight's format. Row t lies at x + t * stride.
-  void (*prepare)(const outrider_weight &weight, const float *x, int64_t stride, const Input &input, int block, int piece);
+  // Tokens whose rows `linear` works on at once.
+  int32_t (*row_block)(const outrider_weight &weight, int tokens);
+  // Converts a piece of the channels of a block's rows for a matrix of the weight's format. Row t lies at x + t * stride, or at
+  // x + rows[t] * stride.
+  void (*prepare)(const outrider_weight &weight, const float *x, int64_t stride, const int32_t *rows, const Input &input,
+                  int block, int piece);
   // Tiles first..last of a matrix product, with bias, activation and residual. `next` is the matrix and the tile that this
   // thread will go on with, or null.
   void (*linear)(const Linear &task, int first_tile, int last_tile, const outrider_weight *next, int next_tile);
-  void (*rms_norm)(const float *x, const float *weight, float *out, int width, float epsilon);
-  void (*layer_norm)(const float *x, const float *weight, const float *bias, float *out, int width, float epsilon);
-  // Rotates the halves of one head in place.
-  void (*rope)(float *head, const float *cosine, const float *sine, int head_size);
-  void (*table_row)(const void *row, int fp32, float *out, int width);
+  // Norms, plus residual (or null). Bias may be null too.
+  void (*rms_norm)(const float *x, const float *weight, const float *residual, float *out, int width, float epsilon);
+  void (*layer_norm)(const float *x, const float *weight, const float *bias, const float *residual, float *out, int width,
+                     float epsilon);
+  // Rotates the halves of a head's first columns in place.
+  void (*rope)(float *head, const float *cosine, const float *sine, int rotated);
+  void (*table_row)(const void *row, int format, float scale, float *out, int width);
   void (*add)(const float *x, const float *y, float *out, int width);
+  // The best experts and their weights, 1 / (1 + e^-x), and x * factor + added (or null).
+  void (*route)(const float *scores, int experts, int chosen, int among_chosen, float *out);
+  float (*logistic)(float x);
+  void (*scaled)(const float *x, float factor, const float *added, float *out, int width);
   void (*store_cache)(const CacheView &cache, int position, const float *key, const float *value, int head_size);
   void (*attend)(const Attend &task);
   // The index of the largest logit (the first of equals), the runner-up's value, and whether all are numbers.
@@ -131,7 +282,9 @@ struct Kernels {
   // The natural logarithm of a positive, normal number.
   double (*logarithm)(double x);
   // Packing one group of weights: its header, and one byte a channel.
-  void (*quantise)(const float *x, int channels, int format, uint32_t *header, uint8_t *values);
+  void (*quantise)(const float *x, int channels, int codes, uint32_t *header, uint8_t *values);
+  // One block of at most 128 for FACTORS: its scale, the factors and offsets of its groups of 32, and a code a channel.
+  void (*find_factors)(const float *x, int channels, float *scale, int16_t *factors, int16_t *offsets, uint8_t *codes);
 };
 
 extern const Kernels kGeneric;

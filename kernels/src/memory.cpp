@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
 // A process bound to several memory nodes has threads on several, and each of them may work on any tile: pages then lie on the
-// nodes in turn. Left to first touch they would lie wherever the loading threads happened to run. A wish: where the system
+// nodes in turn. Left to first touch they would lie wherever the loading threads happened to run. Best effort: where the system
 // refuses (containers may), the memory works all the same.
 void interleave(void *memory, size_t bytes) {
   constexpr int kWordBits = 8 * sizeof(unsigned long), kWords = 1024 / kWordBits;
@@ -50,7 +50,7 @@ void touch_pages(void *memory, int64_t bytes) {
 #ifndef MADV_POPULATE_WRITE
   constexpr int MADV_POPULATE_WRITE = 23;
 #endif
-  // A wish: older systems refuse, and the first use takes the memory then.
+  // Best effort: older systems refuse, and the first use takes the memory then.
   if (memory) madvise(memory, static_cast<size_t>(bytes), MADV_POPULATE_WRITE);
 }
 

@@ -11,8 +11,6 @@
 namespace outrider {
 namespace {
 
-bool integer_format(int format) { return format == OUTRIDER_W4A8 || format == OUTRIDER_W8A8; }
-
 float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t exponent = (half >> 10) & 31, mantissa = half & 1023;
@@ -55,13 +53,13 @@ void pack_integer(const Kernels &kernels, const outrider_weight &weight, const f
     const int channels = std::min(weight.group, weight.columns - start);
     uint32_t header = 0;
     alignas(64) uint8_t values[128];
-    kernels.quantise(row + start, channels, weight.format, &header, values);
+    kernels.quantise(row + start, channels, weight.codes, &header, values);
     memcpy(at, &header, sizeof header);
     at += kTileBytes;
     for (int c = 0; c < channels; c += 8) {
       uint32_t words[2];
       memcpy(words, values + c, sizeof words);
-      if (weight.format == OUTRIDER_W4A8) {
+      if (weight.codes == OUTRIDER_INT4) {
         const uint32_t both = words[0] | words[1] << 4;
         memcpy(at, &both, sizeof both);
         at += kTileBytes;
@@ -74,67 +72,116 @@ void pack_integer(const Kernels &kernels, const outrider_weight &weight, const f
   }
 }
 
-void pack_float(const outrider_weight &weight, const float *row, char *tile, int lane) {
+// The halves of a row in its weight's format; false where a number has none. What comes in fp16 has all.
+bool to_halves(const outrider_weight &weight, const std::vector<float> &row, std::vector<uint16_t> *halves) {
+  for (size_t c = 0; c < row.size(); ++c) {
+    if (weight.format == OUTRIDER_BF16) (*halves)[c] = to_bf16(row[c]);
+    else if (!exact_half(row[c], &(*halves)[c])) return false;
+  }
+  return true;
+}
+
+void pack_float(const outrider_weight &weight, const float *row, const uint16_t *halves, char *tile, int lane) {
   char *at = tile + 4 * lane;
   if (weight.format == OUTRIDER_FP32) {
     for (int c = 0; c < weight.columns; ++c, at += kTileBytes) memcpy(at, row + c, sizeof(float));
     return;
   }
   for (int c = 0; c < weight.columns; c += 2, at += kTileBytes) {
-    const uint32_t second = c + 1 < weight.columns ? to_bf16(row[c + 1]) : 0u;
-    const uint32_t word = to_bf16(row[c]) | second << 16;
+    const uint32_t second = c + 1 < weight.columns ? halves[c + 1] : 0u;
+    const uint32_t word = halves[c] | second << 16;
     memcpy(at, &word, sizeof word);
   }
 }
 
-int64_t bytes_per_tile(const outrider_weight &weight) {
-  const int64_t columns = weight.columns, steps = (columns + 7) / 8;
-  const int64_t groups = weight.group > 0 ? (columns + weight.group - 1) / weight.group : 0;
-  switch (weight.format) {
-    case OUTRIDER_FP32: return columns * kTileBytes;
-    case OUTRIDER_BF16: return (columns + 1) / 2 * kTileBytes;
-    case OUTRIDER_W4A8: return (groups + steps) * kTileBytes;
-    default: return (groups + 2 * steps) * kTileBytes;
+// Whether floats can be stored in codes that way.
+bool known_floats(const outrider_weight &weight) {
+  return weight.codes == OUTRIDER_E4M3 && weight.format == OUTRIDER_BF16 && !weight.table && !weight.zeros &&
+         !weight.ordered && (weight.group == 32 || weight.group == 64 || weight.group == 128) &&
+         (weight.scales == OUTRIDER_SCALE_F32 || weight.scales == OUTRIDER_SCALE_F16 ||
+          weight.scales == OUTRIDER_SCALE_BF16);
+}
+
+// Whether the scales can be stored that way for these codes and groups.
+bool known_storage(const outrider_weight &weight) {
+  const int codes = weight.codes, group = weight.group;
+  const bool plain = group == 32 || group == 64 || group == 128;
+  switch (weight.scales) {
+    case OUTRIDER_WORDS:
+      return plain && weight.zeros && (codes == OUTRIDER_INT4 || codes == OUTRIDER_INT8);
+    case OUTRIDER_SCALE_F32:
+    case OUTRIDER_SCALE_F16:
+    case OUTRIDER_SCALE_BF16:
+      return plain && (codes == OUTRIDER_INT4 || codes == OUTRIDER_INT8 || (codes == OUTRIDER_INT5 && !weight.zeros));
+    case OUTRIDER_HALF_MINIMA:
+      return group == 32 && (codes == OUTRIDER_INT4 || codes == OUTRIDER_INT5) && !weight.zeros;
+    case OUTRIDER_SCALE_E8M0:
+      return group == 32 && codes == OUTRIDER_E2M1 && !weight.zeros;
+    case OUTRIDER_SIX_BITS:
+      return group == 32 && (codes == OUTRIDER_INT4 || codes == OUTRIDER_INT5) && !weight.zeros;
+    case OUTRIDER_FACTORS:
+      return group == 32 && codes == OUTRIDER_INT4 && !weight.zeros;
+    case OUTRIDER_EIGHT_BITS:
+      return group == 16 && codes == OUTRIDER_INT6 && !weight.zeros;
+    default:
+      return false;
   }
 }
 
 }  // namespace
 
-int tile_count(const outrider_weight &weight) {
-  return weight.gated ? (weight.rows / 2 + kLanes - 1) / kLanes : (weight.rows + kTileRows - 1) / kTileRows;
-}
-
 int32_t check_weight(const outrider_weight &weight) {
   if (weight.rows < 1 || weight.columns < 1)
     return fail(OUTRIDER_INVALID, "a weight of %d rows and %d columns", weight.rows, weight.columns);
-  if (weight.format != OUTRIDER_FP32 && weight.format != OUTRIDER_BF16 && !integer_format(weight.format))
+  if (weight.format < OUTRIDER_FP32 || weight.format > OUTRIDER_FP16)
     return fail(OUTRIDER_UNSUPPORTED, "weight format %d is not built into these kernels", weight.format);
-  if (weight.table && integer_format(weight.format))
-    return fail(OUTRIDER_INVALID, "a table or vector is fp32 or bf16, not format %d", weight.format);
-  if (integer_format(weight.format) && weight.group != 32 && weight.group != 64 && weight.group != 128)
+  const bool integer = integer_format(weight.format);
+  if (weight.table && integer)
+    return fail(OUTRIDER_INVALID, "a table or vector is fp32, bf16 or fp16, not format %d", weight.format);
+  if (integer && weight.scales == OUTRIDER_WORDS && weight.group != 32 && weight.group != 64 && weight.group != 128)
     return fail(OUTRIDER_INVALID, "a group of %d channels: it must be 32, 64 or 128", weight.group);
+  if (integer ? !known_storage(weight) : weight.codes != OUTRIDER_NO_CODES && !known_floats(weight))
+    return fail(OUTRIDER_UNSUPPORTED,
+                "codes of kind %d with scales of kind %d%s by groups of %d are not built into these kernels", weight.codes,
+                weight.scales, weight.zeros ? " and zero points" : "", weight.group);
   if (weight.gated && (weight.table || weight.rows % 2))
     return fail(OUTRIDER_INVALID, "a gated weight of %d rows: gate and up must be equally many", weight.rows);
+  if (weight.ordered && !integer)
+    return fail(OUTRIDER_INVALID, "only matrices of codes have their columns in an order of their own");
   return OUTRIDER_OK;
 }
+
+Lane lane_of(const outrider_weight &weight, int row) {
+  if (!weight.gated) return {row / kTileRows, row % kTileRows};
+  const int half = weight.rows / 2, upper = row >= half, within = row - (upper ? half : 0);
+  return {within / kLanes, within % kLanes + (upper ? kLanes : 0)};
+}
+
+int64_t order_offset(const outrider_weight &weight) { return tile_count(weight) * tile_bytes(weight); }
 
 int64_t packed_bytes(const outrider_weight &weight) {
   if (weight.table)
     return round_up(static_cast<int64_t>(weight.rows) * weight.columns * (weight.format == OUTRIDER_FP32 ? 4 : 2), 64);
-  return tile_count(weight) * bytes_per_tile(weight);
+  return order_offset(weight) + (weight.ordered ? round_up(int64_t{4} * weight.columns, 64) : 0);
 }
 
 int32_t pack_rows(const outrider_weight &weight, int first_row, int count, const void *source, int source_type,
                   int64_t stride) {
   if (first_row < 0 || count < 0 || first_row + count > weight.rows)
     return fail(OUTRIDER_INVALID, "rows %d..%d of a weight that has %d", first_row, first_row + count, weight.rows);
+  const bool factors = weight.scales == OUTRIDER_FACTORS;
+  if (has_codes(weight) && weight.scales != OUTRIDER_WORDS && !factors)
+    return fail(OUTRIDER_UNSUPPORTED,
+                "floats are rounded to codes of 4 or 8 bits with scales in words or 4 with factors; this takes codes");
   if (source_type < 0 || source_type > 2) return fail(OUTRIDER_INVALID, "source type %d", source_type);
   const char *message = nullptr;
   const Kernels *kernels = choose_kernels(&message);
   if (!kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
   std::vector<float> row(static_cast<size_t>(weight.columns));
+  const bool in_halves = weight.format == OUTRIDER_BF16 || weight.format == OUTRIDER_FP16;
+  std::vector<uint16_t> halves(in_halves ? row.size() : 0);
   char *data = static_cast<char *>(const_cast<void *>(weight.data));
-  const int64_t tile_size = bytes_per_tile(weight);
+  const int64_t tile_size = tile_bytes(weight);
   for (int i = 0; i < count; ++i) {
     read_row(source, source_type, i * stride, weight.columns, row.data());
     float probe = 0.0f;
@@ -144,24 +191,24 @@ int32_t pack_rows(const outrider_weight &weight, int first_row, int count, const
       if (!isfinite(row[static_cast<size_t>(c)]))
         return fail(OUTRIDER_NOT_FINITE, "row %d, column %d is %f", first_row + i, c,
                     static_cast<double>(row[static_cast<size_t>(c)]));
-    int lane_row = first_row + i;
+    if (in_halves && !to_halves(weight, row, &halves))
+      return fail(OUTRIDER_INVALID, "row %d holds a number that is not exact in fp16", first_row + i);
     if (weight.table) {
-      const int64_t at = static_cast<int64_t>(lane_row) * weight.columns;
+      const int64_t at = static_cast<int64_t>(first_row + i) * weight.columns;
       for (int c = 0; c < weight.columns; ++c) {
         if (weight.format == OUTRIDER_FP32) memcpy(data + (at + c) * 4, &row[static_cast<size_t>(c)], 4);
-        else reinterpret_cast<uint16_t *>(data)[at + c] = to_bf16(row[static_cast<size_t>(c)]);
+        else reinterpret_cast<uint16_t *>(data)[at + c] = halves[static_cast<size_t>(c)];
       }
       continue;
     }
-    int tile = lane_row / kTileRows, lane = lane_row % kTileRows;
-    if (weight.gated) {
-      const int half = weight.rows / 2, upper = lane_row >= half;
-      lane_row -= upper ? half : 0;
-      tile = lane_row / kLanes;
-      lane = lane_row % kLanes + (upper ? kLanes : 0);
+    const auto [tile, lane] = lane_of(weight, first_row + i);
+    if (factors) {
+      const int32_t status = pack_factors(*kernels, weight, first_row + i, row.data(), data + tile * tile_size, lane);
+      if (status != OUTRIDER_OK) return status;
+      continue;
     }
     if (integer_format(weight.format)) pack_integer(*kernels, weight, row.data(), data + tile * tile_size, lane);
-    else pack_float(weight, row.data(), data + tile * tile_size, lane);
+    else pack_float(weight, row.data(), halves.data(), data + tile * tile_size, lane);
   }
   return OUTRIDER_OK;
 }

@@ -2,8 +2,11 @@
 #include <string.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "message.h"
+#include "pack.h"
 #include "pass.h"
 #include "rotary.h"
 
@@ -67,45 +70,60 @@ void Pass::rotation_tables(int thread) {
   for (const auto &rotation : engine.rotations) {
     const int64_t half = round_up(rotation->half, kLanes);
     float *tables = rotation->tables.as<float>();
-    const float *frequencies = static_cast<const float *>(engine.weights[static_cast<size_t>(rotation->weight)].data);
+    const auto frequencies_of = [&](int32_t weight) {
+      return weight < 0 ? nullptr : static_cast<const float *>(engine.weights[static_cast<size_t>(weight)].data);
+    };
+    const float *usual = frequencies_of(rotation->weight), *long_ones = frequencies_of(rotation->long_weight);
     share(tokens, thread, [&](int64_t first, int64_t last) {
       for (int64_t t = first; t < last; ++t)
-        rotary_angles(position[static_cast<size_t>(t)], frequencies, rotation->half, rotation->factor,
-                      tables + 2 * t * half, tables + (2 * t + 1) * half);
+        rotary_angles(position[static_cast<size_t>(t)], long_ones && is_long(t) ? long_ones : usual, rotation->half,
+                      rotation->factor, tables + 2 * t * half, tables + (2 * t + 1) * half);
     });
   }
 }
 
 void Pass::embed(const outrider_op &op, int thread) {
   const outrider_weight &table = engine.weights[static_cast<size_t>(op.weight)];
-  const int fp32 = table.format == OUTRIDER_FP32;
-  const int64_t row_bytes = static_cast<int64_t>(table.columns) * (fp32 ? 4 : 2);
+  const int64_t row_bytes = static_cast<int64_t>(table.columns) * (table.format == OUTRIDER_FP32 ? 4 : 2);
   float *out = engine.buffer(op.out);
   const int64_t stride = engine.stride(op.out);
   share(tokens, thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
-      const int64_t row = op.kind == OUTRIDER_EMBED ? token[static_cast<size_t>(t)] : position[static_cast<size_t>(t)] + op.integer;
+      const int64_t row =
+          op.kind == OUTRIDER_EMBED ? token[static_cast<size_t>(t)] : position[static_cast<size_t>(t)] + op.integer;
       const char *source = static_cast<const char *>(table.data) + row * row_bytes;
-      engine.kernels->table_row(source, fp32, out + t * stride, table.columns);
+      const float scale = op.kind == OUTRIDER_EMBED ? op.scale : 1.0f;
+      float *const to = out + t * stride;
+      if (table.table) {
+        engine.kernels->table_row(source, table.format, scale, to, table.columns);
+      } else {
+        unpack_row(table, static_cast<int>(row), to);
+        if (scale != 1.0f) engine.kernels->scaled(to, scale, nullptr, to, table.columns);
+      }
       if (op.kind == OUTRIDER_POSITION)
-        engine.kernels->add(engine.buffer(op.in) + t * engine.stride(op.in), out + t * stride, out + t * stride, table.columns);
+        engine.kernels->add(engine.buffer(op.in) + t * engine.stride(op.in), out + t * stride, out + t * stride,
+                            table.columns);
     }
   });
 }
 
 void Pass::norm(const outrider_op &op, int count, int thread) {
   const float *weight = static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data);
-  const float *bias = op.bias >= 0 ? static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data) : nullptr;
+  const float *bias =
+      op.bias >= 0 ? static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data) : nullptr;
   const float *in = engine.buffer(op.in);
   float *out = engine.buffer(op.out);
+  const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
+  const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
   const int64_t in_stride = engine.stride(op.in), out_stride = engine.stride(op.out);
   share(static_cast<int64_t>(count) * op.heads, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
       const int64_t t = item / op.heads, at = item % op.heads * op.head_size;
       const float *x = in + t * in_stride + at;
+      const float *added = residual ? residual + t * residual_stride + at : nullptr;
       float *y = out + t * out_stride + at;
-      if (op.integer == OUTRIDER_RMS) engine.kernels->rms_norm(x, weight, y, op.head_size, op.epsilon);
-      else engine.kernels->layer_norm(x, weight, bias, y, op.head_size, op.epsilon);
+      if (op.integer == OUTRIDER_RMS) engine.kernels->rms_norm(x, weight, added, y, op.head_size, op.epsilon);
+      else engine.kernels->layer_norm(x, weight, bias, added, y, op.head_size, op.epsilon);
     }
   });
 }
@@ -119,7 +137,8 @@ void Pass::rotate(const outrider_op &op, int thread) {
   share(static_cast<int64_t>(tokens) * op.heads, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
       const int64_t t = item / op.heads, head = item % op.heads;
-      engine.kernels->rope(x + t * stride + head * op.head_size, tables + 2 * t * half, tables + (2 * t + 1) * half, op.head_size);
+      engine.kernels->rope(x + t * stride + head * op.head_size, tables + 2 * t * half, tables + (2 * t + 1) * half,
+                           op.rotated);
     }
   });
 }
@@ -133,6 +152,15 @@ void Pass::select(const outrider_op &op, int thread) {
       memcpy(out + s * out_stride, in + selected[static_cast<size_t>(s)] * in_stride,
              sizeof(float) * static_cast<size_t>(op.in.width));
   });
+}
+
+// They are made beside the pass, by a thread that may have to share a core with this one: so it spins briefly, and then sleeps.
+void Pass::wait_for_masks() const {
+  if (!batch.masks_ready) return;
+  constexpr int kSpins = 64;
+  constexpr auto kNap = std::chrono::microseconds(20);
+  for (int tries = 0; !__atomic_load_n(batch.masks_ready, __ATOMIC_ACQUIRE); ++tries)
+    if (tries >= kSpins) std::this_thread::sleep_for(kNap);
 }
 
 void Pass::choose(const outrider_op &op, size_t index, int thread) {
@@ -156,15 +184,18 @@ void Pass::choose(const outrider_op &op, size_t index, int thread) {
       scratch->history.back() = token[t];
       history = scratch->history.data();
     }
+    const int32_t masked = batch.mask_of ? batch.mask_of[choice_at[at]] : -1;
+    if (masked >= 0) wait_for_masks();
+    const uint32_t *mask = masked >= 0 ? batch.masks + static_cast<int64_t>(masked) * batch.mask_words : nullptr;
     const Choice choice = choose_token(*engine.kernels, logits, engine.vocabulary, row.sampling, history, length,
-                                       std::min(row.prompt, length), scratch, nullptr, batch.runners_up != nullptr);
+                                       std::min(row.prompt, length), scratch, mask, nullptr, batch.runners_up != nullptr);
     batch.chosen[choice_at[at]] = choice.token;
     if (batch.runners_up) batch.runners_up[choice_at[at]] = choice.runner_up;
     if (batch.margins) batch.margins[choice_at[at]] = choice.margin;
     // A branch is only tried: what came of it is as if it had not been.
     if (!choice.finite && branch) batch.chosen[choice_at[at]] = -1;
     else if (!choice.finite) not_finite.store(feeds[static_cast<size_t>(feed)].row);
-    else if (logprobs_at[at] >= 0)
+    else if (logprobs_at[at] >= 0 && choice.token >= 0)
       log_probabilities(*engine.kernels, logits, engine.vocabulary, choice.token, batch.logprobs[feed], scratch,
                         batch.logprob_tokens + logprobs_at[at], batch.logprob_values + logprobs_at[at]);
   });
@@ -174,13 +205,28 @@ void Pass::run_op(size_t index, int count, int thread) {
   const outrider_op &op = engine.ops[index];
   switch (op.kind) {
     case OUTRIDER_EMBED:
-    case OUTRIDER_POSITION: return embed(op, thread);
-    case OUTRIDER_NORM: return norm(op, count, thread);
-    case OUTRIDER_LINEAR: return linear(op, index, count, thread);
-    case OUTRIDER_ROPE: return rotate(op, thread);
-    case OUTRIDER_ATTENTION: return attention(op, index, thread);
-    case OUTRIDER_SELECT: return select(op, thread);
-    default: return choose(op, index, thread);
+    case OUTRIDER_POSITION:
+      return embed(op, thread);
+    case OUTRIDER_NORM:
+      return norm(op, count, thread);
+    case OUTRIDER_LINEAR:
+      return linear(op, index, count, thread);
+    case OUTRIDER_ROPE:
+      return rotate(op, thread);
+    case OUTRIDER_ATTENTION:
+      return attention(op, index, thread);
+    case OUTRIDER_SELECT:
+      return select(op, thread);
+    case OUTRIDER_ROUTE:
+      return route(op, count, thread);
+    case OUTRIDER_EXPERTS:
+      return multiply_experts(op, index, count, thread);
+    case OUTRIDER_MIX:
+      return mix(op, count, thread);
+    case OUTRIDER_GATE:
+      return gate(op, count, thread);
+    default:
+      return choose(op, index, thread);
   }
 }
 
@@ -195,7 +241,7 @@ void Pass::walk(int thread) {
   }
 }
 
-int32_t Engine::forward(const outrider_batch &batch) {
+int32_t Engine::run_pass(const outrider_batch &batch) {
   int tokens = 0, selected = 0;
   int32_t status = check_batch(batch, &tokens, &selected);
   if (status != OUTRIDER_OK || tokens == 0) return status;

@@ -39,6 +39,10 @@ struct Pass {
   std::vector<Branch> branches;
   int tokens = 0;
   std::atomic<int32_t> not_finite{-1};
+  // Of the latest ROUTE: pairs of a token and one of its experts, ordered by expert, then by token.
+  std::vector<int32_t> expert_first;  // [experts + 1] of the pairs
+  std::vector<int32_t> pair_token;    // [pairs]
+  std::vector<int32_t> pair_of;       // [tokens, experts of a token] where the pair stands
 
   explicit Pass(Engine &owner, const outrider_batch &wanted) : engine(owner), batch(wanted) {}
   void plan();
@@ -48,6 +52,11 @@ struct Pass {
   void embed(const outrider_op &op, int thread);
   void norm(const outrider_op &op, int count, int thread);
   void linear(const outrider_op &op, size_t index, int count, int thread);
+  void route(const outrider_op &op, int count, int thread);
+  void group_by_expert(const outrider_op &op, int count);
+  void multiply_experts(const outrider_op &op, size_t index, int count, int thread);
+  void mix(const outrider_op &op, int count, int thread);
+  void gate(const outrider_op &op, int count, int thread);
   Pieces pieces_of(const outrider_weight &weight) const;
   int claim_piece(size_t index, const Pieces &pieces, int thread, int *owner);
   template <typename Wanted> void store_granules(const outrider_op &op, Wanted wanted, int thread) const;
@@ -57,9 +66,15 @@ struct Pass {
   Attend queries_from(const outrider_op &op, int64_t token, int64_t head, int thread) const;
   void rotate(const outrider_op &op, int thread);
   void rotation_tables(int thread);
+  // Whether a token's row takes the frequencies of long rows.
+  bool is_long(int64_t token) const {
+    const FeedState &feed = feeds[static_cast<size_t>(feed_of[static_cast<size_t>(token)])];
+    return engine.rows[static_cast<size_t>(feed.row)].rope == RowRope::kLong;
+  }
   void attention(const outrider_op &op, size_t index, int thread);
   void select(const outrider_op &op, int thread);
   void choose(const outrider_op &op, size_t index, int thread);
+  void wait_for_masks() const;
   // Calls work(first, last) over this thread's even share of 0..count.
   template <typename Work> void share(int64_t count, int thread, Work work) const {
     const int64_t threads = engine.pool->threads();

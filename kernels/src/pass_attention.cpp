@@ -44,7 +44,8 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
   };
   const auto divided = [&](const FeedState &feed) { return pieces_of_head(feed) > 1; };
   const auto attend_branches = [&](const FeedState &feed, int64_t head) {
-    for (int b = feed.first_branch; b < feed.end_branch; ++b) attend_branch(op, branches[static_cast<size_t>(b)], head, thread);
+    for (int b = feed.first_branch; b < feed.end_branch; ++b)
+      attend_branch(op, branches[static_cast<size_t>(b)], head, thread);
   };
   if (std::any_of(feeds.begin(), feeds.end(), divided)) {
     store_granules(op, divided, thread);
@@ -115,6 +116,9 @@ Attend Pass::queries_from(const outrider_op &op, int64_t token, int64_t head, in
   task.head_size = op.head_size;
   task.window = op.window;
   task.scale = op.scale;
+  task.cap = op.cap;
+  if (op.weight >= 0)
+    task.sinks = static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data) + head * group;
   task.scratch = engine.attention.as<float>() + thread * engine.most_attention;
   return task;
 }

@@ -17,18 +17,22 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   input.scales = engine.scales.as<float>();
   input.offsets = engine.offsets.as<int32_t>();
   input.row_words = words_in_row(weight);
-  input.groups = weight.group ? (weight.columns + weight.group - 1) / weight.group : 0;
   input.tokens = count;
-  const int row_block = kernels.row_block(weight.format, count);
+  input.digits = digits_of(weight.format);
+  input.rows = count * input.digits;
+  const int row_block = kernels.row_block(weight, count);
   input.blocks = (count + row_block - 1) / row_block;
   const float *in = engine.buffer(op.in);
   const int64_t in_stride = engine.stride(op.in);
   // A block's rows lie interleaved, so threads share its channels: with a row each, they would write into the same lines of the
   // cache, and of one row all but one thread would wait.
-  const int parts = (weight.columns + piece_channels(weight) - 1) / piece_channels(weight);
+  // Positive for every format that is prepared.
+  const int parts =
+      (weight.columns + piece_channels(weight) - 1) / piece_channels(weight);  // NOLINT(clang-analyzer-core.DivideZero)
   share(static_cast<int64_t>(input.blocks) * parts, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item)
-      kernels.prepare(weight, in, in_stride, input, static_cast<int>(item / parts), static_cast<int>(item % parts));
+      kernels.prepare(weight, in, in_stride, nullptr, input, static_cast<int>(item / parts),
+                      static_cast<int>(item % parts));
   });
   engine.pool->barrier();
   Linear task{};
@@ -42,7 +46,10 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   task.out = engine.buffer(op.out);
   task.out_stride = engine.stride(op.out);
   task.width = op.out.width;
+  task.expanded = engine.expanded_of(thread);
   task.activation = op.activation;
+  task.scale = op.scale;
+  task.cap = op.cap;
   // Everybody's first piece is known beforehand, and the next one is claimed before the last is worked on: a thread asks memory
   // for what it will read next while it finishes what it has, over barriers and what else lies between two matrices.
   const Pieces pieces = pieces_of(weight);

@@ -58,9 +58,8 @@ void keep_top_k(double *scores, int vocabulary, int top_k, SamplerScratch *scrat
   std::vector<int32_t> &order = scratch->order;
   all_tokens(scores, vocabulary, &order);
   if (order.size() <= static_cast<size_t>(top_k)) return;
-  std::nth_element(order.begin(), order.begin() + top_k, order.end(), [scores](int32_t a, int32_t b) {
-    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-  });
+  std::nth_element(order.begin(), order.begin() + top_k, order.end(),
+                   [scores](int32_t a, int32_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
   for (size_t i = static_cast<size_t>(top_k); i < order.size(); ++i) scores[order[i]] = kNone;
 }
 
@@ -80,6 +79,15 @@ void keep_top_p(double *scores, const double *weights, int vocabulary, double to
   for (size_t i = kept; i < order.size(); ++i) scores[order[i]] = kNone;
 }
 
+// Calls take(token) for the tokens whose bits are set, in their order.
+template <typename Take> void each_allowed(const uint32_t *mask, int vocabulary, Take take) {
+  for (int first = 0; first < vocabulary; first += 32) {
+    uint32_t word = mask[first / 32];
+    if (vocabulary - first < 32) word &= (1u << (vocabulary - first)) - 1;
+    for (; word; word &= word - 1) take(first + __builtin_ctz(word));
+  }
+}
+
 void process(const Kernels &kernels, double *scores, int vocabulary, const Sampling &sampling, const int32_t *history,
              int length, int prompt, SamplerScratch *scratch) {
   if (sampling.penalised()) penalise(scores, sampling, history, length, prompt, vocabulary, &scratch->counts);
@@ -92,6 +100,7 @@ void process(const Kernels &kernels, double *scores, int vocabulary, const Sampl
   if (!(sampling.top_p < 1.0) && !(sampling.min_p > 0.0)) return;
   double highest = kNone;
   for (int i = 0; i < vocabulary; ++i) highest = std::max(highest, scores[i]);
+  if (highest == kNone) return;
   scratch->weights.resize(static_cast<size_t>(vocabulary));
   double *weights = scratch->weights.data();
   kernels.exponentials(scores, highest, weights, vocabulary);
@@ -102,7 +111,8 @@ void process(const Kernels &kernels, double *scores, int vocabulary, const Sampl
 
 // The largest and the second largest of scores + noise. A token can only matter if its score lies no further below the best sum so
 // far than the noise can reach, so most of the noise is never drawn.
-Choice best_with_noise(const Kernels &kernels, const double *scores, int vocabulary, const Sampling &sampling, int position) {
+Choice best_with_noise(const Kernels &kernels, const double *scores, int vocabulary, const Sampling &sampling,
+                       int position) {
   double noise[kNoiseBlock];
   Choice choice{0, -1, 0.0, true};
   double best = kNone, second = kNone;
@@ -128,7 +138,7 @@ Choice best_with_noise(const Kernels &kernels, const double *scores, int vocabul
     }
   }
   choice.margin = best - second;
-  return choice;
+  return best > kNone ? choice : Choice{-1, -1, 0.0, true};
 }
 
 // The first token but `first` that has this logit, -1 where there is none. Most of the time a block is passed over as a whole.
@@ -178,39 +188,53 @@ int32_t copy_sampling(const outrider_sampling &from, int vocabulary, Sampling *t
 }
 
 Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
-                    const int32_t *history, int length, int prompt, SamplerScratch *scratch, double *scores,
-                    bool runner_up) {
+                    const int32_t *history, int length, int prompt, SamplerScratch *scratch, const uint32_t *mask,
+                    double *scores, bool runner_up) {
   float high = 0.0f, next = 0.0f;
   int finite = 0;
   const int32_t first = kernels.argmax(logits, vocabulary, &high, &next, &finite);
   const bool too_early = length - prompt < sampling.min_tokens;
   const bool plain = sampling.greedy() && !sampling.penalised() && sampling.bias.empty() && !too_early;
   if (!finite) return {first, -1, 0.0, false};
+  Choice choice{0, -1, 0.0, true};
+  double best = kNone, second = kNone;
+  const auto consider = [&](int token, double score) {
+    if (score > best) {
+      second = best;
+      choice.runner_up = best > kNone ? choice.token : -1;
+      best = score;
+      choice.token = token;
+    } else if (score > second) {
+      second = score;
+      choice.runner_up = token;
+    }
+  };
+  const auto decided = [&] {
+    choice.margin = best - second;
+    // Nothing is allowed.
+    return best > kNone ? choice : Choice{-1, -1, 0.0, true};
+  };
+  if (plain && mask && !scores) {
+    each_allowed(mask, vocabulary, [&](int token) { consider(token, static_cast<double>(logits[token])); });
+    return decided();
+  }
   if (plain && !scores) {
     const int32_t after = runner_up ? holder(logits, vocabulary, next, first) : -1;
     return {first, after, static_cast<double>(high) - static_cast<double>(next), true};
   }
   scratch->scores.resize(static_cast<size_t>(vocabulary));
   double *work = scratch->scores.data();
-  for (int i = 0; i < vocabulary; ++i) work[i] = static_cast<double>(logits[i]);
+  if (mask) {
+    std::fill_n(work, vocabulary, kNone);
+    each_allowed(mask, vocabulary, [&](int token) { work[token] = static_cast<double>(logits[token]); });
+  } else {
+    for (int i = 0; i < vocabulary; ++i) work[i] = static_cast<double>(logits[i]);
+  }
   process(kernels, work, vocabulary, sampling, history, length, prompt, scratch);
   if (scores) std::copy(work, work + vocabulary, scores);
   if (!sampling.greedy()) return best_with_noise(kernels, work, vocabulary, sampling, length);
-  Choice choice{0, -1, 0.0, true};
-  double best = kNone, second = kNone;
-  for (int i = 0; i < vocabulary; ++i) {
-    if (work[i] > best) {
-      second = best;
-      choice.runner_up = best > kNone ? choice.token : -1;
-      best = work[i];
-      choice.token = i;
-    } else if (work[i] > second) {
-      second = work[i];
-      choice.runner_up = i;
-    }
-  }
-  choice.margin = best - second;
-  return choice;
+  for (int i = 0; i < vocabulary; ++i) consider(i, work[i]);
+  return decided();
 }
 
 void log_probabilities(const Kernels &kernels, const float *logits, int vocabulary, int32_t chosen, int count,

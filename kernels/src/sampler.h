@@ -41,11 +41,11 @@ struct SamplerScratch {
   std::vector<int32_t> order, counts, history;
 };
 
-// The token at position `length` after `history`, whose first `prompt` tokens are the prompt. scores: out, before the noise, or null.
-// With runner_up, the second best token too.
+// The token at position `length` after `history`, whose first `prompt` tokens are the prompt; with a mask one whose bit is set, -1 where
+// there is none. scores: out, before the noise, or null. With runner_up, the second best token too.
 Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
-                    const int32_t *history, int length, int prompt, SamplerScratch *scratch, double *scores,
-                    bool runner_up = false);
+                    const int32_t *history, int length, int prompt, SamplerScratch *scratch, const uint32_t *mask,
+                    double *scores, bool runner_up = false);
 
 // The log-probabilities that the raw logits give to `chosen` and to the `count` likeliest tokens (equal logits by rising id); finite
 // logits only. workers/engines/sampling.py is the definition. tokens, values: out [1 + count].

@@ -4,13 +4,20 @@
 
 namespace {
 
-struct F { __m256 a, b; };
-struct I { __m256i a, b; };
+struct F {
+  __m256 a, b;
+};
+struct I {
+  __m256i a, b;
+};
 using Mask = F;
 
 inline F set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline F load(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-inline void store(float *p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline void store(float *p, F x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
 inline F load_n(const float *p, int n) {
   if (n >= 16) return load(p);
   float copy[16] = {};
@@ -51,6 +58,7 @@ inline I and_i(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(
 inline I or_i(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 template <int N> inline I shl(I x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
 template <int N> inline I shr(I x) { return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)}; }
+template <int N> inline I sar(I x) { return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)}; }
 inline I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline I as_int(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
@@ -78,6 +86,15 @@ template <int BITS> inline __m256i dot_bytes_half(__m256i acc, __m256i u8, __m25
 template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
   return {dot_bytes_half<BITS>(acc.a, u8.a, s8.a), dot_bytes_half<BITS>(acc.b, u8.b, s8.b)};
 }
+// Codes of four bits times a factor of up to 17 in both halves of each lane: `times_factor` once for all rows, then `dot_products`.
+// Sums of two bytes' products fit 16 bits before the factor, which then takes the place of the ones that add them.
+inline I times_factor(I codes, I) { return codes; }
+inline __m256i dot_products_half(__m256i acc, __m256i codes, __m256i s8, __m256i factor) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, s8), factor));
+}
+inline I dot_products(I acc, I codes, I s8, I factor) {
+  return {dot_products_half(acc.a, codes.a, s8.a, factor.a), dot_products_half(acc.b, codes.b, s8.b, factor.b)};
+}
 // acc + the sum over each lane's two int16 of a * b
 inline I dot_words(I acc, I x, I y) {
   return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
@@ -90,12 +107,28 @@ inline void store_bytes(int8_t *p, I x) {
 
 inline F load_bf16(const uint16_t *p) {
   const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
-  return as_float(shl<16>({_mm256_cvtepu16_epi32(_mm256_castsi256_si128(words)),
-                           _mm256_cvtepu16_epi32(_mm256_extracti128_si256(words, 1))}));
+  return as_float(shl<16>(
+      {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(words)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(words, 1))}));
 }
 inline F load_bytes(const int8_t *p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
   return to_float({_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+}
+// The fp16 numbers in the low halves of the lanes.
+inline F from_half(I x) {
+  const __m256i low = _mm256_set1_epi32(0xFFFF);
+  const __m256i halves = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+  const __m256i ordered = _mm256_permute4x64_epi64(halves, 0xD8);
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(ordered)), _mm256_cvtph_ps(_mm256_extracti128_si256(ordered, 1))};
+}
+inline F load_half(const uint16_t *p) {
+  const __m128i *q = reinterpret_cast<const __m128i *>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+// Of every byte's lower four bits the table's byte.
+inline I look_up(const uint8_t *table, I x) {
+  const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
+  return {_mm256_shuffle_epi8(bytes, x.a), _mm256_shuffle_epi8(bytes, x.b)};
 }
 inline void store_low_words(uint16_t *p, I x) {
   int32_t copy[16];

@@ -41,6 +41,7 @@ inline I and_i(I a, I b) { return _mm512_and_si512(a, b); }
 inline I or_i(I a, I b) { return _mm512_or_si512(a, b); }
 template <int N> inline I shl(I a) { return _mm512_slli_epi32(a, N); }
 template <int N> inline I shr(I a) { return _mm512_srli_epi32(a, N); }
+template <int N> inline I sar(I a) { return _mm512_srai_epi32(a, N); }
 inline I to_int(F a) { return _mm512_cvtps_epi32(a); }
 inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 inline I as_int(F a) { return _mm512_castps_si512(a); }
@@ -54,6 +55,9 @@ template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8));
   return acc;
 }
+// Codes of four bits times a factor of up to 17 in both halves of each lane: `times_factor` once for all rows, then `dot_products`.
+inline I times_factor(I codes, I factor) { return _mm512_mullo_epi16(codes, factor); }
+inline I dot_products(I acc, I products, I s8, I) { return dot_bytes<8>(acc, products, s8); }
 // acc + the sum over each lane's two int16 of a * b
 inline I dot_words(I acc, I a, I b) {
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
@@ -66,6 +70,14 @@ inline F load_bf16(const uint16_t *p) {
 }
 inline F load_bytes(const int8_t *p) {
   return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+}
+// The fp16 numbers in the low halves of the lanes.
+inline F from_half(I x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
+inline F load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))); }
+// Of every byte's lower four bits the table's byte.
+inline I look_up(const uint8_t *table, I x) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), x);
 }
 inline void store_low_words(uint16_t *p, I x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(x));
@@ -80,6 +92,15 @@ inline F dot_bf16(F acc, I a, I b) {
   return _mm512_fmadd_ps(as_float(and_i(a, high)), as_float(and_i(b, high)), acc);
 #endif
 }
+#ifdef __AVX512BF16__
+// Normal numbers and zeros to nearest, ties to even, in the lower and the upper half of each lane.
+inline I nearest_bf16(F lower, F upper) {
+  const I words = (I)_mm512_cvtne2ps_pbh(upper, lower);
+  const I upper_words = _mm512_set_epi32(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16);
+  const I lower_words = sub_i(upper_words, set_i(16));
+  return _mm512_permutexvar_epi16(or_i(lower_words, shl<16>(upper_words)), words);
+}
+#endif
 inline void prefetch(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
 inline void prefetch_second(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1); }
 

@@ -4,9 +4,9 @@
 #include <stdint.h>
 #include <string.h>
 #if defined(__SSE2__)
-#include <emmintrin.h>
+  #include <emmintrin.h>
 #elif defined(__aarch64__)
-#include <arm_neon.h>
+  #include <arm_neon.h>
 #endif
 
 namespace {
@@ -19,8 +19,12 @@ using Words = int16_t __attribute__((vector_size(16)));
 using FourWords = uint16_t __attribute__((vector_size(8)));
 using FourBytes = int8_t __attribute__((vector_size(4)));
 
-struct F { Floats x[4]; };
-struct I { Ints x[4]; };
+struct F {
+  Floats x[4];
+};
+struct I {
+  Ints x[4];
+};
 using Mask = I;
 
 // Without a loop: unrolled ones of sixteen lanes took the compiler minutes.
@@ -28,8 +32,14 @@ template <typename Result, typename Function> inline Result each(Function functi
   return {{function(0), function(1), function(2), function(3)}};
 }
 
-inline F set(float x) { return each<F>([=](int) { return Floats{x, x, x, x}; }); }
-inline F load(const float *p) { F r; memcpy(r.x, p, sizeof r.x); return r; }
+inline F set(float x) {
+  return each<F>([=](int) { return Floats{x, x, x, x}; });
+}
+inline F load(const float *p) {
+  F r;
+  memcpy(r.x, p, sizeof r.x);
+  return r;
+}
 inline void store(float *p, F x) { memcpy(p, x.x, sizeof x.x); }
 inline F load_n(const float *p, int n) {
   if (n >= 16) return load(p);
@@ -38,10 +48,18 @@ inline F load_n(const float *p, int n) {
   return load(copy);
 }
 inline void store_n(float *p, F x, int n) { memcpy(p, x.x, sizeof(float) * static_cast<size_t>(n < 16 ? n : 16)); }
-inline F add(F a, F b) { return each<F>([&](int i) { return a.x[i] + b.x[i]; }); }
-inline F sub(F a, F b) { return each<F>([&](int i) { return a.x[i] - b.x[i]; }); }
-inline F mul(F a, F b) { return each<F>([&](int i) { return a.x[i] * b.x[i]; }); }
-inline F div(F a, F b) { return each<F>([&](int i) { return a.x[i] / b.x[i]; }); }
+inline F add(F a, F b) {
+  return each<F>([&](int i) { return a.x[i] + b.x[i]; });
+}
+inline F sub(F a, F b) {
+  return each<F>([&](int i) { return a.x[i] - b.x[i]; });
+}
+inline F mul(F a, F b) {
+  return each<F>([&](int i) { return a.x[i] * b.x[i]; });
+}
+inline F div(F a, F b) {
+  return each<F>([&](int i) { return a.x[i] / b.x[i]; });
+}
 inline Floats fma4(Floats a, Floats b, Floats c) {
 #if defined(__aarch64__)
   return vfmaq_f32(c, a, b);
@@ -50,18 +68,30 @@ inline Floats fma4(Floats a, Floats b, Floats c) {
                 __builtin_fmaf(a[3], b[3], c[3])};
 #endif
 }
-inline F fma(F a, F b, F c) { return each<F>([&](int i) { return fma4(a.x[i], b.x[i], c.x[i]); }); }
-inline F fnma(F a, F b, F c) { return each<F>([&](int i) { return fma4(-a.x[i], b.x[i], c.x[i]); }); }
+inline F fma(F a, F b, F c) {
+  return each<F>([&](int i) { return fma4(a.x[i], b.x[i], c.x[i]); });
+}
+inline F fnma(F a, F b, F c) {
+  return each<F>([&](int i) { return fma4(-a.x[i], b.x[i], c.x[i]); });
+}
 inline F square_root(F a) {
   return each<F>([&](int i) {
     const Floats x = a.x[i];
     return Floats{__builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]), __builtin_sqrtf(x[3])};
   });
 }
-inline F maximum(F a, F b) { return each<F>([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; }); }
-inline F minimum(F a, F b) { return each<F>([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; }); }
-inline Mask less(F a, F b) { return each<Mask>([&](int i) { return a.x[i] < b.x[i]; }); }
-inline F select(Mask m, F yes, F no) { return each<F>([&](int i) { return m.x[i] ? yes.x[i] : no.x[i]; }); }
+inline F maximum(F a, F b) {
+  return each<F>([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
+}
+inline F minimum(F a, F b) {
+  return each<F>([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
+}
+inline Mask less(F a, F b) {
+  return each<Mask>([&](int i) { return a.x[i] < b.x[i]; });
+}
+inline F select(Mask m, F yes, F no) {
+  return each<F>([&](int i) { return m.x[i] ? yes.x[i] : no.x[i]; });
+}
 inline Mask lanes_between(int low, int high) {
   return each<Mask>([=](int i) {
     const Ints lane = Ints{0, 1, 2, 3} + 4 * i;
@@ -69,15 +99,36 @@ inline Mask lanes_between(int low, int high) {
   });
 }
 
-inline I set_i(int32_t x) { return each<I>([=](int) { return Ints{x, x, x, x}; }); }
-inline I load_i(const void *p) { I r; memcpy(r.x, p, sizeof r.x); return r; }
+inline I set_i(int32_t x) {
+  return each<I>([=](int) { return Ints{x, x, x, x}; });
+}
+inline I load_i(const void *p) {
+  I r;
+  memcpy(r.x, p, sizeof r.x);
+  return r;
+}
 inline void store_i(void *p, I x) { memcpy(p, x.x, sizeof x.x); }
-inline I add_i(I a, I b) { return each<I>([&](int i) { return (Ints)((Bits)a.x[i] + (Bits)b.x[i]); }); }
-inline I sub_i(I a, I b) { return each<I>([&](int i) { return (Ints)((Bits)a.x[i] - (Bits)b.x[i]); }); }
-inline I and_i(I a, I b) { return each<I>([&](int i) { return a.x[i] & b.x[i]; }); }
-inline I or_i(I a, I b) { return each<I>([&](int i) { return a.x[i] | b.x[i]; }); }
-template <int N> inline I shl(I a) { return each<I>([&](int i) { return (Ints)((Bits)a.x[i] << N); }); }
-template <int N> inline I shr(I a) { return each<I>([&](int i) { return (Ints)((Bits)a.x[i] >> N); }); }
+inline I add_i(I a, I b) {
+  return each<I>([&](int i) { return (Ints)((Bits)a.x[i] + (Bits)b.x[i]); });
+}
+inline I sub_i(I a, I b) {
+  return each<I>([&](int i) { return (Ints)((Bits)a.x[i] - (Bits)b.x[i]); });
+}
+inline I and_i(I a, I b) {
+  return each<I>([&](int i) { return a.x[i] & b.x[i]; });
+}
+inline I or_i(I a, I b) {
+  return each<I>([&](int i) { return a.x[i] | b.x[i]; });
+}
+template <int N> inline I shl(I a) {
+  return each<I>([&](int i) { return (Ints)((Bits)a.x[i] << N); });
+}
+template <int N> inline I shr(I a) {
+  return each<I>([&](int i) { return (Ints)((Bits)a.x[i] >> N); });
+}
+template <int N> inline I sar(I a) {
+  return each<I>([&](int i) { return a.x[i] >> N; });
+}
 // To nearest, ties to even, and INT32_MIN where the result does not fit, as x86 has it.
 inline I to_int(F a) {
   return each<I>([&](int i) {
@@ -92,9 +143,15 @@ inline I to_int(F a) {
 #endif
   });
 }
-inline F to_float(I a) { return each<F>([&](int i) { return __builtin_convertvector(a.x[i], Floats); }); }
-inline I as_int(F a) { return each<I>([&](int i) { return (Ints)a.x[i]; }); }
-inline F as_float(I a) { return each<F>([&](int i) { return (Floats)a.x[i]; }); }
+inline F to_float(I a) {
+  return each<F>([&](int i) { return __builtin_convertvector(a.x[i], Floats); });
+}
+inline I as_int(F a) {
+  return each<I>([&](int i) { return (Ints)a.x[i]; });
+}
+inline F as_float(I a) {
+  return each<F>([&](int i) { return (Floats)a.x[i]; });
+}
 
 // The sums of two neighbouring products each, in 32 bits.
 inline Bits multiply_pairs(Words a, Words b) {
@@ -122,6 +179,11 @@ template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
     return (Ints)((Bits)acc.x[i] + even + odd);
   });
 }
+// Codes of four bits times a factor of up to 17 in both halves of each lane: `times_factor` once for all rows, then `dot_products`.
+inline I times_factor(I codes, I factor) {
+  return each<I>([&](int i) { return (Ints)((Bits)codes.x[i] * ((Bits)factor.x[i] & 0xFFFFu)); });
+}
+inline I dot_products(I acc, I products, I s8, I) { return dot_bytes<8>(acc, products, s8); }
 inline void store_bytes(int8_t *p, I x) {
   int32_t copy[16];
   store_i(copy, x);
@@ -141,6 +203,23 @@ inline F load_bytes(const int8_t *p) {
     memcpy(&bytes, p + 4 * i, sizeof bytes);
     return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
   });
+}
+// The fp16 numbers in the low halves of the lanes, finite ones.
+inline F from_half(I x) {
+  return each<F>([&](int i) {
+    const Bits half = (Bits)x.x[i], magnitude = (half & 0x7FFFu) << 13;
+    // Exact, of subnormal numbers too: the exponent's bias is another.
+    const Floats value = (Floats)magnitude * 0x1p112f;
+    return (Floats)((Bits)value | (half & 0x8000u) << 16);
+  });
+}
+inline F load_half(const uint16_t *p) { return from_half(shr<16>(as_int(load_bf16(p)))); }
+// Of every byte's lower four bits the table's byte.
+inline I look_up(const uint8_t *table, I x) {
+  uint8_t bytes[64];
+  store_i(bytes, x);
+  for (uint8_t &byte : bytes) byte = table[byte & 15];
+  return load_i(bytes);
 }
 inline void store_low_words(uint16_t *p, I x) {
   int32_t copy[16];

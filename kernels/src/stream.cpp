@@ -9,7 +9,7 @@ constexpr int64_t kLine = 64;
 
 // How far ahead memory is asked for. Of 1 to 8 streams and 0 to 8 KB, two streams and 1 KB were the fastest where the processor's
 // own prefetching stops at the end of every page. Zen 5 reads one stream asked for as far ahead as a matrix's (linear.inc) up
-// to 1.6 times as fast (docs/measurements.md).
+// to 1.6 times as fast (docs/lab/2026-11-22-two-states-and-attention.md).
 constexpr int64_t kAheadOfOne = 8704, kAheadOfTwo = 1024;
 
 template <int STREAMS, int64_t AHEAD> uint64_t read(const void *data, int64_t bytes) {
@@ -21,7 +21,8 @@ template <int STREAMS, int64_t AHEAD> uint64_t read(const void *data, int64_t by
   for (int64_t offset = 0; offset < part; offset += kLine) {
     for (int stream = 0; stream < STREAMS; ++stream) {
       const char *at = from + stream * part + offset;
-      // Asking for what lies beyond the end does no harm.
+      // Asking for what lies beyond the end does no harm, as an address; a pointer there would be undefined.
+      // NOLINTNEXTLINE(performance-no-int-to-ptr)
       __builtin_prefetch(reinterpret_cast<const void *>(reinterpret_cast<uintptr_t>(at) + AHEAD));
       uint64_t words[kSums];
       std::memcpy(words, at, sizeof(words));

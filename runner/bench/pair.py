@@ -11,7 +11,7 @@ from typing import Any, Self
 import ray
 from ray.exceptions import RayTaskError
 
-from outrider.runner.driving.replica import Replica
+from outrider.runner.driving.replica import Call, Replica
 from outrider.runner.hosts.ray_watch import Lost
 from outrider.runner.hosts.worker_errors import explain
 from outrider.runner.planning import sysfs
@@ -35,12 +35,12 @@ class Pair:
 
     @property
     def chooses_layout(self) -> bool:
-        """Whether the target tries several arrangements before it settles on one."""
-        return sum(not each.plain for each in self._replica.plan.serve.arrangements) > 1
+        """Whether the target tries several layouts before it keeps one."""
+        return sum(not each.plain for each in self._replica.plan.replica_spec.layouts) > 1
 
-    def arrange(self, name: str | None) -> None:
-        """Hold the pair to an arrangement; None gives it back its choice."""
-        self._replica.arrange(name)
+    def set_layout(self, name: str | None) -> None:
+        """Hold the pair to a layout; None gives it back its choice."""
+        self._replica.set_layout(name)
 
     def __enter__(self) -> Self:
         deadline = time.monotonic() + self._start_deadline
@@ -49,19 +49,20 @@ class Pair:
         up = self._replica.plan.draft is None
         try:
             while not (up and "target" in self.reports):
-                for what, value in self._events():
-                    up = up or what == "attached"
-                    if what == "target ready":
+                for call, value in self._answers():
+                    up = up or call is Call.ATTACH_DRAFT
+                    if call is Call.LOAD_TARGET:
                         self.reports["target"] = value
                         self._replica.target_is_ready(value)
-                    elif what == "draft ready":
+                    elif call is Call.LOAD_DRAFT:
                         self.reports["draft"] = value
                         self._replica.draft_is_ready(value)
+                        self._replica.introduce_draft()
                 if time.monotonic() > deadline:
                     late, plan = "the target", self._replica.plan.target
                     if "target" in self.reports and self._replica.plan.draft is not None:
                         late, plan = "the draft", self._replica.plan.draft
-                    raise plan.seat.launch.not_up(late, self._start_deadline)
+                    raise plan.placement.launch.not_up(late, self._start_deadline)
         except BaseException:
             self._replica.stop()
             raise
@@ -79,8 +80,8 @@ class Pair:
         self._replica.submit(list(rows))
         while len(results) < len(rows):
             self._replica.harvest()
-            for what, value in self._events():
-                if what != "harvest":
+            for call, value in self._answers():
+                if call is not Call.HARVEST:
                     continue
                 self._replica.harvested()
                 self.layout, self.costs = value.layout, value.costs
@@ -94,20 +95,20 @@ class Pair:
         """The most memory that both processes have held at one time each, as the kernel counts it."""
         return sum(_peak(report.pid) for report in self.reports.values())
 
-    def _events(self) -> Iterator[tuple[str, Any]]:
+    def _answers(self) -> Iterator[tuple[Call, Any]]:
         pending = self._replica.pending
         ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_SECONDS)
         if how := self._lost():
             raise JobError(f"{how}; what was measured until then is lost")
         for future in ready:
-            what = pending.pop(future)
+            call = pending.pop(future)
             try:
-                yield what, ray.get(future)
+                yield call, ray.get(future)
             except Exception as error:
                 cause = error.cause if isinstance(error, RayTaskError) else error
                 if isinstance(cause, OutriderError):
                     raise cause from None
-                who = "the draft" if what.startswith("draft") else "the target"
+                who = "the draft" if call.of_draft else "the target"
                 raise JobError(f"{who} failed: {explain(error)}") from error
 
 

@@ -1,16 +1,28 @@
-"""What the benchmark asks: short prompts, prompts of given lengths, and beginnings of Python functions."""
+"""What the benchmark asks: short prompts, prompts of given lengths, and beginnings of Python functions.
+
+The older tools' ``--task quantize`` measures nothing: it stands here for ``outrider quantize``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
-from outrider.runner.job.tokenizer_process import Office
+from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.option import flag_of
+from outrider.runner.options import BenchSpec
 from outrider.workers.errors import UsageError
-from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.model_info import ModelInfo
 
 TASKS = ("decode", "benchmark", "benchmark_code")
+QUANTIZE = "quantize"
+# Bits of the precisions that those tools quantised for; an algorithm alone stands for its usual ones.
+BITS = {"w4abf16": 4, "w4a8": 4, "w8a8": 8, "w8af32": 8}
+QUANTIZE_OPTIONS = ("model", "out", "calibration", "per", "wait_for_cores", "allow_pickle")
+ALGORITHMS = {"awq": 4, "gptq": 4, "rtn": 4, "auto": 4, "smoothquant": 8}
 SHORT = (
     "The best way to learn a new language is",
     "What is the meaning of life?",
@@ -58,43 +70,72 @@ def sizes(lengths: Sequence[int], new_tokens: Sequence[int]) -> list[tuple[int, 
 
 
 def examples(
-    task: str, lengths: Sequence[int], new_tokens: Sequence[int], card: ModelCard, office: Office
+    task: str, lengths: Sequence[int], new_tokens: Sequence[int], model_info: ModelInfo, tokenizer_process: TokenizerProcess
 ) -> list[Example]:
     if task == "benchmark":
         asked = sizes(lengths, new_tokens)
         for length, count in asked:
-            _check(length, count, card)
-        text = _encoded(card, office, [_prose(max(length for length, _ in asked), card, office)])[0]
+            _check(length, count, model_info)
+        text = _encoded(
+            model_info, tokenizer_process, [_prose(max(length for length, _ in asked), model_info, tokenizer_process)]
+        )[0]
         return [Example(text[:length], count) for length, count in asked]
     if lengths:
         raise UsageError(f"--lengths chooses the prompts of --task benchmark, --task {task} has its own: leave it out")
     prompts, usual = (SHORT, SHORT_TOKENS) if task == "decode" else (CODE, CODE_TOKENS)
-    made = [Example(prompt, count) for prompt in _encoded(card, office, list(prompts)) for count in new_tokens or (usual,)]
+    made = [
+        Example(prompt, count)
+        for prompt in _encoded(model_info, tokenizer_process, list(prompts))
+        for count in new_tokens or (usual,)
+    ]
     for example in made:
-        _check(len(example.prompt), example.new_tokens, card)
+        _check(len(example.prompt), example.new_tokens, model_info)
     return made
 
 
-def _check(length: int, count: int, card: ModelCard) -> None:
-    if length + count > card.context:
-        prompts, new = card.context - count, card.context - length
+def quantize_options(spec: BenchSpec) -> dict[str, Any]:
+    """The options of ``outrider quantize`` for what an older tool's line asks of ``--task quantize``."""
+    measuring = sorted(
+        name for name in spec.model_fields_set if name not in ("task", "algorithm", "precision", *QUANTIZE_OPTIONS)
+    )
+    if measuring:
+        flag = flag_of(BenchSpec, measuring[0])
+        raise UsageError(f"{flag} is for measuring, and --task quantize makes a checkpoint: leave it out")
+    if spec.precision != "auto" and spec.precision not in BITS:
+        raise UsageError(f'--precision: --task quantize makes {", ".join(BITS)}, got "{spec.precision}"')
+    bits = ALGORITHMS[spec.algorithm] if spec.precision == "auto" else BITS[spec.precision]
+    out = spec.out or Path(f"{Path(spec.model).name}-{spec.algorithm}-int{bits}")
+    taken = {name: getattr(spec, name) for name in QUANTIZE_OPTIONS if name in spec.model_fields_set}
+    return taken | {"method": spec.algorithm, "bits": bits, "out": out}
+
+
+def check_measuring(spec: BenchSpec) -> None:
+    """Refuse what only ``--task quantize`` knows."""
+    for name in ("algorithm", "out", "calibration"):
+        if name in spec.model_fields_set:
+            raise UsageError(f"--{name} is for --task quantize, --task {spec.task} makes no checkpoint: leave it out")
+
+
+def _check(length: int, count: int, model_info: ModelInfo) -> None:
+    if length + count > model_info.context:
+        prompts, new = model_info.context - count, model_info.context - length
         advice = f"prompts of at most {prompts:,}" if prompts > 0 else f"at most {max(new, 1):,} new tokens"
         raise UsageError(
-            f"a prompt of {length:,} tokens and {count:,} new ones do not fit into {card.name}, which holds "
-            f"{card.context:,}; ask for {advice}"
+            f"a prompt of {length:,} tokens and {count:,} new ones do not fit into {model_info.name}, which holds "
+            f"{model_info.context:,}; ask for {advice}"
         )
 
 
-def _prose(tokens: int, card: ModelCard, office: Office) -> str:
+def _prose(tokens: int, model_info: ModelInfo, tokenizer_process: TokenizerProcess) -> str:
     """The bundled text, as often in a row as makes so many tokens."""
     text = (files("outrider.runner.bench") / "text.txt").read_text(encoding="utf-8")
-    found = len(_encoded(card, office, [text])[0])
+    found = len(_encoded(model_info, tokenizer_process, [text])[0])
     return text * -(-tokens // max(1, found - 2))
 
 
-def _encoded(card: ModelCard, office: Office, prompts: list[str]) -> list[tuple[int, ...]]:
-    encoded = office.encode(card.path, prompts)
+def _encoded(model_info: ModelInfo, tokenizer_process: TokenizerProcess, prompts: list[str]) -> list[tuple[int, ...]]:
+    encoded = tokenizer_process.encode(model_info.path, prompts)
     for tokens in encoded:
         if isinstance(tokens, str):
-            raise UsageError(f"{card.name}: {tokens}")
+            raise UsageError(f"{model_info.name}: {tokens}")
     return [tuple(map(int, tokens)) for tokens in encoded]

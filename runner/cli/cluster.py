@@ -10,22 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.runner.cli import shared_options as options
+from outrider.runner.cli.arguments import words
 from outrider.runner.printable import printable, printable_lines
 from outrider.runner.streams import is_taken
 
 Address = Annotated[
     str | None,
     typer.Option(
-        parser=options.words,
+        parser=words,
         metavar="URL",
         help="Ray's job server [default: http://127.0.0.1:8265, which is the head's own].",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-Job = Annotated[
-    str, typer.Argument(parser=options.words, metavar="JOB", help="A job directory, or an id from outrider list.")
-]
+Job = Annotated[str, typer.Argument(parser=words, metavar="JOB", help="A job directory, or an id from outrider list.")]
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 
@@ -40,11 +38,11 @@ def submit_command(
 
     Sent again, the job goes on where it was.
     """
-    from outrider.runner.hosts.submit import Server, absolute, as_json, complaint
+    from outrider.runner.hosts.submit import JobServer, absolute, as_json, complaint
     from outrider.workers.errors import JobError
 
-    spec = absolute(_spec(context.args))
-    server = Server(address, _say)
+    spec = absolute(_spec(context))
+    server = JobServer(address, _say)
     job = server.submit(spec.model_copy(update={"address": spec.address or "auto"}))
     _say(f"submitted as {job.id}; waiting until its driver has read {spec.input}")
     job = server.wait_until_accepted(job)
@@ -64,9 +62,9 @@ def logs_command(
     address: Address = None,
 ) -> None:
     """What a job on a cluster has said."""
-    from outrider.runner.hosts.submit import Server
+    from outrider.runner.hosts.submit import JobServer
 
-    server = Server(address, _say)
+    server = JobServer(address, _say)
     found = server.find(job)
     if follow:
         _follow(server, found)
@@ -76,9 +74,9 @@ def logs_command(
 
 def cancel_command(job: Job, address: Address = None) -> None:
     """Stop a job on a cluster. Rows under way may end; submit it again and it goes on."""
-    from outrider.runner.hosts.submit import Server
+    from outrider.runner.hosts.submit import JobServer
 
-    server = Server(address, _say)
+    server = JobServer(address, _say)
     found = server.find(job)
     if found.ended:
         _say(f"{found.id} is {found.state.lower()} already")
@@ -89,9 +87,9 @@ def cancel_command(job: Job, address: Address = None) -> None:
 
 def list_command(address: Address = None, json_: AsJson = False) -> None:
     """The jobs that a cluster has seen, the latest last."""
-    from outrider.runner.hosts.submit import Server, as_json
+    from outrider.runner.hosts.submit import JobServer, as_json
 
-    jobs = Server(address, _say).all()
+    jobs = JobServer(address, _say).all()
     if json_:
         typer.echo(json.dumps([json.loads(as_json(job)) for job in jobs]))
         return
@@ -110,21 +108,25 @@ def token_command() -> None:
 
 def status_on_cluster(job: str, address: str | None, as_json_: bool) -> None:
     """For ``outrider status`` of a job that is not a directory here."""
-    from outrider.runner.hosts.submit import Server, as_json
+    from outrider.runner.hosts.submit import JobServer, as_json
     from outrider.runner.job.directory import JOURNAL, open_job, there
+    from outrider.runner.report.status import status_of
 
-    found = Server(address, _say).find(job)
+    found = JobServer(address, _say).find(job)
     directory = Path(found.directory)
     # The job's directory may lie on a path that this host sees, too.
-    counts = open_job(directory).counts() if there(directory / JOURNAL) else None
+    status = status_of(open_job(directory)) if there(directory / JOURNAL) else None
+    counts = None if status is None else status.counts
     answer: dict[str, Any] = json.loads(as_json(found))
-    if counts is not None:
-        answer |= {"rows": counts.rows, "done": counts.done, "failed": counts.failed}
+    if status is not None and counts is not None:
+        answer |= {"rows": counts.rows, "done": counts.done, "failed": counts.failed, **status.as_dict()}
     if as_json_:
         typer.echo(json.dumps(answer | {"running": not found.ended}))
         return
     rows = "" if counts is None else f"{counts.rows:,} rows, {counts.done:,} done, {counts.failed:,} failed, "
     typer.echo(f"{printable(found.directory)}: {rows}{found.state.lower()} as {found.id}")
+    for line in () if status is None else status.lines(running=not found.ended):
+        typer.echo(f"  {line}")
 
 
 def _follow(server: Any, job: Any) -> None:
@@ -135,19 +137,19 @@ def _follow(server: Any, job: Any) -> None:
             return
 
 
-def _spec(words: list[str]) -> Any:
-    """What ``outrider run`` would make of these words, its refusals included."""
-    from outrider.runner.cli.arguments import given as given_on_command_line
-    from outrider.runner.cli.main import app
-    from outrider.runner.options import build_spec
+def _spec(context: typer.Context) -> Any:
+    """What ``outrider run`` would make of the words that submit was given, its refusals included."""
+    from outrider.runner.cli.arguments import given
+    from outrider.runner.options import JobSpec, build_spec
 
-    run = typer.main.get_command(app).get_command(None, "run")  # type: ignore[attr-defined]
-    parsed = run.make_context("submit", list(words))
-    given = given_on_command_line(parsed, leave_out={"config", "json_"})
+    arguments = list(context.args)
+    run = context.find_root().command.get_command(context, "run")  # type: ignore[attr-defined]
+    parsed = run.make_context("submit", arguments)
+    asked = given(parsed, JobSpec)
     config = parsed.params["config"]
-    if config is None and Path(given.get("input", "")).suffix in CONFIG_SUFFIXES:
-        config = given.pop("input")
-    return build_spec(given, config)
+    if config is None and Path(asked.get("input", "")).suffix in CONFIG_SUFFIXES:
+        config = asked.pop("input")
+    return build_spec(asked, config)
 
 
 def _say(text: str) -> None:

@@ -3,89 +3,59 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from outrider.runner.cli import shared_options as options
+from outrider.runner.cli.arguments import with_options
 from outrider.runner.printable import printable
 
 
-def topology_command(
-    sysfs: Annotated[
-        Path | None,
-        typer.Option(
-            parser=options.path,
-            metavar="DIR",
-            help="A saved /sys of another machine; nothing of this one is then mixed in.",
-        ),
-    ] = None,
-    show_plan: Annotated[bool, typer.Option("--plan", help="Show who would sit where, too.")] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            parser=options.words,
-            metavar="MODEL",
-            help="The target, for its size: directory, hub id or 'pocket'.",
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None, typer.Option(parser=options.words, metavar="DRAFT", help="The draft, for its size.")
-    ] = None,
-    model_bytes: Annotated[int | None, typer.Option(help="Size of the target, where no model is named.")] = None,
-    draft_bytes: Annotated[int | None, typer.Option(help="Size of the draft; without one there is no draft.")] = None,
-    kv_bytes: Annotated[int, typer.Option(help="Size of the target's KV cache.")] = 0,
-    draft_kv_bytes: Annotated[int, typer.Option(help="Size of the draft's KV cache.")] = 0,
-    per: Annotated[str, typer.Option(help="What a replica gets: auto, node, socket or machine.")] = "auto",
-    replicas: Annotated[int | None, typer.Option(help="Pairs of target and draft [default: as many as fit].")] = None,
-    draft_cores: Annotated[int | None, typer.Option(help="Cores of the draft's own.")] = None,
-    layout: Annotated[str, typer.Option(help="Draft and target on split or shared cores, or auto.")] = "auto",
-    devices: Annotated[str, typer.Option(help="Such as cuda:0,cpu: the target there, the draft on the CPU.")] = "",
-    ray_resources: Annotated[
-        bool, typer.Option("--ray-resources", help="Print the JSON for ray start --resources.")
-    ] = False,
-    ray_folder: Annotated[
-        bool, typer.Option("--ray-folder", help="Print the folder for ray start --temp-dir: nobody else can enter it.")
-    ] = False,
-    ray_labels: Annotated[bool, typer.Option("--ray-labels", help="Print the labels for ray start --labels.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-) -> None:
+def topology_command() -> Callable[..., None]:
     """The machine as outrider sees it, and with --plan who would sit where."""
+    from outrider.runner.options import TopologySpec
+
+    return with_options(TopologySpec, _topology)
+
+
+def _topology(given: dict[str, Any], json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     from outrider.runner.hosts.host_report import labels_of
+    from outrider.runner.option import build_options
+    from outrider.runner.options import TopologySpec
     from outrider.runner.planning import topology_view
     from outrider.runner.planning.placement import Plan, plan
-    from outrider.runner.planning.placement_request import Sizes, Wishes
+    from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
     from outrider.runner.planning.topology import ray_resources as resources_of
     from outrider.runner.planning.topology import read_topology
     from outrider.workers.errors import PlacementError, UsageError
     from outrider.workers.machine.private_folder import lasting_folder
-    from outrider.workers.models.cards import weight_bytes
+    from outrider.workers.models.model_info import weight_bytes
     from outrider.workers.ray_compat import longest_below_folder
 
-    if ray_folder:
+    spec = build_options(TopologySpec, given)
+    if spec.ray_folder:
         typer.echo(lasting_folder("ray", longest_below_folder()))
         return
-    machine = read_topology(sysfs)
-    if ray_resources:
+    machine = read_topology(spec.sysfs)
+    if spec.ray_resources:
         typer.echo(json.dumps(resources_of(machine)))
         return
-    if ray_labels:
+    if spec.ray_labels:
         typer.echo(",".join(f"{name}={value}" for name, value in labels_of(machine).items()))
         return
     made: Plan | None = None
     refusal: UsageError | None = None
-    if show_plan or model is not None or model_bytes is not None:
-        target_bytes = model_bytes if model is None else weight_bytes(model)
+    if spec.plan or spec.model is not None or spec.model_bytes is not None:
+        target_bytes = spec.model_bytes if spec.model is None else weight_bytes(spec.model)
         if target_bytes is None:
             raise UsageError("--plan needs a model: give --model-bytes N, or -m MODEL")
+        draft_bytes = spec.draft_bytes if spec.draft is None else weight_bytes(spec.draft)
         try:
             # As on disk; a run that packs them for the native engine needs less.
-            sizes = Sizes(target_bytes, draft_bytes if draft is None else weight_bytes(draft), kv_bytes, draft_kv_bytes)
-            wanted = tuple(device.strip() for device in devices.split(",") if device.strip())
-            made = plan([machine], sizes, Wishes(per, replicas, draft_cores, layout, wanted))
+            sizes = ModelSizes(target_bytes, draft_bytes, spec.kv_bytes, spec.draft_kv_bytes)
+            wanted = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
+            made = plan([machine], sizes, PlacementRequest(spec.per, spec.replicas, spec.draft_cores, spec.layout, wanted))
         except PlacementError as error:
             refusal = error
     if json_:

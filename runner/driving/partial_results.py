@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.runner.driving.written_tokens import WrittenTokens
+from outrider.runner.driving.partial_tokens import PartialTokenStore
 from outrider.runner.job.admission import samples_of
 from outrider.runner.job.journal import KeptTokens, StoredRow
 from outrider.runner.job.prompts import INVALID, unexpected
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.job.results import error_record, result_record
+from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies
-from outrider.runner.report.totals import Totals
 from outrider.workers.messages import Harvest, Row, RowFailure, RowResult
 
 # A row's number with its record.
@@ -27,19 +27,19 @@ class _Unfinished:
     samples: dict[int, RowResult] = field(default_factory=dict)
 
 
-class UnderWay:
-    """Counts a row in ``totals`` and ``latencies`` when it is done, so what was lost and done again counts once."""
+class PartialResults:
+    """Counts a row in ``counters`` and ``latencies`` when it is done, so what was lost and done again counts once."""
 
-    def __init__(self, model: str, totals: Totals, latencies: Latencies, source: str = "line") -> None:
+    def __init__(self, model: str, counters: JobCounters, latencies: Latencies, source: str = "line") -> None:
         self._model = model
         # How messages call the input.
         self._source = source
-        self._totals = totals
+        self._counters = counters
         self._latencies = latencies
         self._rows: dict[int, _Unfinished] = {}
         # Rows that went to more than one replica, with the number of their samples.
         self._copied: dict[int, int] = {}
-        self.written = WrittenTokens()
+        self.written = PartialTokenStore()
 
     def new(self, rows: Iterable[int]) -> list[int]:
         """Those that no replica has had."""
@@ -53,16 +53,24 @@ class UnderWay:
         self.written.restore(kept)
         sent = []
         for row in rows:
+            known = row.row in self._rows
             if row.row in self._rows:  # a second replica gets it, or a dead one had some of its samples ready
                 self._copied[row.row] = row.request["n"]
             unfinished = self._rows.setdefault(row.row, _Unfinished(row))
             samples = [each for each in samples_of(row) if each.sampling.sample not in unfinished.samples]
-            sent += [self.written.begun(each, replica) for each in samples]
+            for each in (self.written.resumed(sample, replica) for sample in samples):
+                if known or each.resumed:
+                    self._counters.read_again += len(each.prompt) + len(each.resumed or ())
+                sent.append(each)
         return sent
 
     def keys(self, rows: Sequence[int]) -> list[int]:
         """What a replica calls the samples of rows that it need not finish."""
-        return [row * MOST_SAMPLES + sample for row in rows for sample in range(self._copied.pop(row, 1))]
+        return [row * MOST_SAMPLES + sample for row in rows for sample in range(self._samples(row))]
+
+    def _samples(self, row: int) -> int:
+        unfinished = self._rows.get(row)
+        return self._copied.pop(row, 1) if unfinished is None else int(unfinished.stored.request["n"])
 
     def give_up(self, row: int, reason: str) -> str:
         """The record of a row that no replica survives."""
@@ -109,7 +117,7 @@ class UnderWay:
 
     def _count(self, samples: Sequence[RowResult]) -> None:
         for sample in samples:
-            self._totals.tokens += len(sample.tokens)
-            self._totals.proposed += sample.proposed
-            self._totals.accepted += sample.accepted
+            self._counters.tokens += len(sample.tokens)
+            self._counters.proposed += sample.proposed
+            self._counters.accepted += sample.accepted
         self._latencies.add(max(sample.seconds for sample in samples))

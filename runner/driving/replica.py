@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 import ray
@@ -22,20 +23,36 @@ HARVEST_SECONDS = 1.0
 # Only a traced run asks these, at a start and at the end.
 CLOCK_SECONDS = 10.0
 LAST_TRACE_SECONDS = 5.0
-# A draft that dies this often is left dead: the job goes on without.
-MOST_DRAFT_DEATHS = 5
+
+
+class Call(Enum):
+    """What a process or a host has been asked."""
+
+    LOAD_TARGET = "load the target"
+    LOAD_DRAFT = "load the draft"
+    # Answered by the draft's end alone.
+    WATCH_DRAFT = "watch the draft"
+    ATTACH_DRAFT = "attach the draft"
+    SUBMIT = "submit rows"
+    HARVEST = "harvest"
+    TRACE_DRAFT = "trace of the draft"
+    SIGN_OF_LIFE = "sign of life of the host"
+
+    @property
+    def of_draft(self) -> bool:
+        """Whether it is the draft that has to answer."""
+        return self in (Call.LOAD_DRAFT, Call.WATCH_DRAFT, Call.TRACE_DRAFT)
 
 
 class Replica:
-    """Holds the futures that the driver waits for: ``pending`` maps each to what it stands for."""
+    """Holds the futures that the driver waits for: ``pending`` maps each to the call that it answers."""
 
     def __init__(self, number: int, plan: ReplicaPlan) -> None:
         self.number = number
         self.plan = plan
         self.report: WorkerReport | None = None
         self.draft_report: WorkerReport | None = None
-        self.draft_deaths = 0
-        self.pending: dict[Any, str] = {}
+        self.pending: dict[Any, Call] = {}
         self._harvesting = False
         self._outbox: list[Row] = []
         self._target: Any = None
@@ -47,8 +64,8 @@ class Replica:
         self._forget_calls()
         self._target = _start_actor(TargetActor, self.plan.target)
         plan = self.plan.target
-        serve = replace(self.plan.serve, replica=self.number)
-        self.pending[self._target.load.remote(plan.model, plan.seat, serve)] = "target ready"
+        replica_spec = replace(self.plan.replica_spec, replica=self.number)
+        self.pending[self._target.load.remote(plan.model, plan.placement, replica_spec)] = Call.LOAD_TARGET
         self.start_draft()
 
     def start_draft(self) -> None:
@@ -56,24 +73,28 @@ class Replica:
             return
         self._draft = _start_actor(DraftActor, self.plan.draft)
         plan = self.plan.draft
-        loaded = self._draft.load.remote(plan.model, plan.seat, self.plan.serve)
-        self.pending[loaded] = "draft ready"
+        loaded = self._draft.load.remote(plan.model, plan.placement, self.plan.replica_spec)
+        self.pending[loaded] = Call.LOAD_DRAFT
 
     def target_is_ready(self, report: WorkerReport) -> None:
         self.report = report
 
     def draft_is_ready(self, report: WorkerReport) -> None:
         self.draft_report = report
-        self.pending[self._draft.watch.remote()] = "draft gone"
-        # A target that is up decodes plainly until this has arrived.
-        self.pending[self._target.attach.remote(self._draft)] = "attached"
 
-    def draft_is_gone(self) -> bool:
-        """True where it is worth another start."""
+    def introduce_draft(self) -> None:
+        """Watch the draft, and make it known to its target."""
+        self.pending[self._draft.watch.remote()] = Call.WATCH_DRAFT
+        # A target that is up decodes plainly until this has arrived.
+        self.pending[self._target.attach.remote(self._draft)] = Call.ATTACH_DRAFT
+
+    def draft_is_gone(self) -> None:
         self.draft_report = None
         self._draft = None
-        self.draft_deaths += 1
-        return self.draft_deaths < MOST_DRAFT_DEATHS
+
+    def ask_host(self, sign_of_life: Any) -> None:
+        """The host is to tell whether it is there."""
+        self.pending[sign_of_life] = Call.SIGN_OF_LIFE
 
     def harvested(self) -> None:
         """The harvest has arrived. Rows submitted from now on travel with the next one."""
@@ -83,17 +104,17 @@ class Replica:
         """Ask for the next harvest, unless one is on its way."""
         if self._target is not None and self.report is not None and not self._harvesting:
             rows, self._outbox = self._outbox, []
-            self.pending[self._target.harvest.remote(seconds, rows)] = "harvest"
+            self.pending[self._target.harvest.remote(seconds, rows)] = Call.HARVEST
             self._harvesting = True
 
-    def arrange(self, name: str | None) -> None:
-        """Hold the target to one of its arrangements, if it has it; None gives it back its choice."""
-        ray.get(self._target.arrange.remote(name))
+    def set_layout(self, name: str | None) -> None:
+        """Hold the target to one of its layouts, if it has it; None gives it back its choice."""
+        ray.get(self._target.set_layout.remote(name))
 
     def submit(self, rows: Sequence[Row]) -> None:
         if self._harvesting:
             # Watched like everything else: rows that never arrived would be waited for without end.
-            self.pending[self._target.submit.remote(list(rows))] = "submitted"
+            self.pending[self._target.submit.remote(list(rows))] = Call.SUBMIT
         else:
             self._outbox.extend(rows)
 
@@ -113,21 +134,21 @@ class Replica:
             trace.align(self.number, role, lambda: float(ray.get(actor.clock.remote(), timeout=CLOCK_SECONDS)))
 
     def draft_trace(self) -> None:
-        self.pending[self._draft.trace.remote(HARVEST_SECONDS)] = "trace of the draft"
+        self.pending[self._draft.trace.remote(HARVEST_SECONDS)] = Call.TRACE_DRAFT
 
     def last_traces(self) -> Iterator[tuple[str, Trace]]:
         """What the timelines still hold, and what was on its way; nothing of a process that does not answer any more."""
-        asked = {future: what for future, what in self.pending.items() if what in ("harvest", "trace of the draft")}
+        asked = {future: call for future, call in self.pending.items() if call in (Call.HARVEST, Call.TRACE_DRAFT)}
         if self.report is not None:
-            asked[self._target.harvest.remote(0.0)] = "harvest"
+            asked[self._target.harvest.remote(0.0)] = Call.HARVEST
         if self.draft_report is not None:
-            asked[self._draft.trace.remote(0.0)] = "trace of the draft"
+            asked[self._draft.trace.remote(0.0)] = Call.TRACE_DRAFT
         ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LAST_TRACE_SECONDS) if asked else ([], [])
         for future in asked:
             with suppress(RayError):
                 if future in ready:
                     answer = ray.get(future)
-                    yield ("target", answer.trace) if asked[future] == "harvest" else ("draft", answer)
+                    yield ("draft", answer) if asked[future].of_draft else ("target", answer.trace)
 
     def stop(self) -> None:
         """Let go of the target, and of the draft with it: whatever it knows belongs to that target's rows."""

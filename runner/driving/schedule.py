@@ -17,7 +17,7 @@ FETCH = 256
 MOST_ATTEMPTS = 3
 # A replica that dies this often without ending a single row in between is not started again. Deaths that a row is
 # blamed for do not count, but so many rows blamed in succession mean that the rows are not the cause.
-MOST_BARREN_DEATHS = 3
+MOST_IDLE_DEATHS = 3
 MOST_BLAMED_IN_A_ROW = 3
 # When nothing waits any more, a row under way for so many times the usual is given to an idle replica as well,
 # but not before so many seconds: the last rows of a quick job are not worth it.
@@ -26,7 +26,7 @@ LEAST_LATE = 5.0
 # The usual is an average over about so many rows.
 USUAL_OVER = 1000
 # While rows still wait, one replica for so many suspects is emptied to try them.
-SUSPECTS_A_JUDGE = 16
+SUSPECTS_A_TESTER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ReplicaAdded:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """It has no place: its host has left, or it gave it up. Nobody's fault, and it may come up again elsewhere."""
+    """It has no cores: its host has left, or it gave them up. Nobody's fault, and it may come up again elsewhere."""
 
     replica: int
 
@@ -77,6 +77,19 @@ class RowsFetched:
 
     rows: tuple[tuple[int, int], ...]
     exhausted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOffered:
+    """There are rows to be fetched again, behind the last that were."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsWithdrawn:
+    """Nobody wants the rows from ``first`` to ``last`` any more."""
+
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +110,10 @@ class Drain:
     """Start nothing new; what is under way may end."""
 
 
-Event = ReplicaUp | ReplicaDoubtful | ReplicaDown | ReplicaAdded | ReplicaLost | RowsFetched | RowsEnded | Tick | Drain
+Event = (
+    ReplicaUp | ReplicaDoubtful | ReplicaDown | ReplicaAdded | ReplicaLost
+    | RowsFetched | RowsOffered | RowsWithdrawn | RowsEnded | Tick | Drain
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +174,9 @@ class _Replica:
     slots: int = 0
     up: bool = False
     expected: bool = True
-    judge: bool = False
+    tester: bool = False
     rows_at_death: int = 0
-    barren_deaths: int = 0
+    idle_deaths: int = 0
     blamed: int = 0
     rows: dict[int, int] = field(default_factory=dict)
 
@@ -170,17 +186,21 @@ class _Replica:
 
 
 class Schedule:
-    def __init__(self, replicas: Iterable[int]) -> None:
+    """One that ``stays_open`` ends with a drain only: more rows may be offered. At least ``ahead`` rows wait here."""
+
+    def __init__(self, replicas: Iterable[int], ahead: int = FETCH // 2, stays_open: bool = False) -> None:
+        self._ahead = ahead
+        self._stays_open = stays_open
         self._replicas = {replica: _Replica() for replica in replicas}
         self._waiting: deque[tuple[int, int]] = deque()
         # Rows that have seen replicas die: each is tried alone, so that an innocent one is not blamed with the guilty.
         self._suspects: deque[tuple[int, int]] = deque()
-        self._judges = 0
+        self._testers = 0
         # Every row under way, with the replicas that have it, and those that one replica has, the longest under way first.
         self._holders: dict[int, tuple[int, ...]] = {}
         self._single: OrderedDict[int, float] = OrderedDict()
         # Replicas that have room, and got less than they could take.
-        self._hungry: dict[int, None] = {}
+        self._with_room: dict[int, None] = {}
         self._up = self._queue = 0
         self._now = 0.0
         self._usual, self._timed = 0.0, 0
@@ -206,12 +226,17 @@ class Schedule:
                 fed: Iterable[int] = (replica, *(command.replica for command in commands if isinstance(command, Cancel)))
             case Tick(now):
                 self._now = now
-                fed = tuple(islice(self._hungry, self._late_rows_count())) if self._hungry else ()
+                fed = tuple(islice(self._with_room, self._late_rows_count())) if self._with_room else ()
             case RowsFetched(rows_and_attempts, exhausted):
                 self._fetching, self._exhausted = False, exhausted
                 for row, attempts in rows_and_attempts:
                     (self._suspects if attempts > 1 else self._waiting).append((row, attempts))
-                fed = tuple(self._hungry)
+                fed = tuple(self._with_room)
+            case RowsOffered():
+                self._exhausted = False
+                fed = ()
+            case RowsWithdrawn(first, last):
+                commands, fed = self._withdraw(first, last)
             case ReplicaUp(replica, capacity, slots):
                 state = self._replicas.setdefault(replica, _Replica())
                 state.up, state.capacity, state.slots = True, capacity, min(slots, capacity)
@@ -223,18 +248,18 @@ class Schedule:
                 state = self._replicas[replica]
                 self._take_out(state)
                 state.rows_at_death = len(state.rows)
-                self._hungry.pop(replica, None)
+                self._with_room.pop(replica, None)
                 fed = ()
             case ReplicaDown(replica, reason, unsent):
                 commands = self._lose(replica, reason, unsent)
-                fed = tuple(self._hungry)
+                fed = tuple(self._with_room)
             case ReplicaAdded(replica):
                 self._replicas[replica] = _Replica()
                 fed = ()
             case ReplicaLost(replica):
                 self._put_back(replica, self._empty(replica))
                 self._replicas[replica].expected = False
-                fed = tuple(self._hungry)
+                fed = tuple(self._with_room)
             case Drain():
                 self._draining = True
                 fed = ()
@@ -243,7 +268,7 @@ class Schedule:
 
     def _end(self, replica: int, rows: Iterable[int]) -> list[Command]:
         state = self._replicas[replica]
-        state.barren_deaths = state.blamed = 0
+        state.idle_deaths = state.blamed = 0
         others: dict[int, list[int]] = {}
         for row in rows:
             sent = self._single.pop(row, None)
@@ -255,6 +280,18 @@ class Schedule:
                 if holder != replica:
                     others.setdefault(holder, []).append(row)
         return [Cancel(holder, tuple(ended)) for holder, ended in others.items()]
+
+    def _withdraw(self, first: int, last: int) -> tuple[list[Command], Iterable[int]]:
+        """Those that wait are forgotten, those under way cancelled; with the replicas that have room by that."""
+        self._waiting = deque(each for each in self._waiting if not first <= each[0] <= last)
+        self._suspects = deque(each for each in self._suspects if not first <= each[0] <= last)
+        cancelled: dict[int, list[int]] = {}
+        for row in [row for row in self._holders if first <= row <= last]:
+            self._single.pop(row, None)
+            for holder in self._holders.pop(row):
+                del self._replicas[holder].rows[row]
+                cancelled.setdefault(holder, []).append(row)
+        return [Cancel(holder, tuple(rows)) for holder, rows in cancelled.items()], tuple(cancelled)
 
     def _lose(self, replica: int, reason: str, unsent: frozenset[int]) -> list[Command]:
         state = self._replicas[replica]
@@ -282,9 +319,9 @@ class Schedule:
             else:
                 (self._suspects if attempts + 1 > 1 else self._waiting).appendleft((row, attempts + 1))
         commands.extend(FailRow(row, f"its replica died {MOST_ATTEMPTS} times while doing it: {reason}") for row in blamed)
-        state.barren_deaths = 0 if blamed else state.barren_deaths + 1
+        state.idle_deaths = 0 if blamed else state.idle_deaths + 1
         state.blamed += len(blamed)
-        if state.barren_deaths >= MOST_BARREN_DEATHS or state.blamed >= MOST_BLAMED_IN_A_ROW:
+        if state.idle_deaths >= MOST_IDLE_DEATHS or state.blamed >= MOST_BLAMED_IN_A_ROW:
             del self._replicas[replica]
         elif not self._draining:
             commands.append(Restart(replica))
@@ -305,7 +342,7 @@ class Schedule:
         state = self._replicas[replica]
         rows, state.rows = state.rows, {}
         self._take_out(state)
-        self._hungry.pop(replica, None)
+        self._with_room.pop(replica, None)
         return rows
 
     def _take_out(self, state: _Replica) -> None:
@@ -324,11 +361,11 @@ class Schedule:
         if not self._draining and self._replicas:
             for replica in self._emptiest_first(fed):
                 commands.extend(self._feed(replica, self._replicas[replica]))
-            ahead = max(FETCH // 2, self._queue)
+            ahead = max(self._ahead, self._queue)
             if not self._fetching and not self._exhausted and len(self._waiting) < ahead:
                 self._fetching = True
                 commands.append(Fetch(2 * ahead))
-        nothing_waits = self._exhausted and not self._waiting and not self._suspects
+        nothing_waits = self._exhausted and not self._waiting and not self._suspects and not self._stays_open
         if not self._holders and not self._fetching and (self._draining or nothing_waits):
             commands.extend(self._finish(None))
         elif not self._replicas:
@@ -345,7 +382,7 @@ class Schedule:
         return up if len(up) == 1 else sorted(up, key=lambda replica: len(self._replicas[replica].rows))
 
     def _feed(self, replica: int, state: _Replica) -> Iterator[Command]:
-        self._hungry.pop(replica, None)
+        self._with_room.pop(replica, None)
         if self._is_kept_for_suspects(state):
             if not state.rows:
                 yield self._send(replica, state, [self._suspects.popleft()])
@@ -362,7 +399,7 @@ class Schedule:
             yield self._send(replica, state, given)
         if len(given) < room:
             # At the end of the line, so that the next late row is not offered to the same one again and again.
-            self._hungry[replica] = None
+            self._with_room[replica] = None
 
     def _send(self, replica: int, state: _Replica, rows: Iterable[tuple[int, int]]) -> Send:
         rows = tuple(rows)
@@ -410,20 +447,20 @@ class Schedule:
 
     def _is_kept_for_suspects(self, state: _Replica) -> bool:
         """Whether the replica takes a suspect next: it is empty, or is being emptied for them."""
-        # One that has itself just died for no known reason is no judge of a suspect, where there is a better one.
+        # One that has itself just died for no known reason proves nothing of a suspect, where there is a better one.
         others = self._replicas.values()
-        doubtful = state.barren_deaths and any(other.expected and not other.barren_deaths for other in others)
+        doubtful = state.idle_deaths and any(other.expected and not other.idle_deaths for other in others)
         if not self._suspects or doubtful:
             self._release(state)
             return False
-        if state.rows and not state.judge:
-            judges = min(1 + len(self._suspects) // SUSPECTS_A_JUDGE, self._up // 2)
-            if self._judges >= judges:
+        if state.rows and not state.tester:
+            testers = min(1 + len(self._suspects) // SUSPECTS_A_TESTER, self._up // 2)
+            if self._testers >= testers:
                 return False
-            state.judge = True
-            self._judges += 1
+            state.tester = True
+            self._testers += 1
         return True
 
     def _release(self, state: _Replica) -> None:
-        self._judges -= state.judge
-        state.judge = False
+        self._testers -= state.tester
+        state.tester = False

@@ -1,6 +1,6 @@
 """The hosts of a cluster that is already there: looked at before the job, and watched while it runs.
 
-A thread of its own asks Ray which nodes there are, looks at new ones and plans seats on them; the driver picks them up.
+A thread of its own asks Ray which nodes there are, looks at new ones and plans replicas on them; the driver starts these.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 import outrider
 from outrider.runner.hosts import ray_nodes as nodes
+from outrider.runner.hosts.head_watch import Head
 from outrider.runner.hosts.host_report import HostReport, about_open_folder, alive, look, try_out
-from outrider.runner.hosts.host_selection import Place, chosen_kind, declared_cores, numeric_kind, offered, refusals
-from outrider.runner.hosts.ray_watch import Head
+from outrider.runner.hosts.host_selection import RayNode, chosen_kind, declared_cores, numeric_kind, offered, refusals
 from outrider.runner.hosts.worker_errors import explain
 from outrider.runner.planning.core_holders import describe
 from outrider.runner.planning.placement import Plan, plan
-from outrider.runner.planning.placement_request import Sizes, Wishes
-from outrider.runner.planning.replica_plan import Blueprint, ReplicaPlan
+from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
+from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate
 from outrider.workers.errors import JobError, PlacementError
 from outrider.workers.machine.pinning import Launch, Pin
 
@@ -31,34 +31,35 @@ POLL_SECONDS = 2.0
 LOOK_AGAIN_SECONDS = 5.0
 
 
-def warn_of_open_folders(places: Sequence[Place], say: Callable[[str], None]) -> None:
-    for place in places:
-        if place.report.open_folder:
-            what, mend = about_open_folder(place.report.open_folder)
-            say(f"note: {place.name}: {what}: {mend}")
+def warn_of_open_folders(ray_nodes: Sequence[RayNode], say: Callable[[str], None]) -> None:
+    for ray_node in ray_nodes:
+        if ray_node.report.open_folder:
+            what, mend = about_open_folder(ray_node.report.open_folder)
+            say(f"note: {ray_node.name}: {what}: {mend}")
 
 
-class ClusterFleet:
+class ClusterHosts:
     """``models`` gives for each model name its directory and its digest on the driver's host.
 
-    ``wishes`` depend on how many cores they are to be granted on, since small hosts are laid out otherwise than large ones.
+    ``request_for_cores`` makes the placement request for a number of cores: small hosts are laid out otherwise than large
+    ones.
     """
 
     def __init__(
         self,
-        blueprint: Blueprint,
-        sizes: Sizes,
+        replica_template: ReplicaTemplate,
+        sizes: ModelSizes,
         replicas: int | None,
-        wishes: Callable[[int], Wishes],
+        request_for_cores: Callable[[int], PlacementRequest],
         models: Mapping[str, tuple[str, str]],
         kept_instruction_set: str | None,
         say: Callable[[str], None],
         head: Head,
     ) -> None:
-        self._blueprint = blueprint
+        self._replica_template = replica_template
         self._sizes = sizes
         self._replicas = replicas
-        self._wishes = wishes
+        self._request_for_cores = request_for_cores
         self._models = models
         self._kept = kept_instruction_set
         self._say = say
@@ -66,9 +67,9 @@ class ClusterFleet:
         self._own = nodes.own()
         self._kind: tuple[str, ...] = ()
         self._share = 1
-        self._places: dict[str, Place] = {}
+        self._ray_nodes: dict[str, RayNode] = {}
         self._not_used: set[str] = set()
-        # When places without a replica were last asked who holds their cores; a new one is given some at once.
+        # When Ray nodes without a replica were last asked who holds their cores; a new one is given some at once.
         self._looked_at: dict[str, float] = {}
         self._plans: dict[str, list[ReplicaPlan]] = {}
         self._lock = threading.Lock()
@@ -81,7 +82,7 @@ class ClusterFleet:
     def lost(self) -> str | None:
         return self._head.lost()
 
-    def seats(self, seatless: int) -> list[ReplicaPlan]:
+    def new_replica_plans(self, unplaced: int) -> list[ReplicaPlan]:
         found: list[ReplicaPlan] = []
         # An actor that is started while the head is silent comes to nothing.
         while not self._head.silent:
@@ -111,37 +112,39 @@ class ClusterFleet:
 
     def host(self, plan: ReplicaPlan) -> str:
         with self._lock:
-            place = self._places.get(str(plan.target.node))
-        return place.name if place is not None else str(plan.target.node)[:8]
+            ray_node = self._ray_nodes.get(str(plan.target.node))
+        return ray_node.name if ray_node is not None else str(plan.target.node)[:8]
 
     # Before the job
 
     def open(self, seconds: float) -> list[ReplicaPlan]:
-        """Seats on the hosts that are there now. Refused with one list where a host cannot do its part."""
+        """Replica plans for the hosts that are there now. Refused with one list where a host cannot do its part."""
         there = nodes.offering(nodes.alive())
         if not there:
             raise JobError(
                 "no host of this cluster offers cores: start Ray on each with "
                 '--resources="$(outrider topology --ray-resources)"'
             )
-        places, problems = self._look_at(there)
-        problems |= self._refusals(places)
+        ray_nodes, problems = self._look_at(there)
+        problems |= self._refusals(ray_nodes)
         if problems:
             names = {node["NodeID"]: name for node, name in zip(there, nodes.names(there), strict=True)}
             listed = sorted(f"  {names[node]} {why}" for node, why in problems.items())
             raise JobError(f"{len(problems)} of {len(there)} hosts cannot take part in this job: see above", listed)
-        target = self._blueprint.target
-        self._kind = chosen_kind(places, target.engine, target.precision, self._kept)
-        warn_of_open_folders(places, self._say)
-        self._admit(places, self._say)
-        self._share = -(-(self._replicas or 1) // len(self._places))
+        target = self._replica_template.target
+        self._kind = chosen_kind(ray_nodes, target.engine, target.precision, self._kept)
+        warn_of_open_folders(ray_nodes, self._say)
+        self._admit(ray_nodes, self._say)
+        self._share = -(-(self._replicas or 1) // len(self._ray_nodes))
         deadline = time.monotonic() + seconds
         said = ""
         while True:
             try:
-                return self._seat(list(self._places.values()), self._replicas)
+                return self._plan_replicas(list(self._ray_nodes.values()), self._replicas)
             except PlacementError as refusal:
-                held = {name: holder for place in self._places.values() for name, holder in place.report.held.items()}
+                held = {
+                    name: holder for ray_node in self._ray_nodes.values() for name, holder in ray_node.report.held.items()
+                }
                 if not held or time.monotonic() >= deadline:
                     raise
                 if (waiting := describe(held)) != said:
@@ -151,7 +154,7 @@ class ClusterFleet:
             if (why := self._head.lost()) is not None:
                 raise JobError(f"{why}; the job has not begun")
             if self._head.answers():
-                self._refresh(list(self._places.values()))
+                self._refresh(list(self._ray_nodes.values()))
 
     def watch(self) -> None:
         self._thread.start()
@@ -170,7 +173,7 @@ class ClusterFleet:
                 continue
             try:
                 self._step()
-            except Exception as error:  # the job goes on with the places that it has, and says why it gets no others
+            except Exception as error:  # the job goes on with the hosts that it has, and says why it gets no others
                 if (trouble := f"note: the hosts cannot be watched: {explain(error)}") != said:
                     self._news.put(trouble)
                     said = trouble
@@ -184,32 +187,32 @@ class ClusterFleet:
         there = nodes.offering(living)
         ids = {node["NodeID"] for node in there}
         with self._lock:
-            left = [place for node, place in self._places.items() if node not in ids]
-            for place in left:
-                # Its replicas are told by their own dead futures, and then release their seats.
-                del self._places[place.node]
-        for place in left:
-            self._news.put(f"{place.name} has left: its rows go elsewhere")
-        new = [node for node in there if node["NodeID"] not in self._places.keys() | self._not_used]
+            left = [ray_node for node, ray_node in self._ray_nodes.items() if node not in ids]
+            for ray_node in left:
+                # Its replicas are told by their own dead futures, and then release their plans.
+                del self._ray_nodes[ray_node.id]
+        for ray_node in left:
+            self._news.put(f"{ray_node.name} has left: its rows go elsewhere")
+        new = [node for node in there if node["NodeID"] not in self._ray_nodes.keys() | self._not_used]
         if new:
-            places, problems = self._look_at(new)
-            warn_of_open_folders(places, self._news.put)
-            problems |= self._refusals(places)
+            ray_nodes, problems = self._look_at(new)
+            warn_of_open_folders(ray_nodes, self._news.put)
+            problems |= self._refusals(ray_nodes)
             for node, name in zip(new, nodes.names(new), strict=True):
                 if node["NodeID"] in problems:
                     self._not_used.add(node["NodeID"])
                     self._news.put(f"note: {name} is not used: it {problems[node['NodeID']]}")
-            self._admit([place for place in places if place.node not in problems], self._news.put)
-        self._seat_idle()
+            self._admit([ray_node for ray_node in ray_nodes if ray_node.id not in problems], self._news.put)
+        self._plan_on_idle_nodes()
 
-    def _seat_idle(self) -> None:
-        """Seats on places that have none of this job's replicas."""
+    def _plan_on_idle_nodes(self) -> None:
+        """Replica plans for Ray nodes that have none of this job's replicas."""
         now = time.monotonic()
         with self._lock:
             used = sum(map(len, self._plans.values()))
             idle = [
-                place
-                for node, place in self._places.items()
+                ray_node
+                for node, ray_node in self._ray_nodes.items()
                 if not self._plans.get(node) and now - self._looked_at.get(node, 0.0) > LOOK_AGAIN_SECONDS
             ]
         wanted = None if self._replicas is None else min(self._replicas - used, self._share * len(idle))
@@ -218,7 +221,7 @@ class ClusterFleet:
         self._refresh(idle)
         while wanted is None or wanted > 0:
             try:
-                plans = self._seat(idle, wanted)
+                plans = self._plan_replicas(idle, wanted)
             except PlacementError:
                 if wanted is None:
                     return
@@ -231,60 +234,60 @@ class ClusterFleet:
 
     # The steps of both
 
-    def _look_at(self, asked: Sequence[Mapping[str, Any]]) -> tuple[list[Place], dict[str, str]]:
-        """The places, and by node why one could not be looked at."""
-        question = (tuple(self._models), self._blueprint.share_cores)
+    def _look_at(self, asked: Sequence[Mapping[str, Any]]) -> tuple[list[RayNode], dict[str, str]]:
+        """The Ray nodes, and by id why one could not be looked at."""
+        question = (tuple(self._models), self._replica_template.share_cores)
         answers = nodes.ask(look, {node["NodeID"]: question for node in asked})
-        places: list[Place] = []
+        ray_nodes: list[RayNode] = []
         problems: dict[str, str] = {}
         for node, name in zip(asked, nodes.names(asked), strict=True):
             answer = answers[node["NodeID"]]
             if isinstance(answer, HostReport):
-                places.append(Place(node["NodeID"], name, declared_cores(node["Resources"]), answer))
+                ray_nodes.append(RayNode(node["NodeID"], name, declared_cores(node["Resources"]), answer))
             else:
                 problems[node["NodeID"]] = f"does not answer: {answer}"
-        return places, problems
+        return ray_nodes, problems
 
-    def _refresh(self, places: Sequence[Place]) -> None:
-        """Who holds which cores by now. All places of one host are told."""
-        answers = nodes.ask(look, {place.node: ((), self._blueprint.share_cores) for place in places})
+    def _refresh(self, ray_nodes: Sequence[RayNode]) -> None:
+        """Who holds which cores by now. All Ray nodes of one host are told."""
+        answers = nodes.ask(look, {ray_node.id: ((), self._replica_template.share_cores) for ray_node in ray_nodes})
         held = {}
-        for place in places:
-            self._looked_at[place.node] = time.monotonic()
-            if isinstance(answer := answers[place.node], HostReport):
+        for ray_node in ray_nodes:
+            self._looked_at[ray_node.id] = time.monotonic()
+            if isinstance(answer := answers[ray_node.id], HostReport):
                 held[answer.identity] = answer.held
         with self._lock:
-            for node, place in self._places.items():
-                if place.report.identity in held:
-                    report = replace(place.report, held=held[place.report.identity])
-                    self._places[node] = replace(place, report=report)
+            for node, ray_node in self._ray_nodes.items():
+                if ray_node.report.identity in held:
+                    report = replace(ray_node.report, held=held[ray_node.report.identity])
+                    self._ray_nodes[node] = replace(ray_node, report=report)
 
-    def _refusals(self, places: Sequence[Place]) -> dict[str, str]:
+    def _refusals(self, ray_nodes: Sequence[RayNode]) -> dict[str, str]:
         digests = {name: digest for name, (_, digest) in self._models.items()}
-        return refusals(places, digests, outrider.__version__)
+        return refusals(ray_nodes, digests, outrider.__version__)
 
-    def _admit(self, places: Sequence[Place], say: Callable[[str], None]) -> None:
+    def _admit(self, ray_nodes: Sequence[RayNode], say: Callable[[str], None]) -> None:
         """Use those that compute alike; a word on the others."""
-        target = self._blueprint.target
-        for place in places:
-            kind = numeric_kind(place.report, target.engine, target.precision)
+        target = self._replica_template.target
+        for ray_node in ray_nodes:
+            kind = numeric_kind(ray_node.report, target.engine, target.precision)
             if kind == self._kind:
                 with self._lock:
-                    self._places[place.node] = place
+                    self._ray_nodes[ray_node.id] = ray_node
                 continue
-            self._not_used.add(place.node)
+            self._not_used.add(ray_node.id)
             say(
-                f"note: {place.name} is not used, since its results could differ in a bit: it has {', '.join(kind)}, "
+                f"note: {ray_node.name} is not used, since its results could differ in a bit: it has {', '.join(kind)}, "
                 f"this job {', '.join(self._kind)} (OUTRIDER_ISA in Ray's environment makes hosts alike)"
             )
 
-    def _seat(self, places: Sequence[Place], replicas: int | None) -> list[ReplicaPlan]:
-        """Plan on the free cores of these places, try the starts out there, and note what is taken."""
+    def _plan_replicas(self, ray_nodes: Sequence[RayNode], replicas: int | None) -> list[ReplicaPlan]:
+        """Plan on the free cores of these Ray nodes, try the launches out there, and note what is taken."""
         with self._lock:
-            everywhere = list(self._places.values())
+            everywhere = list(self._ray_nodes.values())
             taken = {node: {lease for each in plans for lease in each.leases} for node, plans in self._plans.items()}
-        wanted = {place.node for place in places}
-        free = [host for host in offered(everywhere, taken, self._blueprint.share_cores) if host.host in wanted]
+        wanted = {ray_node.id for ray_node in ray_nodes}
+        free = [host for host in offered(everywhere, taken, self._replica_template.share_cores) if host.host in wanted]
         wide = [host for host in free if host.usable_cores]
         if not wide:
             raise PlacementError("no host has a free core")
@@ -293,22 +296,26 @@ class ClusterFleet:
             refused = []
             for host in wide:
                 try:
-                    made.append(plan([host], self._sizes, self._wishes(len(host.usable_cores))))
+                    made.append(plan([host], self._sizes, self._request_for_cores(len(host.usable_cores))))
                 except PlacementError as error:
                     refused.append(error)
             if not made:
                 raise refused[0]
         else:
             narrowest = min(len(host.usable_cores) for host in wide)
-            wishes = self._wishes(narrowest * len(wide) if replicas > len(wide) else narrowest * replicas)
-            made.append(plan(wide, self._sizes, replace(wishes, replicas=replicas)))
+            request_for_cores = self._request_for_cores(
+                narrowest * len(wide) if replicas > len(wide) else narrowest * replicas
+            )
+            made.append(plan(wide, self._sizes, replace(request_for_cores, replicas=replicas)))
         launches = self._tried(made)
         paths = {
-            place.node: {path: place.report.models[name].path for name, (path, _) in self._models.items()}
-            for place in everywhere
+            ray_node.id: {path: ray_node.report.models[name].path for name, (path, _) in self._models.items()}
+            for ray_node in everywhere
         }
         plans = [
-            each for one in made for each in self._blueprint.replicas(one, lambda node, pin: launches[node, pin], paths)
+            each
+            for one in made
+            for each in self._replica_template.replicas(one, lambda node, pin: launches[node, pin], paths)
         ]
         with self._lock:
             for each in plans:
@@ -323,15 +330,15 @@ class ClusterFleet:
         answers = nodes.ask(try_out, {node: (each,) for node, each in pins.items()})
         for node, answer in answers.items():
             if not isinstance(answer, list):
-                raise PlacementError(f"{self._places[node].name} cannot start a process: {answer}")
+                raise PlacementError(f"{self._ray_nodes[node].name} cannot start a process: {answer}")
         return {(node, pin): launch for node, each in pins.items() for pin, launch in zip(each, answers[node], strict=True)}
 
 
 @contextmanager
-def cluster(fleet: ClusterFleet, seconds: float) -> Iterator[tuple[ClusterFleet, list[ReplicaPlan]]]:
-    plans = fleet.open(seconds)
-    fleet.watch()
+def cluster(hosts: ClusterHosts, seconds: float) -> Iterator[tuple[ClusterHosts, list[ReplicaPlan]]]:
+    plans = hosts.open(seconds)
+    hosts.watch()
     try:
-        yield fleet, plans
+        yield hosts, plans
     finally:
-        fleet.close()
+        hosts.close()

@@ -17,9 +17,10 @@ from outrider.runner.planning.core_holders import describe
 from outrider.runner.planning.topology import Topology, read_topology
 from outrider.workers import ray_compat
 from outrider.workers.errors import OutriderError
-from outrider.workers.machine import leases, pinning
-from outrider.workers.machine import pin_check as readback
+from outrider.workers.machine import core_leases as leases
+from outrider.workers.machine import pin_check, pinning
 from outrider.workers.machine.private_folder import open_to_others
+from outrider.workers.models import ipex
 
 OK, BETTER, WRONG = "ok", "could be better", "wrong"
 # Ray keeps its object store there, and falls back to a slow disk where it is small.
@@ -37,7 +38,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class MachineFiles:
     """Where to look; another one in tests."""
 
     topology: Topology
@@ -46,10 +47,10 @@ class System:
     shared_memory: Path = Path("/dev/shm")
 
 
-def examine(system: System | None = None) -> list[Check]:
+def examine(files: MachineFiles | None = None) -> list[Check]:
     """All checks. One that fails itself is a line that says so: a doctor must not die of what it finds."""
     try:
-        machine = system or System(read_topology())
+        machine = files or MachineFiles(read_topology())
     except OutriderError as failure:
         return [Check("machine", WRONG, str(failure), "mount sysfs at /sys")]
     found = []
@@ -62,8 +63,8 @@ def examine(system: System | None = None) -> list[Check]:
     return found
 
 
-def _machine(system: System) -> Iterator[Check]:
-    machine = system.topology
+def _machine(files: MachineFiles) -> Iterator[Check]:
+    machine = files.topology
     count = f"{len(machine.usable_cores)} of {len(machine.cores)} physical cores usable, {len(machine.nodes)} NUMA nodes"
     if machine.warnings:
         yield Check("machine", BETTER, f"{count}; {'; '.join(machine.warnings)}", "outrider topology")
@@ -71,13 +72,13 @@ def _machine(system: System) -> Iterator[Check]:
         yield Check("machine", OK, count)
 
 
-def _numactl(system: System) -> Iterator[Check]:
+def _numactl(files: MachineFiles) -> Iterator[Check]:
     path = shutil.which("numactl")
     if path is None:
         yield Check("numactl", BETTER, "not installed: memory cannot be bound", "sudo apt-get install numactl")
         return
-    core = system.topology.usable_cores[0]
-    node = next((node.id for node in system.topology.nodes if node.has_memory), core.node)
+    core = files.topology.usable_cores[0]
+    node = next((node.id for node in files.topology.nodes if node.has_memory), core.node)
     launch = pinning.probe(pinning.Pin((core.allowed[0],), (node,), 1))
     if launch.level == "membind":
         yield Check("numactl", OK, f"{path} binds cores and memory")
@@ -86,8 +87,8 @@ def _numactl(system: System) -> Iterator[Check]:
         yield Check("numactl", BETTER, "; ".join(launch.warnings), mend)
 
 
-def _libnuma(system: System) -> Iterator[Check]:
-    if readback.libnuma() is None:
+def _libnuma(files: MachineFiles) -> Iterator[Check]:
+    if pin_check.libnuma() is None:
         yield Check("libnuma", BETTER, "not installed: the memory policy cannot be proved", "sudo apt-get install libnuma1")
     elif importlib.util.find_spec("numa") is None:
         yield Check("libnuma", OK, "found (py-libnuma is not installed, and not needed)")
@@ -95,7 +96,7 @@ def _libnuma(system: System) -> Iterator[Check]:
         yield Check("libnuma", OK, f"found, py-libnuma {importlib.metadata.version('py-libnuma')}")
 
 
-def _preloads(system: System) -> Iterator[Check]:
+def _preloads(files: MachineFiles) -> Iterator[Check]:
     mends = {
         "tcmalloc": "sudo apt-get install libtcmalloc-minimal4",
         "libiomp5": "pip install intel-openmp",
@@ -106,8 +107,8 @@ def _preloads(system: System) -> Iterator[Check]:
         yield Check(name, OK, path) if path else Check(name, BETTER, f"not found: {losses[name]}", mend)
 
 
-def _huge_pages(system: System) -> Iterator[Check]:
-    text = sysfs.read_text(system.sys / "kernel/mm/transparent_hugepage/enabled") or ""
+def _huge_pages(files: MachineFiles) -> Iterator[Check]:
+    text = sysfs.read_text(files.sys / "kernel/mm/transparent_hugepage/enabled") or ""
     chosen = re.search(r"\[(\w+)\]", text)
     mend = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
     if chosen is None:
@@ -118,8 +119,8 @@ def _huge_pages(system: System) -> Iterator[Check]:
         yield Check("huge pages", OK, f"transparent huge pages: {chosen[1]}")
 
 
-def _governor(system: System) -> Iterator[Check]:
-    paths = sorted((system.sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"))
+def _governor(files: MachineFiles) -> Iterator[Check]:
+    paths = sorted((files.sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"))
     governors = sorted({text for path in paths if (text := sysfs.read_text(path))})
     if not governors:
         yield Check("CPU governor", OK, "not ours to set (a virtual machine, or no frequency scaling)")
@@ -129,20 +130,20 @@ def _governor(system: System) -> Iterator[Check]:
         yield Check("CPU governor", BETTER, ", ".join(governors), "sudo cpupower frequency-set -g performance")
 
 
-def _siblings(system: System) -> Iterator[Check]:
-    width = max(len(core.cpus) for core in system.topology.cores)
+def _siblings(files: MachineFiles) -> Iterator[Check]:
+    width = max(len(core.cpus) for core in files.topology.cores)
     found = "one thread a core" if width == 1 else f"up to {width} threads a core; one is used, the others are left idle"
     yield Check("SMT", OK, found)
 
 
-def _numa_balancing(system: System) -> Iterator[Check]:
-    if len(system.topology.nodes) > 1 and sysfs.read_int(system.proc / "sys/kernel/numa_balancing"):
+def _numa_balancing(files: MachineFiles) -> Iterator[Check]:
+    if len(files.topology.nodes) > 1 and sysfs.read_int(files.proc / "sys/kernel/numa_balancing"):
         found = "on: the kernel keeps unmapping pages to see who uses them"
         yield Check("NUMA balancing", BETTER, found, "sudo sysctl kernel.numa_balancing=0")
 
 
-def _container(system: System) -> Iterator[Check]:
-    machine = system.topology
+def _container(files: MachineFiles) -> Iterator[Check]:
+    machine = files.topology
     limits = []
     if len(machine.usable_cores) < len(machine.cores):
         cpus = sysfs.format_list(cpu for core in machine.usable_cores for cpu in core.allowed)
@@ -158,16 +159,16 @@ def _container(system: System) -> Iterator[Check]:
         yield Check("container", OK, "no limits")
 
 
-def _shared_memory(system: System) -> Iterator[Check]:
-    if not system.shared_memory.is_dir():
-        yield Check("shared memory", WRONG, f"{system.shared_memory} is missing", "sudo mount -t tmpfs tmpfs /dev/shm")
+def _shared_memory(files: MachineFiles) -> Iterator[Check]:
+    if not files.shared_memory.is_dir():
+        yield Check("shared memory", WRONG, f"{files.shared_memory} is missing", "sudo mount -t tmpfs tmpfs /dev/shm")
         return
-    free = shutil.disk_usage(system.shared_memory).free
+    free = shutil.disk_usage(files.shared_memory).free
     state, mend = (OK, "") if free >= SHARED_MEMORY_BYTES else (BETTER, "docker run --shm-size=4g")
-    yield Check("shared memory", state, f"{free / 1e9:.1f} GB free in {system.shared_memory}", mend)
+    yield Check("shared memory", state, f"{free / 1e9:.1f} GB free in {files.shared_memory}", mend)
 
 
-def _core_leases(system: System) -> Iterator[Check]:
+def _core_leases(files: MachineFiles) -> Iterator[Check]:
     held = leases.holders()
     if held:
         yield Check("cores", BETTER, describe(held), "wait, or end those runs")
@@ -175,7 +176,7 @@ def _core_leases(system: System) -> Iterator[Check]:
         yield Check("cores", OK, "none is held by another run")
 
 
-def _kernels(system: System) -> Iterator[Check]:
+def _kernels(files: MachineFiles) -> Iterator[Check]:
     from outrider.kernels import library
 
     mend = "pip install --force-reinstall outrider, with a C++ compiler at hand"
@@ -192,9 +193,9 @@ def _kernels(system: System) -> Iterator[Check]:
     yield Check("kernels", OK, f"{path}{running}")
 
 
-def _instruction_set(system: System) -> Iterator[Check]:
+def _instruction_set(files: MachineFiles) -> Iterator[Check]:
     flags: set[str] = set()
-    for line in (sysfs.read_text(system.proc / "cpuinfo") or "").splitlines():
+    for line in (sysfs.read_text(files.proc / "cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
             flags = set(value.split())
@@ -215,7 +216,7 @@ def _instruction_set(system: System) -> Iterator[Check]:
         yield Check("instruction set", BETTER, f"no AVX2 with FMA: the kernels run their generic version{forced}")
 
 
-def _ray(system: System) -> Iterator[Check]:
+def _ray(files: MachineFiles) -> Iterator[Check]:
     mend = f"pip install 'ray>={ray_compat.OLDEST},<{ray_compat.BELOW}'"
     try:
         version = importlib.metadata.version("ray")
@@ -241,9 +242,9 @@ def _ray(system: System) -> Iterator[Check]:
         yield Check("Ray's auth", OK, found, "ray get-auth-token --generate")
 
 
-def _ray_folders(system: System) -> Iterator[Check]:
+def _ray_folders(files: MachineFiles) -> Iterator[Check]:
     """Of each Ray that runs on this host and whose folder can be seen."""
-    for command in sorted(system.proc.glob("[0-9]*/cmdline")):
+    for command in sorted(files.proc.glob("[0-9]*/cmdline")):
         try:
             words = command.read_bytes().decode(errors="replace").split("\0")
         except OSError:
@@ -268,16 +269,19 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
-def _ipex(system: System) -> Iterator[Check]:
+def _ipex(files: MachineFiles) -> Iterator[Check]:
     # Archived upstream, and no fault anywhere.
-    found = "not installed"
-    if importlib.util.find_spec("intel_extension_for_pytorch") is not None:
-        found = f"{importlib.metadata.version('intel-extension-for-pytorch')} is installed"
-    yield Check("IPEX", OK, f"{found}; neither engine uses it")
+    installed, mismatch = ipex.version(), ipex.mismatch()
+    if installed is None:
+        yield Check("IPEX", OK, "not installed; neither engine needs it")
+    elif mismatch:
+        yield Check("IPEX", BETTER, f"not used: {mismatch}", "pip install 'outrider[ipex]' in an environment of its own")
+    else:
+        yield Check("IPEX", OK, f"{installed}: models of the hf engine go through it on the CPU, unless --no-ipex is given")
 
 
-def _accelerators(system: System) -> Iterator[Check]:
-    devices = system.topology.accelerators
+def _accelerators(files: MachineFiles) -> Iterator[Check]:
+    devices = files.topology.accelerators
     if not devices:
         yield Check("accelerators", OK, "none; the CPU does it")
         return
@@ -290,7 +294,7 @@ def _accelerators(system: System) -> Iterator[Check]:
         yield Check("accelerators", OK, f"{names}, torch {version}")
 
 
-CHECKS: tuple[Callable[[System], Iterator[Check]], ...] = (
+CHECKS: tuple[Callable[[MachineFiles], Iterator[Check]], ...] = (
     _machine,
     _siblings,
     _container,

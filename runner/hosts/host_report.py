@@ -14,7 +14,7 @@ import outrider
 from outrider.runner.planning.topology import Topology, read_topology
 from outrider.workers import ray_compat
 from outrider.workers.errors import ModelError
-from outrider.workers.machine.leases import Holder, default_folder, holders
+from outrider.workers.machine.core_leases import Holder, default_folder, holders
 from outrider.workers.machine.pinning import Launch, Pin, probe
 from outrider.workers.machine.private_folder import open_to_others
 
@@ -102,13 +102,13 @@ def _identity() -> str:
 
 
 def _find(name: str) -> FoundModel:
-    from outrider.workers.models.cards import read_card
+    from outrider.workers.models.model_info import read_model_info
 
     try:
-        card = read_card(name)
+        model_info = read_model_info(name)
     except ModelError as error:
         return FoundModel(problem=str(error))
-    return FoundModel(card.path, card.digest)
+    return FoundModel(model_info.path, model_info.digest)
 
 
 def _libraries() -> dict[str, str]:

@@ -15,8 +15,11 @@ from urllib.parse import urlsplit
 import psutil
 
 from outrider.runner.hosts.auth import refuse_open
+from outrider.runner.hosts.head_watch import SILENCE_SECONDS, Head
+from outrider.runner.hosts.knock import answers_within, host_and_port
 from outrider.runner.hosts.listeners import beyond_loopback
-from outrider.runner.hosts.ray_watch import SILENCE_SECONDS, Descendants, Head, Lost, OwnRay, abandon
+from outrider.runner.hosts.ray_processes import Descendants, abandon
+from outrider.runner.hosts.ray_watch import Lost, OwnRay
 from outrider.workers import ray_compat
 from outrider.workers.errors import JobError, RayUnsupportedError, UsageError, first_line
 from outrider.workers.machine import private_folder
@@ -136,7 +139,7 @@ def _heard_elsewhere(descendants: Descendants) -> str | None:
 
 
 @contextmanager
-def joined_ray(address: str) -> Iterator[Head]:
+def joined_ray(address: str, patience: float = SILENCE_SECONDS) -> Iterator[Head]:
     """A cluster that runs already: ``auto`` is the one that this host is part of. The token is in place already."""
     if "://" in address:
         raise UsageError(
@@ -147,6 +150,15 @@ def joined_ray(address: str) -> Iterator[Head]:
     if address == "auto":
         asked = os.environ.get("RAY_ADDRESS", "")
         address = asked if asked not in ("", "auto") else own_cluster(_processes())
+    try:
+        head_at = host_and_port(address)
+    except ValueError:
+        raise UsageError(f'--address: "{address}" is not HOST:PORT, such as 10.0.0.1:6379, the port of the head') from None
+    # Ray would wait for minutes.
+    if not answers_within(head_at, patience):
+        raise JobError(
+            f"--address: nobody has answered at {address} for {patience:g} s; is the cluster up, and that its head's port?"
+        )
     import ray
     from ray.exceptions import RayError
 

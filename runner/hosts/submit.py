@@ -20,11 +20,13 @@ from typing import TypeVar
 from outrider.runner.hosts.auth import bring_token
 from outrider.runner.job.directory import default_directory
 from outrider.runner.job.piped_input import called, is_piped
+from outrider.runner.option import flag_of
 from outrider.runner.options import JobSpec
 from outrider.workers.errors import JobError, JobHeldError, UsageError, first_line
-from outrider.workers.models.cards import POCKET, POCKET_DRAFT
+from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.model_info import POCKET, POCKET_DRAFT
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 POLL_SECONDS = 0.5
@@ -81,7 +83,7 @@ def absolute_model(name: str) -> str:
     model = name.removesuffix(WITH_LOOKUP)
     try:
         path = Path(model).expanduser()
-        is_here = path.is_dir() or path.is_symlink()
+        is_here = path.is_dir() or path.is_symlink() or is_gguf(path)
     except (OSError, RuntimeError):  # a name too long, or a home that nobody has: whoever opens it says so
         return name
     if model in (POCKET, POCKET_DRAFT) or not is_here:
@@ -92,15 +94,15 @@ def absolute_model(name: str) -> str:
 def command_line(spec: JobSpec) -> list[str]:
     """The options of ``outrider run`` that make this specification."""
     words = ["outrider", "run", str(spec.input)]
-    for name, value in spec.model_dump(mode="json", exclude={"input"}).items():
-        option = name.replace("_", "-")
-        if value == type(spec).model_fields[name].default:
-            continue
-        words.append(f"--{option}" if value is True else f"--no-{option}" if value is False else f"--{option}={value}")
+    for name, value in spec.model_dump(mode="json", exclude={"input"}, exclude_defaults=True).items():
+        option = flag_of(JobSpec, name)
+        words.append(
+            option if value is True else f"--no-{option.removeprefix('--')}" if value is False else f"{option}={value}"
+        )
     return words
 
 
-class Server:
+class JobServer:
     """Ray's job server at ``address``."""
 
     def __init__(self, address: str | None, say: Callable[[str], None]) -> None:
@@ -131,7 +133,7 @@ class Server:
                 "cluster: start Ray with RAY_AUTH_MODE=token (cluster.yaml does)"
             )
 
-    def _try(self, call: Callable[[], Answer]) -> Answer:
+    def _try(self, call: Callable[[], Result]) -> Result:
         from ray.exceptions import RayError
 
         try:

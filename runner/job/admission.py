@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,24 +10,29 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, NotRequired
 
-from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from outrider.runner.job.arrow_input import ArrowSource
+from outrider.runner.job.constraints import Constraint
 from outrider.runner.job.damage import WHAT_TO_DO
-from outrider.runner.job.journal import FAILED, FailedRow, Journal, Repeat, StoredRow
-from outrider.runner.job.prompts import INVALID, BadRow, read_rows, unexpected
-from outrider.runner.job.requests import MOST_SAMPLES, Request
+from outrider.runner.job.journal import FAILED, FailedRow, Journal, RepeatedId, StoredRow
+from outrider.runner.job.prompts import INVALID, BadRow, unexpected
+from outrider.runner.job.reading import InputRows
+from outrider.runner.job.requests import MOST_SAMPLES, Request, RowError, parse_openai
 from outrider.runner.job.results import error_record, message_of
+from outrider.runner.job.row_seed import derived_seed
 from outrider.runner.job.source import Source
-from outrider.runner.job.tokenizer_process import Office
+from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options import JobSpec
 from outrider.runner.validation_errors import must, short, where
 from outrider.workers.errors import InputError, JobError, UsageError
 from outrider.workers.messages import Row, Sampling
-from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.reasoning import ReasoningTags, prompt_ends_inside
 
 ROWS_AT_ONCE = 1000
-# So many portions lie between reading and writing, so that the office need not wait for either.
+# So many portions lie between reading and writing, so that the tokenizer process need not wait for either.
 PORTIONS_AHEAD = 2
 MOST_ERRORS_SHOWN = 50
 MOST_MODELS_SHOWN = 5
@@ -38,17 +43,21 @@ TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """How many rows there are, bad ones included where they may be skipped, and some of the models they ask for."""
+    """How many rows there are, bad ones included where they may be skipped, and some of the models they ask for.
+
+    ``carried`` names the columns of a table that go through to the results.
+    """
 
     rows: int
     models: set[str]
+    carried: tuple[str, ...] = ()
 
 
 def admit(
     spec: JobSpec,
-    source: Source,
-    card: ModelCard,
-    office: Office,
+    source: Source | ArrowSource,
+    model_info: ModelInfo,
+    tokenizer_process: TokenizerProcess,
     journal: Journal,
     meta_of: Callable[[str], dict[str, Any]],
 ) -> Admitted:
@@ -57,41 +66,45 @@ def admit(
     The file is read once. ``meta_of`` takes the digest of what was read, which is known when all of it was.
     """
     models: set[str] = set()
+    rows = InputRows(source, spec)
 
-    def settle() -> dict[str, Any]:
-        _settle(spec, source, journal)
+    def check_and_describe() -> dict[str, Any]:
+        journal.add_carried(rows.carried.take(last=True))
+        _check_whole_input(spec, source, journal)
         return meta_of(source.digest)
 
-    journal.fill(_checked_rows(spec, source, card, office, models), (), {}, settle)
-    return Admitted(journal.counts().rows, models)
+    checked = _checked_rows(spec, source, rows, model_info, tokenizer_process, journal, models)
+    journal.fill(checked, (), {}, check_and_describe)
+    return Admitted(journal.counts().rows, models, rows.carried_names)
 
 
-def _settle(spec: JobSpec, source: Source, journal: Journal) -> None:
+def _check_whole_input(spec: JobSpec, source: Source | ArrowSource, journal: Journal) -> None:
     """Refuse what only shows when all rows are there: ids that repeat, and a file that may not be run."""
     if not journal.counts().rows:
         raise UsageError(f"{source.name} holds no prompts, only blank lines; give one prompt a line")
     # Going by the number of its line, a refused row may take the id of a later one: hence again, until nothing changes.
-    while sum(_refuse(source, journal, repeat) for repeat in journal.repeats()):
+    while sum(_refuse(source, journal, repeated) for repeated in journal.repeated_ids()):
         pass
     bad = journal.counts().failed
     if bad and not spec.skip_bad:
         raise InputError(
-            *_report([message_of(record) for record in islice(journal.records(FAILED), MOST_ERRORS_SHOWN)], bad)
+            *refusal_of([message_of(record) for record in islice(journal.records(FAILED), MOST_ERRORS_SHOWN)], bad)
         )
 
 
-def _refuse(source: Source, journal: Journal, repeat: Repeat) -> int:
+def _refuse(source: Source | ArrowSource, journal: Journal, repeated: RepeatedId) -> int:
     """The first row with an id keeps it. Whatever its line holds, no other one stands in the results under it."""
-    message = f'the id "{repeat.custom_id}" stands in line {repeat.earlier_line} already; ids must differ'
-    failed = _failed_row(source, repeat.row, BadRow(str(repeat.line), repeat.line, message))
+    message = f'the id "{repeated.custom_id}" stands in line {repeated.earlier_line} already; ids must differ'
+    failed = _failed_row(source, repeated.row, BadRow(str(repeated.line), repeated.line, message))
     record = failed.record
-    if repeat.record is not None:
-        record = error_record(failed.stored, INVALID, message_of(repeat.record))
-    journal.refuse(repeat.row, failed.stored.custom_id, record)
+    if repeated.record is not None:
+        record = error_record(failed.stored, INVALID, message_of(repeated.record))
+    journal.refuse(repeated.row, failed.stored.custom_id, record)
     return 1
 
 
-def _report(lines: list[str], bad: int) -> tuple[str, list[str]]:
+def refusal_of(lines: list[str], bad: int) -> tuple[str, list[str]]:
+    """For an InputError: what the first of the bad rows say, and how many there are."""
     if bad > len(lines):
         lines.append(f"... and {bad - len(lines)} more")
     count = "one row is wrong" if bad == 1 else f"{bad} rows are wrong"
@@ -99,11 +112,19 @@ def _report(lines: list[str], bad: int) -> tuple[str, list[str]]:
 
 
 def _checked_rows(
-    spec: JobSpec, source: Source, card: ModelCard, office: Office, models: set[str]
+    spec: JobSpec,
+    source: Source | ArrowSource,
+    rows: InputRows,
+    model_info: ModelInfo,
+    tokenizer_process: TokenizerProcess,
+    journal: Journal,
+    models: set[str],
 ) -> Iterator[StoredRow | FailedRow]:
     """Every row with its prompt in tokens, or what is wrong with it, numbered as they come."""
-    number = 0
-    for some, encoded in _encoded(read_rows(source, spec.format), card.path, office):
+    # Before anything is encoded: a prompt that ends that process must not be felt here.
+    number, tags = 0, tokenizer_process.reasoning_tags(model_info.path)
+    for some, encoded, compiled in _encoded(iter(rows), model_info, tokenizer_process):
+        journal.add_carried(rows.carried.take())
         for row in some:
             checked: StoredRow | BadRow
             if isinstance(row, BadRow):
@@ -112,87 +133,181 @@ def _checked_rows(
                 if row.model is not None and len(models) < MOST_MODELS_SHOWN:
                     models.add(row.model)
                 tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
-                checked = _checked(row, tokens, number, spec, card)
+                checked = _checked(row, tokens, compiled, number, spec, model_info, tags)
             yield _failed_row(source, number, checked) if isinstance(checked, BadRow) else checked
             number += 1
 
 
+# By a constraint as JSON: its grammar, or "" and what is wrong with it.
+Compiled = dict[str, tuple[str, str]]
+
+
 def _encoded(
-    rows: Iterator[Request | BadRow], path: str, office: Office
-) -> Iterator[tuple[list[Request | BadRow], Iterator[tuple[int, ...] | str]]]:
-    """Rows in portions, each with the tokens of its texts. The office works on the next ones meanwhile."""
-    ahead: deque[tuple[list[Request | BadRow], Callable[[], list[tuple[int, ...] | str]]]] = deque()
+    rows: Iterator[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess
+) -> Iterator[tuple[list[Request | BadRow], Iterator[tuple[int, ...] | str], Compiled]]:
+    """Rows in portions, each with the tokens of its texts and the grammars of its constraints.
+
+    The tokenizer process works on the next ones meanwhile.
+    """
+    path = model_info.path
+    ahead: deque[tuple[list[Request | BadRow], Callable[[], list[tuple[int, ...] | str]], Callable[[], Compiled]]] = deque()
     more = True
     while more or ahead:
         if more:
             some = list(islice(rows, ROWS_AT_ONCE))
             more = len(some) == ROWS_AT_ONCE
-            texts = [_text_of(row) for row in some if isinstance(row, Request) and row.prompt_tokens is None]
-            ahead.append((some, office.begin_to_encode(path, texts) if texts else list))
+            texts = [text_of(row) for row in some if isinstance(row, Request) and row.prompt_tokens is None]
+            encoding = tokenizer_process.begin_to_encode(path, texts) if texts else list
+            ahead.append((some, encoding, _begin_to_compile(some, model_info, tokenizer_process)))
         if not more or len(ahead) > PORTIONS_AHEAD:
-            some, answer = ahead.popleft()
-            yield some, iter(answer())
+            some, encoding, compiling = ahead.popleft()
+            yield some, iter(encoding()), compiling()
 
 
-def _failed_row(source: Source, number: int, bad: BadRow) -> FailedRow:
+def _begin_to_compile(
+    rows: list[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess
+) -> Callable[[], Compiled]:
+    """What is asked of several rows is compiled once."""
+    asked = {
+        _name_of(row.constraint): row.constraint for row in rows if isinstance(row, Request) and row.constraint is not None
+    }
+    if not asked or not model_info.end_tokens:
+        return dict
+    answer = tokenizer_process.begin_to_compile(
+        model_info.path, model_info.vocabulary, model_info.end_tokens[0], list(asked.values())
+    )
+    return lambda: dict(zip(asked, answer(), strict=True))
+
+
+def _name_of(constraint: Constraint) -> str:
+    # The order of a schema's keys is that of the answer's.
+    return json.dumps(constraint)
+
+
+def _failed_row(source: Source | ArrowSource, number: int, bad: BadRow) -> FailedRow:
     stored = StoredRow(number, bad.custom_id, bad.line, "completion", {}, ())
-    return FailedRow(stored, error_record(stored, bad.code, f"{source.name}:{bad.line}: {bad.message}"))
+    return FailedRow(stored, error_record(stored, bad.code, f"{source.location(bad.line)}: {bad.message}"))
 
 
-def _text_of(row: Request) -> Any:
+def text_of(row: Request) -> Any:
+    """What is encoded of a row whose prompt is no list of tokens."""
     if row.messages is None:
         return row.prompt
-    return [message.model_dump(exclude_none=True) for message in row.messages]
+    messages = [message.model_dump(exclude_none=True) for message in row.messages]
+    return {"messages": messages, "options": row.template_options} if row.template_options else messages
 
 
 def _checked(
-    row: Request, tokens: tuple[int, ...] | str, number: int, spec: JobSpec, card: ModelCard
+    row: Request,
+    tokens: tuple[int, ...] | str,
+    compiled: Compiled,
+    number: int,
+    spec: JobSpec,
+    model_info: ModelInfo,
+    tags: ReasoningTags | None,
 ) -> StoredRow | BadRow:
     try:
-        return _check(row, tokens, number, spec, card)
+        return _check(row, tokens, compiled, number, spec, model_info, tags)
     except Exception as error:  # one row is never the end of the others
         return unexpected(row.custom_id, row.line, "admitted", error)
 
 
-def _check(row: Request, tokens: tuple[int, ...] | str, number: int, spec: JobSpec, card: ModelCard) -> StoredRow | BadRow:
-    problem = tokens if isinstance(tokens, str) else _limits_problem(row, tokens, card)
+def admit_one(
+    entry: dict[str, Any], number: int, spec: JobSpec, model_info: ModelInfo, tokenizer_process: TokenizerProcess
+) -> StoredRow | BadRow:
+    """A row that stands in no file: a line of OpenAI's batch format, as it would be checked in one."""
+    try:
+        row = parse_openai(entry, number)
+    except RowError as error:
+        return BadRow(str(number), number, str(error))
+    except Exception as error:  # one row is never the end of the others
+        return unexpected(str(number), number, "read", error)
+    tokens: tuple[int, ...] | str | None = row.prompt_tokens
+    if tokens is None:
+        tokens = tokenizer_process.encode(model_info.path, [text_of(row)])[0]
+    compiled = _begin_to_compile([row], model_info, tokenizer_process)()
+    return _checked(row, tokens, compiled, number, spec, model_info, tokenizer_process.reasoning_tags(model_info.path))
+
+
+def _check(
+    row: Request,
+    tokens: tuple[int, ...] | str,
+    compiled: Compiled,
+    number: int,
+    spec: JobSpec,
+    model_info: ModelInfo,
+    tags: ReasoningTags | None,
+) -> StoredRow | BadRow:
+    problem = tokens if isinstance(tokens, str) else _limits_problem(row, tokens, model_info)
     if problem is not None:
         return BadRow(row.custom_id, row.line, problem)
     kind = "completion" if row.messages is None else "chat"
-    request = _resolve(row, len(tokens), spec, card)
+    request = _resolve(row, len(tokens), spec, model_info)
     if request["min_tokens"] > request["max_tokens"]:
         least, most = request["min_tokens"], request["max_tokens"]
         problem = f'"min_tokens" is {least} and at most {most} may be written ("max_tokens"); ask for fewer or allow more'
         return BadRow(row.custom_id, row.line, problem)
-    return StoredRow(number, row.custom_id, row.line, kind, request, tuple(map(int, tokens)))
+    prompt = tuple(map(int, tokens))
+    if kind == "chat" and tags is not None:
+        request["reasoning"] = (tags.opening, tags.closing, prompt_ends_inside(tags, prompt))
+    if row.constraint is not None:
+        inside = "reasoning" in request and request["reasoning"][2]
+        request["grammar"], problem = _grammar(row.constraint, compiled, request, inside, model_info)
+        if problem:
+            return BadRow(row.custom_id, row.line, problem)
+    return StoredRow(number, row.custom_id, row.line, kind, request, prompt)
 
 
-def _limits_problem(row: Request, tokens: tuple[int, ...], card: ModelCard) -> str | None:
-    asked = row.parameters.max_tokens or 1
-    if len(tokens) >= card.context:
-        return f"the prompt has {len(tokens)} tokens, and {card.name} holds {card.context} with the answer; shorten it"
-    if len(tokens) + asked > card.context:
+def _grammar(
+    constraint: Constraint, compiled: Compiled, request: dict[str, Any], inside: bool, model_info: ModelInfo
+) -> tuple[str, str]:
+    """The grammar of a row's constraint, and why it cannot be kept."""
+    key = constraint["key"]
+    if not model_info.end_tokens:
+        return "", f'"{key}" cannot be kept: {model_info.name} has no token that ends a text; remove it'
+    if request["min_tokens"] or not set(model_info.end_tokens) & set(request["end_tokens"]):
+        option = "--min-tokens" if request["min_tokens"] else "--ignore-eos"
+        return "", f'"{key}" says where the answer ends, and does not go with {option}; leave out one of the two'
+    if inside:
+        return "", (
+            f'"{key}" cannot be kept: the chat template begins the answer with the model\'s thoughts; ask it for none '
+            '("chat_template_kwargs": {"enable_thinking": false})'
+        )
+    grammar, problem = compiled[_name_of(constraint)]
+    return grammar, f'"{key}" cannot be kept: {problem}' if problem else ""
+
+
+def _limits_problem(row: Request, tokens: tuple[int, ...], model_info: ModelInfo) -> str | None:
+    asked = 1 if row.parameters.max_tokens is None else row.parameters.max_tokens
+    if len(tokens) >= model_info.context:
+        return (
+            f"the prompt has {len(tokens)} tokens, and {model_info.name} holds {model_info.context} with the answer; "
+            "shorten it"
+        )
+    if len(tokens) + asked > model_info.context:
         return (
             f'the prompt has {len(tokens)} tokens and "max_tokens" is {asked}, together more than the '
-            f"{card.context} that {card.name} holds; ask for at most {card.context - len(tokens)}"
+            f"{model_info.context} that {model_info.name} holds; ask for at most {model_info.context - len(tokens)}"
         )
-    if max(tokens) >= card.vocabulary and row.prompt_tokens is None:
+    if max(tokens) >= model_info.vocabulary and row.prompt_tokens is None:
         return (
-            f"the tokenizer of {card.name} makes the token id {max(tokens)} of the prompt, which the model does not know: "
-            f"it has {card.vocabulary}; mend its tokenizer.json, or leave that text out"
+            f"the tokenizer of {model_info.name} makes the token id {max(tokens)} of the prompt, which the model does not "
+            f"know: it has {model_info.vocabulary}; mend its tokenizer.json, or leave that text out"
         )
-    if max(tokens) >= card.vocabulary:
-        return f'"prompt": {max(tokens)} is not a token id of {card.name}, which has {card.vocabulary}'
+    if max(tokens) >= model_info.vocabulary:
+        return f'"prompt": {max(tokens)} is not a token id of {model_info.name}, which has {model_info.vocabulary}'
     for token in row.parameters.logit_bias or ():
-        if not TOKEN_ID.fullmatch(token) or int(token) >= card.vocabulary:
-            return f'"logit_bias": "{short(token)}" is not a token id of {card.name}, which has {card.vocabulary}'
+        if not TOKEN_ID.fullmatch(token) or int(token) >= model_info.vocabulary:
+            return (
+                f'"logit_bias": "{short(token)}" is not a token id of {model_info.name}, which has {model_info.vocabulary}'
+            )
     for end in row.parameters.stop_token_ids or ():
-        if end >= card.vocabulary:
-            return f'"stop_token_ids": {end} is not a token id of {card.name}, which has {card.vocabulary}'
+        if end >= model_info.vocabulary:
+            return f'"stop_token_ids": {end} is not a token id of {model_info.name}, which has {model_info.vocabulary}'
     return None
 
 
-def _resolve(row: Request, prompt_length: int, spec: JobSpec, card: ModelCard) -> dict[str, Any]:
+def _resolve(row: Request, prompt_length: int, spec: JobSpec, model_info: ModelInfo) -> dict[str, Any]:
     """Everything that decides the row's text, the job's defaults filled in."""
     own = row.parameters
 
@@ -201,12 +316,13 @@ def _resolve(row: Request, prompt_length: int, spec: JobSpec, card: ModelCard) -
         return getattr(spec, name) if given is None else given
 
     return {
-        "max_tokens": min(value("max_tokens"), card.context - prompt_length),
+        "max_tokens": min(value("max_tokens"), model_info.context - prompt_length),
         "min_tokens": value("min_tokens"),
         "n": own.n or 1,
         "stop": list(own.stop or ()),
-        "end_tokens": sorted({*(own.stop_token_ids or ()), *(() if value("ignore_eos") else card.end_tokens)}),
+        "end_tokens": sorted({*(own.stop_token_ids or ()), *(() if value("ignore_eos") else model_info.end_tokens)}),
         "logprobs": own.logprobs,
+        **({"echo": row.prompt or ""} if own.echo else {}),
         "temperature": _temperature(float(value("temperature"))),
         "top_p": float(value("top_p")),
         "top_k": max(0, value("top_k")),
@@ -224,21 +340,16 @@ def _temperature(asked: float) -> float:
     return asked if asked >= LEAST_TEMPERATURE else 0.0
 
 
-def derived_seed(job_seed: int, custom_id: str) -> int:
-    """A row's own seed where it names none: the same wherever the row stands in the file."""
-    digest = hashlib.blake2b(f"{job_seed}:{custom_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
 class Resolved(TypedDict):
     """What ``_resolve`` makes, as a journal gives it back."""
 
-    max_tokens: Annotated[StrictInt, Field(ge=1)]
+    max_tokens: Annotated[StrictInt, Field(ge=0)]
     min_tokens: NotRequired[StrictInt]
     n: Annotated[StrictInt, Field(ge=1, le=MOST_SAMPLES)]
     stop: list[StrictStr]
     end_tokens: NotRequired[list[StrictInt] | None]
     logprobs: NotRequired[StrictInt | None]
+    echo: NotRequired[StrictStr]
     temperature: StrictFloat
     top_p: StrictFloat
     top_k: StrictInt
@@ -248,6 +359,9 @@ class Resolved(TypedDict):
     presence_penalty: StrictFloat
     frequency_penalty: StrictFloat
     logit_bias: list[tuple[StrictInt, StrictFloat]]
+    grammar: NotRequired[StrictStr]
+    # The tags around the model's thoughts, and whether the prompt ends behind the first.
+    reasoning: NotRequired[tuple[StrictStr, StrictStr, StrictBool]]
 
 
 RESOLVED = TypeAdapter(Resolved)
@@ -271,6 +385,7 @@ def samples_of(stored: StoredRow) -> list[Row]:
             max_tokens=request["max_tokens"],
             stop=tuple(request["stop"]),
             logprobs=request.get("logprobs"),
+            echo=request.get("echo"),
             sampling=Sampling(
                 temperature=request["temperature"],
                 top_p=request["top_p"],
@@ -284,6 +399,7 @@ def samples_of(stored: StoredRow) -> list[Row]:
                 logit_bias=tuple(request["logit_bias"]),
                 min_tokens=request.get("min_tokens", 0),
                 end_tokens=None if ends is None else tuple(ends),
+                grammar=request.get("grammar", ""),
             ),
         )
         for sample in range(request["n"])

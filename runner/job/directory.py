@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,7 @@ from outrider.runner.job.lock import LOCK
 from outrider.runner.job.piped_input import has_no_name
 from outrider.runner.job.results import ERRORS, RESULTS, write_atomically
 from outrider.runner.job.source import SUFFIXES
-from outrider.runner.options import JobSpec
-from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
-from outrider.workers.models.cards import ModelCard
-from outrider.workers.models.digests import is_of_this_kind
+from outrider.workers.errors import JobError, JobHeldError, UsageError
 
 JOURNAL = "job.db"
 DESCRIPTION = "job.json"
@@ -50,6 +47,14 @@ def check_apart(option: str, path: Path, directory: Path) -> None:
             raise UsageError(f"{option}: {path} is a file of the job's own in {directory}; copy it, or give another --out")
 
 
+def is_job(directory: Path) -> bool:
+    """Whether there is a job whose input has been accepted."""
+    if not there(directory / JOURNAL):
+        return False
+    with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
+        return journal.filled
+
+
 def open_job(directory: Path) -> Journal:
     """The journal of a job that exists, for reading."""
     try:
@@ -63,7 +68,7 @@ def open_job(directory: Path) -> Journal:
     return journal
 
 
-def place_for(directory: Path, out: Path | None) -> Path:
+def output_folder(directory: Path, out: Path | None) -> Path:
     """The directory into which what is made of a job is written: its own, or another that is named, and made if need be."""
     if out is None:
         if not os.access(directory, os.W_OK | os.X_OK):
@@ -99,47 +104,6 @@ def held(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def identity(spec: JobSpec, card: ModelCard, input_digest: str, engine: str, precision: str) -> dict[str, Any]:
-    """Everything that decides the texts. The draft, the batch and the replicas do not, so they may change."""
-    return {
-        "input": input_digest,
-        "format": spec.format,
-        "skip_bad": spec.skip_bad,
-        "model": card.digest,
-        "engine": engine,
-        "precision": precision,
-        "max_tokens": spec.max_tokens,
-        "min_tokens": spec.min_tokens,
-        "ignore_eos": spec.ignore_eos,
-        "temperature": spec.temperature,
-        "top_p": spec.top_p,
-        "top_k": spec.top_k,
-        "min_p": spec.min_p,
-        "seed": spec.seed,
-    }
-
-
-def check_same(kept: dict[str, Any], asked: dict[str, Any], what: str, directory: Path) -> None:
-    """Refuse to go on with a job that would have two kinds of rows in it."""
-    different = [key for key in sorted(kept.keys() | asked.keys()) if kept.get(key) != asked.get(key)]
-    if "model" in different and not is_of_this_kind(str(kept.get("model"))):
-        raise JobChangedError(
-            f"{directory} holds a job that was begun by an older outrider, which knew a model's weights by other means, so "
-            "whether they are the same cannot be told: finish it with that version, or give another directory with --out"
-        )
-    if different:
-        shown = "; ".join(f"{key}: {_short(kept.get(key))} then, {_short(asked.get(key))} now" for key in different)
-        raise JobChangedError(
-            f"{directory} holds a job with {what} other than now ({shown}); "
-            "run it as it was begun, or give another directory with --out"
-        )
-
-
-def _short(value: Any) -> str:
-    text = str(value).rpartition(":")[2]
-    return f"{text[:12]}…" if len(text) == 64 else str(value)
 
 
 def describe(directory: Path, journal: Journal, description: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.runner.job import piped_input as piped
+from outrider.runner.job.arrow_input import ArrowSource, digest_of_directory, kind_of
 from outrider.runner.job.directory import there
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.prompts import check_input
@@ -16,25 +17,41 @@ from outrider.workers.errors import UsageError
 KEY = "input"
 
 
-def open_input(path: Path, directory: Path, say: Callable[[str], None]) -> Source:
+def open_input(
+    path: Path, directory: Path, say: Callable[[str], None], form: str = "auto", split: str | None = None
+) -> Source | ArrowSource:
     """The input of a new job. What can be read only once is kept first; what a run that was killed has kept is used."""
     if not piped.is_piped(path):
-        check_input(path)
-        return Source(path)
+        check_input(path, split)
+        return _source(path, None, form, split)
+    if split is not None:
+        raise UsageError(f"--split: {piped.called(path)} has no splits; leave it out")
     kept = directory / piped.KEPT
     if piped.take(path, directory, awaited=not kept.exists(), keep=True, say=say) is None:
         if not kept.exists():
             raise UsageError(f"{piped.called(path)} is empty; give one prompt a line")
         say(f"note: {piped.called(path)} is empty; the job begins with what it has kept of an earlier run, {kept}")
-    return Source(kept, piped.called(path))
+    return _source(kept, piped.called(path), form, None)
 
 
-def told_of(path: Path, source: Source) -> dict[str, Any]:
+def _source(path: Path, name: str | None, form: str, split: str | None) -> Source | ArrowSource:
+    lines = None if path.is_dir() else Source(path, name)
+    kind = kind_of(path, lines, form)
+    if kind is not None:
+        return ArrowSource(path, kind, name, split)
+    if lines is None:
+        raise UsageError(f"--format: {path} is a directory, which holds Parquet or Arrow; leave it out")
+    return lines
+
+
+def describe_input(path: Path, source: Source | ArrowSource) -> dict[str, Any]:
     """What the journal keeps of it."""
-    return {"path": _place(path), "name": source.name, "piped": piped.is_piped(path)}
+    return {"path": _location(path), "name": source.name, "piped": piped.is_piped(path)}
 
 
-def digest_again(path: Path, directory: Path, journal: Journal, say: Callable[[str], None]) -> str | None:
+def digest_of_resumed_input(
+    path: Path, directory: Path, journal: Journal, say: Callable[[str], None], split: str | None = None
+) -> str | None:
     """The digest of what is given now to a job that has its rows; None where nothing is given, and nothing is needed."""
     told = journal.meta(KEY) or {}
     if piped.is_piped(path):
@@ -43,15 +60,15 @@ def digest_again(path: Path, directory: Path, journal: Journal, say: Callable[[s
         if digest is None and not needless:
             raise UsageError(f"{piped.called(path)} is empty, and {directory} was begun with {told.get('name', 'a file')}")
         return digest
-    if told.get("path") == _place(path) and not there(path):
+    if told.get("path") == _location(path) and not there(path):
         say(f"note: {path} is not there any more; the job goes on with the rows that its journal holds")
         return None
-    check_input(path)
+    check_input(path, split)
     try:
-        return file_digest(path)
+        return digest_of_directory(path, split) if path.is_dir() else file_digest(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _place(path: Path) -> str:
+def _location(path: Path) -> str:
     return str(path) if piped.has_no_name(path) else str(path.absolute())

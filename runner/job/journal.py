@@ -54,6 +54,18 @@ CREATE TABLE IF NOT EXISTS kept_tokens (
     PRIMARY KEY (row, sample, start)
 ) WITHOUT ROWID
 """
+# Columns of the input that go through to the results, by portions of rows (carried.py), and what failed rows said before
+# they were put back. Journals that were begun without these get them when they are resumed.
+CARRIED = """
+CREATE TABLE IF NOT EXISTS carried (
+    first INTEGER PRIMARY KEY,        -- row
+    count INTEGER NOT NULL,           -- rows
+    kind TEXT NOT NULL,               -- json: a list of objects; arrow: a stream with one batch
+    data BLOB NOT NULL
+)
+"""
+EARLIER_ERRORS = "CREATE TABLE IF NOT EXISTS earlier_errors (row INTEGER PRIMARY KEY, record TEXT NOT NULL)"
+LATER_TABLES = (KEPT_TOKENS, CARRIED, EARLIER_ERRORS)
 
 # Write-ahead logging needs shared memory between processes, which these do not give.
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "fuse.", "9p", "afs")
@@ -89,7 +101,17 @@ class KeptTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class CarriedPortion:
+    """What is carried of ``count`` rows from ``first`` on."""
+
+    first: int
+    count: int
+    kind: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedId:
     """A row whose id stands in an earlier line already; ``record`` is there where it failed."""
 
     row: int
@@ -143,11 +165,18 @@ class Journal:
                 self._db.execute(f"PRAGMA synchronous = {'EXTRA' if remote else 'FULL'}")
                 # Whoever reads for long lets the log grow; once it is empty again its file gets shorter, too.
                 self._db.execute(f"PRAGMA journal_size_limit = {LONGEST_LOG}")
-                if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchone():
-                    self._db.execute(KEPT_TOKENS)
+                if self._has_table("rows"):
+                    for table in LATER_TABLES:
+                        self._db.execute(table)
+            # A journal that is only read may be of an outrider that knew less.
+            self.carries = self._has_table("carried")
+            self._knows_earlier_errors = self._has_table("earlier_errors")
 
     def close(self) -> None:
         self._db.close()
+
+    def _has_table(self, name: str) -> bool:
+        return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -176,32 +205,33 @@ class Journal:
         rows: Iterable[StoredRow | FailedRow],
         failures: Iterable[tuple[StoredRow, str]],
         meta: dict[str, Any],
-        settle: Callable[[], dict[str, Any] | None] = lambda: None,
+        before_commit: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> None:
         """Write a new job whole: its rows, those that failed validation with their records, and its identity.
 
-        One transaction, so a job that was interrupted here is simply not there yet. ``settle`` may look at the rows and
-        refuse some, or raise, before it ends, and gives what is known only now. Rows are streamed: memory does not grow
+        One transaction, so a job that was interrupted here is simply not there yet. ``before_commit`` may look at the rows
+        and refuse some, or raise, and returns more ``meta`` that is known only now. Rows are streamed: memory does not grow
         with the job.
         """
         stream = chain(rows, (FailedRow(row, record) for row, record in failures))
         with self._transaction() as db:
-            for statement in (*SCHEMA.split(";"), KEPT_TOKENS):
+            for statement in (*SCHEMA.split(";"), *LATER_TABLES):
                 db.execute(statement)
             while some := list(islice(stream, FILLED_AT_ONCE)):
                 db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, 0)", map(_columns, some))
                 failed = ((row.stored.row, row.record) for row in some if isinstance(row, FailedRow))
                 db.executemany("INSERT INTO records VALUES (?, ?)", failed)
-            settled = settle() or {}
+            more_meta = before_commit() or {}
             db.executemany(
                 "INSERT INTO meta VALUES (?, ?)",
-                ((key, json.dumps(value)) for key, value in {**meta, **settled, "format": FORMAT}.items()),
+                ((key, json.dumps(value)) for key, value in {**meta, **more_meta, "format": FORMAT}.items()),
             )
 
+        self.carries = self._knows_earlier_errors = True
         # All of it has gone through the log, which would stay as large as the job.
         self._query("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def repeats(self) -> Iterator[Repeat]:
+    def repeated_ids(self) -> Iterator[RepeatedId]:
         """Rows with the id of an earlier one, but for those that failed and go by their line's number already.
 
         SQLite sorts on disk what does not fit, so this too takes no memory to speak of.
@@ -219,13 +249,34 @@ class Journal:
             )
             found = self._db.execute("SELECT repeats.*, record FROM repeats LEFT JOIN records USING (row) ORDER BY row")
             for columns in found:
-                yield Repeat(*columns)
+                yield RepeatedId(*columns)
 
     def refuse(self, row: int, custom_id: str, record: str) -> None:
         """While a job is being filled: the row fails, under this id."""
         with self._translated():
-            self._db.execute("UPDATE rows SET state = 2, custom_id = ? WHERE row = ?", (custom_id, row))
+            self._db.execute("UPDATE rows SET state = 2, custom_id = ?, request = '{}' WHERE row = ?", (custom_id, row))
             self._db.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", (row, record))
+
+    def add_carried(self, portions: Iterable[CarriedPortion]) -> None:
+        """While a job is being filled: what is carried of its rows."""
+        with self._translated():
+            self._db.executemany(
+                "INSERT INTO carried VALUES (?, ?, ?, ?)",
+                ((each.first, each.count, each.kind, each.data) for each in portions),
+            )
+
+    def carried(self, row: int) -> CarriedPortion | None:
+        """The portion that holds a row."""
+        found = self._query("SELECT * FROM carried WHERE first <= ? ORDER BY first DESC LIMIT 1", (row,))
+        portion = CarriedPortion(*found[0]) if found else None
+        return portion if portion is not None and row < portion.first + portion.count else None
+
+    def carried_behind(self, first: int) -> CarriedPortion | None:
+        """The next portion behind the one that begins there."""
+        if not self.carries:
+            return None
+        found = self._query("SELECT * FROM carried WHERE first > ? ORDER BY first LIMIT 1", (first,))
+        return CarriedPortion(*found[0]) if found else None
 
     @property
     def filled(self) -> bool:
@@ -311,25 +362,60 @@ class Journal:
                     "UPDATE rows SET state = ? WHERE row = ? AND state = 0", ((state, row) for row, _ in records)
                 )
                 db.executemany("DELETE FROM kept_tokens WHERE row = ?", ((row,) for row, _ in records))
+                db.executemany("DELETE FROM earlier_errors WHERE row = ?", ((row,) for row, _ in records))
             if totals is not None:
                 db.execute("INSERT OR REPLACE INTO meta VALUES ('totals', ?)", (json.dumps(totals),))
+
+    def put_back_failed(self) -> int:
+        """Failed rows are to be done again; how many. Those that were wrong in the input (without a request) stay failed.
+
+        What they said is kept until another record takes its place.
+        """
+        with self._transaction() as db:
+            chosen = "SELECT row FROM rows WHERE state = 2 AND request <> '{}'"
+            db.execute(f"INSERT OR REPLACE INTO earlier_errors SELECT row, record FROM records WHERE row IN ({chosen})")
+            db.execute(f"DELETE FROM records WHERE row IN ({chosen})")
+            return db.execute("UPDATE rows SET state = 0, attempts = 0 WHERE state = 2 AND request <> '{}'").rowcount
+
+    def waiting_again(self) -> int:
+        """How many rows have been put back and not ended since."""
+        return int(self._query("SELECT count(*) FROM earlier_errors")[0][0]) if self._knows_earlier_errors else 0
 
     def count_attempt(self, rows: Sequence[int]) -> None:
         with self._transaction() as db:
             db.executemany("UPDATE rows SET attempts = attempts + 1 WHERE row = ?", ((row,) for row in rows))
 
-    def whole_records(self, state: int) -> Iterator[str]:
-        """The same, once each has been looked at: what is written into files is what it says to be."""
+    def whole_records(self, state: int) -> Iterator[tuple[int, str]]:
+        """Rows with their records, once each has been looked at: what is written into files is what it says to be.
+
+        Rows that have failed and wait to be done again count as failed.
+        """
         with self._translated():
-            found = self._db.execute(
-                f"SELECT row, custom_id, record, {damage.WHOLE} FROM rows JOIN records USING (row) "
-                "WHERE state = ? ORDER BY row",
-                (state,),
-            )
+            found = self._db.execute(self._ended("row, custom_id, record", state), (state,))
             for row, custom_id, record, whole in found:
-                if not whole and not damage.is_whole(state, custom_id, record):
-                    raise JobError(f"{self.path}: the record of row {row} is damaged; outrider run does that row again")
-                yield record
+                yield row, self._looked_at(state, row, custom_id, record, whole)
+
+    def _ended(self, columns: str, state: int, further: str = "") -> str:
+        """A query over rows that have ended so, in input order."""
+        found = f"SELECT {columns}, {damage.WHOLE} FROM rows JOIN records USING (row) WHERE state = ?{further}"
+        if state == FAILED and self._knows_earlier_errors:
+            again = damage.WHOLE.replace("CASE state WHEN 1", "CASE 2 WHEN 1")
+            found += (
+                f" UNION ALL SELECT {columns}, {again} FROM rows JOIN earlier_errors USING (row) WHERE state = 0{further}"
+            )
+        return f"{found} ORDER BY row"
+
+    def records_behind(self, state: int, row: int, count: int) -> list[tuple[int, str]]:
+        """The next rows in that state behind this one, with their records."""
+        found = self._query(
+            self._ended("row, custom_id, record", state, f" AND row > {int(row)}") + " LIMIT ?", (state, count)
+        )
+        return [(row, self._looked_at(state, row, *others)) for row, *others in found]
+
+    def _looked_at(self, state: int, row: int, custom_id: str, record: str, whole: int) -> str:
+        if not whole and not damage.is_whole(state, custom_id, record):
+            raise JobError(f"{self.path}: the record of row {row} is damaged; outrider run does that row again")
+        return record
 
     def records(self, state: int) -> Iterator[str]:
         """The records of all rows in that state, in input order."""

@@ -15,6 +15,8 @@ from outrider.workers.errors import JobError, UsageError
 
 KEPT = "input"
 STANDARD_INPUT = "-"
+# How messages call inputs whose path says nothing.
+NAMES = {STANDARD_INPUT: "standard input"}
 READ_AT_ONCE = 1 << 20
 # Where nobody is awaited, a writer who comes at the same moment is still seen.
 LOOK_MILLISECONDS = 200
@@ -39,7 +41,7 @@ def has_no_name(path: Path) -> bool:
 
 def called(path: Path) -> str:
     """How messages call it."""
-    return "standard input" if str(path) == STANDARD_INPUT else str(path)
+    return NAMES.get(str(path), str(path))
 
 
 def take(path: Path, directory: Path, awaited: bool, keep: bool, say: Callable[[str], None]) -> str | None:

@@ -8,8 +8,9 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
+from outrider.runner.job.arrow_input import files_of
 from outrider.runner.job.requests import Request, RowError, parse_openai, parse_simple
 from outrider.runner.job.source import MOST_LINE_BYTES, Source
 from outrider.runner.printable import printable
@@ -35,12 +36,24 @@ class BadRow:
     code: str = INVALID
 
 
-def check_input(path: Path) -> None:
-    """Refuse a file that is not there, not readable or empty, before anything else is looked at."""
+class Mapping(Protocol):
+    """How the keys of a line become a request, where they are columns.
+
+    A line of text has one: ``text``, or ``prompt`` where the prompt is what it would be without columns.
+    """
+
+    own_prompt: bool
+
+    def __call__(self, entry: dict[str, Any], line: int) -> Request: ...
+
+
+def check_input(path: Path, split: str | None = None) -> None:
+    """Refuse what is not there, not readable or empty, before anything else is looked at."""
     try:
         kind = path.stat().st_mode
-        if stat.S_ISDIR(kind):
-            raise UsageError(f"{path} is a directory; give a file of prompts")
+        if stat.S_ISDIR(kind) or split is not None:
+            files_of(path, split)
+            return
         if not stat.S_ISREG(kind):
             raise UsageError(f"{path} is no file and no pipe; give a file of prompts")
         with path.open("rb") as stream:
@@ -50,7 +63,7 @@ def check_input(path: Path) -> None:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def read_rows(source: Source, form: str = "auto") -> Iterator[Request | BadRow]:
+def read_rows(source: Source, form: str = "auto", mapping: Mapping | None = None) -> Iterator[Request | BadRow]:
     """Every row of the file in order, streamed; a row that is wrong comes as a ``BadRow``.
 
     Whether ids repeat is not looked at here: that takes all of them, and there may be millions.
@@ -73,12 +86,12 @@ def read_rows(source: Source, form: str = "auto") -> Iterator[Request | BadRow]:
             continue
         if jsonl is None:
             jsonl = line.lstrip().startswith(b"{")
-        yield _read_row(line, number, jsonl)
+        yield _read_row(line, number, jsonl, mapping)
 
 
-def _read_row(line: bytes, number: int, jsonl: bool) -> Request | BadRow:
+def _read_row(line: bytes, number: int, jsonl: bool, mapping: Mapping | None) -> Request | BadRow:
     try:
-        return _parse_json_line(line, number) if jsonl else _parse_text_line(line, number)
+        return _parse_json_line(line, number, mapping) if jsonl else _parse_text_line(line, number, mapping)
     except RowError as error:
         return BadRow(_claimed_id(line, number), number, str(error))
     except Exception as error:  # one row is never the end of the others
@@ -105,17 +118,21 @@ def _decode(raw: bytes) -> str:
         raise RowError(f"byte {error.start + 1} of the line is not UTF-8; convert the file to UTF-8") from None
 
 
-def _parse_text_line(raw: bytes, number: int) -> Request:
+def _parse_text_line(raw: bytes, number: int, mapping: Mapping | None) -> Request:
     text = _decode(raw)
     if "\0" in text:
         raise RowError("the line holds a NUL, which is no text; convert the file to UTF-8")
     if "\r" in text:
         raise RowError("the line holds a carriage return inside; let lines end with a line feed (\\n)")
+    if mapping is not None:
+        return mapping({"prompt" if mapping.own_prompt else "text": text}, number)
     return Request(custom_id=str(number), line=number, prompt=text)
 
 
-def _parse_json_line(raw: bytes, number: int) -> Request:
+def _parse_json_line(raw: bytes, number: int, mapping: Mapping | None) -> Request:
     entry = _load_object(_decode(raw))
+    if mapping is not None:
+        return mapping(entry, number)
     if "url" in entry or "body" in entry or "custom_id" in entry:
         return parse_openai(entry, number)
     return parse_simple(entry, number)

@@ -16,16 +16,15 @@ from pydantic import (
     ValidationError,
 )
 
+from outrider.runner.job.constraints import BadShape, constraint_of
 from outrider.runner.validation_errors import must, short, shown, where
 
 # What clients send of their own accord and that changes nothing here, with the values that are harmless.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "stream_options": (),
-    "echo": (False,),
     "best_of": (1,),
     "suffix": (),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -102,6 +101,7 @@ class Parameters(_Strict):
     ] = None
     ignore_eos: StrictBool | None = None
     logprobs: int | None = None
+    echo: StrictBool | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
@@ -116,7 +116,11 @@ class Request(_Strict):
     prompt: str | None = None
     prompt_tokens: tuple[int, ...] | None = None
     messages: tuple[Message, ...] | None = None
+    # What the row gives to the chat template beside its messages.
+    template_options: dict[str, Any] = {}
     parameters: Parameters = Parameters()
+    # What the answer must be (`runner/job/constraints.py`).
+    constraint: dict[str, Any] | None = None
     # What the row's author thinks will answer; the job's own model does.
     model: str | None = None
 
@@ -143,15 +147,14 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
     if url == "/v1/completions":
         if "messages" in fields:
             raise RowError('"messages" belongs to /v1/chat/completions; /v1/completions takes "prompt"')
+        _no_template(fields)
         _completion_logprobs(fields)
-        return Request(custom_id=custom_id, line=line, **_prompt(fields), parameters=_parameters(fields), model=model)
+        return Request(custom_id=custom_id, line=line, **_prompt(fields), **_asked(fields), model=model)
     if url == "/v1/chat/completions":
         if "prompt" in fields:
             raise RowError('"prompt" belongs to /v1/completions; /v1/chat/completions takes "messages"')
-        _chat_logprobs(fields)
-        return Request(
-            custom_id=custom_id, line=line, messages=_messages(fields), parameters=_parameters(fields), model=model
-        )
+        _no_echo(fields)
+        return Request(custom_id=custom_id, line=line, **_chat(fields), **_asked(fields), model=model)
     raise RowError(f'"url" must be "/v1/completions" or "/v1/chat/completions", got {shown(url)}')
 
 
@@ -168,12 +171,11 @@ def parse_simple(entry: dict[str, Any], line: int) -> Request:
     if "prompt" in fields and "messages" in fields:
         raise RowError('a row has either "prompt" or "messages", not both')
     if "messages" in fields:
-        _chat_logprobs(fields)
-        return Request(
-            custom_id=str(custom_id), line=line, messages=_messages(fields), parameters=_parameters(fields), model=model
-        )
+        _no_echo(fields)
+        return Request(custom_id=str(custom_id), line=line, **_chat(fields), **_asked(fields), model=model)
+    _no_template(fields)
     _completion_logprobs(fields)
-    return Request(custom_id=str(custom_id), line=line, **_prompt(fields), parameters=_parameters(fields), model=model)
+    return Request(custom_id=str(custom_id), line=line, **_prompt(fields), **_asked(fields), model=model)
 
 
 def _clean(body: dict[str, Any]) -> dict[str, Any]:
@@ -211,6 +213,34 @@ def _prompt(fields: dict[str, Any]) -> dict[str, Any]:
     if isinstance(prompt, list) and prompt and all(isinstance(part, str) for part in prompt):
         raise RowError('"prompt" holds several texts; give each a line of its own')
     raise RowError(f'"prompt" must be a text or a list of token ids, got {shown(prompt)}')
+
+
+def _chat(fields: dict[str, Any]) -> dict[str, Any]:
+    _chat_logprobs(fields)
+    return {"messages": _messages(fields), "template_options": _template_options(fields)}
+
+
+def _template_options(fields: dict[str, Any]) -> dict[str, Any]:
+    """As vLLM's clients spell them, and OpenAI's ``reasoning_effort``. Whether the template knows them, it says itself."""
+    options = fields.pop("chat_template_kwargs", {})
+    if not isinstance(options, dict):
+        raise RowError(
+            f'"chat_template_kwargs" must be an object such as {{"enable_thinking": false}}, got {shown(options)}'
+        )
+    options = {key: value for key, value in options.items() if value is not None}
+    if (effort := fields.pop("reasoning_effort", None)) is None:
+        return options
+    if not isinstance(effort, str):
+        raise RowError(f'"reasoning_effort" must be a text, got {shown(effort)}')
+    if options.get("reasoning_effort", effort) != effort:
+        raise RowError('"reasoning_effort" stands in "chat_template_kwargs" too, with another value; give one')
+    return {**options, "reasoning_effort": effort}
+
+
+def _no_template(fields: dict[str, Any]) -> None:
+    for key in ("chat_template_kwargs", "reasoning_effort"):
+        if key in fields:
+            raise RowError(f'"{key}" belongs to chats; a completion has no template')
 
 
 def _messages(fields: dict[str, Any]) -> tuple[Message, ...]:
@@ -284,15 +314,42 @@ def _chat_logprobs(fields: dict[str, Any]) -> None:
         fields["logprobs"] = count
 
 
+def _no_echo(fields: dict[str, Any]) -> None:
+    if fields.pop("echo", False) is not False:
+        raise RowError('"echo" belongs to completions, an answer to messages has no prompt to repeat; remove it')
+
+
 def _count_of_logprobs(key: str, value: object) -> int:
     if type(value) is not int or not 0 <= value <= MOST_LOGPROBS:
         raise RowError(f'"{key}" must be a whole number from 0 to {MOST_LOGPROBS}, got {shown(value)}')
     return value
 
 
-def _parameters(fields: dict[str, Any]) -> Parameters:
+def _asked(fields: dict[str, Any]) -> dict[str, Any]:
+    """How the row is to be continued, and what the answer must be."""
     try:
-        return Parameters.model_validate(fields)
+        constraint = constraint_of(fields)
+    except BadShape as error:
+        raise RowError(str(error)) from None
+    parameters = _parameters(fields)
+    if constraint is not None:
+        # Either would have the answer go on where it must end.
+        for key, given in (("min_tokens", parameters.min_tokens), ("ignore_eos", parameters.ignore_eos)):
+            if given:
+                raise RowError(
+                    f'"{key}" does not go with "{constraint["key"]}", which says where the answer ends; remove it'
+                )
+    return {"parameters": parameters, "constraint": constraint}
+
+
+def _parameters(fields: dict[str, Any]) -> Parameters:
+    # Nothing but the prompt is asked for.
+    echo_alone = fields.get("echo") is True and fields.get("max_tokens") == 0 and type(fields["max_tokens"]) is int
+    if echo_alone:
+        del fields["max_tokens"]
+    try:
+        parameters = Parameters.model_validate(fields)
+        return parameters.model_copy(update={"max_tokens": 0}) if echo_alone else parameters
     except ValidationError as error:
         raise RowError(_first_problem(error)) from None
 

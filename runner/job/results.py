@@ -12,14 +12,16 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from outrider.runner.job.carried import CarriedReader, spliced
 from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
-from outrider.workers.errors import JobError
+from outrider.workers.errors import JobError, OutriderError
 from outrider.workers.messages import Logprobs, RowResult
+from outrider.workers.models.reasoning import Split, split
 
 RESULTS, ERRORS = "results.jsonl", "errors.jsonl"
 # A file that was made this long ago has been locked by its writer, if that one lives.
@@ -35,7 +37,7 @@ def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> s
         "object": "chat.completion" if row.kind == "chat" else "text_completion",
         "created": 0,
         "model": model,
-        "choices": [_choice(row.kind, index, sample) for index, sample in enumerate(samples)],
+        "choices": [_choice(row, index, sample) for index, sample in enumerate(samples)],
         "usage": {
             "prompt_tokens": len(row.prompt),
             "completion_tokens": tokens,
@@ -58,19 +60,27 @@ def message_of(record: str) -> str:
     return message
 
 
-def _choice(kind: str, index: int, sample: RowResult) -> dict[str, Any]:
-    answer: dict[str, Any] = (
-        {"message": {"role": "assistant", "content": sample.text}} if kind == "chat" else {"text": sample.text}
-    )
-    return {"index": index, **answer, "logprobs": _logprobs(kind, sample), "finish_reason": sample.finish_reason}
+def _choice(row: StoredRow, index: int, sample: RowResult) -> dict[str, Any]:
+    answer: dict[str, Any] = {"message": _message(row, sample.text)} if row.kind == "chat" else {"text": _text(sample)}
+    return {"index": index, **answer, "logprobs": _logprobs(row.kind, sample), "finish_reason": sample.finish_reason}
+
+
+def _message(row: StoredRow, text: str) -> dict[str, str]:
+    reasoning, content = split(text, *row.request["reasoning"]) if "reasoning" in row.request else Split(None, text)
+    thoughts = {} if reasoning is None else {"reasoning_content": reasoning}
+    return {"role": "assistant", **thoughts, "content": content}
+
+
+def _text(sample: RowResult) -> str:
+    return sample.text if sample.echo is None else sample.echo.text + sample.text
 
 
 def _logprobs(kind: str, sample: RowResult) -> dict[str, Any] | None:
     if sample.logprobs is None:
         return None
     told = sample.logprobs
-    rows = zip(sample.tokens, told.chosen, told.likeliest, strict=True)
     if kind == "chat":
+        rows = zip(sample.tokens, told.chosen, told.likeliest, strict=True)
         content = [
             {
                 **_chat_token(told, token, chosen),
@@ -79,25 +89,36 @@ def _logprobs(kind: str, sample: RowResult) -> dict[str, Any] | None:
             for token, chosen, likeliest in rows
         ]
         return {"content": content, "refusal": None}
+    written = _completion_logprobs(sample.tokens, told)
+    if sample.echo is None or sample.echo.logprobs is None:
+        return written
+    prompt = _completion_logprobs(sample.echo.tokens, sample.echo.logprobs)
+    # Nothing stands before the first token.
+    prompt["token_logprobs"][0] = prompt["top_logprobs"][0] = None
+    written["text_offset"] = [len(sample.echo.text) + offset for offset in written["text_offset"]]
+    return {key: prompt[key] + values for key, values in written.items()}
+
+
+def _completion_logprobs(tokens: Sequence[int], told: Logprobs) -> dict[str, list[Any]]:
     return {
         "text_offset": list(told.offsets),
-        "tokens": [_completion_token(told, token) for token in sample.tokens],
+        "tokens": [_completion_token(told, token) for token in tokens],
         "token_logprobs": list(told.chosen),
         # The token written is always among them, so there may be one more than was asked for.
         "top_logprobs": [
             {_completion_token(told, other): value for other, value in (*likeliest, (token, chosen))}
-            for token, chosen, likeliest in rows
+            for token, chosen, likeliest in zip(tokens, told.chosen, told.likeliest, strict=True)
         ],
     }
 
 
 def _chat_token(told: Logprobs, token: int, value: float) -> dict[str, Any]:
-    piece = told.pieces[token]
+    piece = told.token_bytes[token]
     return {"token": _readable(piece, ""), "logprob": value, "bytes": list(piece)}
 
 
 def _completion_token(told: Logprobs, token: int) -> str:
-    return _readable(told.pieces[token], "bytes:")
+    return _readable(told.token_bytes[token], "bytes:")
 
 
 def _readable(piece: bytes, prefix: str) -> str:
@@ -119,24 +140,36 @@ def _line(record: dict[str, Any]) -> str:
 def write_results(journal: Journal, directory: Path) -> tuple[Path, Path]:
     """Both files, each replaced in one step."""
     results, errors = directory / RESULTS, directory / ERRORS
-    write_atomically(results, journal.whole_records(DONE))
-    write_atomically(errors, journal.whole_records(FAILED))
+    write_atomically(results, _lines(journal, DONE))
+    write_atomically(errors, _lines(journal, FAILED))
     return results, errors
+
+
+def _lines(journal: Journal, state: int) -> Iterator[str]:
+    carried = CarriedReader(journal)
+    return (spliced(record, carried.of(row)) for row, record in journal.whole_records(state))
 
 
 def write_atomically(path: Path, lines: Iterable[str]) -> None:
     """A reader sees the old file or the new one, also after a power cut."""
+    with atomically(path) as stream:
+        for line in lines:
+            stream.write(line.encode() + b"\n")
+
+
+@contextmanager
+def atomically(path: Path, kind: type[OutriderError] = JobError) -> Iterator[IO[bytes]]:
+    """A new file in the place of the old one, once all of it is written."""
     try:
         _remove_scraps(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         try:
-            with temporary.open("x", encoding="utf-8", newline="\n") as stream:
+            with temporary.open("xb") as stream:
                 # Held until this process ends, so that others know the file for one that is being written. Where the file
                 # system knows no locks they leave it alone.
                 with suppress(OSError):
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for line in lines:
-                    stream.write(line + "\n")
+                yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
                 temporary.replace(path)
@@ -144,7 +177,7 @@ def write_atomically(path: Path, lines: Iterable[str]) -> None:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
     except OSError as error:
-        raise JobError(f"{path} cannot be written: {error.strerror}") from None
+        raise kind(f"{path} cannot be written: {error.strerror}") from None
 
 
 def sync_folder(folder: Path) -> None:

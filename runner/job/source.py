@@ -25,6 +25,7 @@ GZIP, ZSTANDARD = "gzip", "zstandard"
 SUFFIXES = {".gz": GZIP, ".zst": ZSTANDARD, ".zstd": ZSTANDARD}
 MAGIC = {GZIP: b"\x1f\x8b", ZSTANDARD: b"\x28\xb5\x2f\xfd"}
 OTHER_COMPRESSIONS = {"xz": b"\xfd7zXZ\x00", "bzip2": b"BZh", "zip": b"PK\x03\x04", "lz4": b"\x04\x22\x4d\x18"}
+TABLES = {"Parquet": b"PAR1", "Arrow": b"ARROW1"}
 BEGINNING = 16
 # The longer one first: it begins like the shorter one.
 WIDE_ENCODINGS = {
@@ -52,6 +53,9 @@ class Source:
         """Of the bytes that ``lines`` has read, in the file's own form."""
         assert self._digest is not None, "the lines have not been read to their end"
         return self._digest
+
+    def location(self, line: int) -> str:
+        return f"{self.name}:{line}"
 
     def lines(self) -> Iterator[bytes | None]:
         """Each line with its end; None for one that is longer than any prompt. A file that changes meanwhile is refused."""
@@ -193,6 +197,9 @@ def _refuse_foreign(name: str, beginning: bytes) -> None:
     for kind, magic in OTHER_COMPRESSIONS.items():
         if beginning.startswith(magic) and (kind != "bzip2" or beginning[4:10] == b"1AY&SY"):
             raise UsageError(f"{name} is compressed by {kind}; outrider reads gzip and zstandard: decompress it")
+    for kind, magic in TABLES.items():
+        if beginning.startswith(magic):
+            raise UsageError(f"{name} is {kind}, which has no lines; outrider run reads it with --format {kind.lower()}")
     for encoding, marks in WIDE_ENCODINGS.items():
         if beginning.startswith(marks):
             raise UsageError(f"{name} is {encoding}; convert it to UTF-8: iconv -f {encoding} -t UTF-8")

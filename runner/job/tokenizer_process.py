@@ -1,4 +1,4 @@
-"""A helper process that knows models and tokenizers, so that the driver itself need not load transformers."""
+"""A process that knows models and tokenizers, so that the driver itself need not load transformers."""
 
 from __future__ import annotations
 
@@ -16,33 +16,53 @@ from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from outrider.workers.errors import JobError, ModelError
-from outrider.workers.models.cards import ModelCard
 from outrider.workers.models.limits import MOST_BYTES
+from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.reasoning import ReasoningTags
 
 DIED = "the process that reads models died; is there memory enough?"
 UNUSABLE = (
     "the tokenizer of {} cannot be used: the process that tried it asked for more time or memory {} than any tokenizer "
     f"needs ({MOST_BYTES >> 30} GB), or died; are its files whole, and is there memory enough?"
 )
+TOO_MUCH = (
+    "the model's tokenizer asked for more time or memory for this prompt than any tokenizer needs "
+    f"({MOST_BYTES >> 30} GB), or died; leave the prompt out, or mend the tokenizer"
+)
+TOO_HARD = (
+    f"to compile it took more time or memory than any should ({MOST_BYTES >> 30} GB), or ended the process; make it simpler"
+)
+# A tokenizer that fails at this fails at everything.
+SHORT_PROMPT = "a"
+# A process may also die of something else: a prompt is at fault when it was there every time.
+ATTEMPTS = 2
 # How often what is told meanwhile is passed on.
 NEWS_SECONDS = 0.2
 Arguments = ParamSpec("Arguments")
-Answer = TypeVar("Answer")
-# In the helper itself: where it says what takes long.
+Result = TypeVar("Result")
+# In that process: where it says what takes long.
 _news: Connection
 
 
-class HelperDied(JobError):
+class TokenizerProcessDied(JobError):
     pass
 
 
-class Office:
+class TokenizerProcess:
     """Answers questions about models; leaves nothing behind when closed."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._news, news = context.Pipe(duplex=False)
-        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_settle_in, initargs=(news,))
+        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_initialise, initargs=(news,))
+
+    def _start_again(self) -> None:
+        self._pool.shutdown(wait=True)
+        self._news.close()
+        self._start()
 
     def __enter__(self) -> Self:
         return self
@@ -52,9 +72,18 @@ class Office:
 
     def prepare_pair(
         self, target: str, draft: str, say: Callable[[str], None] = lambda text: None
-    ) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
+    ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
         """``say`` hears what takes long while it does."""
-        answer = self._begin(_prepare_pair, target, draft)
+        return self._heard(self._begin(_prepare_pair, target, draft), say)
+
+    def prepare_scoring(
+        self, model: str, against: str | None, say: Callable[[str], None] = lambda text: None
+    ) -> tuple[ModelInfo, ModelInfo | None]:
+        """The cards of a model and of what it is held against, which must know the same tokens."""
+        return self._heard(self._begin(_prepare_scoring, model, against), say)
+
+    def _heard(self, answer: PendingCall[Result], say: Callable[[str], None]) -> Result:
+        """The answer, with what is told meanwhile passed on; a tokenizer that was the helper's end is named."""
         tokenizer = ""
         while True:
             done = answer.done(NEWS_SECONDS)
@@ -68,18 +97,35 @@ class Office:
                 break
         try:
             return answer()
-        except HelperDied:
+        except TokenizerProcessDied:
             if not tokenizer:
                 raise
             raise ModelError(UNUSABLE.format(tokenizer, "to be loaded")) from None
 
-    def check_weights(self, path: str, engine: str, allow_pickle: bool) -> None:
+    def check_weights(self, path: str, engine: str, allow_pickle: bool, precision: str) -> None:
         """A ModelError where the files lack what the engine needs."""
-        self._ask(_check_weights, path, engine, allow_pickle)
+        self._ask(_check_weights, path, engine, allow_pickle, precision)
 
-    def check_unchanged(self, card: ModelCard) -> None:
-        """A JobChangedError where the files are no longer those of the card."""
-        self._ask(_check_unchanged, card.path, card.digest)
+    def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:
+        """A ModelError where the hf engine does not give the model's own text.
+
+        What is not remembered is tried out in a process of its own, for a few seconds: this one goes without torch.
+        """
+        if self._ask(_hf_is_known, model_info, fast_attention):
+            return
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_begin_to_serve) as pool:
+            try:
+                pool.submit(_try_on_hf, model_info, fast_attention).result()
+            except BrokenProcessPool as error:
+                raise ModelError(
+                    f"{model_info.name} ({model_info.family}) cannot be run by the hf engine: a small model of its kind "
+                    "took more time or memory than any should, or ended its process; is its config.json whole?"
+                ) from error
+
+    def check_unchanged(self, model_info: ModelInfo) -> None:
+        """A JobChangedError where the files are no longer those that it describes."""
+        self._ask(_check_unchanged, model_info.path, model_info.digest)
 
     def native_refuses(self, path: str) -> str | None:
         """Why the native engine cannot run the model; None where it can."""
@@ -88,63 +134,141 @@ class Office:
     def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
         return self.begin_to_encode(path, prompts)()
 
-    def begin_to_encode(self, path: str, prompts: list[Any]) -> Callable[[], list[tuple[int, ...] | str]]:
-        """What comes back waits for the tokens."""
-        asked = self._begin(_encode, path, prompts)
+    def begin_to_encode(
+        self, path: str, prompts: list[Any], continued: bool = False
+    ) -> Callable[[], list[tuple[int, ...] | str]]:
+        """What comes back waits for the tokens. A prompt that ends the process is answered by a sentence.
+
+        Several may be begun; they are to be waited for in the order in which they began. Texts that are ``continued`` ones
+        get no tokens that stand at the beginning of a text.
+        """
+        pool = self._pool
+        try:
+            pending = self._begin(_encode, path, prompts, continued)
+        except TokenizerProcessDied:  # of what was asked before, which is waited for before
+            return lambda: self._encode_again(pool, path, prompts, continued)
 
         def answer() -> list[tuple[int, ...] | str]:
             try:
-                return asked()
-            except HelperDied:
-                raise ModelError(UNUSABLE.format(path, f"for {len(prompts):,} prompt{'s' * (len(prompts) != 1)}")) from None
+                return pending()
+            except TokenizerProcessDied:
+                return self._encode_again(pool, path, prompts, continued)
 
         return answer
 
+    def begin_to_compile(
+        self, path: str, vocabulary: int, end: int, constraints: list[dict[str, Any]]
+    ) -> Callable[[], list[tuple[str, str]]]:
+        """What comes back waits for each constraint's grammar, or "" and what is wrong with it.
+
+        ``vocabulary`` and ``end`` are the model's: how many ids it scores, and the one that ends a text.
+        """
+        try:
+            pending = self._begin(_compile, path, vocabulary, end, constraints)
+        except TokenizerProcessDied:  # of what was asked before, which is waited for before
+            return lambda: [self._compile_alone(path, vocabulary, end, each) for each in constraints]
+
+        def answer() -> list[tuple[str, str]]:
+            try:
+                return pending()
+            except TokenizerProcessDied:
+                return [self._compile_alone(path, vocabulary, end, each) for each in constraints]
+
+        return answer
+
+    def _compile_alone(self, path: str, vocabulary: int, end: int, constraint: dict[str, Any]) -> tuple[str, str]:
+        for _ in range(ATTEMPTS):
+            try:
+                return self._ask(_compile, path, vocabulary, end, [constraint])[0]
+            except TokenizerProcessDied:
+                self._start_again()
+        return "", TOO_HARD
+
+    def decode(self, path: str, answers: list[tuple[int, ...]]) -> list[str]:
+        """The text of each."""
+        try:
+            return self._ask(_decode, path, answers)
+        except TokenizerProcessDied:
+            self._start_again()
+            raise
+
+    def reasoning_tags(self, path: str) -> ReasoningTags | None:
+        """How the model's chat template tells thoughts from the answer; None where it does not."""
+        try:
+            return self._ask(_reasoning_tags, path)
+        except TokenizerProcessDied:
+            raise ModelError(UNUSABLE.format(path, "for the tags of its chat template")) from None
+
+    def _encode_again(
+        self, died: ProcessPoolExecutor, path: str, prompts: list[Any], continued: bool
+    ) -> list[tuple[int, ...] | str]:
+        """``died`` is the process that was asked first."""
+        if died is not self._pool:  # these only waited behind what ended it
+            return self.begin_to_encode(path, prompts, continued)()
+        self._start_again()
+        return [self._encode_alone(path, prompt, continued) for prompt in prompts]
+
+    def _encode_alone(self, path: str, prompt: Any, continued: bool) -> tuple[int, ...] | str:
+        for _ in range(ATTEMPTS):
+            try:
+                return self._ask(_encode, path, [prompt], continued)[0]
+            except TokenizerProcessDied:
+                self._start_again()
+        try:
+            self._ask(_encode, path, [SHORT_PROMPT], False)
+        except TokenizerProcessDied:
+            raise ModelError(UNUSABLE.format(path, "for a prompt of one letter")) from None
+        return TOO_MUCH
+
     def _ask(
-        self, function: Callable[Arguments, Answer], *arguments: Arguments.args, **options: Arguments.kwargs
-    ) -> Answer:
+        self, function: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
+    ) -> Result:
         return self._begin(function, *arguments, **options)()
 
     def _begin(
-        self, function: Callable[Arguments, Answer], *arguments: Arguments.args, **options: Arguments.kwargs
-    ) -> Asked[Answer]:
+        self, function: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
+    ) -> PendingCall[Result]:
         try:
-            return Asked(self._pool.submit(function, *arguments, **options))
+            return PendingCall(self._pool.submit(function, *arguments, **options))
         except BrokenProcessPool as error:
-            raise HelperDied(DIED) from error
+            raise TokenizerProcessDied(DIED) from error
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[Answer]):
+class PendingCall(Generic[Result]):
     """A question that is being answered. To call it is to wait for what comes back."""
 
-    _future: Future[Answer]
+    _future: Future[Result]
 
-    def __call__(self) -> Answer:
+    def __call__(self) -> Result:
         try:
             return self._future.result()
         except BrokenProcessPool as error:
-            raise HelperDied(DIED) from error
+            raise TokenizerProcessDied(DIED) from error
 
     def done(self, seconds: float) -> bool:
         """Whether the answer is there, within so many seconds."""
         return bool(wait([self._future], timeout=seconds).done)
 
 
-def _settle_in(news: Connection) -> None:
+def _initialise(news: Connection) -> None:
     global _news
     _news = news
+    _begin_to_serve()
+    from outrider.workers.models.hide_torch import hide_torch
+
+    hide_torch()
+
+
+def _begin_to_serve() -> None:
     # Ctrl-C reaches the whole group; the helper goes without the traceback that Python would print.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # What ends it where a tokenizer takes too long, whoever may have had it ignored before.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    Thread(target=_end_with_the_driver, daemon=True).start()
-    from outrider.workers.models.torchless import go_without_torch
-
-    go_without_torch()
+    Thread(target=end_with_the_driver, daemon=True).start()
 
 
-def _end_with_the_driver() -> None:
+def end_with_the_driver() -> None:
     """Python lets a helper wait for ever for the next question of a process that was killed."""
     driver = multiprocessing.parent_process()
     assert driver is not None
@@ -157,16 +281,40 @@ def _tell_of_reading(size: int) -> None:
 
 
 # The modules behind these load transformers, so they are imported where they run.
-def _prepare_pair(target: str, draft: str) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
+def _prepare_pair(target: str, draft: str) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
     from outrider.workers.models.preparation import prepare_pair
 
     return prepare_pair(target, draft, _tell_of_reading, lambda path: _news.send(Path(path)))
 
 
-def _encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
+def _prepare_scoring(model: str, against: str | None) -> tuple[ModelInfo, ModelInfo | None]:
+    from outrider.workers.models.preparation import prepare_scoring
+
+    return prepare_scoring(model, against, _tell_of_reading, lambda path: _news.send(Path(path)))
+
+
+def _encode(path: str, prompts: list[Any], continued: bool) -> list[tuple[int, ...] | str]:
     from outrider.workers.models.preparation import encode
 
-    return encode(path, prompts)
+    return encode(path, prompts, continued)
+
+
+def _compile(path: str, vocabulary: int, end: int, constraints: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    from outrider.workers.models.preparation import compile_constraints
+
+    return compile_constraints(path, vocabulary, end, constraints)
+
+
+def _decode(path: str, answers: list[tuple[int, ...]]) -> list[str]:
+    from outrider.workers.models.preparation import decode
+
+    return decode(path, answers)
+
+
+def _reasoning_tags(path: str) -> ReasoningTags | None:
+    from outrider.workers.models.preparation import reasoning_tags
+
+    return reasoning_tags(path)
 
 
 def _native_refuses(path: str) -> str | None:
@@ -175,13 +323,25 @@ def _native_refuses(path: str) -> str | None:
     return native_supports(path)
 
 
-def _check_weights(path: str, engine: str, allow_pickle: bool) -> None:
+def _check_weights(path: str, engine: str, allow_pickle: bool, precision: str) -> None:
     from outrider.workers.models.opening import check_weights
 
-    check_weights(path, engine, allow_pickle)
+    check_weights(path, engine, allow_pickle, precision)
+
+
+def _hf_is_known(model_info: ModelInfo, fast_attention: bool) -> bool:
+    from outrider.workers.models.known_ways import is_known
+
+    return is_known(model_info, fast_attention)
+
+
+def _try_on_hf(model_info: ModelInfo, fast_attention: bool) -> None:
+    from outrider.workers.models.known_ways import try_within_limits
+
+    try_within_limits(model_info, fast_attention)
 
 
 def _check_unchanged(path: str, digest: str) -> None:
-    from outrider.workers.models.cards import check_unchanged
+    from outrider.workers.models.model_info import check_unchanged
 
     check_unchanged(path, digest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outrider.runner.planning import sysfs
-from outrider.workers.machine.leases import Holder
+from outrider.workers.machine.core_leases import Holder
 
 
 def describe(held: Mapping[str, Holder]) -> str:

@@ -1,4 +1,4 @@
-"""From wishes to actors that may start: plan on what is free, wait for what is held, and say what is waited for."""
+"""From a placement request to actors that may start: plan on free cores, wait for held ones, and say what is waited for."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from outrider.runner.planning.core_holders import describe
 from outrider.runner.planning.placement import Plan, PlannedActor, plan
-from outrider.runner.planning.placement_request import Sizes, Wishes
+from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.topology import Topology, read_topology
 from outrider.workers.errors import PlacementError
-from outrider.workers.machine.leases import holders
+from outrider.workers.machine.core_leases import holders
 from outrider.workers.machine.pinning import Launch
 
 POLL_SECONDS = 0.5
 
 
-def seat(
-    sizes: Sizes,
-    wishes: Wishes,
+def plan_on_free_cores(
+    sizes: ModelSizes,
+    request: PlacementRequest,
     seconds: float,
     say: Callable[[str], None],
     read: Callable[[], Topology] = read_topology,
@@ -33,13 +33,13 @@ def seat(
     driver then plans anew.
     """
     machine = read()
-    whole = plan([machine], sizes, wishes)
+    whole = plan([machine], sizes, request)
     deadline = time.monotonic() + seconds
     said = ""
     while True:
         held = holders(shared=share)
         try:
-            found = plan([machine.without(held)], sizes, wishes) if held else whole
+            found = plan([machine.without(held)], sizes, request) if held else whole
         except PlacementError as refusal:
             waiting = describe(held)
             if time.monotonic() >= deadline:

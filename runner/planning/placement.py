@@ -1,6 +1,6 @@
-"""Who sits where: topology, model sizes and wishes in; cores, memory nodes, devices and resources out.
+"""Which actor gets what: topology, model sizes and a request in; cores, memory nodes, devices and resources out.
 
-Pure and deterministic. A wish that cannot be granted is refused in one sentence that shows the sum.
+Pure and deterministic. A request that cannot be granted is refused in one sentence that shows the sum.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.runner.planning.accelerators import Accelerator
-from outrider.runner.planning.placement_request import PER, Sizes, Wishes, check, on_accelerator
+from outrider.runner.planning.placement_request import PER, ModelSizes, PlacementRequest, check, on_accelerator
 from outrider.runner.planning.topology import Core, Topology
-from outrider.runner.planning.units import Ledger, Unit, divide, memory_of, units
+from outrider.runner.planning.units import FreeMemory, Unit, divide, memory_of, units
 from outrider.workers.errors import PlacementError
 from outrider.workers.machine.pinning import Pin
 
 # From this many cores on, a layout that is left open gives the draft cores of its own.
 CORES_TO_SPLIT = 2
-# Without a wish, one core in so many goes to the draft.
+# Unless the request says otherwise, one core in so many goes to the draft.
 TARGET_CORES_A_DRAFT_CORE = 8
 
 
@@ -61,8 +61,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
-    """One replica's place before it is divided between target and draft."""
+class _Assignment:
+    """One replica's cores before they are divided between target and draft."""
 
     unit: Unit
     cores: tuple[Core, ...]
@@ -70,57 +70,57 @@ class _Seat:
     notes: list[str] = field(default_factory=list)
 
 
-def plan(hosts: Sequence[Topology], sizes: Sizes, wishes: Wishes) -> Plan:
-    """Seats for every actor on one host or several."""
-    check(sizes, wishes)
+def plan(hosts: Sequence[Topology], sizes: ModelSizes, request: PlacementRequest) -> Plan:
+    """Cores and memory for every actor, on one host or several."""
+    check(sizes, request)
     if not any(host.usable_cores for host in hosts):
         raise PlacementError("no core is free: all that this process may use are held by other runs")
-    accelerators = _chosen_accelerators(hosts, wishes)
-    kinds = PER[1:] if wishes.per == "auto" else (wishes.per,)
+    accelerators = _chosen_accelerators(hosts, request)
+    kinds = PER[1:] if request.per == "auto" else (request.per,)
     refusals: list[PlacementError] = []
     for per in kinds:
         # What follows the semicolon is advice, which is being taken here.
         notes = [f"spread over a {per}: {str(refusals[0]).partition(';')[0]}"] if refusals else []
         try:
             if accelerators:
-                seats = _accelerator_seats(hosts, accelerators, per, wishes)
+                assignments = _assign_accelerators(accelerators, per)
             else:
-                seats = _cpu_seats(hosts, sizes, per, wishes)
-            return _seal(hosts, seats, sizes, wishes, notes)
+                assignments = _assign_cpus(hosts, sizes, per, request)
+            return _divide(hosts, assignments, sizes, request, notes)
         except PlacementError as refusal:
             refusals.append(refusal)
     # The widest unit's refusal shows the largest sum there is.
     raise refusals[-1]
 
 
-def _chosen_accelerators(hosts: Sequence[Topology], wishes: Wishes) -> list[tuple[Topology, Accelerator]]:
+def _chosen_accelerators(hosts: Sequence[Topology], request: PlacementRequest) -> list[tuple[Topology, Accelerator]]:
     """The accelerators asked for, in the order asked; empty where the targets run on the CPU."""
     chosen: list[tuple[Topology, Accelerator]] = []
-    for wish in (device for device in wishes.devices if device != "cpu"):
-        matching = [(host, each) for host in hosts for each in host.accelerators if wish in (each.name, each.kind)]
+    for device in (device for device in request.devices if device != "cpu"):
+        matching = [(host, each) for host in hosts for each in host.accelerators if device in (each.name, each.kind)]
         if not matching:
             there = sorted({each.name for host in hosts for each in host.accelerators})
-            raise PlacementError(f'device "{wish}" is not there; this machine has {", ".join([*there, "cpu"])}')
+            raise PlacementError(f'device "{device}" is not there; this machine has {", ".join([*there, "cpu"])}')
         chosen += [pair for pair in matching if pair not in chosen]
-    if chosen and wishes.replicas is not None:
-        if wishes.replicas > len(chosen):
+    if chosen and request.replicas is not None:
+        if request.replicas > len(chosen):
             raise PlacementError(
-                f"{wishes.replicas} replicas need {wishes.replicas} accelerators, --devices names {len(chosen)}"
+                f"{request.replicas} replicas need {request.replicas} accelerators, --devices names {len(chosen)}"
             )
-        chosen = chosen[: wishes.replicas]
+        chosen = chosen[: request.replicas]
     return chosen
 
 
-def _cpu_seats(hosts: Sequence[Topology], sizes: Sizes, per: str, wishes: Wishes) -> list[_Seat]:
+def _assign_cpus(hosts: Sequence[Topology], sizes: ModelSizes, per: str, request: PlacementRequest) -> list[_Assignment]:
     """Replicas go round the units, one each time round, to units that still have a core and the memory."""
     everywhere = [unit for host in hosts for unit in units(host, per)]
-    if sizes.draft is not None and wishes.replicas is None and wishes.layout == "auto":
-        # A pair that has to share a lone core would lag behind all others; it is seated only where nothing else is.
+    if sizes.draft is not None and request.replicas is None and request.layout == "auto":
+        # A pair that has to share a lone core would lag behind all others; it is placed only where nothing else is.
         everywhere = [unit for unit in everywhere if len(unit.cores) >= CORES_TO_SPLIT] or everywhere
-    ledger = Ledger.of(hosts)
+    free_memory = FreeMemory.of(hosts)
     need = sizes.target + sizes.target_kv + (sizes.draft or 0) + sizes.draft_kv
     counts = [0] * len(everywhere)
-    wanted = wishes.replicas
+    wanted = request.replicas
     cores = sum(len(unit.cores) for unit in everywhere)
     if wanted is not None and wanted > cores:
         spared = sum(len(host.usable_cores) for host in hosts) - cores
@@ -129,43 +129,41 @@ def _cpu_seats(hosts: Sequence[Topology], sizes: Sizes, per: str, wishes: Wishes
     while wanted is None or sum(counts) < wanted:
         before = sum(counts)
         for index, unit in enumerate(everywhere):
-            room = ledger.room(unit.topology.host, unit.memory + unit.extra)
+            room = free_memory.room(unit.topology.host, unit.memory + unit.extra)
             if sum(counts) == wanted or counts[index] == len(unit.cores) or (room is not None and need > room):
                 continue
-            ledger.take(unit.topology.host, unit.memory + unit.extra, need)
+            free_memory.take(unit.topology.host, unit.memory + unit.extra, need)
             counts[index] += 1
         if sum(counts) == before:
             raise PlacementError(_too_big(hosts, everywhere, sizes, need, before, wanted))
         if wanted is None:
             break
-    seats = []
+    assignments = []
     for unit, count in zip(everywhere, counts, strict=True):
-        seats += [_Seat(unit, part) for part in (divide(unit.cores, count) if count else [])]
-    return seats
+        assignments += [_Assignment(unit, part) for part in (divide(unit.cores, count) if count else [])]
+    return assignments
 
 
 def _too_big(
-    hosts: Sequence[Topology], everywhere: Sequence[Unit], sizes: Sizes, need: int, seated: int, wanted: int | None
+    hosts: Sequence[Topology], everywhere: Sequence[Unit], sizes: ModelSizes, need: int, placed: int, wanted: int | None
 ) -> str:
     parts = [f"target {_bytes(sizes.target)}"]
     if sizes.draft is not None:
         parts.append(f"draft {_bytes(sizes.draft)}")
     if cache := sizes.target_kv + sizes.draft_kv:
         parts.append(f"KV cache {_bytes(cache)}")
-    fresh = Ledger.of(hosts)
+    fresh = FreeMemory.of(hosts)
     rooms = [(fresh.room(unit.topology.host, unit.memory + unit.extra) or 0, unit) for unit in everywhere]
     room, roomiest = max(rooms, key=lambda pair: pair[0])
     total = f"{' + '.join(parts)}{f' = {_bytes(need)}' if len(parts) > 1 else ''} a replica"
-    if seated:
-        return f"{total}, of which {seated} fit this machine, not {wanted}: ask for fewer --replicas"
+    if placed:
+        return f"{total}, of which {placed} fit this machine, not {wanted}: ask for fewer --replicas"
     wider = {"node": "; spread it with --per socket or --per machine", "sock": "; spread it with --per machine"}
     hint = wider.get(roomiest.name[:4], "; a smaller precision needs less")
     return f"{total} does not fit {roomiest.name}, which has {_bytes(room)}{hint}"
 
 
-def _accelerator_seats(
-    hosts: Sequence[Topology], accelerators: Sequence[tuple[Topology, Accelerator]], per: str, wishes: Wishes
-) -> list[_Seat]:
+def _assign_accelerators(accelerators: Sequence[tuple[Topology, Accelerator]], per: str) -> list[_Assignment]:
     """Each accelerator's replica sits on the accelerator's own node, and shares it with others that hang there."""
     by_unit: dict[tuple[str, str], tuple[Unit, list[Accelerator]]] = {}
     for host, accelerator in accelerators:
@@ -174,13 +172,13 @@ def _accelerator_seats(
             raise PlacementError(f"{accelerator.name} on {host.host} needs a core to feed it, and none is free there")
         unit = min(candidates, key=lambda each: _distance(host, accelerator, each))
         by_unit.setdefault((host.host, unit.name), (unit, []))[1].append(accelerator)
-    seats = {}
+    assignments = {}
     for unit, group in by_unit.values():
         if len(group) > len(unit.cores):
             raise PlacementError(f"{len(group)} accelerators on {unit.name} need a core each, it has {len(unit.cores)}")
         for accelerator, part in zip(group, divide(unit.cores, len(group)), strict=True):
-            seats[unit.topology.host, accelerator.name] = _Seat(unit, part, accelerator)
-    return [seats[host.host, accelerator.name] for host, accelerator in accelerators]
+            assignments[unit.topology.host, accelerator.name] = _Assignment(unit, part, accelerator)
+    return [assignments[host.host, accelerator.name] for host, accelerator in accelerators]
 
 
 def _distance(host: Topology, accelerator: Accelerator, unit: Unit) -> tuple[int, int]:
@@ -191,15 +189,23 @@ def _distance(host: Topology, accelerator: Accelerator, unit: Unit) -> tuple[int
     return min(home.distance(host.node(node)) for node in nodes), min(nodes)
 
 
-def _seal(hosts: Sequence[Topology], seats: Sequence[_Seat], sizes: Sizes, wishes: Wishes, notes: list[str]) -> Plan:
-    """Divide each seat between target and draft, and book the memory."""
-    ledger = Ledger.of(hosts)
+def _divide(
+    hosts: Sequence[Topology],
+    assignments: Sequence[_Assignment],
+    sizes: ModelSizes,
+    request: PlacementRequest,
+    notes: list[str],
+) -> Plan:
+    """Divide each replica's cores between target and draft, and book the memory."""
+    free_memory = FreeMemory.of(hosts)
     actors: list[PlannedActor] = []
-    for replica, seat in enumerate(seats):
-        host = seat.unit.topology
-        on = (False, False) if seat.accelerator is None else on_accelerator(wishes.devices)
-        target_device, draft_device = (seat.accelerator.name if its and seat.accelerator else "cpu" for its in on)
-        target_cores, draft_cores = _parts(seat, replica, sizes, wishes, target_device, draft_device)
+    for replica, assignment in enumerate(assignments):
+        host = assignment.unit.topology
+        on = (False, False) if assignment.accelerator is None else on_accelerator(request.devices)
+        target_device, draft_device = (
+            assignment.accelerator.name if its and assignment.accelerator else "cpu" for its in on
+        )
+        target_cores, draft_cores = _parts(assignment, replica, sizes, request, target_device, draft_device)
         bytes_of = {
             "target": 0 if target_device != "cpu" else sizes.target + sizes.target_kv,
             "draft": 0 if draft_device != "cpu" else (sizes.draft or 0) + sizes.draft_kv,
@@ -209,17 +215,17 @@ def _seal(hosts: Sequence[Topology], seats: Sequence[_Seat], sizes: Sizes, wishe
             "target": sizes.target + sizes.target_kv if target_device != "cpu" else 0,
             "draft": (sizes.draft or 0) + sizes.draft_kv if draft_device != "cpu" else 0,
         }
-        there = None if seat.accelerator is None else seat.accelerator.memory_bytes
-        if seat.accelerator is not None and there is not None and (asked := sum(on_device.values())) > there:
+        there = None if assignment.accelerator is None else assignment.accelerator.memory_bytes
+        if assignment.accelerator is not None and there is not None and (asked := sum(on_device.values())) > there:
             raise PlacementError(
-                f"replica {replica} needs {_bytes(asked)} on {seat.accelerator.name}, which has {_bytes(there)}; a smaller "
-                "precision needs less"
+                f"replica {replica} needs {_bytes(asked)} on {assignment.accelerator.name}, which has {_bytes(there)}; "
+                "a smaller precision needs less"
             )
-        nodes = _memory_nodes(seat, ledger, need)
-        room = ledger.room(host.host, nodes)
+        nodes = _memory_nodes(assignment, free_memory, need)
+        room = free_memory.room(host.host, nodes)
         if room is not None and need > room:
             raise PlacementError(
-                f"replica {replica} needs {_bytes(need)} on {seat.unit.name}, {_bytes(room)} are left there"
+                f"replica {replica} needs {_bytes(need)} on {assignment.unit.name}, {_bytes(room)} are left there"
             )
         for role, cores in (("target", target_cores), ("draft", draft_cores)):
             if role == "draft" and sizes.draft is None:
@@ -235,7 +241,7 @@ def _seal(hosts: Sequence[Topology], seats: Sequence[_Seat], sizes: Sizes, wishe
                 both = target_device == draft_device and sizes.draft is not None
                 resources["GPU"] = 0.5 if both else 1.0
                 holder = "draft" if target_device == "cpu" else "target"
-                leases += [seat.accelerator.lease] if seat.accelerator and role == holder else []
+                leases += [assignment.accelerator.lease] if assignment.accelerator and role == holder else []
             actors.append(
                 PlannedActor(
                     role=role,
@@ -245,24 +251,24 @@ def _seal(hosts: Sequence[Topology], seats: Sequence[_Seat], sizes: Sizes, wishe
                     memory_nodes=nodes,
                     threads=len(cores),
                     device=device,
-                    device_selector=seat.accelerator.selector if seat.accelerator and device != "cpu" else "",
+                    device_selector=assignment.accelerator.selector if assignment.accelerator and device != "cpu" else "",
                     resources=resources,
                     leases=tuple(leases),
-                    memory=ledger.take(host.host, nodes, bytes_of[role]),
+                    memory=free_memory.take(host.host, nodes, bytes_of[role]),
                     device_bytes=on_device[role],
                 )
             )
     return Plan(tuple(actors), tuple(notes))
 
 
-def _memory_nodes(seat: _Seat, ledger: Ledger, need: int) -> tuple[int, ...]:
+def _memory_nodes(assignment: _Assignment, free_memory: FreeMemory, need: int) -> tuple[int, ...]:
     """The nodes of the replica's own cores; wider, up to all that its unit has, only where they are too small."""
-    host = seat.unit.topology
-    homes = {core.node for core in seat.cores}
+    host = assignment.unit.topology
+    homes = {core.node for core in assignment.cores}
     nodes = memory_of(host, [node for node in host.nodes if node.id in homes])
-    for more in (seat.unit.memory, seat.unit.extra):
+    for more in (assignment.unit.memory, assignment.unit.extra):
         for node in more:
-            room = ledger.room(host.host, nodes)
+            room = free_memory.room(host.host, nodes)
             if room is None or room >= need:
                 return nodes
             nodes = tuple(dict.fromkeys((*nodes, node)))
@@ -270,20 +276,25 @@ def _memory_nodes(seat: _Seat, ledger: Ledger, need: int) -> tuple[int, ...]:
 
 
 def _parts(
-    seat: _Seat, replica: int, sizes: Sizes, wishes: Wishes, target_device: str, draft_device: str
+    assignment: _Assignment,
+    replica: int,
+    sizes: ModelSizes,
+    request: PlacementRequest,
+    target_device: str,
+    draft_device: str,
 ) -> tuple[tuple[Core, ...], tuple[Core, ...]]:
     """Target's and draft's cores. The draft's come from the replica's largest node, so that the target is there too."""
-    cores = seat.cores
+    cores = assignment.cores
     if sizes.draft is None:
         return (cores if target_device == "cpu" else cores[:1]), ()
-    asked = wishes.draft_cores
-    split = wishes.layout == "split" or asked is not None
-    if seat.accelerator is None:
-        split = split or (wishes.layout == "auto" and len(cores) >= CORES_TO_SPLIT)
+    asked = request.draft_cores
+    split = request.layout == "split" or asked is not None
+    if assignment.accelerator is None:
+        split = split or (request.layout == "auto" and len(cores) >= CORES_TO_SPLIT)
         default = max(1, len(cores) // TARGET_CORES_A_DRAFT_CORE)
     else:
         # A target on an accelerator needs one core to feed it; what else there is, is the draft's if it runs on the CPU.
-        split = split or (wishes.layout == "auto" and len(cores) >= 2)
+        split = split or (request.layout == "auto" and len(cores) >= 2)
         default = len(cores) - 1 if draft_device == "cpu" else 1
     if not split:
         shared = cores if "cpu" in (target_device, draft_device) else cores[:1]

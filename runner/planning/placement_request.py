@@ -1,17 +1,19 @@
-"""What is asked of a plan: how much the models need, and how a person wants them seated."""
+"""What is asked of a plan: how much the models need, and where a person wants them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
+from outrider.runner.options import Layout, Per
 from outrider.workers.errors import PlacementError
 
-PER = ("auto", "node", "socket", "machine")
-LAYOUTS = ("auto", "split", "shared")
+PER: tuple[str, ...] = get_args(Per)
+LAYOUTS: tuple[str, ...] = get_args(Layout)
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ModelSizes:
     """Bytes of one replica. ``draft`` is None where there is no draft actor, 0 where it holds no model (lookup)."""
 
     target: int
@@ -21,7 +23,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class PlacementRequest:
     """``per="auto"`` is a node where a replica fits one, else a socket, else the machine.
 
     Each accelerator in ``devices`` carries one replica, target and draft; ``cpu`` behind them keeps the drafts off, and
@@ -42,16 +44,16 @@ def on_accelerator(devices: tuple[str, ...]) -> tuple[bool, bool]:
     return target, some and (not target or "cpu" not in devices)
 
 
-def check(sizes: Sizes, wishes: Wishes) -> None:
+def check(sizes: ModelSizes, request: PlacementRequest) -> None:
     """Refuse what no machine could grant."""
-    if wishes.per not in PER:
-        raise PlacementError(f'--per must be one of {", ".join(PER)}, got "{wishes.per}"')
-    if wishes.layout not in LAYOUTS:
-        raise PlacementError(f'--layout must be one of {", ".join(LAYOUTS)}, got "{wishes.layout}"')
-    for name, value in (("--replicas", wishes.replicas), ("--draft-cores", wishes.draft_cores)):
+    if request.per not in PER:
+        raise PlacementError(f'--per must be one of {", ".join(PER)}, got "{request.per}"')
+    if request.layout not in LAYOUTS:
+        raise PlacementError(f'--layout must be one of {", ".join(LAYOUTS)}, got "{request.layout}"')
+    for name, value in (("--replicas", request.replicas), ("--draft-cores", request.draft_cores)):
         if value is not None and value < 1:
             raise PlacementError(f"{name} must be at least 1, got {value}")
-    if wishes.draft_cores is not None and wishes.layout == "shared":
+    if request.draft_cores is not None and request.layout == "shared":
         raise PlacementError("--draft-cores gives the draft cores of its own, --layout shared gives it none: leave out one")
     if min(sizes.target, sizes.draft or 0, sizes.target_kv, sizes.draft_kv) < 0:
         raise PlacementError("the size of a model or of its cache cannot be negative")

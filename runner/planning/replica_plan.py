@@ -1,4 +1,4 @@
-"""What a replica is to be made of: models, seats, and starts that have been tried out."""
+"""What a replica is to be made of: models, placements, and launches that have been tried out."""
 
 from __future__ import annotations
 
@@ -9,54 +9,58 @@ from typing import Any
 
 import outrider
 from outrider.runner.planning.free_cores import ray_options
-from outrider.runner.planning.layout_candidates import arrangements_of
+from outrider.runner.planning.layouts import layouts_of
 from outrider.runner.planning.placement import Plan, PlannedActor
 from outrider.workers.machine.pinning import Launch, Pin, probe
-from outrider.workers.messages import ModelSpec, Seat, ServeSpec
-from outrider.workers.models.cards import ModelCard
+from outrider.workers.messages import ActorPlacement, ModelSpec, ReplicaSpec
+from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.precisions import arithmetic
 
 # Bytes of a weight by precision, and of one as a checkpoint declares it.
-WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "w8a8": 1.1, "w4a8": 0.6}
+WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "w8a8": 1.1, "w8af32": 1.1, "w4a8": 0.6, "w4abf16": 0.6}
+# Of a checkpoint that comes quantised: its codes are kept as they are, its embedding may not be.
+KEPT = 1.25
+OF_FLOATS = ("fp32", "bf16", "fp16")
 DECLARED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
 @dataclass(frozen=True, slots=True)
 class ActorPlan:
-    """One process: its model, and its place."""
+    """One process: its model, and where it runs."""
 
     model: ModelSpec
     actor: PlannedActor
-    seat: Seat
+    placement: ActorPlacement
     # The Ray node that it must start on; None where there is but one.
     node: str | None = None
 
     def options(self, variables: Mapping[str, str]) -> dict[str, Any]:
         """For ``ActorClass.options``."""
-        return ray_options(self.actor, self.seat.launch, variables)
+        return ray_options(self.actor, self.placement.launch, variables)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
     target: ActorPlan
     draft: ActorPlan | None
-    serve: ServeSpec
+    replica_spec: ReplicaSpec
 
     @property
     def leases(self) -> tuple[str, ...]:
-        return self.target.seat.leases + (self.draft.seat.leases if self.draft is not None else ())
+        return self.target.placement.leases + (self.draft.placement.leases if self.draft is not None else ())
 
 
 @dataclass(frozen=True, slots=True)
-class Blueprint:
+class ReplicaTemplate:
     """What every replica of a job is made of, wherever it sits.
 
-    ``movable`` leaves open how target and draft share the cores of their seat. ``rows`` are still to be done in all, as far
+    ``movable`` leaves open how target and draft share the replica's cores. ``rows`` are still to be done in all, as far
     as that is known.
     """
 
     target: ModelSpec
     draft: ModelSpec | None
-    serve: ServeSpec
+    replica_spec: ReplicaSpec
     movable: bool = False
     share_cores: bool = False
     rows: int = 0
@@ -71,27 +75,22 @@ class Blueprint:
 
         def actor(replica: int, role: str, model: ModelSpec) -> ActorPlan:
             planned = made.actor(replica, role)
-            assert planned is not None, f"the plan seats no {role} for replica {replica}"
+            assert planned is not None, f"the plan has no {role} for replica {replica}"
             pin = planned.pin
             node = planned.host if paths is not None else None
             path = paths[planned.host][model.path] if paths is not None else model.path
             placed = replace(model, path=path, device=pin.local_device, threads=pin.threads, cores=pin.cores)
-            seat = Seat(launches(planned.host, pin), planned.leases, shared=self.share_cores)
-            return ActorPlan(placed, planned, seat, node)
+            placement = ActorPlacement(launches(planned.host, pin), planned.leases, shared=self.share_cores)
+            return ActorPlan(placed, planned, placement, node)
 
         def replica_plan(replica: int) -> ReplicaPlan:
             target = actor(replica, "target", self.target)
             draft = None if self.draft is None else actor(replica, "draft", self.draft)
-            arrangements = arrangements_of(
-                target.actor,
-                None if draft is None else draft.actor,
-                self.movable,
-                self.serve.batch,
-            )
-            models = f"{self.target}|{self.draft}|{self.serve}"
+            layouts = layouts_of(target.actor, None if draft is None else draft.actor, self.movable)
+            models = f"{self.target}|{self.draft}|{self.replica_spec}"
             key = f"{outrider.__version__}|{models}|{len(target.actor.cores)} cores of {made.replicas}"
             rows = -(-self.rows // made.replicas)
-            return ReplicaPlan(target, draft, replace(self.serve, arrangements=arrangements, memory_key=key, rows=rows))
+            return ReplicaPlan(target, draft, replace(self.replica_spec, layouts=layouts, memory_key=key, rows=rows))
 
         return [replica_plan(replica) for replica in range(made.replicas)]
 
@@ -101,6 +100,13 @@ def probed_here() -> Callable[[str, Pin], Launch]:
     return cache(lambda host, pin: probe(pin))
 
 
-def loaded_bytes(card: ModelCard, precision: str) -> int:
+def loaded_bytes(model_info: ModelInfo, precision: str) -> int:
     """About how much memory a model takes once loaded."""
-    return int(card.weight_bytes * WEIGHT_BYTES.get(precision, 4.0) / DECLARED_BYTES.get(card.dtype, 4.0))
+    if model_info.made_for:
+        # What is made for bf16 is fp8, which bf16 keeps as it is.
+        codes = "w8af32" if model_info.made_for == "bf16" else model_info.made_for
+        dequantised = precision in OF_FLOATS and precision != model_info.made_for
+        return int(model_info.weight_bytes * KEPT * (WEIGHT_BYTES[precision] / WEIGHT_BYTES[codes] if dequantised else 1.0))
+    return int(
+        model_info.weight_bytes * WEIGHT_BYTES.get(arithmetic(precision), 4.0) / DECLARED_BYTES.get(model_info.dtype, 4.0)
+    )

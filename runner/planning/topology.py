@@ -135,7 +135,7 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
         cpus = Cpus(allowance.cpus, allowance.cpus, {}, {}, {}, {}, {})
     if not cpus.online:
         raise PlacementError(f"{root} describes no CPU: it must be a /sys or a saved copy of one, with devices/system/cpu")
-    members = _settle(claims, cpus, warnings)
+    members = _nodes_of_cpus(claims, cpus, warnings)
 
     node_of = {cpu: node for node, group in members.items() for cpu in group}
     groups = physical_cores(cpus, node_of, warnings)
@@ -199,9 +199,9 @@ def _nodes(folder: Path, warnings: list[str]) -> tuple[dict[int, Path], dict[int
     return folders, members
 
 
-def _settle(members: dict[int, frozenset[int]], cpus: Cpus, warnings: list[str]) -> dict[int, tuple[int, ...]]:
+def _nodes_of_cpus(members: dict[int, frozenset[int]], cpus: Cpus, warnings: list[str]) -> dict[int, tuple[int, ...]]:
     """Every online CPU in exactly one node."""
-    settled: dict[int, list[int]] = {node: [] for node in members}
+    assigned: dict[int, list[int]] = {node: [] for node in members}
     placed: dict[int, int] = {}
     for node, claimed in members.items():
         if unknown := claimed - cpus.known:
@@ -213,28 +213,28 @@ def _settle(members: dict[int, frozenset[int]], cpus: Cpus, warnings: list[str])
             )
         for cpu in sorted((claimed & cpus.online) - placed.keys()):
             placed[cpu] = node
-            settled[node].append(cpu)
+            assigned[node].append(cpu)
     strays = sorted(cpus.online - placed.keys())
     if not strays:
-        return {node: tuple(group) for node, group in settled.items()}
+        return {node: tuple(group) for node, group in assigned.items()}
     nobody_claims = not placed
     lost = []
     for cpu in strays:
         home = cpus.node_links.get(cpu)
-        if home not in settled:
+        if home not in assigned:
             home = next((placed[other] for other in sorted(cpus.siblings.get(cpu, ())) if other in placed), None)
         if home is None and nobody_claims:
-            home = min(settled)
+            home = min(assigned)
         if home is None:
             lost.append(cpu)
             continue
         placed[cpu] = home
-        settled[home].append(cpu)
+        assigned[home].append(cpu)
     if lost:
         warnings.append(f"CPUs {sysfs.format_list(lost)}: online, but in no node; they are left out")
     if nobody_claims and len(members) > 1:
         warnings.append("no node says which CPUs it has")
-    return {node: tuple(sorted(group)) for node, group in settled.items()}
+    return {node: tuple(sorted(group)) for node, group in assigned.items()}
 
 
 def _distances(folders: dict[int, Path], warnings: list[str]) -> dict[int, dict[int, int]]:

@@ -30,20 +30,20 @@ class Unit:
 
 
 @dataclass(slots=True)
-class Ledger:
+class FreeMemory:
     """Free memory, by (host, node), while a plan is made. None is a node that does not tell, and takes anything."""
 
     free: dict[tuple[str, int], int | None] = field(default_factory=dict)
     limits: dict[str, int | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, hosts: Iterable[Topology]) -> Ledger:
-        ledger = cls()
+    def of(cls, hosts: Iterable[Topology]) -> FreeMemory:
+        free_memory = cls()
         for host in hosts:
-            ledger.limits[host.host] = host.memory_limit_bytes
+            free_memory.limits[host.host] = host.memory_limit_bytes
             for node in host.nodes:
-                ledger.free[host.host, node.id] = node.memory_bytes if node.memory_allowed else 0
-        return ledger
+                free_memory.free[host.host, node.id] = node.memory_bytes if node.memory_allowed else 0
+        return free_memory
 
     def room(self, host: str, nodes: Sequence[int]) -> int | None:
         """How much these nodes can still take together; None is without a known bound."""
@@ -128,11 +128,11 @@ def divide(cores: Sequence[Core], replicas: int) -> list[tuple[Core, ...]]:
     for core in cores:
         by_node.setdefault(core.node, []).append(core)
     if replicas >= len(by_node):
-        seats = dict.fromkeys(by_node, 1)
+        counts = dict.fromkeys(by_node, 1)
         for _ in range(replicas - len(by_node)):
-            roomiest = max(by_node, key=lambda node: (len(by_node[node]) / (seats[node] + 1), -node))
-            seats[roomiest] += 1
-        return [part for node, group in by_node.items() for part in _even(group, seats[node])]
+            roomiest = max(by_node, key=lambda node: (len(by_node[node]) / (counts[node] + 1), -node))
+            counts[roomiest] += 1
+        return [part for node, group in by_node.items() for part in _even(group, counts[node])]
     if len(by_node) % replicas == 0:
         nodes = list(by_node.values())
         width = len(nodes) // replicas

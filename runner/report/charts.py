@@ -1,15 +1,14 @@
-"""Charts as inline SVG: pure functions. Colours come from the page's style sheet, so that they follow light and dark.
+"""Where everything of a chart lies: pure functions. The template ``macros.html`` draws it as inline SVG.
 
-Every chart carries a title and a description, and every mark a tooltip; the page puts a table beside it.
+Colours come from the page's style sheet, so that they follow light and dark. Every chart carries a title and a description,
+and every mark a tooltip; the page puts a table beside it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-
-from outrider.runner.report.markup import Markup, tag
+from dataclasses import dataclass, field
 
 WIDTH, HEIGHT = 720, 250
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 30, 40
@@ -22,7 +21,7 @@ def replica_color(replica: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """``color`` is one of the page's series, from 0."""
 
     name: str
@@ -36,6 +35,72 @@ class Bar:
     label: str
     value: float
     hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A line of the grid, or of an axis."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    words: str
+    x: float
+    y: float
+    kind: str
+    anchor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: float
+    y: float
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLine:
+    """``area`` is the path around what lies below the line, where that is filled."""
+
+    name: str
+    points: Sequence[Point]
+    color: int
+    area: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnBar:
+    x: float
+    y: float
+    width: float
+    height: float
+    color: int
+    hint: str
+    round: float = 0.0
+
+
+@dataclass(slots=True)
+class Figure:
+    name: str
+    description: str
+    height: float = HEIGHT
+    width: int = WIDTH
+    rules: list[Rule] = field(default_factory=list)
+    bars: list[DrawnBar] = field(default_factory=list)
+    lines: list[DrawnLine] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LegendEntry:
+    name: str
+    color: int
 
 
 def number(value: float) -> str:
@@ -79,145 +144,92 @@ def time_ticks(highest: float, wanted: int = 6) -> list[float]:
 
 
 def line_chart(
-    name: str, description: str, lines: Sequence[Line], y_label: str, end: float, y_text: Callable[[float], str] = number
-) -> Markup:
+    name: str,
+    description: str,
+    lines: Sequence[ChartLine],
+    y_label: str,
+    end: float,
+    y_text: Callable[[float], str] = number,
+) -> Figure:
     """Lines over the time from 0 to ``end`` seconds."""
     y_ticks = ticks(max((y for line in lines for _, y in line.points), default=0.0))
     end = end or 1.0
+    floor = HEIGHT - BOTTOM
 
     def across(x: float) -> float:
         return round(LEFT + x / end * (WIDTH - LEFT - RIGHT), 1)
 
     def down(y: float) -> float:
-        return round(HEIGHT - BOTTOM - y / y_ticks[-1] * (HEIGHT - TOP - BOTTOM), 1)
+        return _down(y, y_ticks[-1])
 
-    marks: list[Markup] = [_y_axis(y_ticks, down, y_text, y_label)]
+    figure = Figure(name, description)
+    _add_y_axis(figure, y_ticks, y_text, y_label)
     for x in time_ticks(end):
         anchor = "end" if across(x) > WIDTH - RIGHT - 24 else "middle"
-        marks.append(tag("text", duration(x), x=across(x), y=HEIGHT - BOTTOM + 18, class_="tick", text_anchor=anchor))
-        marks.append(tag("line", x1=across(x), x2=across(x), y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM + 4, class_="axis"))
+        figure.labels.append(Label(duration(x), across(x), floor + 18, "tick", anchor))
+        figure.rules.append(Rule(across(x), floor, across(x), floor + 4, "axis"))
     for line in lines:
-        path = " ".join(f"{across(x)},{down(y)}" for x, y in line.points)
-        color = f"series-{line.color % SERIES}"
-        if line.filled and line.points:
-            floor = down(0)
-            first, last = across(line.points[0][0]), across(line.points[-1][0])
-            area = f"M{first},{floor} L{path.replace(' ', ' L')} L{last},{floor} Z"
-            marks.append(tag("path", d=area, class_=f"area {color}"))
-        if len(line.points) > 1:
-            marks.append(tag("polyline", tag("title", line.name), points=path, class_=f"line {color}"))
-        else:
-            marks.extend(tag("circle", cx=across(x), cy=down(y), r=4, class_=f"dot {color}") for x, y in line.points)
-        # Wide enough to be hit, and unseen.
-        marks.extend(
-            tag(
-                "circle",
-                tag("title", f"{line.name}: {y_text(y)} at {duration(x)}"),
-                cx=across(x),
-                cy=down(y),
-                r=5,
-                class_="target",
-            )
-            for x, y in line.points
-        )
-    return _figure(name, description, marks, HEIGHT)
+        points = [Point(across(x), down(y), f"{line.name}: {y_text(y)} at {duration(x)}") for x, y in line.points]
+        area = ""
+        if line.filled and points:
+            path = " ".join(f"L{point.x},{point.y}" for point in points)
+            area = f"M{points[0].x},{down(0)} {path} L{points[-1].x},{down(0)} Z"
+        figure.lines.append(DrawnLine(line.name, points, line.color % SERIES, area))
+    return figure
 
 
 def bar_chart(
     name: str, description: str, bars: Sequence[Bar], y_label: str, x_label: str, y_text: Callable[[float], str] = number
-) -> Markup:
+) -> Figure:
     """Upright bars that share the width; where they are many, not every one is labelled."""
     y_ticks = ticks(max((bar.value for bar in bars), default=0.0))
     room = (WIDTH - LEFT - RIGHT) / max(1, len(bars))
     every = max(1, math.ceil(max((len(bar.label) for bar in bars), default=1) * 7.5 / room))
-
-    def down(y: float) -> float:
-        return round(HEIGHT - BOTTOM - y / y_ticks[-1] * (HEIGHT - TOP - BOTTOM), 1)
-
-    marks: list[Markup] = [_y_axis(y_ticks, down, y_text, y_label)]
+    floor = _down(0, y_ticks[-1])
+    figure = Figure(name, description)
+    _add_y_axis(figure, y_ticks, y_text, y_label)
     for index, bar in enumerate(bars):
-        left = LEFT + index * room
-        marks.append(
-            tag(
-                "rect",
-                tag("title", bar.hint),
-                x=round(left + 0.12 * room, 1),
-                y=down(bar.value),
-                width=round(0.76 * room, 1),
-                height=round(down(0) - down(bar.value), 1),
-                rx=1.5,
-                class_="bar series-0",
-            )
-        )
+        left, top = LEFT + index * room, _down(bar.value, y_ticks[-1])
+        x, width = round(left + 0.12 * room, 1), round(0.76 * room, 1)
+        figure.bars.append(DrawnBar(x, top, width, round(floor - top, 1), 0, bar.hint, round=1.5))
         if index % every == 0:
-            marks.append(
-                tag(
-                    "text",
-                    bar.label,
-                    x=round(left + room / 2, 1),
-                    y=HEIGHT - BOTTOM + 16,
-                    class_="tick",
-                    text_anchor="middle",
-                )
-            )
-    marks.append(tag("text", x_label, x=WIDTH - RIGHT, y=HEIGHT - 6, class_="label", text_anchor="end"))
-    return _figure(name, description, marks, HEIGHT)
+            figure.labels.append(Label(bar.label, round(left + room / 2, 1), HEIGHT - BOTTOM + 16, "tick", "middle"))
+    figure.labels.append(Label(x_label, WIDTH - RIGHT, HEIGHT - 6, "label", "end"))
+    return figure
 
 
 def stacked_bars(
     name: str, description: str, bars: Sequence[tuple[str, Mapping[str, float]]], colors: Mapping[str, int]
-) -> Markup:
+) -> Figure:
     """One bar from 0 to 100% each, made of named shares."""
     thick, gap, left = 24, 12, 92
-    marks = []
+    figure = Figure(name, description, height=4 + len(bars) * (thick + gap))
     for index, (label, shares) in enumerate(bars):
         top = 4 + index * (thick + gap)
-        marks.append(tag("text", label, x=left - 8, y=top + 16, class_="label", text_anchor="end"))
+        figure.labels.append(Label(label, left - 8, top + 16, "label", "end"))
         at = 0.0
         for part, share in shares.items():
-            width = share * (WIDTH - left - RIGHT)
-            x = left + at * (WIDTH - left - RIGHT)
-            color = f"series-{colors[part] % SERIES}"
-            hint = tag("title", f"{label}: {part} {100 * share:.1f}%")
-            marks.append(
-                tag("rect", hint, x=round(x, 1), y=top, width=round(width, 1), height=thick, class_=f"bar {color}")
-            )
+            x, width = left + at * (WIDTH - left - RIGHT), share * (WIDTH - left - RIGHT)
+            hint = f"{label}: {part} {100 * share:.1f}%"
+            figure.bars.append(DrawnBar(round(x, 1), top, round(width, 1), thick, colors[part] % SERIES, hint))
             if width > 42:
-                middle = round(x + width / 2, 1)
-                inside = f"{100 * share:.0f}%"
-                marks.append(tag("text", inside, x=middle, y=top + 16.5, class_="inside", text_anchor="middle"))
+                inside = Label(f"{100 * share:.0f}%", round(x + width / 2, 1), top + 16.5, "inside", "middle")
+                figure.labels.append(inside)
             at += share
-    return _figure(name, description, marks, 4 + len(bars) * (thick + gap))
+    return figure
 
 
-def legend(entries: Sequence[tuple[str, int]]) -> Markup:
-    return tag(
-        "ul",
-        *(
-            tag("li", tag("span", class_=f"swatch series-{color % SERIES}", aria_hidden="true"), name)
-            for name, color in entries
-        ),
-        class_="legend",
-    )
+def legend(entries: Sequence[tuple[str, int]]) -> list[LegendEntry]:
+    return [LegendEntry(name, color % SERIES) for name, color in entries]
 
 
-def _y_axis(y_ticks: Sequence[float], down: Callable[[float], float], y_text: Callable[[float], str], label: str) -> Markup:
-    lines = []
+def _down(y: float, highest: float) -> float:
+    return round(HEIGHT - BOTTOM - y / highest * (HEIGHT - TOP - BOTTOM), 1)
+
+
+def _add_y_axis(figure: Figure, y_ticks: Sequence[float], y_text: Callable[[float], str], label: str) -> None:
     for y in y_ticks:
-        lines.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=down(y), y2=down(y), class_="axis" if y == 0 else "grid"))
-        lines.append(tag("text", y_text(y), x=LEFT - 8, y=down(y) + 4, class_="tick", text_anchor="end"))
-    lines.append(tag("text", label, x=0, y=14, class_="label"))
-    return tag("g", *lines)
-
-
-def _figure(name: str, description: str, marks: Sequence[Markup], height: int) -> Markup:
-    svg = tag(
-        "svg",
-        tag("title", name),
-        tag("desc", description),
-        *marks,
-        viewBox=f"0 0 {WIDTH} {height}",
-        role="img",
-        aria_label=f"{name}. {description}",
-    )
-    return tag("div", svg, class_="chart")
+        at = _down(y, y_ticks[-1])
+        figure.rules.append(Rule(LEFT, at, WIDTH - RIGHT, at, "axis" if y == 0 else "grid"))
+        figure.labels.append(Label(y_text(y), LEFT - 8, at + 4, "tick", "end"))
+    figure.labels.append(Label(label, 0, 14, "label"))

@@ -6,19 +6,37 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from outrider.runner.printable import printable
+from outrider.runner.report.counters import JobCounters
+from outrider.runner.report.pace import left_words, speed_words
 from outrider.runner.report.summary_lines import speculation_lines
-from outrider.runner.report.totals import Totals
+from outrider.runner.report.words import read_again_words, share
 
 PLAIN_LINE_SECONDS = 10.0
 DEATHS = {"target": "target_deaths", "draft": "draft_deaths", "Ray": "ray_deaths"}
+
+
+class Watcher(Protocol):
+    """Who is told what a job does."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def say(self, text: str) -> None:
+        """A sentence that stays."""
+
+    def show(self, counters: JobCounters) -> None:
+        """How far the job is; asked many times a second."""
 
 
 class Display:
@@ -33,11 +51,11 @@ class Display:
             MofNCompleteColumn(),
             TextColumn("{task.fields[rates]}"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("starting", total=None, rates="")
+        self._task = self._bar.add_task("starting", total=None, rates="", left="")
         self._notes = 0
 
     def __enter__(self) -> Self:
@@ -50,30 +68,38 @@ class Display:
     def say(self, text: str) -> None:
         self._console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
-    def show(self, totals: Totals) -> None:
-        for note in totals.notes[self._notes :]:
+    def show(self, counters: JobCounters) -> None:
+        for note in counters.notes[self._notes :]:
             self.say(f"note: {note}")
-        self._notes = len(totals.notes)
-        description = "running" if totals.replicas_up else "loading models"
+        self._notes = len(counters.notes)
         self._bar.update(
             self._task,
-            description=description,
-            completed=totals.done + totals.failed,
-            total=totals.rows,
-            rates=rates(totals),
+            description=_stage(counters),
+            completed=counters.done + counters.failed,
+            total=counters.rows,
+            rates=rates(counters),
+            left=left(counters),
         )
         if not self._console.is_terminal and time.monotonic() - self._last_line > PLAIN_LINE_SECONDS:
             self._last_line = time.monotonic()
-            self.say(f"{description}: {totals.done + totals.failed}/{totals.rows} rows, {rates(totals)}")
+            self.say(progress_line(counters))
 
 
-def rates(totals: Totals) -> str:
-    speed = totals.tokens / totals.seconds if totals.seconds else 0.0
-    return f"{speed:.0f} tok/s, {share(totals.accepted, totals.proposed)} accepted"
+def progress_line(counters: JobCounters) -> str:
+    so_far = f"{counters.done + counters.failed}/{counters.rows} rows"
+    return f"{_stage(counters)}: {so_far}, {rates(counters)}, {left(counters)}"
 
 
-def share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f}%" if whole else "none"
+def _stage(counters: JobCounters) -> str:
+    return "running" if counters.replicas_up else "loading models"
+
+
+def rates(counters: JobCounters) -> str:
+    return f"{speed_words(counters.pace.rates())}, {share(counters.accepted, counters.proposed)} accepted"
+
+
+def left(counters: JobCounters) -> str:
+    return left_words(counters.pace.rates(), counters.rows - counters.done - counters.failed)
 
 
 def summary_table(summary: dict[str, Any], over_time: Sequence[dict[str, Any]], directory: str) -> Table:
@@ -81,7 +107,13 @@ def summary_table(summary: dict[str, Any], over_time: Sequence[dict[str, Any]], 
     speed = summary["tokens"] / summary["seconds"] if summary["seconds"] else 0.0
     table.add_row("rows", f"{summary['rows']:,} ({summary['failed']:,} failed)")
     table.add_row("tokens", f"{summary['tokens']:,} in {summary['seconds']:.1f} s")
-    table.add_row("speed", f"{speed:,.1f} tokens/s")
+    rows = summary["done"] / summary["seconds"] if summary["seconds"] else 0.0
+    table.add_row("speed", f"{speed:,.1f} tokens/s, {rows:,.2f} rows/s")
+    if summary.get("prompt_tokens"):
+        read = summary["prompt_tokens"] / summary["seconds"] if summary["seconds"] else 0.0
+        table.add_row("prompts", f"{summary['prompt_tokens']:,} tokens, {read:,.1f} tokens/s")
+    if again := read_again_words(summary):
+        table.add_row("read twice", again)
     accepted = f"{summary['accepted']:,} of {summary['proposed']:,} candidates"
     table.add_row("acceptance", f"{share(summary['accepted'], summary['proposed'])} ({accepted})")
     for name, value in speculation_lines(summary, over_time):

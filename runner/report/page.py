@@ -1,15 +1,16 @@
-"""The page of report.html: sections of text, charts and tables. Pure; nothing in it is fetched from anywhere."""
+"""The page of report.html: what its sections say. Pure; ``templates/`` says how they look, and nothing is fetched."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import outrider
 from outrider.runner.report.charts import (
     Bar,
-    Line,
+    ChartLine,
     bar_chart,
     duration,
     legend,
@@ -19,12 +20,13 @@ from outrider.runner.report.charts import (
     stacked_bars,
 )
 from outrider.runner.report.latencies import Latencies
-from outrider.runner.report.markup import Markup, table, tag
 from outrider.runner.report.pinning import layouts, placement
-from outrider.runner.report.report import Job
+from outrider.runner.report.render import render
+from outrider.runner.report.report_data import ReportData
+from outrider.runner.report.sections import Cell, Section, Table
 from outrider.runner.report.series import Series
-from outrider.runner.report.statistics import COLUMNS, PHASES, summary_of
-from outrider.runner.report.style import STYLE
+from outrider.runner.report.statistics import COLUMNS, summary_of
+from outrider.workers.messages import OTHER_PHASE, PHASES
 
 # More lines than this say nothing; then the sum is drawn alone.
 MOST_LINES = 6
@@ -32,109 +34,98 @@ MOST_LINES = 6
 LEAST_ROWS = 0.05
 LATENCY_BARS = 36
 PERCENTILES = (0.5, 0.9, 0.95, 0.99)
-PHASE_COLORS = {phase: color for color, phase in enumerate((*PHASES, "other"))}
+PHASE_COLORS = {phase: color for color, phase in enumerate((*PHASES, OTHER_PHASE))}
 PHASE_MEANING = (
-    "verify: passes of the target; draft: waiting for a draft that computes; hop: the rest of that waiting, the way there "
-    "and back; idle: no rows; other: bookkeeping. Shares of the time of the targets."
+    "; ".join(f"{phase}: {meaning}" for phase, meaning in {**PHASES, OTHER_PHASE: "bookkeeping"}.items())
+    + ". Shares of the time of the targets."
 )
 
 
-def page(job: Job) -> str:
-    summary = summary_of(job.account)
-    body = tag(
-        "body",
-        _header(job, summary),
-        tag(
-            "main",
-            _throughput(job),
-            _phases(summary),
-            _acceptance(summary),
-            _candidates(job),
-            _latency(job),
-            _errors(job),
-            placement(job.pinning),
-            layouts(job.layouts),
-            _what_ran(job),
-        ),
-        tag("footer", tag("p", f"Written by outrider {outrider.__version__}. This page needs no network.")),
+@dataclass(frozen=True, slots=True)
+class State:
+    words: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFigure:
+    name: str
+    value: str
+    note: str
+
+
+def page(job: ReportData) -> str:
+    summary = summary_of(job.statistics)
+    sections = [
+        _throughput(job),
+        _phases(summary),
+        _acceptance(summary),
+        _candidates(job),
+        _latency(job),
+        _errors(job),
+        placement(job.pinning),
+        layouts(job.layouts),
+        _what_ran(job),
+    ]
+    return render(
+        "page.html",
+        name=job.name,
+        state=_state(job),
+        updated=job.description.get("updated"),
+        key_figures=_key_figures(job, summary),
+        sections=[section for section in sections if section is not None],
+        version=outrider.__version__,
     )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{job.name} · outrider"),
-        tag("style", Markup(STYLE)),
-    )
-    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en")
 
 
-def section(title: str, *children: object) -> Markup:
-    return tag("section", tag("h2", title), *children)
+def _state(job: ReportData) -> State:
+    counts = job.counts
+    if job.running:
+        return State(f"running, {counts.pending:,} rows to go", "running")
+    if counts.pending:
+        return State(f"stopped with {counts.pending:,} rows to go; the same command resumes it", "stopped")
+    if counts.failed:
+        return State(f"finished, {counts.failed:,} rows failed", "failed")
+    return State("finished", "finished")
 
 
-def as_table(content: Markup) -> Markup:
-    return tag("details", tag("summary", "as a table"), content)
-
-
-def _header(job: Job, summary: dict[str, Any]) -> Markup:
+def _key_figures(job: ReportData, summary: dict[str, Any]) -> list[KeyFigure]:
     counts, seconds = job.counts, job.totals.get("seconds", 0.0)
     tokens = int(job.totals.get("tokens", 0))
-    if job.running:
-        state, kind = f"running, {counts.pending:,} rows to go", "running"
-    elif counts.pending:
-        state, kind = f"stopped with {counts.pending:,} rows to go; the same command resumes it", "stopped"
-    elif counts.failed:
-        state, kind = f"finished, {counts.failed:,} rows failed", "failed"
-    else:
-        state, kind = "finished", "finished"
-    latencies = Latencies(job.account.get("latencies"))
-    figures = [
-        ("rows", f"{counts.done:,}", f"of {counts.rows:,} done, {counts.failed:,} failed"),
-        ("tokens", f"{tokens:,}", f"in {duration(seconds)}"),
-        ("tokens a second", number(tokens / seconds) if seconds else "none", "all replicas together"),
+    found = [
+        KeyFigure("rows", f"{counts.done:,}", f"of {counts.rows:,} done, {counts.failed:,} failed"),
+        KeyFigure("tokens", f"{tokens:,}", f"in {duration(seconds)}"),
+        KeyFigure("tokens a second", number(tokens / seconds) if seconds else "none", "all replicas together"),
     ]
     if job.totals.get("proposed"):
         rate = 100 * job.totals["accepted"] / job.totals["proposed"]
-        figures.append(("accepted", f"{rate:.0f}%", f"of {int(job.totals['proposed']):,} candidates"))
-        figures.append(("tokens a round", f"{summary['tokens_per_round']:.2f}", f"mean k {summary['mean_k']:.1f}"))
+        found.append(KeyFigure("accepted", f"{rate:.0f}%", f"of {int(job.totals['proposed']):,} candidates"))
+        k = f"mean k {summary['mean_k']:.1f}"
+        found.append(KeyFigure("tokens a round", f"{summary['tokens_per_round']:.2f}", k))
+    latencies = Latencies(job.statistics.get("latencies"))
     if latencies.count:
-        figures.append(
-            ("a row takes", duration(latencies.percentile(0.5)), f"95% within {duration(latencies.percentile(0.95))}")
-        )
-    return tag(
-        "header",
-        tag("h1", job.name),
-        tag("p", tag("span", state, class_=f"state {kind}"), _updated(job)),
-        tag(
-            "dl",
-            *(tag("div", tag("dt", name), tag("dd", value, tag("small", note))) for name, value, note in figures),
-            class_="figures",
-        ),
-    )
+        most = f"95% within {duration(latencies.percentile(0.95))}"
+        found.append(KeyFigure("a row takes", duration(latencies.percentile(0.5)), most))
+    return found
 
 
-def _updated(job: Job) -> str:
-    updated = job.description.get("updated")
-    return f" · last started {updated}" if updated else ""
-
-
-def _series(job: Job) -> dict[int, Series]:
-    replicas = job.account.get("replicas", {})
+def _series(job: ReportData) -> dict[int, Series]:
+    replicas = job.statistics.get("replicas", {})
     return {int(number): Series.restored(COLUMNS, replica["series"]) for number, replica in replicas.items()}
 
 
-def _throughput(job: Job) -> Markup:
+def _throughput(job: ReportData) -> Section:
     series = _series(job)
     end = max([job.totals.get("seconds", 0.0), *(_last(one) for one in series.values())], default=0.0)
     speeds = {name: _speeds(one, end) for name, one in series.items()}
     if not any(speeds.values()):
-        return section("Throughput over time", tag("p", "Nothing has been measured yet."))
+        return Section("Throughput over time", "Nothing has been measured yet.")
     total = _sum_of(list(series.values()), end)
-    lines = [Line("all replicas", total, 0, filled=True)]
+    lines = [ChartLine("all replicas", total, 0, filled=True)]
     if 1 < len(series) <= MOST_LINES:
-        lines += [Line(f"replica {name}", points, replica_color(name)) for name, points in sorted(speeds.items())]
-    rows: list[list[object]] = [[f"{x:.2f}", number(y)] for x, y in total]
-    by_replica: list[list[object]] = [
+        lines += [ChartLine(f"replica {name}", points, replica_color(name)) for name, points in sorted(speeds.items())]
+    rows: list[list[Cell]] = [[f"{x:.2f}", number(y)] for x, y in total]
+    by_replica: list[list[Cell]] = [
         [
             f"replica {one['replica']}",
             f"{one['tokens']:,}",
@@ -144,16 +135,16 @@ def _throughput(job: Job) -> Markup:
             f"{one['mean_k']:.1f}",
             f"{100 * one['acceptance']:.0f}%",
         ]
-        for one in summary_of(job.account)["replicas"]
+        for one in summary_of(job.statistics)["replicas"]
     ]
     head = ["", "tokens", "up for", "tokens/s", "tokens a round", "mean k", "accepted"]
-    return section(
+    return Section(
         "Throughput over time",
-        tag("p", "Committed tokens a second, over the time in which the job ran, without pauses between its runs."),
+        "Committed tokens a second, over the time in which the job ran, without pauses between its runs.",
         line_chart("Throughput", "Tokens a second over the seconds of the job", lines, "tokens/s", end),
-        legend([(line.name, line.color) for line in lines]) if len(lines) > 1 else "",
-        as_table(table(["middle of the interval (s)", "tokens/s"], rows)),
-        table(head, by_replica),
+        legend([(line.name, line.color) for line in lines]) if len(lines) > 1 else (),
+        behind=Table(["middle of the interval (s)", "tokens/s"], rows),
+        table=Table(head, by_replica),
     )
 
 
@@ -192,44 +183,41 @@ def _sum_of(many: Sequence[Series], end: float) -> list[tuple[float, float]]:
     return found
 
 
-def _phases(summary: dict[str, Any]) -> Markup:
+def _phases(summary: dict[str, Any]) -> Section | None:
     if not any(summary["time"].values()):
-        return Markup("")
+        return None
     bars = [(f"replica {one['replica']}", one["time"]) for one in summary["replicas"]]
     if len(bars) > 1:
         bars = [("all", summary["time"]), *bars]
-    rows: list[list[object]] = [[name, *(f"{100 * shares[phase]:.1f}%" for phase in PHASE_COLORS)] for name, shares in bars]
-    return section(
+    rows: list[list[Cell]] = [[name, *(f"{100 * shares[phase]:.1f}%" for phase in PHASE_COLORS)] for name, shares in bars]
+    return Section(
         "Time by phase",
-        tag("p", PHASE_MEANING),
+        PHASE_MEANING,
         stacked_bars("Time by phase", "Shares of each target's time", bars[:40], PHASE_COLORS),
         legend(list(PHASE_COLORS.items())),
-        as_table(table(["", *PHASE_COLORS], rows)),
+        behind=Table(["", *PHASE_COLORS], rows),
     )
 
 
-def _acceptance(summary: dict[str, Any]) -> Markup:
+def _acceptance(summary: dict[str, Any]) -> Section:
     lengths = summary["accepted_lengths"]
     total = sum(lengths)
     if not total:
-        return section("Accepted lengths", tag("p", "No candidates were proposed."))
+        return Section("Accepted lengths", "No candidates were proposed.")
     longest = max(length for length, count in enumerate(lengths) if count)
     names = [f"{length} or more" if length == len(lengths) - 1 else str(length) for length in range(longest + 1)]
     bars = [
         Bar(name, 100 * lengths[length] / total, f"{name}: {lengths[length]:,} times, {100 * lengths[length] / total:.1f}%")
         for length, name in enumerate(names)
     ]
-    rows: list[list[object]] = [[bar.label, f"{lengths[at]:,}", f"{bar.value:.1f}%"] for at, bar in enumerate(bars)]
+    rows: list[list[Cell]] = [[bar.label, f"{lengths[at]:,}", f"{bar.value:.1f}%"] for at, bar in enumerate(bars)]
     mean = sum(length * count for length, count in enumerate(lengths)) / total
-    return section(
+    return Section(
         "Accepted lengths",
-        tag(
-            "p",
-            f"How many of a row's candidates held in a round, in the {total:,} turns in which some were proposed; "
-            f"{mean:.2f} on average. The target adds a token of its own to each.",
-        ),
+        f"How many of a row's candidates held in a round, in the {total:,} turns in which some were proposed; "
+        f"{mean:.2f} on average. The target adds a token of its own to each.",
         bar_chart("Accepted lengths", "Turns by accepted candidates", bars, "share", "accepted candidates", _percent),
-        as_table(table(["accepted", "turns", "share"], rows)),
+        behind=Table(["accepted", "turns", "share"], rows),
     )
 
 
@@ -237,7 +225,7 @@ def _percent(value: float) -> str:
     return f"{value:g}%"
 
 
-def _candidates(job: Job) -> Markup:
+def _candidates(job: ReportData) -> Section | None:
     asked, rows_asked = COLUMNS.index("asked"), COLUMNS.index("asking_rows")
     lines = []
     series = _series(job)
@@ -249,54 +237,50 @@ def _candidates(job: Job) -> Markup:
             if point[rows_asked] > LEAST_ROWS
         ]
         if any(k for _, k in points):
-            lines.append(Line(f"replica {name}", points, replica_color(name)))
+            lines.append(ChartLine(f"replica {name}", points, replica_color(name)))
     if not lines:
-        return Markup("")
-    rows: list[list[object]] = [[f"{x:.2f}", line.name, f"{k:.2f}"] for line in lines for x, k in line.points]
+        return None
+    rows: list[list[Cell]] = [[f"{x:.2f}", line.name, f"{k:.2f}"] for line in lines for x, k in line.points]
     note = f" Shown are the first {MOST_LINES} replicas." if len(series) > MOST_LINES else ""
-    return section(
+    return Section(
         "k over time",
-        tag("p", f"How many candidates a row was asked for, on average over the rows that could have some.{note}"),
+        f"How many candidates a row was asked for, on average over the rows that could have some.{note}",
         line_chart("k over time", "Mean number of candidates asked for", lines, "k", end),
-        legend([(line.name, line.color) for line in lines]) if len(lines) > 1 else "",
-        as_table(table(["middle of the interval (s)", "replica", "k"], rows, numeric_from=2)),
+        legend([(line.name, line.color) for line in lines]) if len(lines) > 1 else (),
+        behind=Table(["middle of the interval (s)", "replica", "k"], rows, numeric_from=2),
     )
 
 
-def _latency(job: Job) -> Markup:
-    latencies = Latencies(job.account.get("latencies"))
+def _latency(job: ReportData) -> Section:
+    latencies = Latencies(job.statistics.get("latencies"))
     if not latencies.count:
-        return section("Latency of a row", tag("p", "No row has ended yet."))
+        return Section("Latency of a row", "No row has ended yet.")
     steps = latencies.histogram(LATENCY_BARS)
     bars = [Bar(duration(low), count, f"{duration(low)} to {duration(high)}: {count:,} rows") for low, high, count in steps]
-    rows: list[list[object]] = [
-        [f"{duration(low)} to {duration(high)}", f"{count:,}"] for low, high, count in steps if count
-    ]
+    rows: list[list[Cell]] = [[f"{duration(low)} to {duration(high)}", f"{count:,}"] for low, high, count in steps if count]
     heads = [f"{100 * share:g}% within" for share in PERCENTILES]
-    shares: list[object] = [duration(latencies.percentile(share)) for share in PERCENTILES]
-    return section(
+    shares: list[Cell] = [duration(latencies.percentile(share)) for share in PERCENTILES]
+    return Section(
         "Latency of a row",
-        tag("p", f"From a row's entry into the batch to its end; {latencies.count:,} rows. Steps grow by a fixed ratio."),
+        f"From a row's entry into the batch to its end; {latencies.count:,} rows. Steps grow by a fixed ratio.",
         bar_chart("Latency of a row", "Rows by the time they took", bars, "rows", "time, from", number),
-        as_table(table(["time", "rows"], rows)),
-        table(["", *heads], [["rows", *shares]]),
+        behind=Table(["time", "rows"], rows),
+        table=Table(["", *heads], [["rows", *shares]]),
     )
 
 
-def _errors(job: Job) -> Markup:
+def _errors(job: ReportData) -> Section:
     if not job.errors:
-        return section("Errors", tag("p", "No row has failed."))
-    rows: list[list[object]] = [
-        [kind.code, f"{kind.rows:,}", kind.message, ", ".join(kind.examples)] for kind in job.errors
-    ]
-    return section(
+        return Section("Errors", "No row has failed.")
+    rows: list[list[Cell]] = [[kind.code, f"{kind.rows:,}", kind.message, ", ".join(kind.examples)] for kind in job.errors]
+    return Section(
         "Errors by kind",
-        table(["kind", "rows", "message of the first", "such as"], rows, numeric_from=9),
-        tag("p", "All of them stand in errors.jsonl."),
+        table=Table(["kind", "rows", "message of the first", "such as"], rows, numeric_from=9),
+        note="All of them stand in errors.jsonl.",
     )
 
 
-def _what_ran(job: Job) -> Markup:
+def _what_ran(job: ReportData) -> Section:
     description = job.description
     spec, identity = description.get("spec", {}), description.get("identity", {})
     path = description.get("numeric_path") or {}
@@ -314,12 +298,10 @@ def _what_ran(job: Job) -> Markup:
         ("versions", _join(f"outrider {description.get('outrider')}", f"Python {description.get('python')}")),
         ("deaths", _join(*(f"{int(job.totals.get(f'{who}_deaths', 0))} of {who}s" for who in ("target", "draft")))),
     ]
-    rows: list[list[object]] = [[name, value] for name, value in facts if value not in (None, "")]
+    rows: list[list[Cell]] = [[name, str(value)] for name, value in facts if value not in (None, "")]
     whole = {key: value for key, value in description.items() if key not in ("over_time", "pinning")}
-    return section(
-        "What ran",
-        table(["", ""], rows, numeric_from=9),
-        tag("details", tag("summary", "all of job.json"), tag("pre", json.dumps(whole, indent=2, ensure_ascii=False))),
+    return Section(
+        "What ran", table=Table(["", ""], rows, numeric_from=9), source=json.dumps(whole, indent=2, ensure_ascii=False)
     )
 
 

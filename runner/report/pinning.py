@@ -6,43 +6,43 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outrider.runner.report.charts import number, replica_color
-from outrider.runner.report.markup import Markup, table, tag, together
+from outrider.runner.report.sections import Cell, Core, CoreUser, HostCores, Section, Table
 
 # A larger machine's cores are told in the table alone.
 MOST_CELLS = 512
 
 
-def placement(pinning: Sequence[dict[str, Any]]) -> Markup:
+def placement(pinning: Sequence[dict[str, Any]]) -> Section:
     if not pinning:
-        return tag("section", tag("h2", "Placement"), tag("p", "No replica has come up yet."))
+        return Section("Placement", "No replica has come up yet.")
     actors = sorted(pinning, key=lambda actor: (actor["replica"], actor["role"] != "target"))
-    return tag(
-        "section",
-        tag("h2", "Placement: asked and got"),
-        tag("p", "Read back from the kernel in each worker, once its weights were loaded."),
-        *_hosts(actors),
-        table(
-            ["actor", "on", "cores asked", "got", "memory asked", "got", "threads", "weights lie on", "as asked"],
-            [_row(actor) for actor in actors],
-            numeric_from=99,
-        ),
+    head = ["actor", "on", "cores asked", "got", "memory asked", "got", "threads", "weights lie on", "as asked"]
+    return Section(
+        "Placement: asked and got",
+        "Read back from the kernel in each worker, once its weights were loaded.",
+        hosts=list(_hosts(actors)),
+        table=Table(head, [_row(actor) for actor in actors], numeric_from=99),
     )
 
 
-def layouts(found: dict[str, dict[str, Any]]) -> Markup:
+def layouts(found: dict[str, dict[str, Any]]) -> Section | None:
     """How each target and its draft share their cores, and what was measured of the other ways."""
     names = list(dict.fromkeys(name for layout in found.values() for name in layout["rates"]))
     if not found:
-        return Markup("")
-    rows: list[list[object]] = [
-        [f"replica {replica}", layout["took"], *(_rate(layout["rates"].get(name)) for name in names), layout["sentence"]]
+        return None
+    rows: list[list[Cell]] = [
+        [
+            f"replica {replica}",
+            str(layout["took"]),
+            *(_rate(layout["rates"].get(name)) for name in names),
+            str(layout["sentence"]),
+        ]
         for replica, layout in sorted(found.items(), key=lambda item: int(item[0]))
     ]
-    return tag(
-        "section",
-        tag("h2", "Layout"),
-        tag("p", "How target and draft share their cores, with the tokens a second of each way that was tried."),
-        table(["", "took", *names, "why"], rows, numeric_from=99),
+    return Section(
+        "Layout",
+        "How target and draft share their cores, with the tokens a second of each way that was tried.",
+        table=Table(["", "took", *names, "why"], rows, numeric_from=99),
     )
 
 
@@ -50,36 +50,28 @@ def _rate(tokens_a_second: float | None) -> str:
     return "not tried" if tokens_a_second is None else number(tokens_a_second)
 
 
-def _hosts(actors: Sequence[dict[str, Any]]) -> Iterable[Markup]:
+def _hosts(actors: Sequence[dict[str, Any]]) -> Iterable[HostCores]:
     for host in dict.fromkeys(actor["host"] for actor in actors):
         here = [actor for actor in actors if actor["host"] == host]
         cores = sorted({core for actor in here for core in (*actor["asked"]["cores"], *actor["cores"])})
         if 0 < len(cores) <= MOST_CELLS:
-            yield tag("p", f"Cores of {host}")
-            yield tag("ul", *(_cell(core, here) for core in cores), class_="cores")
+            yield HostCores(str(host), [_core(core, here) for core in cores])
 
 
-def _cell(core: int, actors: Sequence[dict[str, Any]]) -> Markup:
-    lines, astray = [], False
+def _core(core: int, actors: Sequence[dict[str, Any]]) -> Core:
+    users, astray = [], False
     for actor in actors:
         asked, got = core in actor["asked"]["cores"], core in actor["cores"]
         if not asked and not got:
             continue
         astray |= asked != got
         word = "" if asked and got else " asked, not got" if asked else " got, not asked"
-        swatch = tag("i", class_=f"swatch series-{replica_color(actor['replica'])}", aria_hidden="true")
-        lines.append(tag("span", swatch, f"{actor['role']} {actor['replica']}{word}"))
-    return tag("li", tag("b", f"core {core}"), *lines, class_="off" if astray else None)
+        users.append(CoreUser(f"{actor['role']} {actor['replica']}{word}", replica_color(actor["replica"])))
+    return Core(core, users, astray)
 
 
-def _row(actor: dict[str, Any]) -> list[object]:
+def _row(actor: dict[str, Any]) -> list[Cell]:
     asked = actor["asked"]
-    differences, warnings = actor.get("differences", ()), actor.get("warnings", ())
-    verdict = (
-        together(*(tag("div", each, class_="not-as-asked") for each in (*differences, *warnings)))
-        if differences or warnings
-        else tag("span", "yes", class_="as-asked")
-    )
     device = "" if asked.get("device", "cpu") == "cpu" else f", {asked['device']}"
     got_threads = actor["threads"] if actor.get("kernel_threads") is None else actor["kernel_threads"]
     return [
@@ -91,7 +83,7 @@ def _row(actor: dict[str, Any]) -> list[object]:
         _policy(actor),
         f"{asked['threads']} asked, {got_threads} got",
         _pages(actor.get("weight_pages") or {}),
-        verdict,
+        [str(each) for each in (*actor.get("differences", ()), *actor.get("warnings", ()))],
     ]
 
 

@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-from outrider.runner.job.directory import DESCRIPTION, REPORT, read_description
-from outrider.runner.job.journal import FAILED, Counts, Journal
+from outrider.runner.job.directory import DESCRIPTION, REPORT, open_job, output_folder, read_description
+from outrider.runner.job.journal import Journal
+from outrider.runner.job.lock import is_held
 from outrider.runner.job.results import write_atomically
-from outrider.runner.report import statistics as account
+from outrider.runner.report import statistics
+from outrider.runner.report.report_data import gather
 from outrider.workers.errors import JobError, first_line
 
-MOST_KINDS = 20
 # What the journal keeps for a report alone.
-STATISTICS = (account.KEY, "pinning", "layouts")
-MOST_EXAMPLES = 5
-# Long messages often differ only in their ends.
-SAME_UP_TO = 160
-
-
-@dataclass(slots=True)
-class ErrorKind:
-    code: str
-    message: str
-    rows: int = 0
-    examples: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What there is to say of a job at one moment."""
-
-    name: str
-    running: bool
-    counts: Counts
-    totals: dict[str, Any]
-    account: dict[str, Any]
-    description: dict[str, Any]
-    pinning: list[dict[str, Any]]
-    layouts: dict[str, dict[str, Any]]
-    errors: list[ErrorKind]
+STATISTICS = (statistics.KEY, "pinning", "layouts")
 
 
 def write_report(journal: Journal, directory: Path, running: bool, out: Path | None = None) -> Path:
@@ -61,60 +32,26 @@ def write_report(journal: Journal, directory: Path, running: bool, out: Path | N
     return path
 
 
+def report_of(directory: Path, out: Path | None = None) -> tuple[Path, str | None]:
+    """The same for a job that is only a directory; with what there is to tell of its job.json."""
+    with closing(open_job(directory)) as journal:
+        _, note = read_description(directory, journal)
+        return write_report(journal, directory, bool(is_held(directory)), output_folder(directory, out)), note
+
+
 def drop_damaged_statistics(journal: Journal, directory: Path) -> str | None:
     """Before a job adds to what its journal keeps for a report: what of that cannot be read begins anew, with a note."""
     from outrider.runner.report.page import page
 
     try:
         page(gather(journal, directory, running=True))
-        kept = journal.meta(account.KEY)
-        account.Account(kept, 1).record()
-        account.summary_of(kept)
-        account.over_time(kept)
+        kept = journal.meta(statistics.KEY)
+        statistics.JobStatistics(kept, 1).record()
+        statistics.summary_of(kept)
+        statistics.over_time(kept)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, JobError):
         journal.forget(STATISTICS)
         # If it was something else, that is told now.
         page(gather(journal, directory, running=True))
         return "the statistics that the job has kept are damaged, and begin anew"
     return None
-
-
-def gather(journal: Journal, directory: Path, running: bool) -> Job:
-    description, _ = read_description(directory, journal)
-    return Job(
-        name=directory.resolve().name,
-        running=running,
-        counts=journal.counts(),
-        totals=journal.meta("totals") or {},
-        account=journal.meta(account.KEY) or {},
-        description=description,
-        pinning=journal.meta("pinning") or description.get("pinning") or [],
-        layouts=journal.meta("layouts") or description.get("layouts") or {},
-        errors=error_kinds(journal.whole_records(FAILED)),
-    )
-
-
-def error_kinds(records: Iterable[str]) -> list[ErrorKind]:
-    """Errors that say the same, the most frequent first; the rare ones beyond the bound stand together."""
-    found: dict[tuple[str, str], ErrorKind] = {}
-    for record in records:
-        entry = json.loads(record)
-        error = entry["error"]
-        key = (error["code"], _kind(error["message"]))
-        if key not in found and len(found) >= 50 * MOST_KINDS:
-            key = ("others", "")
-        kind = found.setdefault(key, ErrorKind(key[0], error["message"] if key[1] else "of many kinds"))
-        kind.rows += 1
-        if len(kind.examples) < MOST_EXAMPLES:
-            kind.examples.append(entry["custom_id"])
-    kinds = sorted(found.values(), key=lambda kind: -kind.rows)
-    shown, rest = kinds[:MOST_KINDS], kinds[MOST_KINDS:]
-    if rest:
-        examples = [example for kind in rest for example in kind.examples][:MOST_EXAMPLES]
-        shown.append(ErrorKind("others", f"{len(rest)} other kinds", sum(kind.rows for kind in rest), examples))
-    return shown
-
-
-def _kind(message: str) -> str:
-    """A message without its numbers, which only say where."""
-    return re.sub(r"\d+", "#", message)[:SAME_UP_TO]

@@ -5,34 +5,36 @@ It is kept in the journal, a few times a minute, so that a resumed job goes on w
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from outrider.runner.report.latencies import Latencies
+from outrider.runner.report.pace import pace_of
 from outrider.runner.report.series import MOST_POINTS, Series
-from outrider.workers.messages import LONGEST_COUNTED, Progress
+from outrider.workers.counters import names
+from outrider.workers.messages import LONGEST_COUNTED, OTHER_PHASE, PHASES, TargetCounters
 
 KEY = "account"
 SECONDS_BETWEEN_SAVES = 5.0
 # What is kept over time.
-COLUMNS = ("tokens", "asked", "asking_rows", "proposed", "accepted")
+COLUMNS = names(TargetCounters, lambda counter: counter.over_time)
 # Points of all replicas together, so that the record stays small.
 MOST_POINTS_TOGETHER = 6400
-SUMS = tuple(field.name for field in fields(Progress) if field.name != "accepted_lengths")
-PHASES = ("verify", "draft", "hop", "idle")
+SUMS = names(TargetCounters)
+IN_SUMMARY = names(TargetCounters, lambda counter: counter.in_summary)
 
 
-class Account:
+class JobStatistics:
     """``now`` is always in seconds of the job: its runs one after another, without the pauses between them."""
 
     def __init__(self, kept: dict[str, Any] | None, replicas: int) -> None:
         kept = kept or {}
         self._most = max(20, min(MOST_POINTS, MOST_POINTS_TOGETHER // max(1, replicas)))
+        self.pace = pace_of(kept)
         self.latencies = Latencies(kept.get("latencies"))
         self._sums: dict[int, dict[str, float]] = {}
         self._lengths = [0] * (LONGEST_COUNTED + 1)
         self._series: dict[int, Series] = {}
-        self._before: dict[int, tuple[float, Progress]] = {}
+        self._before: dict[int, tuple[float, TargetCounters]] = {}
         self._saved = 0.0
         for length, count in enumerate(kept.get("accepted_lengths", [])):
             self._lengths[length] = count
@@ -41,20 +43,20 @@ class Account:
             self._series[int(name)] = Series.restored(COLUMNS, replica["series"], self._most)
 
     def started(self, replica: int, now: float) -> None:
-        """A target begins, and its totals with it."""
-        self._before[replica] = (now, Progress())
+        """A target begins, and its counters with it."""
+        self._before[replica] = (now, TargetCounters())
 
-    def observe(self, replica: int, progress: Progress, now: float) -> None:
-        """A target's totals so far."""
-        before, known = self._before.get(replica, (now, Progress()))
-        self._before[replica] = (now, progress)
+    def observe(self, replica: int, counters: TargetCounters, now: float) -> None:
+        """A target's counters so far."""
+        before, known = self._before.get(replica, (now, TargetCounters()))
+        self._before[replica] = (now, counters)
         sums = self._sums.setdefault(replica, dict.fromkeys(SUMS, 0.0))
         for name in SUMS:
-            sums[name] += getattr(progress, name) - getattr(known, name)
-        for length, count in enumerate(progress.accepted_lengths):
+            sums[name] += getattr(counters, name) - getattr(known, name)
+        for length, count in enumerate(counters.accepted_lengths):
             self._lengths[length] += count - known.accepted_lengths[length]
         series = self._series.setdefault(replica, Series(COLUMNS, self._most))
-        series.add(before, now, [getattr(progress, name) - getattr(known, name) for name in COLUMNS])
+        series.add(before, now, [getattr(counters, name) - getattr(known, name) for name in COLUMNS])
 
     def due(self, now: float) -> bool:
         """Whether it is time to keep it again."""
@@ -68,6 +70,7 @@ class Account:
         return {
             "accepted_lengths": self._lengths,
             "latencies": self.latencies.record(),
+            "pace": self.pace.record(),
             "replicas": {
                 str(number): {
                     "sums": {name: round(value, 6) for name, value in self._sums[number].items()},
@@ -79,16 +82,14 @@ class Account:
 
 
 def summary_of(record: dict[str, Any] | None) -> dict[str, Any]:
-    """The part of a job's summary that follows from its account: rates, shares and the replicas' speeds."""
+    """The part of a job's summary that follows from its statistics: rates, shares and the replicas' speeds."""
     replicas = (record or {}).get("replicas", {})
     sums = {name: sum(replica["sums"].get(name, 0.0) for replica in replicas.values()) for name in SUMS}
     return {
         "acceptance": _ratio(sums["accepted"], sums["proposed"]),
         "tokens_per_round": _ratio(sums["tokens"], sums["row_rounds"]),
         "mean_k": _ratio(sums["asked"], sums["asking_rows"]),
-        "plain_rounds": int(sums["plain_rounds"]),
-        "runners_up": int(sums["runners_up"]),
-        "runners_up_held": int(sums["runners_up_held"]),
+        **{name: int(sums[name]) for name in IN_SUMMARY},
         "accepted_lengths": (record or {}).get("accepted_lengths", [0] * (LONGEST_COUNTED + 1)),
         "time": shares(sums),
         "replicas": [_replica(int(number), replica["sums"]) for number, replica in replicas.items()],
@@ -99,7 +100,7 @@ def shares(sums: dict[str, float]) -> dict[str, float]:
     """Which part of the targets' time went where; ``other`` is their own bookkeeping."""
     seconds = sums["seconds"]
     found = {phase: _ratio(sums[f"{phase}_seconds"], seconds) for phase in PHASES}
-    return {**found, "other": round(max(0.0, 1.0 - sum(found.values())), 4) if seconds else 0.0}
+    return {**found, OTHER_PHASE: round(max(0.0, 1.0 - sum(found.values())), 4) if seconds else 0.0}
 
 
 def _replica(number: int, sums: dict[str, float]) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from outrider.workers.messages import OTHER_PHASE, PHASES
+
 BARS = "▁▂▃▄▅▆▇█"
-PHASES = ("verify", "draft", "hop", "idle", "other")
 WIDTH = 40
 
 
@@ -22,7 +23,7 @@ def speculation_lines(summary: dict[str, Any], over_time: Sequence[dict[str, Any
         tried, held = summary["runners_up"], summary["runners_up_held"]
         yield "runners-up", f"{100 * held / tried:.0f}% ({held:,} of {tried:,} second guesses) brought a token"
     if any(summary["time"].values()):
-        yield "time", ", ".join(f"{phase} {100 * summary['time'][phase]:.1f}%" for phase in PHASES)
+        yield "time", ", ".join(f"{phase} {100 * summary['time'][phase]:.1f}%" for phase in (*PHASES, OTHER_PHASE))
     for line in over_time:
         asked = [k for _, k, tokens in line["points"] if tokens]
         if sum(lengths) and len(asked) > 1:

@@ -24,8 +24,8 @@ from command_line import (
 )
 from raylets import Raylets
 
-from outrider.runner.hosts.ray_watch import Head
-from outrider.workers.models.cards import POCKET, find
+from outrider.runner.hosts.head_watch import Head
+from outrider.workers.models.model_info import POCKET, find
 
 pytestmark = pytest.mark.slow
 
@@ -77,8 +77,8 @@ def test_a_job_runs_on_two_hosts_and_keeps_the_token_to_itself(
     cores = [tuple(each["cores"]) for each in told["pinning"]]
     assert len(set(cores)) == len(cores) == 2, "two raylets of one machine must not share a core"
     assert len(told["rows_by_host"]) == 2
-    places = [tmp_path / "job", pair.session]
-    written = [path for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
+    ray_nodes = [tmp_path / "job", pair.session]
+    written = [path for ray_node in ray_nodes for path in ray_node.rglob("*") if path.is_file() and not path.is_symlink()]
     assert any(path.suffix in (".log", ".out") for path in written)
     # Where Ray puts itself.
     assert f"Ray's folder {pair.session.parent} is open to other users of the host" in output

@@ -1,13 +1,15 @@
 """The compiled choice of a token against its definition, score for score and token for token."""
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_models import LLAMA, packed, tokens
+from kernel_models import LLAMA, LONG, packed, tokens
 
 from outrider.kernels import arithmetic, library, native
-from outrider.kernels.native import Feeding
+from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Format
 from outrider.workers.engines import sampling as definition
 from outrider.workers.messages import Sampling
@@ -29,6 +31,17 @@ SAMPLINGS = st.builds(
 )
 
 
+# Of the tokens that a mask allows; None: no mask.
+SHARES = st.sampled_from((None, None, 0.0, 0.01, 0.5, 1.0))
+
+
+def masked(generator: np.random.Generator, vocabulary: int, share: float) -> np.ndarray:
+    """Bits at random, those beyond the vocabulary set, which mean nothing."""
+    bits = generator.random(-(-vocabulary // 32) * 32) < share
+    bits[vocabulary:] = True
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
 def counts(history: list[int]) -> dict[int, int]:
     return {token: history.count(token) for token in history}
 
@@ -46,16 +59,20 @@ def test_scores_and_choices_are_the_definitions(isa, data):
     prompt = data.draw(st.integers(0, len(history)))
     sampling = data.draw(SAMPLINGS)
     past = counts(history[:prompt]), counts(history[prompt:])
+    mask = masked(generator, vocabulary, share) if (share := data.draw(SHARES)) is not None else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTRIDER_ISA", isa)
-        token, runner_up, lead, scores = native.choose(logits, sampling, history, prompt)
+        token, runner_up, margin, scores = native.choose(logits, sampling, history, prompt, mask=mask)
         # Where the scores are not asked for some choices take a shorter way.
-        assert native.choose(logits, sampling, history, prompt, False)[:3] == (token, runner_up, lead)
-    wanted_scores = definition.process(logits, sampling, *past)
+        assert native.choose(logits, sampling, history, prompt, False, mask)[:3] == (token, runner_up, margin)
+    wanted_scores = definition.process(logits, sampling, *past, mask)
     np.testing.assert_array_equal(scores, wanted_scores)
-    wanted, wanted_lead = definition.choose(logits, sampling, len(history), *past)
+    wanted, wanted_lead = definition.choose(logits, sampling, len(history), *past, mask)
     assert token == wanted
-    assert lead == wanted_lead
+    assert margin == wanted_lead
+    if wanted < 0:
+        assert runner_up == -1
+        return
     if not sampling.greedy:
         wanted_scores += arithmetic.gumbel(sampling.seed, sampling.sample, len(history), vocabulary)
     wanted_scores[wanted] = -np.inf
@@ -101,14 +118,14 @@ def test_every_position_of_a_pass_has_its_own_past_and_noise():
     )
     with model.model(threads=2) as engine:
         row = engine.open(sampling, prompt)
-        engine.forward([Feeding(row, text[:10], choose=0)])
-        other = Feeding(engine.open(), text[:9], choose=3, logprobs=0)
-        answer, _ = engine.forward([Feeding(row, text[10:], choose=30, logits=30, logprobs=5), other])
+        engine.forward([NativeFeed(row, text[:10], choose=0)])
+        other = NativeFeed(engine.open(), text[:9], choose=3, logprobs=0)
+        answer, _ = engine.forward([NativeFeed(row, text[10:], choose=30, logits=30, logprobs=5), other])
         for index, logits in enumerate(answer.logits):
             length = 11 + index
             past = counts(text[:length][:prompt]), counts(text[prompt:length])
-            token, lead = definition.choose(logits, sampling, length, *past)
-            assert (token, lead) == (answer.tokens[index], answer.margins[index]), f"after {length} tokens"
+            token, margin = definition.choose(logits, sampling, length, *past)
+            assert (token, margin) == (answer.tokens[index], answer.margins[index]), f"after {length} tokens"
             assert answer.logprobs[index] == definition.log_probabilities(logits, token, 5)
             assert token % 2 or length >= prompt + 20, "an end token before min_tokens"
 
@@ -127,3 +144,52 @@ def test_a_logit_that_is_no_number_is_an_error(bad):
 def test_parameters_that_cannot_be_are_refused(wrong):
     with pytest.raises(library.KernelError):
         native.choose(np.zeros(40, np.float32), Sampling(**wrong), [], 0)
+
+
+def test_a_pass_waits_for_masks_and_keeps_to_them() -> None:
+    model, text = packed(LLAMA, Format.FP32), tokens(LLAMA, 9)
+    words = -(-LLAMA.vocabulary // 32)
+    masks = native.NativeMasks(np.zeros((4, words), np.uint32), np.zeros(1, np.int32))
+
+    def make() -> None:
+        for at, allowed in enumerate(((5,), (1, 2, 3), ())):
+            for token in allowed:
+                masks.words[1 + at, token // 32] |= np.uint32(1 << token % 32)
+        masks.ready[0] = 1
+
+    with model.model(threads=2) as engine:
+        free = engine.forward([NativeFeed(engine.open(), text, choose=3, logits=3)])[0]
+        later = threading.Timer(0.05, make)
+        later.start()
+        feeds = [NativeFeed(engine.open(), text, choose=3, first_mask=1), NativeFeed(engine.open(), text, choose=3)]
+        held, untouched = engine.forward(feeds, masks)
+        later.join()
+    assert held.tokens == [5, 1 + int(free.logits[1, 1:4].argmax()), -1]
+    assert untouched.tokens == free.tokens
+
+
+@pytest.mark.parametrize("fed", [3, 9])
+def test_masks_of_a_row_that_grows_beyond_the_switch_of_its_rope(fed: int) -> None:
+    """Its choices are made in two passes, and each keeps its own mask."""
+    model, text = packed(LONG, Format.FP32), tokens(LONG, LONG.longest + 2)
+    words = -(-LONG.vocabulary // 32)
+    allowed = [int(token) for token in np.random.default_rng(fed).integers(0, LONG.vocabulary, fed)]
+    # What is fed is what is chosen: behind anything else nobody looks.
+    text[len(text) - fed + 1 :] = allowed[:-1]
+    masks = native.NativeMasks(np.zeros((fed, words), np.uint32), np.ones(1, np.int32))
+    for at, token in enumerate(allowed):
+        masks.words[at, token // 32] |= np.uint32(1 << token % 32)
+    with model.model() as engine:
+        row = engine.open()
+        engine.forward([NativeFeed(row, text[:-fed], choose=0)])
+        assert engine.forward([NativeFeed(row, text[-fed:], choose=fed, first_mask=0)], masks)[0].tokens == allowed
+
+
+def test_masks_that_are_too_short_are_refused() -> None:
+    model = packed(LLAMA, Format.FP32)
+    masks = native.NativeMasks(np.zeros((1, 1), np.uint32), np.ones(1, np.int32))
+    with (
+        model.model() as engine,
+        pytest.raises(library.KernelError, match=f"masks of 1 words for a vocabulary of {LLAMA.vocabulary}"),
+    ):
+        engine.forward([NativeFeed(engine.open(), [1], first_mask=0)], masks)

@@ -13,6 +13,7 @@ import torch
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: the target cannot be put on one"),
 ]
 

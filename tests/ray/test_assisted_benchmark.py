@@ -52,8 +52,11 @@ def test_rows_are_greedy_and_sampled_in_turn_and_have_ids_of_their_own() -> None
 
 
 def test_descendants_are_found_with_their_command_lines() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    waiting = [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"]
+    child = subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        # Until it runs it may have no command line yet.
+        assert child.stdout is not None and child.stdout.readline() == b"up\n"
         assert any("sys.stdin.read" in command for number, command in door.descendants(os.getpid()) if number == child.pid)
     finally:
         child.communicate()
@@ -161,23 +164,23 @@ def test_a_case_is_good_if_it_speculated_and_nothing_differs(change: dict[str, A
 
 
 def test_drafts_are_killed_whenever_so_many_more_rows_have_ended(tmp_path: Path) -> None:
-    progress: list[int] = []
+    counters: list[int] = []
     killed: list[int] = []
     drafts = [(7, "ray::DraftActor.propose"), (8, "ray::TargetActor.harvest")]
     killer = equality.Killer(
         100,
         list_processes=lambda process: drafts,
-        done=lambda job: progress[-1],
+        done=lambda job: counters[-1],
         kill=lambda number, signal: killed.append(number),
     )
     process = argparse.Namespace(pid=1)
     for done in (50, 99, 100, 150, 199, 210):
-        progress.append(done)
+        counters.append(done)
         killer.watch(process, tmp_path)  # type: ignore[arg-type]
     assert (killed, killer.killed) == ([7, 7], 2)
     drafts.clear()
     for done in (300, 310):
-        progress.append(done)
+        counters.append(done)
         killer.watch(process, tmp_path)  # type: ignore[arg-type]
     assert killer.killed == 2, "it waits for the next draft"
     drafts.append((9, "ray::DraftActor"))

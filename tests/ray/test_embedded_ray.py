@@ -1,4 +1,4 @@
-"""The embedded Ray as it is: where it lives, who can reach it, and what is left of it. Also run on the oldest Ray."""
+"""The embedded Ray as it is: where it lives, who can reach it, and what is left of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from command_line import (
 from outrider.workers.machine.private_folder import SOCKET_PATH_BYTES
 from outrider.workers.ray_compat import longest_below_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
 OWN = f"outrider-{os.getuid()}"
@@ -99,6 +99,7 @@ def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.oldest_ray
 @pytest.mark.parametrize("tmpdir", ["", "x" * 200], ids=["usual", "long TMPDIR"])
 def test_it_starts_in_a_folder_of_its_own_and_leaves_nothing(tmpdir: str, tmp_path: Path) -> None:
     before = left()
@@ -113,7 +114,7 @@ def test_it_starts_in_a_folder_of_its_own_and_leaves_nothing(tmpdir: str, tmp_pa
 UNSAFE = """
 import sys, psutil
 from outrider.runner.hosts.ray_start import local_ray
-from outrider.runner.hosts.ray_watch import Descendants
+from outrider.runner.hosts.ray_processes import Descendants
 from outrider.workers import ray_compat
 from outrider.workers.errors import JobError
 if sys.argv[1] == "renamed":
@@ -135,6 +136,7 @@ print(wide)
 """
 
 
+@pytest.mark.oldest_ray
 def test_a_ray_that_would_listen_everywhere_is_refused_and_ended() -> None:
     renamed = subprocess.run(
         [sys.executable, "-c", UNSAFE, "renamed"], capture_output=True, text=True, check=False, timeout=DEADLINE
@@ -151,6 +153,7 @@ def test_a_ray_that_would_listen_everywhere_is_refused_and_ended() -> None:
     assert deaf.stdout.endswith(": it has been ended\n[]\n")
 
 
+@pytest.mark.oldest_ray
 def test_a_job_speculates_through_shared_memory_and_leaves_nothing(tmp_path: Path) -> None:
     before = left()
     job = tmp_path / "job"
@@ -183,7 +186,7 @@ def raylet_of(process: subprocess.Popen[str]) -> psutil.Process | None:
     return next((each for each in psutil.Process(process.pid).children() if each.name() == "raylet"), None)
 
 
-@pytest.mark.parametrize("how", ["stopped", "socket"])
+@pytest.mark.parametrize("how", ["stopped", pytest.param("socket", marks=pytest.mark.oldest_ray)])
 def test_a_raylet_that_cannot_be_used_is_noticed_and_the_job_goes_on(how: str, tmp_path: Path) -> None:
     job = tmp_path / "job"
     rows = tmp_path / "rows.jsonl"

@@ -28,7 +28,7 @@ from command_line import (
     wait_for_rows,
 )
 
-from outrider.workers.draft.shared_memory import PIECE_BYTES
+from outrider.workers.draft.shared_memory_transport import CHUNK_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def check_trace(events: list[dict[str, Any]], summary: dict[str, Any]) -> None:
             tracks.setdefault((event["pid"], event["tid"]), []).append(event)
     target, draft = (tracks[track] for track in sorted(tracks))
     names = {event["name"] for event in target}
-    assert names - {"arrange"} == {"idle", "ask", "waiting for draft", "verify", "commit"}
+    assert names - {"change layout"} == {"idle", "ask", "waiting for draft", "verify", "commit"}
     assert {event["name"] for event in draft} <= {"propose", "run ahead"}
     for slices in (target, draft):
         slices.sort(key=lambda event: event["ts"])
@@ -137,7 +137,7 @@ def test_prompts_longer_than_a_piece_of_shared_memory_reach_the_draft(tmp_path):
         done = outrider("run", "long.jsonl", "-o", name, "--batch", "32", "--max-tokens", "8", *options, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     summary = described(tmp_path / "assisted")["summary"]
-    assert 2 * summary["prompt_tokens"] > PIECE_BYTES, "a token takes two bytes at the least"
+    assert 2 * summary["prompt_tokens"] > CHUNK_BYTES, "a token takes two bytes at the least"
     assert summary["accepted"] > 0
     assert (tmp_path / "assisted" / "results.jsonl").read_bytes() == (tmp_path / "plain" / "results.jsonl").read_bytes()
 

@@ -165,10 +165,10 @@ def test_he_finds_nothing_of_a_running_job(guest: pwd.struct_passwd, tmp_path_fa
         with targets_standing_still(process.pid):
             job_processes = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
             sockets = [
-                each.laddr
+                path
                 for one in job_processes
-                for each in one.net_connections("unix")
-                if isinstance(each.laddr, str) and each.laddr.startswith("/")
+                for path in (str(each.laddr) for each in one.net_connections("unix"))
+                if path.startswith("/")
             ]
             ports = sorted(
                 {

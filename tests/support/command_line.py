@@ -17,7 +17,7 @@ import psutil
 from outrider.runner.job.journal import Journal
 
 OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli.main import main; main()"]
-DEADLINE = 240
+DEADLINE = 400
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 

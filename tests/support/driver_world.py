@@ -15,7 +15,8 @@ from ray.exceptions import RayActorError
 
 from outrider.runner.driving import driver as module
 from outrider.runner.driving.driver import Driver
-from outrider.runner.hosts.this_machine import OneHost
+from outrider.runner.driving.replica import Call
+from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.planning.placement import PlannedActor
@@ -23,15 +24,15 @@ from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.machine.pinning import Launch
 from outrider.workers.messages import (
+    ActorPlacement,
     Harvest,
     ModelSpec,
-    Progress,
+    ReplicaSpec,
     Row,
     RowFailure,
     RowResult,
-    Seat,
-    ServeSpec,
     Slice,
+    TargetCounters,
     Trace,
     WorkerReport,
 )
@@ -41,9 +42,11 @@ REPORT = WorkerReport(
     pinned={"warnings": ()}, differences=("core 3 is not core 2",))  # fmt: skip
 PLANNED = PlannedActor("target", 0, "here", (0,), (), 1, "cpu", "", {}, (), {})
 PLAN = ReplicaPlan(
-    ActorPlan(ModelSpec("/models/tiny", "hf", "fp32"), PLANNED, Seat(Launch(PLANNED.pin, "affinity", (), "python3"))),
+    ActorPlan(
+        ModelSpec("/models/tiny", "hf", "fp32"), PLANNED, ActorPlacement(Launch(PLANNED.pin, "affinity", (), "python3"))
+    ),
     None,
-    ServeSpec(batch=4, draft_tokens=3),
+    ReplicaSpec(batch=4, draft_tokens=3),
 )
 
 
@@ -75,7 +78,7 @@ class FakeReplica:
     def __init__(self, number: int, plan: ReplicaPlan, world: World) -> None:
         self.number, self.plan, self.world = number, plan, world
         self.report: WorkerReport | None = None
-        self.pending: dict[Any, str] = {}
+        self.pending: dict[Any, Call] = {}
         self.rows: deque[Row] = deque()
         self.rounds = 0
         self.harvesting = False
@@ -87,26 +90,29 @@ class FakeReplica:
         self.report = None
         self.rounds = 0
         if self.number in self.world.dies_at_start:
-            self._promise("target ready", self.world.dies_at_start[self.number])
+            self._promise(Call.LOAD_TARGET, self.world.dies_at_start[self.number])
         elif self.number not in self.world.never_up:
-            self._promise("target ready", REPORT)
+            self._promise(Call.LOAD_TARGET, REPORT)
         else:
-            self.pending[Future(lambda: None, ready=False)] = "target ready"
+            self.pending[Future(lambda: None, ready=False)] = Call.LOAD_TARGET
         self.start_draft()
 
     def start_draft(self) -> None:
         if self.world.draft_deaths:
             self.world.draft_deaths -= 1
-            self._promise("draft gone", RayActorError())
+            self._promise(Call.WATCH_DRAFT, RayActorError())
 
-    def _promise(self, what: str, value: Any) -> None:
-        self.pending[Future(lambda: value)] = what
+    def _promise(self, call: Call, value: Any) -> None:
+        self.pending[Future(lambda: value)] = call
 
     def target_is_ready(self, report: WorkerReport) -> None:
         self.report = report
 
-    def draft_is_gone(self) -> bool:
-        return True
+    def draft_is_gone(self) -> None:
+        pass
+
+    def ask_host(self, sign_of_life: Any) -> None:
+        self.pending[sign_of_life] = Call.SIGN_OF_LIFE
 
     def harvested(self) -> None:
         self.harvesting = False
@@ -114,7 +120,7 @@ class FakeReplica:
     def harvest(self, seconds: float) -> None:
         if self.report is not None and not self.harvesting:
             self.harvesting = True
-            self.pending[Future(self._harvest)] = "harvest"
+            self.pending[Future(self._harvest)] = Call.HARVEST
 
     def cancel(self, keys: Sequence[int]) -> None:
         self.world.cancelled.extend(keys)
@@ -134,13 +140,13 @@ class FakeReplica:
             else RowResult(row.key, (1, 2), f"text {row.sampling.sample}", "stop", 1, 3, 2, 0.1)
             for row in some
         )
-        progress = Progress(rounds=self.rounds, row_rounds=self.rounds, tokens=2 * self.rounds)
-        progress.prompt_tokens, progress.prompt_tokens_reused = 5 * self.rounds, 3 * self.rounds
-        return Harvest(ended, progress, self._slices())
+        counters = TargetCounters(rounds=self.rounds, row_rounds=self.rounds, tokens=2 * self.rounds)
+        counters.prompt_tokens, counters.prompt_tokens_reused = 5 * self.rounds, 3 * self.rounds
+        return Harvest(ended, counters, self._slices())
 
     def _slices(self) -> Trace:
         now = time.perf_counter_ns()
-        return Trace((Slice("verify", now, now + 1, 1, 1),)) if self.plan.serve.trace else Trace()
+        return Trace((Slice("verify", now, now + 1, 1, 1),)) if self.plan.replica_spec.trace else Trace()
 
     def align(self, role: str, trace: TraceFile) -> None:
         trace.align(self.number, role, time.perf_counter)
@@ -198,11 +204,11 @@ def fill(journal: Journal, count: int, samples: int = 1) -> None:
 
 
 def driver(journal: Journal, replicas: int = 1, batch: int = 4, traced: bool = False, **options: Any) -> Driver:
-    plan = replace(PLAN, serve=ServeSpec(batch=batch, draft_tokens=3, trace=traced))
+    plan = replace(PLAN, replica_spec=ReplicaSpec(batch=batch, draft_tokens=3, trace=traced))
     given = {
         "agree_on_path": lambda path: None,
-        "fleet": OneHost(lambda: None, lambda: None, lambda: None),
-        "show": lambda totals: None,
+        "hosts": LocalHost(lambda: None, lambda: None, lambda: None),
+        "show": lambda counters: None,
         "start_deadline": 60.0,
         **options,
     }

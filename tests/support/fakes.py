@@ -8,12 +8,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outrider.workers.engines.costs import CostCurve
-from outrider.workers.engines.engine import Chosen, Feed, Ran, Run, Trust
-from outrider.workers.engines.stepwise import run_in_steps
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
+from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.messages import Row, Sampling
-from outrider.workers.speculation import Price, Request
-from outrider.workers.target.verifier import Answer, Guess, LiveRow
+from outrider.workers.speculation import CandidateRequest, DraftCost
+from outrider.workers.target.live_row import LiveRow
+from outrider.workers.target.proposers import PendingProposals, Proposal
 
 VOCABULARY = 12
 END = 11
@@ -109,12 +113,15 @@ class FakeEngine:
                 logprobs.append(likely(history, token, feed.logprobs))
         return Chosen(chosen, [1.0] * len(chosen), logprobs)
 
-    def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
+    def scores(self, feeds: Sequence[Feed]) -> NDArray[np.float32]:
+        raise AssertionError("only echo asks for scores, and it is tried with real engines")
+
+    def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
         """With the next token id for a runner-up, which is as good as any."""
-        ran = run_in_steps(self, runs, trust)
-        for chosen in ran.chosen:
+        result = decode_in_steps(self, decode_feeds, stop_rule)
+        for chosen in result.chosen:
             chosen.runners_up.extend((token + 1) % self.vocabulary for token in chosen.tokens)
-        return ran
+        return result
 
     def length(self, row: int) -> int:
         return len(self.rows[row])
@@ -171,10 +178,10 @@ class Nonsense:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+    def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
         self.asked.extend(live.row.key for live in rows)
         guesses = [
-            Guess(self._one(live, count), self._others(live)) for live, count in zip(rows, request.counts, strict=True)
+            Proposal(self._one(live, count), self._others(live)) for live, count in zip(rows, request.counts, strict=True)
         ]
         return lambda: guesses
 
@@ -216,8 +223,8 @@ class Nonsense:
     def forget(self, key: int) -> None:
         self.forgotten.append(key)
 
-    def price(self, rows: int) -> Price | None:
-        return None if self.step is None else Price(self.step, read=self.read)
+    def draft_cost(self, rows: int) -> DraftCost | None:
+        return None if self.step is None else DraftCost(self.step, read=self.read)
 
     def unread(self, live: LiveRow) -> int:
         return len(live.tokens) if live.row.key not in self.asked else 0

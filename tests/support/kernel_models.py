@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels import packing
 from outrider.kernels.builder import Builder
-from outrider.kernels.native import Feeding, NativeModel
-from outrider.kernels.program import Activation, Format, Norm, Program, Tensor
+from outrider.kernels.native import NativeFeed, NativeModel
+from outrider.kernels.program import Activation, Format, Norm, Program, Slice, Tensor
 
 
 @dataclass(frozen=True)
 class Shape:
-    """``style``: llama (rms, rope, gated), qwen (also head norms, biases) or opt (layer norm, learned positions)."""
+    """``style``: llama (rms, rope, gated), qwen (also head norms, biases) or opt (layer norm, learned positions).
+
+    ``capped``: llama with scaled embeddings, norms behind, soft caps, sinks and rope on a part of heads. ``longest``: the
+    rows for which its rope's first frequencies hold.
+    """
 
     style: str = "llama"
     width: int = 352
@@ -28,6 +33,10 @@ class Shape:
     window: int = 0
     group: int = 128
     activation: Activation = Activation.SILU
+    capped: bool = False
+    longest: int = 0
+    experts: int = 0
+    chosen: int = 2
 
 
 LLAMA = Shape()
@@ -36,7 +45,24 @@ QWEN = Shape(style="qwen", width=160, heads=4, kv_heads=2, inner=352, group=64, 
 OPT = Shape(style="opt", width=96, heads=12, kv_heads=12, inner=200, group=64, activation=Activation.RELU)
 BIGCODE = Shape(style="opt", width=128, heads=8, kv_heads=1, inner=512, activation=Activation.GELU_TANH, layers=1)
 GELU = Shape(style="opt", width=144, heads=2, kv_heads=2, inner=100, activation=Activation.GELU_ERF, layers=1)
-SHAPES = {"llama": LLAMA, "grouped": GROUPED, "qwen": QWEN, "opt": OPT, "bigcode": BIGCODE, "gelu": GELU}
+CAPPED = Shape(width=144, heads=6, kv_heads=3, inner=120, window=37, activation=Activation.GELU_TANH, capped=True)
+LONG = Shape(width=96, heads=4, kv_heads=2, inner=104, vocabulary=101, layers=2, longest=20)
+MIXTURE = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, experts=7, chosen=3, layers=2)
+CLAMPED = Shape(
+    width=128, heads=4, kv_heads=2, inner=96, group=32, experts=20, chosen=2, activation=Activation.CLAMPED_SWIGLU
+)
+SHAPES = {
+    "mixture": MIXTURE,
+    "clamped": CLAMPED,
+    "capped": CAPPED,
+    "long": LONG,
+    "llama": LLAMA,
+    "grouped": GROUPED,
+    "qwen": QWEN,
+    "opt": OPT,
+    "bigcode": BIGCODE,
+    "gelu": GELU,
+}
 
 
 def build(shape: Shape, precision: Format) -> Program:
@@ -48,12 +74,12 @@ def build(shape: Shape, precision: Format) -> Program:
     def vector(name: str, size: int) -> Tensor:
         return Tensor(name, (size,))
 
-    def norm(x, name):  # type: ignore[no-untyped-def]
+    def norm(x, name, residual=None):
         kind = Norm.LAYER if opt else Norm.RMS
         bias = vector(name + ".bias", width) if opt else None
-        return builder.norm(x, vector(name, width), kind=kind, epsilon=1e-5, bias=bias)
+        return builder.norm(x, vector(name, width), kind=kind, epsilon=1e-5, bias=bias, residual=residual)
 
-    x = builder.embed(Tensor("embed", (shape.vocabulary, width)))
+    x = builder.embed(Tensor("embed", (shape.vocabulary, width)), 1.75 if shape.capped else 1.0)
     if opt:
         x = builder.positions(x, Tensor("positions", (shape.context + 2, width)), offset=2)
     for layer in range(shape.layers):
@@ -68,12 +94,23 @@ def build(shape: Shape, precision: Format) -> Program:
             builder.head_norm(k, vector(at + "knorm", head), heads=shape.kv_heads, epsilon=1e-6)
         if not opt:
             frequencies = [float(np.float32(10000.0 ** (-2 * i / head))) for i in range(head // 2)]
-            builder.rope(q, frequencies, heads=shape.heads, factor=1.25 if qwen else 1.0)
-            builder.rope(k, frequencies, heads=shape.kv_heads, factor=1.25 if qwen else 1.0)
-        a = builder.attention(q, k, v, heads=shape.heads, kv_heads=shape.kv_heads, window=shape.window)
+            frequencies = frequencies[: len(frequencies) // 2] if shape.capped else frequencies
+            longer = [frequency / 3 for frequency in frequencies] if shape.longest else []
+            rope: dict[str, Any] = dict(factor=1.25 if qwen else 1.0, long_frequencies=longer, longest=shape.longest)
+            builder.rope(q, frequencies, heads=shape.heads, **rope)
+            builder.rope(k, frequencies, heads=shape.kv_heads, **rope)
+        more: dict[str, Any] = dict(cap=1.5, sinks=vector(at + "sinks", shape.heads), scale=0.4) if shape.capped else {}
+        a = builder.attention(q, k, v, heads=shape.heads, kv_heads=shape.kv_heads, window=shape.window, **more)
         output_bias = [vector(at + "o.bias", width)] if opt else []
-        x = builder.linear(a, [Tensor(at + "o", (width, width))], biases=output_bias, residual=x)
+        if shape.capped:
+            y = builder.linear(a, [Tensor(at + "o", (width, width))], cap=2.5, scale=0.6)
+            x = norm(y, at + "norm behind", x)
+        else:
+            x = builder.linear(a, [Tensor(at + "o", (width, width))], biases=output_bias, residual=x)
         h = norm(x, at + "norm2")
+        if shape.experts:
+            x = _mixture(builder, shape, at, h, x)
+            continue
         if opt:
             up = [vector(at + "up.bias", shape.inner)]
             m = builder.linear(h, [Tensor(at + "up", (shape.inner, width))], biases=up, activation=shape.activation)
@@ -82,7 +119,30 @@ def build(shape: Shape, precision: Format) -> Program:
             m = builder.gated(h, Tensor(at + "gate", matrix), Tensor(at + "up", matrix), shape.activation)
         x = builder.linear(m, [Tensor(at + "down", (width, shape.inner))], residual=x)
     x = norm(x, "norm")
-    return builder.finish(builder.linear(x, [Tensor("head", (shape.vocabulary, width))]))
+    bounds: dict[str, Any] = dict(scale=0.25, cap=4.0) if shape.capped else {}
+    return builder.finish(builder.linear(x, [Tensor("head", (shape.vocabulary, width))], **bounds))
+
+
+def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
+    """With a layer beside it that has a gate; of a clamped activation with biases, and none beside it."""
+    clamped = shape.activation is Activation.CLAMPED_SWIGLU
+    width, inner, names = shape.width, shape.inner, [f"{at}{number}." for number in range(shape.experts)]
+    scores = builder.linear(h, [Tensor(at + "router", (shape.experts, width))], precision=Format.FP32)
+    route = builder.route(scores, shape.chosen, among_chosen=clamped)
+    gates = [[Tensor(name + "gate", (inner, width)), Tensor(name + "up", (inner, width))] for name in names]
+    gate_biases = (
+        [[Tensor(name + part, (inner,)) for part in ("gate.bias", "up.bias")] for name in names] if clamped else []
+    )
+    bounds: dict[str, Any] = dict(scale=1.702, cap=0.7) if clamped else {}
+    m = builder.experts(h, route, gates, biases=gate_biases, gated=True, activation=shape.activation, **bounds)
+    downs = [[Tensor(name + "down", (width, inner))] for name in names]
+    down_biases = [[Tensor(name + "down.bias", (width,))] for name in names] if clamped else []
+    products = builder.experts(m, route, downs, biases=down_biases, behind=True)
+    if not clamped:
+        y = builder.gated(h, Tensor(at + "gate", (inner, width)), Tensor(at + "up", (inner, width)), shape.activation)
+        y = builder.linear(y, [Tensor(at + "down", (width, inner))])
+        x = builder.gate(y, builder.linear(h, [Tensor(at + "key", (1, width))], precision=Format.FP32), residual=x)
+    return builder.mix(products, route, width, residual=x)
 
 
 def random_matrices(program: Program, seed: int = 0) -> list[NDArray[np.float32]]:
@@ -109,7 +169,7 @@ class Packed:
     memory: NDArray[np.uint8]
 
     def model(self, threads: int = 1, cache_bytes: int = 0) -> NativeModel:
-        offsets, _ = packing.layout(self.program)
+        offsets, _ = packing.weight_offsets(self.program)
         base = self.memory.ctypes.data
         addresses = [base + offset for offset in offsets]
         return NativeModel(self.program, addresses, threads=threads, cache_bytes=cache_bytes, keep=self.memory)
@@ -131,7 +191,7 @@ def all_logits(model: NativeModel, row: int, text: list[int], pieces: tuple[int,
         part = text[start : start + piece]
         start += len(part)
         if part:
-            parts.append(model.forward([Feeding(row, part, choose=len(part), logits=len(part))])[0].logits)
+            parts.append(model.forward([NativeFeed(row, part, choose=len(part), logits=len(part))])[0].logits)
     return np.concatenate(parts)
 
 

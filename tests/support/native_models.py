@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tiny_models import tiny_model
 
-from outrider.kernels.native import Feeding
+from outrider.kernels.native import NativeFeed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.opening import open_model
 
 TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84, 197]
-PRECISIONS = ("fp32", "bf16", "w8a8", "w4a8")
+PRECISIONS = ("fp32", "bf16", "w8a8", "w4a8", "w4a8:g128")
 
 
 def open_native(path: Path, precision: str, threads: int = 2) -> NativeEngine:
@@ -36,7 +36,7 @@ def logits(engine: NativeEngine, tokens: Sequence[int] = TOKENS, pieces: Sequenc
     for size in [*pieces, len(tokens)]:
         part = tokens[start : start + size]
         if part:
-            parts.append(engine.model.forward([Feeding(row, part, choose=0, logits=len(part))])[0].logits)
+            parts.append(engine.model.forward([NativeFeed(row, part, choose=0, logits=len(part))])[0].logits)
         start += len(part)
     engine.model.close_row(row)
     return np.concatenate(parts)

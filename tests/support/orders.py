@@ -27,7 +27,7 @@ from outrider.runner.planning.placement import PlannedActor
 from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
 from outrider.workers.errors import JobChangedError, JobError, LeaseError, RayLostError, UsageError, WorkerError
 from outrider.workers.machine.pinning import Launch
-from outrider.workers.messages import ModelSpec, Row, RowFailure, Seat, ServeSpec
+from outrider.workers.messages import ActorPlacement, ModelSpec, ReplicaSpec, Row, RowFailure
 
 MODEL = "tiny"
 # A job that takes longer, or more runs, after everything has calmed down will never end.
@@ -72,7 +72,7 @@ class World:
         self.horizon = dice.choice((20.0, 60.0, 200.0))
         self.batch = dice.randint(1, 4)
         self.with_draft = dice.random() < 0.4
-        # One machine as ``OneHost`` sees it, or a cluster whose hosts come and go.
+        # One machine as ``LocalHost`` sees it, or a cluster whose hosts come and go.
         self.one_machine = dice.random() < 0.3
         self.hosts = [Host(f"{n:056x}", dice.randint(1, 2)) for n in range(1 if self.one_machine else dice.randint(1, 4))]
         self.rows = dice.choice((1, 3, 10, 25, 60))
@@ -95,7 +95,7 @@ class World:
         self.witnessed: set[TargetActor] = set()
         self.blameable = self.deaths = 0
         self.driver: Driver | None = None
-        self.fleet: Fleet | None = None
+        self.job_hosts: Hosts | None = None
         self.lost: str | None = None
         self.allowed: set[type[BaseException]] = set()
         self.crash_in: int | None = None
@@ -229,14 +229,14 @@ class World:
 
     def _run_once(self) -> None:
         self.lost, self.crashed, self.crash_in, self.allowed = None, False, None, set()
-        self.fleet = Fleet(self)
-        while not (plans := self.fleet.open()):
+        self.job_hosts = Hosts(self)
+        while not (plans := self.job_hosts.open()):
             self.ray.sleep(1.0)
         self.ray.say(f"the driver begins with {len(plans)} replicas")
         try:
             self.driver = Driver(
                 self.door,  # type: ignore[arg-type]
-                plans, MODEL, DEADLINE, self._agree_on_path, self.fleet, lambda totals: self._step(), None, PATIENCE,
+                plans, MODEL, DEADLINE, self._agree_on_path, self.job_hosts, lambda counters: self._step(), None, PATIENCE,
             )  # fmt: skip
             self.driver.run()
             if not self.driver.draining and self.journal.counts().pending:
@@ -283,8 +283,8 @@ class World:
         done = [row for row, state in states.items() if state == DONE]
         self._demand(all(records[row] == self._expected(row) for row in done), "a row is done, and not as undisturbed")
         tokens = sum(json.loads(records[row])["response"]["body"]["usage"]["completion_tokens"] for row in done)
-        totals = self.journal.meta("totals") or {"tokens": 0}
-        self._demand(totals["tokens"] == tokens, f"{totals['tokens']} tokens are counted, and {tokens} written")
+        counters = self.journal.meta("totals") or {"tokens": 0}
+        self._demand(counters["tokens"] == tokens, f"{counters['tokens']} tokens are counted, and {tokens} written")
         for row, attempts in self.journal._query("SELECT row, attempts FROM rows WHERE attempts > 0"):
             self._demand(attempts <= self.present[row], f"row {row} is blamed for {attempts} deaths")
 
@@ -390,7 +390,7 @@ class Door:
         return called
 
 
-class Fleet:
+class Hosts:
     """The hosts as one driver sees them: a place with no replica is offered again after a while."""
 
     POLL_SECONDS = 2.0
@@ -401,12 +401,12 @@ class Fleet:
         self._looked = 0.0
 
     def open(self) -> list[ReplicaPlan]:
-        return [plan for host in self._idle() for plan in self._seat(host)]
+        return [plan for host in self._idle() for plan in self._plan_replicas(host)]
 
     def _idle(self) -> list[Host]:
         return [host for host in self._world.hosts if host.known_gone is None and not self._used.get(host.name)]
 
-    def _seat(self, host: Host) -> list[ReplicaPlan]:
+    def _plan_replicas(self, host: Host) -> list[ReplicaPlan]:
         world = self._world
         self._used[host.name] = plans = [plan_on(world, host.name) for _ in range(host.replicas)]
         return list(plans)
@@ -415,11 +415,11 @@ class Fleet:
         self._world.ray.step()
         return self._world.lost
 
-    def seats(self, seatless: int) -> list[ReplicaPlan]:
+    def new_replica_plans(self, unplaced: int) -> list[ReplicaPlan]:
         world = self._world
         world.ray.step()
         if world.one_machine:
-            return [plan_on(world, None)] if seatless and world.dice.random() < 0.3 else []
+            return [plan_on(world, None)] if unplaced and world.dice.random() < 0.3 else []
         if world.ray.now - self._looked < self.POLL_SECONDS:
             return []
         self._looked = world.ray.now
@@ -438,9 +438,9 @@ class Fleet:
         future = Future()
         gone = world.host_gone(plan.target.node)
         if gone is not None:
-            world.ray.later(max(0.0, gone - world.ray.now), lambda: future.settle(RayActorError()))
+            world.ray.later(max(0.0, gone - world.ray.now), lambda: future.resolve(RayActorError()))
         elif world.calm or world.dice.random() < 0.9:
-            world.ray.later(world.dice.random() * 2.0, lambda: future.settle(None))
+            world.ray.later(world.dice.random() * 2.0, lambda: future.resolve(None))
         return future
 
     def release(self, plan: ReplicaPlan) -> None:
@@ -455,8 +455,8 @@ class Fleet:
 def plan_on(world: World, host: str | None) -> ReplicaPlan:
     def actor(role: str) -> ActorPlan:
         planned = PlannedActor(role, 0, "here", (0,), (), 1, "cpu", "", {}, (), {})
-        seat = Seat(Launch(planned.pin, "affinity", (), "python3"))
-        return ActorPlan(ModelSpec("/models/tiny", "hf", "fp32"), planned, seat, host)
+        plan_on_free_cores = ActorPlacement(Launch(planned.pin, "affinity", (), "python3"))
+        return ActorPlan(ModelSpec("/models/tiny", "hf", "fp32"), planned, plan_on_free_cores, host)
 
-    serve = ServeSpec(batch=world.batch, draft_tokens=3)
-    return ReplicaPlan(actor("target"), actor("draft") if world.with_draft else None, serve)
+    replica_spec = ReplicaSpec(batch=world.batch, draft_tokens=3)
+    return ReplicaPlan(actor("target"), actor("draft") if world.with_draft else None, replica_spec)

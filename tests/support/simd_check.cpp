@@ -54,6 +54,8 @@ int main() {
     mix_i(dot_words(ic, ia, ib));
     mix_i(dot_bytes<8>(ia, ib, ic));
     mix_i(dot_bytes<4>(ia, load_i(nibbles), ic));
+    const I factor = set_i((2 + round % 16) * 0x10001);
+    mix_i(dot_products(ia, times_factor(load_i(nibbles), factor), ic, factor));
     mix(dot_bf16(fx, ia, ib));
 
     mix(add(fx, fy)), mix(sub(fx, fy)), mix(mul(fx, fy)), mix(div(fx, fy));

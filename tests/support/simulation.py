@@ -1,6 +1,7 @@
 """A world of thousands of replicas for the real schedule: rows of uneven length, deaths, stragglers, replicas that hang.
 
-``python tests/support/simulation.py --replicas 2000 --rows 5000000`` prints the figures that docs/measurements.md keeps.
+``python tests/support/simulation.py --replicas 2000 --rows 5000000`` prints the figures that
+docs/lab/2026-11-21-driver-and-admission.md keeps.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Simulation:
         self.poison = {int(row) for row in self.dice.choice(world.rows, world.poison, replace=False)}
         self.state = bytearray(world.rows)
         self.attempts: Counter[int] = Counter()
-        self.under_way: set[int] = set()
+        self.partial_results: set[int] = set()
         self.schedule = schedule.Schedule(range(world.replicas))
         self.machines: dict[int, _Machine] = {}
         self.speeds = world.tokens_a_second * (1 - world.spread * self.dice.random(world.replicas))
@@ -210,7 +211,7 @@ class Simulation:
         self.second_answers += len(ended) - len(new)
         for row in new:
             self.state[row] = ENDED
-        self.under_way.difference_update(new)
+        self.partial_results.difference_update(new)
         if new:
             self._tell(schedule.RowsEnded(replica, new))
 
@@ -253,7 +254,7 @@ class Simulation:
                     self._begin(replica, machine)
                 case schedule.RecordAttempts(rows):
                     self.attempts.update(rows)
-                    self.under_way.difference_update(rows)
+                    self.partial_results.difference_update(rows)
                 case schedule.FailRow(row, _):
                     assert self.state[row] == QUEUED
                     assert self.attempts[row] >= schedule.MOST_ATTEMPTS
@@ -271,9 +272,9 @@ class Simulation:
         assert len(held) + len(rows) <= self.world.capacity, "the replica is overfull"
         for row in rows:
             assert self.state[row] == QUEUED, "a row was sent after its end"
-            self.copies += row in self.under_way
+            self.copies += row in self.partial_results
             assert self.attempts[row] < 2 or (not held and len(rows) == 1), "a suspect has company"
-        self.under_way.update(rows)
+        self.partial_results.update(rows)
         machine.queue.extend(rows)
         self._begin(replica, machine)
 

@@ -21,12 +21,12 @@ from unittest import mock
 
 from virtual_ray import Fate, Future, TargetActor, VirtualRay, in_place_of_ray
 
+from outrider.runner import drive_job, prepare_job, run_job
 from outrider.runner import options as config
-from outrider.runner import run_job as running
 from outrider.runner.cli import machine as cli_machine
 from outrider.runner.cli import main as cli
 from outrider.runner.driving import driver
-from outrider.runner.hosts.this_machine import OneHost
+from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job import admission, journal, results
 from outrider.runner.job import directory as job
 from outrider.runner.job.directory import open_job
@@ -37,24 +37,24 @@ from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
 from outrider.runner.report import page as report_page
 from outrider.runner.report import report
 from outrider.workers.machine.pinning import Launch
-from outrider.workers.messages import ModelSpec, Row, Seat, ServeSpec
-from outrider.workers.models.cards import ModelCard
+from outrider.workers.messages import ActorPlacement, ModelSpec, ReplicaSpec, Row
+from outrider.workers.models.model_info import ModelInfo
 
 # Imported before the first fork, which so costs nothing.
 READY = (admission, cli_machine, config, driver, report_page)
-CARD = ModelCard("tiny", "/models/tiny", "llama", 20, 100, "float32", (0,), 5, "d")
+MODEL_INFO = ModelInfo("tiny", "/models/tiny", "llama", 20, 100, "float32", (0,), 5, "d")
 POISON = 4
 INPUT = [
-    *({"id": f"row {n}", "prompt": "x" * (n + 1), "seed": n, "max_tokens": 2 + n % 4} for n in range(POISON)),
+    *({"id": f"row {n}", "prompt": "x" * (n + 1), "seed": n, "max_tokens": 2 + n % 4, "label": n} for n in range(POISON)),
     {"id": "poison", "prompt": "x", "max_tokens": 3},
-    {"id": "several", "prompt": "xyz", "n": 2, "max_tokens": 4},
+    {"id": "several", "prompt": "xyz", "n": 2, "max_tokens": 4, "label": "several"},
     {"id": "bad", "prompt": ""},
     *({"id": f"row {n}", "prompt": "x", "seed": n, "max_tokens": 3} for n in range(7, 12)),
 ]
-EXIT_CODE = running.SOME_FAILED
+EXIT_CODE = run_job.SOME_FAILED
 
 
-class FakeOffice:
+class FakeTokenizerProcess:
     """A token a letter."""
 
     def __enter__(self) -> Self:
@@ -63,16 +63,22 @@ class FakeOffice:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def prepare_pair(self, target: str, draft: str, say: Callable[[str], None]) -> tuple[ModelCard, None, str, list[str]]:
-        return CARD, None, "none", []
+    def prepare_pair(self, target: str, draft: str, say: Callable[[str], None]) -> tuple[ModelInfo, None, str, list[str]]:
+        return MODEL_INFO, None, "none", []
 
-    def check_unchanged(self, card: ModelCard) -> None:
+    def check_unchanged(self, model_info: ModelInfo) -> None:
         pass
 
-    def check_weights(self, path: str, engine: str, allow_pickle: bool) -> None:
+    def check_weights(self, path: str, engine: str, allow_pickle: bool, precision: str) -> None:
+        pass
+
+    def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:
         pass
 
     def native_refuses(self, path: str) -> str | None:
+        return None
+
+    def reasoning_tags(self, path: str) -> None:
         return None
 
     def begin_to_encode(self, path: str, prompts: list[str]) -> Callable[[], list[tuple[int, ...] | str]]:
@@ -92,31 +98,34 @@ class OnePoison(Fate):
         return 0.1 if row.key // MOST_SAMPLES == POISON else None
 
 
-def one_host(ray: VirtualRay) -> Callable[..., Any]:
+def local_host(ray: VirtualRay) -> Callable[..., Any]:
     def sign_of_life() -> Future:
         future = Future()
-        future.settle(None)
+        future.resolve(None)
         return future
 
     @contextmanager
-    def here(*_: object) -> Iterator[tuple[OneHost, list[ReplicaPlan]]]:
+    def here(*_: object) -> Iterator[tuple[LocalHost, list[ReplicaPlan]]]:
         planned = PlannedActor("target", 0, "here", (0,), (), 1, "cpu", "", {}, (), {})
-        seat = Seat(Launch(planned.pin, "affinity", (), "python3"))
-        target = ActorPlan(ModelSpec(CARD.path, "hf", "fp32"), planned, seat)
-        plan = ReplicaPlan(target, None, ServeSpec(batch=2, draft_tokens=3))
-        yield OneHost(lambda: None, lambda: None, sign_of_life), [plan, plan]
+        placement = ActorPlacement(Launch(planned.pin, "affinity", (), "python3"))
+        target = ActorPlan(ModelSpec(MODEL_INFO.path, "hf", "fp32"), planned, placement)
+        plan = ReplicaPlan(target, None, ReplicaSpec(batch=2, draft_tokens=3))
+        yield LocalHost(lambda: None, lambda: None, sign_of_life), [plan, plan]
 
     return here
 
 
-def run(folder: Path, network: bool, mark: Callable[[str], None]) -> None:
-    """The command to its end, as a user would have it; ``mark`` is told what it may rely on from there on."""
+def run(folder: Path, network: bool, again: bool, mark: Callable[[str], None]) -> None:
+    """The command to its end, as a user would have it; ``mark`` is told what it may rely on from there on.
+
+    ``again`` runs the failed rows of a job that has ended once more.
+    """
     ray = VirtualRay(1)
     directory = folder / "job"
     record, fill, write = Journal.record, Journal.fill, results.write_atomically
 
-    def recorded(self: Journal, done: Any, failed: Any, totals: Any = None) -> None:
-        record(self, done, failed, totals)
+    def recorded(self: Journal, done: Any, failed: Any, counters: Any = None) -> None:
+        record(self, done, failed, counters)
         for row, text in (*done, *failed):
             mark(f"row {row} {digest(text)}")
 
@@ -138,11 +147,13 @@ def run(folder: Path, network: bool, mark: Callable[[str], None]) -> None:
 
     ray.later(4.0, look)
     words = [str(folder.parent / "input.jsonl"), "-o", str(directory), "--skip-bad", "--json", "--engine", "hf"]
+    words = ["retry", str(directory), "--json"] if again else ["run", *words, "--carry", "all"]
     patches = [
-        mock.patch.multiple(running, Office=FakeOffice, one_host=one_host(ray)),
+        mock.patch.multiple(prepare_job, TokenizerProcess=FakeTokenizerProcess),
+        mock.patch.multiple(drive_job, local_host=local_host(ray)),
         mock.patch.multiple(Journal, record=recorded, fill=filled),
         mock.patch.object(journal, "on_network_file_system", lambda path, mounts: network),
-        mock.patch.object(sys, "argv", ["outrider", "run", *words]),
+        mock.patch.object(sys, "argv", ["outrider", *words]),
         *(mock.patch.object(module, "write_atomically", written) for module in (results, job, report)),
         in_place_of_ray(ray, lambda: OnePoison(ray)),
     ]
@@ -167,11 +178,11 @@ def run_in_fork(asked: dict[str, Any], faults: ctypes.CDLL) -> dict[str, Any]:
         try:
             folder, log = str(asked["folder"]).encode(), str(asked["log"]).encode()
             faults.faults_arm(folder, log, ctypes.c_long(asked["at"]), asked["fault"], asked["error"])
-            run(Path(asked["folder"]), asked["network"], lambda text: faults.faults_mark(text.encode()))
+            run(Path(asked["folder"]), asked["network"], asked["again"], lambda text: faults.faults_mark(text.encode()))
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0
         except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.excepthook(*sys.exc_info())
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

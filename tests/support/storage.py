@@ -164,7 +164,9 @@ def apply(content: bytearray, operation: Operation) -> None:
 def _content(file: _File, dice: random.Random | None) -> bytearray:
     """Each write since the last sync is there or is not; some are there in part, with old bytes or none in between."""
     content = bytearray(file.durable)
-    for operation in file.since if dice else ():
+    if dice is None:
+        return content
+    for operation in file.since:
         fate = dice.random()
         if fate < 0.4:
             apply(content, operation)
@@ -218,8 +220,15 @@ class Promised:
 class SmallJob:
     """Runs the job of ``small_job.py`` under faults, in ``folder``, which is to be in memory: everything is synced."""
 
+    # Whether what is broken is a run of the failed rows once more.
+    again = False
+    # The rows that had failed before it.
+    failed: frozenset[int] = frozenset()
+
     def __init__(self, folder: Path, network: bool) -> None:
         self.folder, self.network = folder, network
+        # What the folder holds before the run that is broken.
+        self.image: Image = {}
         folder.mkdir(parents=True, exist_ok=True)
         self.root = folder / "root"
         self.log = folder / "log"
@@ -263,10 +272,10 @@ class SmallJob:
             else:
                 (self.root / name).write_bytes(content)
 
-    def run(self, when: str, at: int = -1, fault: int = NO_FAULT, error: int = 0) -> int:
+    def run(self, when: str, at: int = -1, fault: int = NO_FAULT, error: int = 0, again: bool = False) -> int:
         """The command, to its end or to that of its process. Whatever it says, it says in a sentence."""
         self.runs += 1
-        asked = {"folder": str(self.root), "log": str(self.log), "network": self.network}
+        asked = {"folder": str(self.root), "log": str(self.log), "network": self.network, "again": again}
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps({**asked, "at": at, "fault": fault, "error": error}) + "\n")
@@ -334,6 +343,9 @@ class SmallJob:
         states = dict(journal._query("SELECT row, state FROM rows"))
         if len(states) != len(INPUT):
             raise Violation(f"{when}: {len(states)} rows of {len(INPUT)}")
+        earlier = dict(journal._query("SELECT row, record FROM earlier_errors"))
+        if self.again and not self.failed <= records.keys() | earlier.keys():
+            raise Violation(f"{when}: an error is lost before the row has ended again")
         if {row for row, state in states.items() if state in (DONE, FAILED)} != records.keys():
             raise Violation(f"{when}: a row has ended without a record, or the other way round")
         for row, record in promised.rows.items():
@@ -350,6 +362,26 @@ class SmallJob:
             there = digest(path.read_text()) if path.exists() else ""
             if there not in versions:
                 raise Violation(f"{when}: {name} is not what was written")
+
+
+class RetriedJob(SmallJob):
+    """The same job once it has ended: its failed rows are run again, and fail again."""
+
+    again = True
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        journal = Journal(self.job / "job.db")
+        self.failed = frozenset(row for (row,) in journal._query("SELECT row FROM rows WHERE state = 2"))
+        journal.close()
+        self.image = {
+            str(path.relative_to(self.root)): None if path.is_dir() else path.read_bytes() for path in self.root.rglob("*")
+        }
+        self.run("nothing", again=True)
+        if self._results() != self.expected:
+            raise Violation("a retry that changes nothing changes the results")
+        self.operations = read_log(self.log)
+        return self
 
 
 def promised_by(operations: Sequence[Operation]) -> Promised:
@@ -371,8 +403,8 @@ def break_at(job: SmallJob, fault: str, at: int) -> None:
     """One run with one fault, and what has to be so afterwards."""
     which, error, _ = FAULTS[fault]
     when = f"{fault} at operation {at}"
-    job.begin_anew({})
-    code = job.run(when, at, which, error)
+    job.begin_anew(job.image)
+    code = job.run(when, at, which, error, again=job.again)
     if code == EXIT_CODE and job._results() != job.expected:
         raise Violation(f"{when}: it says that all is well, and the results are others")
     job.check(promised_by(read_log(job.log)), when)

@@ -31,6 +31,23 @@ def _rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
 
 
+LAYERED = {"num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 24}
+NEOX: dict[str, Any] = {
+    "vocab_size": 203,
+    "hidden_size": 96,
+    "intermediate_size": 200,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 128,
+}
+
+
+def _long_rope(pairs: int, original: int = 48) -> dict[str, Any]:
+    short, long = [1.0 + 0.05 * i for i in range(pairs)], [2.0 + 0.7 * i for i in range(pairs)]
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long}
+    return {"rope_parameters": rope, "original_max_position_embeddings": original, "max_position_embeddings": 192}
+
+
 # name: (model_type, configuration)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
@@ -53,6 +70,69 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", LLAMA | {"tie_word_embeddings": True}),
     "qwen2-windows": ("qwen2", LLAMA | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("qwen3", LLAMA | {"head_dim": 32, "attention_bias": True}),
+    "gemma": ("gemma", LLAMA | {"head_dim": 24, "num_attention_heads": 4}),
+    "gemma2": ("gemma2", LLAMA | LAYERED | {"sliding_window": 7, "query_pre_attn_scalar": 16}),
+    "gemma2-caps": (
+        "gemma2",
+        LLAMA
+        | LAYERED
+        | {"sliding_window": 19, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0, "attention_bias": True},
+    ),
+    "gemma3": ("gemma3_text", LLAMA | LAYERED | {"sliding_window": 9, "_sliding_window_pattern": 2}),
+    "gemma3-bases": (
+        "gemma3_text",
+        LLAMA
+        | LAYERED
+        | {
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 8.0},
+            },
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "phi3": ("phi3", LLAMA | {"sliding_window": 11, "pad_token_id": 0}),
+    "phi3-partial": (
+        "phi3",
+        LLAMA
+        | {
+            "pad_token_id": 0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "phi3-long": ("phi3", LLAMA | {"pad_token_id": 0, "num_key_value_heads": 3} | _long_rope(8)),
+    "granite": (
+        "granite",
+        LLAMA
+        | {
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.11,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 6.0,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "smollm3": ("smollm3", LLAMA | {"num_hidden_layers": 5, "no_rope_layer_interval": 2, "pad_token_id": 0}),
+    "smollm3-windows": (
+        "smollm3",
+        LLAMA
+        | {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 6}
+        | {"tie_word_embeddings": False, "pad_token_id": 0, "head_dim": 24},
+    ),
+    "olmo2": ("olmo2", LLAMA | {"attention_bias": True, "pad_token_id": 0}),
+    "olmo3": ("olmo3", LLAMA | {"num_hidden_layers": 4, "sliding_window": 8, "pad_token_id": 0}),
+    "neox": ("gpt_neox", NEOX),
+    "neox-serial": (
+        "gpt_neox",
+        NEOX
+        | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new", "tie_word_embeddings": True}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+    ),
     "opt": ("opt", OPT),
     "opt-350m": ("opt", OPT | {"word_embed_proj_dim": 48, "do_layer_norm_before": False}),
     "opt-plain": ("opt", OPT | {"enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": False}),
@@ -60,16 +140,62 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "bigcode-mha": ("gpt_bigcode", BIGCODE | {"multi_query": False, "scale_attn_weights": False}),
 }
 
+MIXTURE = LLAMA | {"num_experts_per_tok": 2, "pad_token_id": 0}
+# As TINY; their experts lie together in transformers' memory and one by one in most checkpoints.
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", MIXTURE | {"num_local_experts": 5, "sliding_window": 9, "intermediate_size": 72}),
+    "qwen2-moe": (
+        "qwen2_moe",
+        MIXTURE
+        | {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
+        | {"num_hidden_layers": 3, "mlp_only_layers": [1], "num_key_value_heads": 6},
+    ),
+    "qwen2-moe-windows": (
+        "qwen2_moe",
+        MIXTURE
+        | {"num_experts": 4, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 24, "norm_topk_prob": True}
+        | {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2},
+    ),
+    "qwen3-moe": (
+        "qwen3_moe",
+        MIXTURE
+        | {"num_experts": 20, "num_experts_per_tok": 8, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 24}
+        | {"tie_word_embeddings": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "attention_bias": True},
+    ),
+    "olmoe": ("olmoe", MIXTURE | {"num_experts": 9, "num_experts_per_tok": 4, "intermediate_size": 40}),
+    "gpt-oss": (
+        "gpt_oss",
+        MIXTURE
+        | {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 96, "head_dim": 16, "sliding_window": 7}
+        | {"num_hidden_layers": 3},
+    ),
+    "gpt-oss-clamped": (
+        "gpt_oss",
+        MIXTURE
+        | {"num_local_experts": 4, "intermediate_size": 64, "head_dim": 24, "sliding_window": 30, "swiglu_limit": 0.4}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+}
+
+
+def one_by_one(model: PreTrainedModel) -> None:
+    """Experts in plain products: torch's grouped ones want sizes of a certain kind."""
+    if hasattr(model.config, "num_experts_per_tok"):
+        model.set_experts_implementation("eager")
+
 
 def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A float32 model whose logits, norms and biases are all far from trivial."""
-    kind, settings = TINY[name]
+    kind, settings = (TINY | MIXTURES)[name]
     config = AutoConfig.for_model(kind, **(settings | changes))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    one_by_one(model)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.1)
             if "norm" in parameter_name or ".ln_" in parameter_name:
-                parameter.add_(1.0 if parameter_name.endswith("weight") else 0.0)
+                # Gemma's norms multiply by 1 + w.
+                one = parameter_name.endswith("weight") and not kind.startswith("gemma")
+                parameter.add_(1.0 if one else 0.0)
     return model

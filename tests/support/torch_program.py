@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch.nn.functional import layer_norm, linear, relu, scaled_dot_product_attention, silu
+from torch.nn.functional import layer_norm, linear, relu, silu
 
 from outrider.kernels.program import Activation, Kind, Norm, Op, Program, Slice, Tensor
 
@@ -18,7 +18,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh")
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.NONE: lambda x: x,
     Activation.RELU: relu,
     Activation.GELU_ERF: gelu_erf,
@@ -48,7 +48,7 @@ def _weight(program: Program, index: int, tensors: Mapping[str, torch.Tensor]) -
     weight = program.weights[index]
     if weight.values:
         return torch.tensor(weight.values)
-    parts = [tensors[source.name][start:stop] for source in weight.sources for start, stop in source.ranges]
+    parts = [tensors[source.name][start:stop] + source.plus for source in weight.sources for start, stop in source.ranges]
     return torch.cat(parts)
 
 
@@ -62,7 +62,7 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
     bias = weights[op.bias] if op.bias >= 0 else None
     match op.kind:
         case Kind.EMBED:
-            return weight[tokens]
+            return weight[tokens] * op.scale
         case Kind.POSITION:
             return x + weight[torch.arange(len(tokens)) + op.integer]
         case Kind.SELECT:
@@ -70,35 +70,48 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
         case Kind.NORM:
             heads = x.view(len(tokens), op.heads, op.head_size)
             if op.integer == Norm.LAYER:
-                return layer_norm(heads, (op.head_size,), weight, bias, op.epsilon).flatten(1)
-            return (heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + op.epsilon) * weight).flatten(1)
+                y = layer_norm(heads, (op.head_size,), weight, bias, op.epsilon).flatten(1)
+            else:
+                y = (heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + op.epsilon) * weight).flatten(1)
+            return y if op.residual.buffer < 0 else y + read(op.residual)
         case Kind.LINEAR:
             y = linear(x, weight, bias)
             if program.weights[op.weight].gated:
                 gate, up = y.chunk(2, dim=-1)
                 return ACTIVATIONS[op.activation](gate) * up
             y = ACTIVATIONS[op.activation](y)
+            y = (torch.tanh(y / op.cap) * op.cap if op.cap else y) * op.scale
             return y if op.residual.buffer < 0 else y + read(op.residual)
         case Kind.ROPE:
-            heads = x.view(len(tokens), op.heads, 2, op.head_size // 2)
+            weight = bias if bias is not None and op.longest and len(tokens) > op.longest else weight
+            heads = x.view(len(tokens), op.heads, op.head_size)
+            half = op.rotated // 2
             angle = (torch.arange(len(tokens)).float()[:, None] * weight[None])[:, None]
             cosine, sine = angle.cos() * op.scale, angle.sin() * op.scale
-            low, high = heads[:, :, 0], heads[:, :, 1]
-            return torch.stack([low * cosine - high * sine, high * cosine + low * sine], dim=2).flatten(1)
+            low, high, rest = heads[:, :, :half], heads[:, :, half : 2 * half], heads[:, :, 2 * half :]
+            return torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], dim=2).flatten(1)
         case Kind.ATTENTION:
-            return _attention(op, x, read(op.key), read(op.value))
+            return _attention(op, x, read(op.key), read(op.value), weight if op.weight >= 0 else None)
     raise AssertionError(op.kind)
 
 
-def _attention(op: Op, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _attention(
+    op: Op, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
+) -> torch.Tensor:
     count = len(query)
     positions = torch.arange(count)
     seen = positions[None] <= positions[:, None]
     if op.window:
         seen &= positions[None] > positions[:, None] - op.window
     q, k, v = (
-        part.view(count, heads, op.head_size).transpose(0, 1)[None]
+        part.view(count, heads, op.head_size).transpose(0, 1)
         for part, heads in ((query, op.heads), (key, op.kv_heads), (value, op.kv_heads))
     )
-    mixed = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=op.scale, enable_gqa=op.heads != op.kv_heads)
-    return mixed[0].transpose(0, 1).reshape(count, -1)
+    k, v = (part.repeat_interleave(op.heads // op.kv_heads, dim=0) for part in (k, v))
+    scores = q @ k.transpose(1, 2) * op.scale
+    scores = torch.tanh(scores / op.cap) * op.cap if op.cap else scores
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(-1, count, 1)], dim=2)
+    weights = scores.softmax(dim=2)[:, :, :count]
+    return (weights @ v).transpose(0, 1).reshape(count, -1)

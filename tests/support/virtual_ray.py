@@ -20,10 +20,19 @@ from unittest import mock
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from outrider.runner.driving import driver, replica
-from outrider.workers.machine.pin_check import Pinned
+from outrider.runner.driving import driver, job_record, replica
+from outrider.workers.machine.pin_check import PinningReport
 from outrider.workers.machine.pinning import Pin
-from outrider.workers.messages import Harvest, Progress, Row, RowFailure, RowResult, ServeSpec, WorkerReport, Written
+from outrider.workers.messages import (
+    Harvest,
+    PartialTokens,
+    ReplicaSpec,
+    Row,
+    RowFailure,
+    RowResult,
+    TargetCounters,
+    WorkerReport,
+)
 
 LATENCY = 0.01
 
@@ -39,7 +48,7 @@ class Future:
         self.ready = False
         self.value: Any = None
 
-    def settle(self, value: Any) -> None:
+    def resolve(self, value: Any) -> None:
         if not self.ready:
             self.ready, self.value = True, value
 
@@ -150,7 +159,7 @@ class Actor:
         if self.alive:
             self.soon(LATENCY * self.ray.dice.random(), lambda: getattr(self, f"do_{method}")(future, *arguments))
         else:
-            self.ray.later(LATENCY, lambda: future.settle(RayActorError()))
+            self.ray.later(LATENCY, lambda: future.resolve(RayActorError()))
         return future
 
     def sent(self, method: str, arguments: tuple[Any, ...]) -> None:
@@ -178,14 +187,14 @@ class Actor:
         self.alive = False
         delay = self.fate.notice()
         for future in self._unanswered if reported else ():
-            self.ray.later(delay, partial(future.settle, RayActorError()))
+            self.ray.later(delay, partial(future.resolve, RayActorError()))
 
     def _load(self, future: Future, report: WorkerReport) -> None:
         """What a start comes to is up to its fate: the seconds that it takes, and an error if there is to be one."""
         seconds, error = self.fate.start(self)
         if seconds is not None:
             answer = report if error is None else RayTaskError("load", "Traceback", error).as_instanceof_cause()
-            self.soon(seconds, lambda: future.settle(answer))
+            self.soon(seconds, lambda: future.resolve(answer))
 
 
 class Fate:
@@ -247,8 +256,8 @@ class TargetActor(Actor):
         self._told: dict[int, int] = {}
         self._ended: list[RowResult | RowFailure] = []
         self._brought: tuple[RowResult | RowFailure, ...] = ()
-        self._told_last: tuple[Written, ...] = ()
-        self._progress = Progress()
+        self._told_last: tuple[PartialTokens, ...] = ()
+        self._progress = TargetCounters()
         self._asking: Future | None = None
 
     def sent(self, method: str, arguments: tuple[Any, ...]) -> None:
@@ -256,23 +265,23 @@ class TargetActor(Actor):
         self.given.update(row.key for row in rows)
         self.fate.given(self, rows)
 
-    def do_load(self, future: Future, model: object, seat: object, serve: ServeSpec) -> None:
-        self._serve = serve
+    def do_load(self, future: Future, model: object, placement: object, replica_spec: ReplicaSpec) -> None:
+        self._serve = replica_spec
         self._load(future, report_of(self))
 
     def do_attach(self, future: Future, draft: DraftActor) -> None:
-        future.settle(None)
+        future.resolve(None)
 
     def do_submit(self, future: Future, rows: Sequence[Row]) -> None:
         self._take(rows)
-        future.settle(None)
+        future.resolve(None)
 
     def do_cancel(self, future: Future, keys: Sequence[int]) -> None:
         self._queue = deque(row for row in self._queue if row.key not in keys)
         for key in keys:
             self._running.pop(key, None)
         self._begin()
-        future.settle(None)
+        future.resolve(None)
 
     def do_harvest(self, future: Future, seconds: float, rows: Sequence[Row]) -> None:
         assert self._asking is None, "two harvests at a time"
@@ -294,8 +303,8 @@ class TargetActor(Actor):
                 continue
             self._running[row.key] = row
             pace = self.fate.seconds_a_token()
-            self._pace[row.key], self._told[row.key] = (self.ray.now, pace), len(row.begun)
-            seconds = max(0, len(tokens_of(row)) - len(row.begun)) * pace
+            self._pace[row.key], self._told[row.key] = (self.ray.now, pace), len(row.resumed)
+            seconds = max(0, len(tokens_of(row)) - len(row.resumed)) * pace
             end = self._end if (fatal := self.fate.fatal(self, row)) is None else self._die_of
             self.soon(seconds if fatal is None else fatal, partial(end, row))
 
@@ -330,17 +339,17 @@ class TargetActor(Actor):
         if what == "twice":
             ended, written = (*self._brought, *ended, *ended), (*self._told_last, *written, *written)
         self._brought, self._told_last = ended, written
-        progress = Progress(**{name: getattr(self._progress, name) for name in COUNTED})
-        harvest = Harvest(ended, progress, written=written)
-        self.soon(late, lambda: future.lose() if what == "lost" else future.settle(harvest))
+        counters = TargetCounters(**{name: getattr(self._progress, name) for name in COUNTED})
+        harvest = Harvest(ended, counters, written=written)
+        self.soon(late, lambda: future.lose() if what == "lost" else future.resolve(harvest))
 
-    def _written(self) -> Iterator[Written]:
+    def _written(self) -> Iterator[PartialTokens]:
         for row in self._running.values():
             (since, pace), told = self._pace[row.key], self._told[row.key]
-            now = min(len(row.begun) + int((self.ray.now - since) / pace), len(tokens_of(row)))
+            now = min(len(row.resumed) + int((self.ray.now - since) / pace), len(tokens_of(row)))
             if now > told:
                 self._told[row.key] = now
-                yield Written(row.key, told, written_by(row)[told:now])
+                yield PartialTokens(row.key, told, written_by(row)[told:now])
 
 
 COUNTED = ("rounds", "row_rounds", "tokens", "prompt_tokens")
@@ -359,7 +368,7 @@ def _tokens(seed: str, most: int) -> tuple[int, ...]:
 
 def written_by(row: Row) -> tuple[int, ...]:
     """A target goes on behind what it is told was written, whatever that is."""
-    return (*row.begun, *tokens_of(row)[len(row.begun) :])
+    return (*row.resumed, *tokens_of(row)[len(row.resumed) :])
 
 
 def result_of(row: Row) -> RowResult:
@@ -368,9 +377,9 @@ def result_of(row: Row) -> RowResult:
 
 
 def report_of(actor: Actor) -> WorkerReport:
-    """As ``read_back`` fills it."""
+    """As ``check_pinning`` fills it."""
     asked = Pin((0,), (), 1)
-    pinned = Pinned(1, actor.host, "affinity", asked, (0,), "default", (), 1, None, (), None, {}, {}, (), ())
+    pinned = PinningReport(1, actor.host, "affinity", asked, (0,), "default", (), 1, None, (), None, {}, {}, (), ())
     return WorkerReport(1, actor.host, 1.0, "fake", (), {"engine": "fake"}, pinned.record(), ())
 
 
@@ -386,13 +395,11 @@ def in_place_of_ray(ray: VirtualRay, fate_of: Callable[[], Fate] = Fate) -> Iter
 
         return SimpleNamespace(options=options)
 
+    clock = SimpleNamespace(monotonic=lambda: ray.now)
+    event = SimpleNamespace(Event=lambda: VirtualEvent(ray))
     with (
-        mock.patch.multiple(
-            driver,
-            ray=ray,
-            time=SimpleNamespace(monotonic=lambda: ray.now),
-            threading=SimpleNamespace(Event=lambda: VirtualEvent(ray)),
-        ),
+        mock.patch.multiple(driver, ray=ray, time=clock, threading=event),
+        mock.patch.multiple(job_record, time=clock),
         mock.patch.multiple(replica, ray=ray, TargetActor=actor_class(TargetActor), DraftActor=actor_class(DraftActor)),
     ):
         yield

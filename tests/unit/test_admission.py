@@ -1,4 +1,4 @@
-"""From checked lines to a filled journal, with an office that needs no model."""
+"""From checked lines to a filled journal, with a tokenizer process that needs no model."""
 
 from __future__ import annotations
 
@@ -9,26 +9,31 @@ from typing import Any
 
 import pytest
 
-from outrider.runner.job.admission import admit, derived_seed, samples_of
+from outrider.runner.job.admission import admit, samples_of
 from outrider.runner.job.journal import FAILED, Counts, Journal, StoredRow
 from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.job.row_seed import derived_seed
 from outrider.runner.job.source import Source
 from outrider.runner.options import JobSpec
 from outrider.workers.errors import InputError, UsageError
 from outrider.workers.messages import Sampling
-from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.reasoning import ReasoningTags
 
-CARD = ModelCard("tiny", "/models/tiny", "llama", 20, 100, "float32", (0,), 5, "d")
+MODEL_INFO = ModelInfo("tiny", "/models/tiny", "llama", 20, 100, "float32", (0,), 5, "d")
 
 
-class FakeOffice:
+class FakeTokenizerProcess:
     """A token a letter; no chat template."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
 
+    def reasoning_tags(self, path: str) -> ReasoningTags:
+        return ReasoningTags("<think>", "</think>", (7,))
+
     def begin_to_encode(self, path: str, prompts: list[Any]) -> Callable[[], list[tuple[int, ...] | str]]:
-        assert path == CARD.path
+        assert path == MODEL_INFO.path
         self.asked.append(len(prompts))
 
         def token(letter: str) -> int:
@@ -46,7 +51,7 @@ def journal(tmp_path: Path) -> Journal:
 def admitted(journal: Journal, content: str, **options: Any) -> int:
     path = journal.path.with_name("in.jsonl")
     path.write_text(content)
-    return admit(JobSpec(input=path, **options), Source(path), CARD, FakeOffice(), journal, identified).rows  # type: ignore[arg-type]
+    return admit(JobSpec(input=path, **options), Source(path), MODEL_INFO, FakeTokenizerProcess(), journal, identified).rows  # type: ignore[arg-type]
 
 
 def identified(digest: str) -> dict[str, Any]:
@@ -211,9 +216,9 @@ def test_a_derived_seed_depends_on_the_job_and_the_id_only() -> None:
 def test_large_files_are_encoded_in_pieces(journal: Journal) -> None:
     path = journal.path.with_name("many.txt")
     path.write_text("prompt\n" * 2500)
-    office = FakeOffice()
-    assert admit(JobSpec(input=path), Source(path), CARD, office, journal, identified).rows == 2500  # type: ignore[arg-type]
-    assert office.asked == [1000, 1000, 500]
+    tokenizer_process = FakeTokenizerProcess()
+    assert admit(JobSpec(input=path), Source(path), MODEL_INFO, tokenizer_process, journal, identified).rows == 2500  # type: ignore[arg-type]
+    assert tokenizer_process.asked == [1000, 1000, 500]
 
 
 def test_samples_of_a_row_have_keys_of_their_own(journal: Journal) -> None:
@@ -230,7 +235,7 @@ def test_samples_of_a_row_have_keys_of_their_own(journal: Journal) -> None:
     samples = samples_of(stored(journal, 1)[0])
     assert [divmod(sample.key, MOST_SAMPLES) for sample in samples] == [(1, 0), (1, 1), (1, 2)]
     assert samples[2].sampling == Sampling(
-        temperature=1.0, seed=9, sample=2, logit_bias=((3, -1.0), (7, 2.0)), end_tokens=CARD.end_tokens
+        temperature=1.0, seed=9, sample=2, logit_bias=((3, -1.0), (7, 2.0)), end_tokens=MODEL_INFO.end_tokens
     )
     assert samples[2].stop == ("s",)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from second_user import as_guest, only_root
 
-from outrider.runner.hosts import auth as guard
+from outrider.runner.hosts import auth, knock
 from outrider.runner.hosts.ray_start import joined_ray, own_cluster
 from outrider.workers.errors import JobError, UsageError
 
@@ -30,28 +31,28 @@ def mode(path: Path) -> int:
 
 
 def test_a_token_is_made_once_and_for_its_owner_alone(home: Path) -> None:
-    path, new = guard.make_token()
+    path, new = auth.make_token()
     assert (path, new) == (home / ".ray/auth_token", True)
     assert (mode(path), mode(path.parent)) == (0o600, 0o700)
     token = path.read_text()
     assert len(token) == 64
-    assert guard.make_token() == (path, False)
+    assert auth.make_token() == (path, False)
     assert path.read_text() == token
-    assert guard.make_token()[0].read_text() == token
+    assert auth.make_token()[0].read_text() == token
 
 
 def test_a_token_that_ray_wrote_for_all_to_read_is_taken_away_from_them(home: Path) -> None:
-    path, _ = guard.make_token()
+    path, _ = auth.make_token()
     path.chmod(0o644)
     said: list[str] = []
-    guard.bring_token(said.append)
+    auth.bring_token(said.append)
     assert mode(path) == 0o600
     assert said == [f"note: {path} could be read by others; it is yours alone now"]
 
 
 def test_without_a_token_no_cluster_is_joined() -> None:
     with pytest.raises(UsageError, match=r"there is no token for the cluster in .*auth_token: .*outrider token"):
-        guard.bring_token(lambda _: None)
+        auth.bring_token(lambda _: None)
 
 
 @only_root
@@ -61,39 +62,57 @@ def test_a_token_that_cannot_be_read_is_a_sentence(hidden: str, monkeypatch: pyt
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         home = Path(name)
         monkeypatch.setenv("HOME", name)
-        path, _ = guard.make_token()
+        path, _ = auth.make_token()
         for folder, bits in ((home, 0o755), (path.parent, 0o755 if hidden == "file" else 0o700)):
             folder.chmod(bits)
-        for attempt in (lambda: guard.bring_token(lambda _: None), guard.make_token):
+        for attempt in (lambda: auth.bring_token(lambda _: None), auth.make_token):
             said = as_guest(attempt)
             assert said.startswith(f"UsageError: the cluster's token in {path} cannot be read (Permission denied)"), said
 
 
 def test_an_empty_token_is_none(home: Path) -> None:
-    path, _ = guard.make_token()
+    path, _ = auth.make_token()
     path.write_text("\n")
     with pytest.raises(UsageError, match="there is no token for the cluster in"):
-        guard.bring_token(lambda _: None)
+        auth.bring_token(lambda _: None)
     with pytest.raises(UsageError, match="auth_token cannot be written: File exists"):
-        guard.make_token()
+        auth.make_token()
 
 
 def test_a_home_without_room_for_a_token_is_a_sentence(home: Path) -> None:
     (home / ".ray").write_text("a file")
     with pytest.raises(UsageError, match=r"auth_token cannot be written: File exists"):
-        guard.make_token()
+        auth.make_token()
 
 
 def test_authentication_that_is_switched_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard.make_token()
+    auth.make_token()
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(UsageError, match="RAY_AUTH_MODE is disabled: a cluster is joined with a token only"):
-        guard.bring_token(lambda _: None)
+        auth.bring_token(lambda _: None)
 
 
 def test_a_cluster_is_not_joined_from_outside() -> None:
     with pytest.raises(UsageError, match=r"--address: ray:// is not joined from outside"), joined_ray("ray://a:1"):
         pass
+
+
+@pytest.mark.parametrize("address", ["local", "host", "host:", ":6379", "host:x", "host:0", "host:70000"])
+def test_an_address_is_a_host_and_a_port(address: str) -> None:
+    with pytest.raises(UsageError, match=f'--address: "{address}" is not HOST:PORT'), joined_ray(address):
+        pass
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_cluster_whose_head_does_not_answer_is_said_to_be_so(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knock, "ANSWER_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        if not listens:
+            silent.close()
+        unanswered = pytest.raises(JobError, match=f"nobody has answered at {address} for 0.1 s; is the cluster up")
+        with unanswered, joined_ray(address, patience=0.1):
+            pass
 
 
 def raylet(address: str, folder: str = "/tmp/outrider-7/ray") -> list[str]:

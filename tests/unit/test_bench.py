@@ -14,25 +14,25 @@ from typer.testing import CliRunner
 
 from outrider.runner import run_job as running
 from outrider.runner.bench import bench as bench_module
-from outrider.runner.bench.bench import BenchSpec
 from outrider.runner.bench.plot import check_plot, plot
 from outrider.runner.bench.table import Measured, comparison, table
 from outrider.runner.bench.tasks import CODE, LENGTHS, SHORT, TOKENS, examples, sizes
 from outrider.runner.cli.main import app
-from outrider.runner.options import JobSpec
+from outrider.runner.options import BenchSpec, JobSpec
+from outrider.runner.quality import quantize as quantize_module
 from outrider.workers.errors import LeaseError, UsageError
 from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
-from outrider.workers.models.cards import ModelCard
-from outrider.workers.models.names import hub_id
+from outrider.workers.models.hub_names import hub_id
+from outrider.workers.models.model_info import ModelInfo
 
-CARD = ModelCard("facebook/opt-6.7b", "/models/opt", "opt", 2048, 50272, "float16", (2,), 1, "digest")
+MODEL_INFO = ModelInfo("facebook/opt-6.7b", "/models/opt", "opt", 2048, 50272, "float16", (2,), 1, "digest")
 
 
 class LetterOffice:
     """A token a letter, and one at the start of a text."""
 
     def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
-        assert path == CARD.path
+        assert path == MODEL_INFO.path
         return [(0, *(ord(letter) % 500 for letter in one)) for one in prompts]
 
 
@@ -50,6 +50,42 @@ def options(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BenchSpec:
     return asked[0]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (["--algorithm", "awq"], {"bits": 4, "method": "awq", "out": Path("opt-1.3b-awq-int4")}),
+        (["--algorithm", "awq", "--precision", "w4a8", "-o", "x"], {"bits": 4, "method": "awq", "out": Path("x")}),
+        (["--precision", "w4abf16"], {"bits": 4, "method": "auto"}),
+        (["--algorithm", "smoothquant"], {"bits": 8, "method": "smoothquant"}),
+        (["--precision", "w8a8", "--calibration", "t"], {"bits": 8, "method": "auto", "calibration": Path("t")}),
+    ],
+)
+def test_the_older_tools_quantise_by_our_own_command(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], asked: dict[str, Any]
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(quantize_module, "quantize", made.append)
+    result = CliRunner().invoke(app, ["bench", "--model_name", "facebook/opt-1.3b", "--task", "quantize", *arguments])
+    assert result.exit_code == 0, result.exception
+    found = made[0].model_dump()
+    assert found["model"] == "facebook/opt-1.3b"
+    assert {name: found[name] for name in asked} == asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--task", "quantize", "--algorithm", "magic"], r"--algorithm: must be "),
+        (["--task", "quantize", "--precision", "bf16"], r'--precision: --task quantize makes w4abf16, .*, got "bf16"'),
+        (["--task", "quantize", "--new-tokens", "5"], r"--new-tokens is for measuring, and --task quantize makes"),
+        (["--task", "decode", "--algorithm", "awq"], r"--algorithm is for --task quantize"),
+    ],
+)
+def test_what_the_tasks_do_not_share_is_refused(arguments: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+
+
 def test_the_classic_sizes() -> None:
     assert sizes((), ()) == [(length, count) for length in (256, 512) for count in TOKENS] + [(1024, 60), (1968, 60)]
     assert sizes((256, 1968), (7,)) == [(256, 7), (1968, 7)]
@@ -57,17 +93,17 @@ def test_the_classic_sizes() -> None:
 
 
 def test_prompts_of_given_lengths_are_exactly_as_long() -> None:
-    made = examples("benchmark", (), (), CARD, OFFICE)
+    made = examples("benchmark", (), (), MODEL_INFO, OFFICE)
     assert sorted({len(one.prompt) for one in made}) == sorted(LENGTHS)
-    wide = ModelCard(**{name: getattr(CARD, name) for name in CARD.__slots__} | {"context": 40_000})
+    wide = ModelInfo(**{name: getattr(MODEL_INFO, name) for name in MODEL_INFO.__slots__} | {"context": 40_000})
     [long] = examples("benchmark", (30_000,), (5,), wide, OFFICE)
     assert len(long.prompt) == 30_000, "the bundled text is repeated where it is too short"
 
 
 def test_the_short_tasks() -> None:
-    decode = examples("decode", (), (), CARD, OFFICE)
+    decode = examples("decode", (), (), MODEL_INFO, OFFICE)
     assert [one.new_tokens for one in decode] == [30] * len(SHORT) == [30] * 10
-    code = examples("benchmark_code", (), (16, 32), CARD, OFFICE)
+    code = examples("benchmark_code", (), (16, 32), MODEL_INFO, OFFICE)
     assert [one.new_tokens for one in code] == [16, 32] * len(CODE)
     assert all(prompt.startswith(("def ", "class ", "import ")) for prompt in CODE)
 
@@ -91,7 +127,7 @@ def test_what_does_not_fit_is_refused(
     task: str, lengths: tuple[int, ...], new_tokens: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        examples(task, lengths, new_tokens, CARD, OFFICE)
+        examples(task, lengths, new_tokens, MODEL_INFO, OFFICE)
 
 
 def test_old_spellings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +226,15 @@ def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path, monk
         ("tiny_starcoder_py", "bigcode/tiny_starcoder_py"),
         ("llama-160m", "JackFram/llama-160m"),
         ("AMD-Llama-135m-code", "amd/AMD-Llama-135m-code"),
+        ("qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("Qwen3-8B-base", "Qwen/Qwen3-8B-Base"),
+        ("gemma-3-270m-it", "google/gemma-3-270m-it"),
+        ("Gemma-2-9B", "google/gemma-2-9b"),
+        ("pythia-1.4b-deduped", "EleutherAI/pythia-1.4b-deduped"),
+        ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M"),
+        ("SmolLM2-1.7B-instruct", "HuggingFaceTB/SmolLM2-1.7B-Instruct"),
+        ("smollm3", "HuggingFaceTB/SmolLM3-3B"),
+        ("smollm3-3b-base", "HuggingFaceTB/SmolLM3-3B-Base"),
         ("TinyLlama-1.1B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
         ("facebook/opt-6.7b", "facebook/opt-6.7b"),
         ("opt-6.8b", "opt-6.8b"),
@@ -235,7 +280,7 @@ def test_the_prefill_ends_with_the_first_token(monkeypatch: pytest.MonkeyPatch) 
 class FakePair:
     """Answers with an engine that writes one end token after the other as soon as it may."""
 
-    def arrange(self, name: str | None) -> None:
+    def set_layout(self, name: str | None) -> None:
         pass
 
     def answer(self, row: Row) -> RowResult:
@@ -264,15 +309,15 @@ def test_cores_lost_to_another_run_are_waited_for(
 ) -> None:
     tries: list[str] = []
 
-    def measure(spec: BenchSpec, system: Any, plan: str, modes: Any, say: Any, lost: Any) -> Any:
+    def measure(spec: BenchSpec, setup: Any, plan: str, modes: Any, say: Any, lost: Any) -> Any:
         tries.append(plan)
         if len(tries) == 1:
             raise LeaseError("core 0 is held by process 7 after 5 s")
         return {"plain": [Measured(8, (1, 2, 3), 1.0, 0.5, 0, 0, 2, 1)]}, {}, None
 
-    system = bench_module.System(CARD, None, "none", ModelSpec("/models/opt", "native", "w4a8"), None, [])
-    monkeypatch.setattr(bench_module, "_prepare", lambda spec, say: system)
-    monkeypatch.setattr(bench_module, "_seated", lambda spec, system, machine, say: f"seat {len(tries)}")
+    setup = bench_module.BenchSetup(MODEL_INFO, None, "none", ModelSpec("/models/opt", "native", "w4a8"), None, [])
+    monkeypatch.setattr(bench_module, "_prepare", lambda spec, say: setup)
+    monkeypatch.setattr(bench_module, "_plan_pair", lambda spec, setup, machine, say: f"seat {len(tries)}")
     monkeypatch.setattr(bench_module, "local_ray", lambda cores, resources: nullcontext())
     monkeypatch.setattr(bench_module, "_measure_all", measure)
     bench_module.bench(BenchSpec(draft="none"))
@@ -308,7 +353,7 @@ def test_end_tokens_end_an_answer_only_where_that_is_asked_for(stop: bool, ends:
     asked: list[Any] = []
 
     class Told:
-        def arrange(self, name: str | None) -> None: ...
+        def set_layout(self, name: str | None) -> None: ...
 
         def answer(self, row: Any) -> RowResult:
             asked.append(row)

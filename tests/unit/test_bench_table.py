@@ -81,6 +81,7 @@ def test_what_is_printed_adds_up(total: float, share: float, new_tokens: int, ro
     printed = dict(zip(COLUMNS, cells(table([one]))[2], strict=True))
     step, prefill = float(printed["Time/Token (ms)"]), float(printed["Prefill Phase (ms)"])
     assert float(printed["Total Time (s)"]) * 1e3 == pytest.approx(prefill + (new_tokens - 1) * step, abs=0.2)
+    assert one.seconds_a_token is not None
     assert 1e3 / one.seconds_a_token / 1e3 == pytest.approx(float(printed["Tokens/Sec"]), rel=1e-4, abs=1e-4)
     assert printed["Accepted (%)"] == "-"
 

@@ -1,4 +1,4 @@
-"""Markup that is escaped by construction, and charts made of it."""
+"""Charts: where everything lies, and that what is drawn of it is escaped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from outrider.runner.report.charts import (
     HEIGHT,
     WIDTH,
     Bar,
-    Line,
+    ChartLine,
+    Figure,
     bar_chart,
     duration,
     line_chart,
@@ -22,24 +23,24 @@ from outrider.runner.report.charts import (
     ticks,
     time_ticks,
 )
-from outrider.runner.report.markup import Markup, table, tag, text
+from outrider.runner.report.render import render_macro
+from outrider.runner.report.sections import Table
 
 ATTACK = '<script>alert("1")</script>&\''
 
 
-def test_whatever_is_no_markup_becomes_text() -> None:
-    made = tag("p", ATTACK, tag("b", "bold"), Markup("<i>kept</i>"), title=ATTACK, class_="one", stroke_width=2, id=None)
+def drawn(figure: Figure) -> ElementTree.Element:
+    return ElementTree.fromstring(render_macro("figure", figure))
+
+
+def test_tables_name_their_columns_and_rows_and_whatever_stands_in_them_is_text() -> None:
+    made = render_macro("table", Table(["name", ATTACK], [[ATTACK, "3"], ["b", [ATTACK]], ["c", []]]))
     assert "<script" not in made
     parsed = ElementTree.fromstring(made)
-    assert (parsed.text, parsed.attrib) == (ATTACK, {"title": ATTACK, "class": "one", "stroke-width": "2"})
-    assert [child.tag for child in parsed] == ["b", "i"]
-    assert text(text(ATTACK)) == text(ATTACK), "nothing is escaped twice"
-
-
-def test_tables_name_their_columns_and_rows() -> None:
-    parsed = ElementTree.fromstring(table(["name", "count"], [[ATTACK, 3], ["b", "4"]]))
-    assert [cell.get("scope") for cell in parsed.iter("th")] == ["col", "col", "row", "row"]
-    assert [cell.text for cell in parsed.iter("td")] == ["3", "4"]
+    assert [cell.get("scope") for cell in parsed.iter("th")] == ["col", "col", "row", "row", "row"]
+    assert [cell.text for cell in parsed.iter("th")] == ["name", ATTACK, ATTACK, "b", "c"]
+    assert ["".join(cell.itertext()) for cell in parsed.iter("td")] == ["3", ATTACK, "yes"]
+    assert [cell.get("class") for cell in parsed.iter("td")] == ["number"] * 3
 
 
 @given(st.floats(min_value=0, max_value=1e12, allow_nan=False))
@@ -75,9 +76,7 @@ def positions(chart: ElementTree.Element) -> list[tuple[float, float]]:
 
 
 def test_a_line_goes_where_its_points_are() -> None:
-    chart = ElementTree.fromstring(
-        line_chart("Speed", "of it", [Line(ATTACK, [(0, 0), (50, 100), (100, 50)])], "tok/s", 100)
-    )
+    chart = drawn(line_chart("Speed", "of it", [ChartLine(ATTACK, [(0, 0), (50, 100), (100, 50)])], "tok/s", 100))
     (x0, y0), (x1, y1), (x2, y2) = positions(chart)
     assert (x1 - x0) == pytest.approx(x2 - x1, abs=0.2)
     assert (y0 - y1) == pytest.approx(2 * (y0 - y2), abs=0.3)
@@ -94,16 +93,14 @@ def test_a_line_goes_where_its_points_are() -> None:
 )
 def test_nothing_is_drawn_outside_the_chart(points: list[tuple[float, float]], end: float) -> None:
     end = max([end, *(x for x, _ in points)])
-    chart = ElementTree.fromstring(line_chart("a", "b", [Line("c", sorted(points), filled=True)], "d", end))
+    chart = drawn(line_chart("a", "b", [ChartLine("c", sorted(points), filled=True)], "d", end))
     for circle in chart.iter("circle"):
         assert 0 <= float(circle.attrib["cx"]) <= WIDTH
         assert 0 <= float(circle.attrib["cy"]) <= HEIGHT
 
 
 def test_bars_are_as_high_as_their_values() -> None:
-    chart = ElementTree.fromstring(
-        bar_chart("a", "b", [Bar("0", 10, "ten"), Bar("1", 40, ATTACK), Bar("2", 0, "-")], "y", "x")
-    )
+    chart = drawn(bar_chart("a", "b", [Bar("0", 10, "ten"), Bar("1", 40, ATTACK), Bar("2", 0, "-")], "y", "x"))
     heights = [float(bar.attrib["height"]) for bar in chart.iter("rect")]
     assert heights[1] == pytest.approx(4 * heights[0], abs=0.5)
     assert heights[2] == 0
@@ -112,7 +109,7 @@ def test_bars_are_as_high_as_their_values() -> None:
 
 def test_shares_lie_end_to_end() -> None:
     shares = {"verify": 0.5, "draft": 0.3, "idle": 0.2}
-    chart = ElementTree.fromstring(stacked_bars("a", "b", [("one", shares)], {"verify": 0, "draft": 1, "idle": 2}))
+    chart = drawn(stacked_bars("a", "b", [("one", shares)], {"verify": 0, "draft": 1, "idle": 2}))
     bars = [(float(bar.attrib["x"]), float(bar.attrib["width"])) for bar in chart.iter("rect")]
     for (x, width), (after, _) in pairwise(bars):
         assert x + width == pytest.approx(after, abs=0.2)

@@ -96,3 +96,13 @@ def test_points_that_no_pass_visits_recover_with_the_others() -> None:
     for _ in range(300):
         curve.observe(1, 1.0)
     assert curve(8) == pytest.approx(2.0, rel=0.05)
+
+
+def test_passes_that_are_measured_have_tokens_of_their_own() -> None:
+    """Equal ones would all need the same experts."""
+    engine, fed = FakeEngine(context=400, vocabulary=5000), []
+    feed = engine.feed
+    engine.feed = lambda feeds: fed.append(feeds[0].tokens) or feed(feeds)  # type: ignore[method-assign]
+    measure(engine, seconds=0.0)
+    every = [token for tokens in fed for token in tokens]
+    assert len(set(every)) > 0.9 * len(every) > 30

@@ -17,7 +17,7 @@ from outrider.runner.job.directory import open_job
 from outrider.runner.job.journal import DONE, Counts, Journal, StoredRow
 from outrider.runner.job.results import error_record, result_record, write_results
 from outrider.runner.report.report import drop_damaged_statistics, write_report
-from outrider.runner.report.statistics import Account
+from outrider.runner.report.statistics import JobStatistics
 from outrider.workers.errors import JobError, OutriderError
 from outrider.workers.messages import RowResult
 
@@ -232,7 +232,7 @@ def test_edited_statistics_are_one_sentence_in_a_report(job: Path, key: str, val
     journal = Journal(job / "job.db")
     drop_damaged_statistics(journal, job)
     write_report(journal, job, running=False)
-    Account(journal.meta("account"), 1)
+    JobStatistics(journal.meta("account"), 1)
     journal.close()
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from outrider.workers.errors import JobChangedError, ModelError
 from outrider.workers.models import digests
-from outrider.workers.models.cards import check_unchanged, read_card
 from outrider.workers.models.digests import KIND, digest_of
+from outrider.workers.models.model_info import check_unchanged, read_model_info
 
 SIZE = 65 << 20
 MIDDLE = SIZE // 2 + 12345
@@ -31,13 +31,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the files that were hashed, piece by piece."""
     seen: list[str] = []
-    piece = digests._piece
+    piece = digests._chunk
 
     def counted(descriptor: int, file: Path, start: int) -> bytes:
         seen.append(file.name)
         return piece(descriptor, file, start)
 
-    monkeypatch.setattr(digests, "_piece", counted)
+    monkeypatch.setattr(digests, "_chunk", counted)
     yield seen
 
 
@@ -46,7 +46,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "_here", {})
 
 
-def settle() -> None:
+def wait_until_stable() -> None:
     """The clock of the file system ticks on, so that a change shows in its times."""
     time.sleep(0.02)
 
@@ -77,22 +77,22 @@ def alter(file: Path, offset: int = MIDDLE, count: int = 4096) -> None:
 def test_altered_weights_are_another_model_whatever_the_times_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = weights(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 9, "max_position_embeddings": 9}')
-    settle()
-    card = read_card(str(tmp_path))
-    assert card.digest.startswith(f"{KIND}:")
-    check_unchanged(tmp_path, card.digest)
+    wait_until_stable()
+    model_info = read_model_info(str(tmp_path))
+    assert model_info.digest.startswith(f"{KIND}:")
+    check_unchanged(tmp_path, model_info.digest)
     alter(file)
     with pytest.raises(JobChangedError, match=r"have changed since this run looked at them \(.*… then, .*… now\)"):
-        check_unchanged(tmp_path, card.digest)
+        check_unchanged(tmp_path, model_info.digest)
     forget(monkeypatch)
-    assert read_card(str(tmp_path)).digest != card.digest, "nor does what was remembered on disk hide it"
+    assert read_model_info(str(tmp_path)).digest != model_info.digest, "nor does what was remembered on disk hide it"
 
 
 @pytest.mark.parametrize("offset", [0, 1, (8 << 20) - 1, 8 << 20, (1 << 20) - 1, (9 << 20) - 1])
 def test_every_byte_counts(tmp_path: Path, offset: int) -> None:
     file = tmp_path / "weights"
     file.write_bytes(bytes(9 << 20))
-    settle()
+    wait_until_stable()
     before = digest_of([file])
     alter(file, offset, 1)
     assert digest_of([file]) != before
@@ -116,7 +116,7 @@ def test_what_was_read_once_is_remembered_until_it_changes(
 ) -> None:
     file = tmp_path / "weights"
     file.write_bytes(b"x" * 1000)
-    settle()
+    wait_until_stable()
     first = digest_of([file])
     forget(monkeypatch)
     assert (digest_of([file]), reads) == (first, ["weights"])
@@ -133,7 +133,7 @@ def test_a_link_is_known_by_what_lies_behind_it(tmp_path: Path, reads: list[str]
         (tmp_path / name).write_text(name)
     link = tmp_path / "link"
     link.symlink_to("1")
-    settle()
+    wait_until_stable()
     first = digest_of([link])
     link.unlink()
     link.symlink_to("2")
@@ -172,7 +172,7 @@ def test_what_cannot_be_trusted_is_read_again(
 ) -> None:
     file = tmp_path / "weights"
     file.write_bytes(b"x")
-    settle()
+    wait_until_stable()
     first = digest_of([file])
     (record,) = (cache / "digests").iterdir()
     spoil(record)  # type: ignore[operator]
@@ -186,7 +186,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(
     cache.write_text("a file where the cache should be")
     file = tmp_path / "weights"
     file.write_bytes(b"x")
-    settle()
+    wait_until_stable()
     assert digest_of([file]) == digest_of([file])
     assert reads == ["weights"], "within a process it is remembered all the same"
 
@@ -196,7 +196,7 @@ def test_the_memory_is_bounded(tmp_path: Path, cache: Path, monkeypatch: pytest.
     files = [tmp_path / str(number) for number in range(20)]
     for file in files:
         file.write_text(file.name)
-    settle()
+    wait_until_stable()
     digest_of(files)
     assert len(list((cache / "digests").iterdir())) <= 8
 
@@ -204,14 +204,14 @@ def test_the_memory_is_bounded(tmp_path: Path, cache: Path, monkeypatch: pytest.
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "weights"
     file.write_bytes(b"x")
-    settle()
-    piece = digests._piece
+    wait_until_stable()
+    piece = digests._chunk
 
     def meanwhile(descriptor: int, name: Path, start: int) -> bytes:
         file.write_bytes(b"y")
         return piece(descriptor, name, start)
 
-    monkeypatch.setattr(digests, "_piece", meanwhile)
+    monkeypatch.setattr(digests, "_chunk", meanwhile)
     with pytest.raises(ModelError, match="weights changed while it was read: wait until it is whole"):
         digest_of([file])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import shutil
@@ -11,21 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from sysfs_trees import accelerator, build, write
 from typer.testing import CliRunner
 
-from outrider.runner.cli.machine import doctor_command, topology_command
+from outrider.runner.cli.main import app
 from outrider.runner.hosts import doctor
-from outrider.runner.hosts.doctor import BETTER, CHECKS, OK, WRONG, Check, System, examine
+from outrider.runner.hosts.doctor import BETTER, CHECKS, OK, WRONG, Check, MachineFiles, examine
 from outrider.runner.planning.topology import read_topology
 from outrider.workers.errors import ModelError, PlacementError, UsageError
-from outrider.workers.machine import leases, pinning
-from outrider.workers.machine import pin_check as readback
-
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command("topology")(topology_command)
-app.command("doctor")(doctor_command)
+from outrider.workers.machine import core_leases as leases
+from outrider.workers.machine import pin_check, pinning
+from outrider.workers.models import ipex
 
 
 def answer(*words: str) -> Any:
@@ -34,17 +31,17 @@ def answer(*words: str) -> Any:
 
 
 @pytest.fixture
-def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineFiles:
     """A machine of two nodes on which everything is in order, but for what a test breaks."""
     tree = build(tmp_path, {0: [(0, 2)], 1: [(1, 3)]}, {0: 0, 1: 1})
     write(tree / "kernel/mm/transparent_hugepage/enabled", "always [madvise] never")
     write(tmp_path / "proc/cpuinfo", "processor : 0\nflags : fpu avx2 fma avx512_vnni")
     monkeypatch.setattr(leases, "default_folder", lambda: tmp_path)
-    return System(read_topology(tree), tree, tmp_path / "proc", tmp_path)
+    return MachineFiles(read_topology(tree), tree, tmp_path / "proc", tmp_path)
 
 
-def check(system: System, name: str) -> Check:
-    return next(each for each in examine(system) if each.name == name)
+def check(files: MachineFiles, name: str) -> Check:
+    return next(each for each in examine(files) if each.name == name)
 
 
 def test_every_line_has_a_state_and_every_wrong_one_a_remedy() -> None:
@@ -57,62 +54,62 @@ def test_every_line_has_a_state_and_every_wrong_one_a_remedy() -> None:
     assert names >= {"kernels", "instruction set", "Ray", "Ray's auth", "IPEX", "accelerators"}
 
 
-def test_no_numactl(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_numactl(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert check(system, "numactl").state == BETTER
-    assert "apt-get install numactl" in check(system, "numactl").mend
+    assert check(files, "numactl").state == BETTER
+    assert "apt-get install numactl" in check(files, "numactl").mend
 
 
-def test_a_numactl_that_may_not_bind(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_numactl_that_may_not_bind(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(pinning, "_attempt", lambda command, _: "not permitted" if "--membind=0" in command else None)
-    found = check(system, "numactl")
+    found = check(files, "numactl")
     assert found.state == BETTER
     assert "not permitted" in found.found
     assert "SYS_NICE" in found.mend
 
 
-def test_no_libnuma(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readback, "libnuma", lambda: None)
-    assert check(system, "libnuma").mend == "sudo apt-get install libnuma1"
+def test_no_libnuma(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pin_check, "libnuma", lambda: None)
+    assert check(files, "libnuma").mend == "sudo apt-get install libnuma1"
 
 
-def test_huge_pages(system: System) -> None:
-    assert check(system, "huge pages").state == OK
-    write(system.sys / "kernel/mm/transparent_hugepage/enabled", "always madvise [never]")
-    assert check(system, "huge pages").state == BETTER
+def test_huge_pages(files: MachineFiles) -> None:
+    assert check(files, "huge pages").state == OK
+    write(files.sys / "kernel/mm/transparent_hugepage/enabled", "always madvise [never]")
+    assert check(files, "huge pages").state == BETTER
 
 
-def test_governor(system: System) -> None:
-    assert check(system, "CPU governor").state == OK
+def test_governor(files: MachineFiles) -> None:
+    assert check(files, "CPU governor").state == OK
     for cpu, governor in ((0, "performance"), (1, "powersave")):
-        write(system.sys / f"devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", governor)
-    found = check(system, "CPU governor")
+        write(files.sys / f"devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", governor)
+    found = check(files, "CPU governor")
     assert (found.state, found.found) == (BETTER, "performance, powersave")
     assert "cpupower" in found.mend
 
 
-def test_numa_balancing(system: System) -> None:
-    write(system.proc / "sys/kernel/numa_balancing", "1")
-    assert check(system, "NUMA balancing").mend == "sudo sysctl kernel.numa_balancing=0"
+def test_numa_balancing(files: MachineFiles) -> None:
+    write(files.proc / "sys/kernel/numa_balancing", "1")
+    assert check(files, "NUMA balancing").mend == "sudo sysctl kernel.numa_balancing=0"
 
 
-def test_instruction_sets(system: System) -> None:
-    assert check(system, "instruction set").found == "AVX-512 VNNI, AVX2"
-    write(system.proc / "cpuinfo", "flags : fpu")
-    assert check(system, "instruction set").state == BETTER
+def test_instruction_sets(files: MachineFiles) -> None:
+    assert check(files, "instruction set").found == "AVX-512 VNNI, AVX2"
+    write(files.proc / "cpuinfo", "flags : fpu")
+    assert check(files, "instruction set").state == BETTER
 
 
-def test_missing_kernels_are_no_error(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kernels_are_no_error(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     from outrider.kernels import library
 
     monkeypatch.setattr(library, "library_path", lambda: None)
-    found = check(system, "kernels")
+    found = check(files, "kernels")
     assert found.state == BETTER
     assert "hf engine" in found.found
 
 
-def test_kernels_of_another_interface_are(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_another_interface_are(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     from outrider.kernels import library
 
     def refuse() -> None:
@@ -120,15 +117,15 @@ def test_kernels_of_another_interface_are(system: System, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(library, "library_path", lambda: Path("x.so"))
     monkeypatch.setattr(library, "load", refuse)
-    assert check(system, "kernels").state == WRONG
+    assert check(files, "kernels").state == WRONG
 
 
-def test_open_clusters_are_wrong(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_clusters_are_wrong(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
-    monkeypatch.setattr(Path, "home", lambda: system.shared_memory)
-    assert check(system, "Ray's auth").state == WRONG
+    monkeypatch.setattr(Path, "home", lambda: files.shared_memory)
+    assert check(files, "Ray's auth").state == WRONG
 
 
 @pytest.fixture
@@ -140,14 +137,14 @@ def reachable() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("mode", "state"), [(0o777, WRONG), (0o755, WRONG), (0o750, WRONG), (0o700, OK)])
-def test_a_ray_whose_folder_is_open_to_others_is_wrong(system: System, reachable: Path, mode: int, state: str) -> None:
+def test_a_ray_whose_folder_is_open_to_others_is_wrong(files: MachineFiles, reachable: Path, mode: int, state: str) -> None:
     session = reachable / "ray" / "session_1"
     session.mkdir(parents=True)
     (reachable / "ray").chmod(mode)
     words = ("/x/raylet", "--raylet_socket_name=s", f"--session_dir={session}", "")
-    (system.proc / "4711").mkdir()
-    (system.proc / "4711/cmdline").write_text("\0".join(words))
-    found = check(system, "Ray's folder")
+    (files.proc / "4711").mkdir()
+    (files.proc / "4711/cmdline").write_text("\0".join(words))
+    found = check(files, "Ray's folder")
     assert found.state == state
     if state == WRONG:
         assert f"Ray's folder {reachable}/ray is open to other users of the host" in found.found
@@ -156,24 +153,28 @@ def test_a_ray_whose_folder_is_open_to_others_is_wrong(system: System, reachable
         assert found.found == f"{reachable}/ray is closed to other users"
 
 
-def test_held_cores_are_named(system: System, tmp_path: Path) -> None:
+def test_held_cores_are_named(files: MachineFiles, tmp_path: Path) -> None:
     with leases.claim(["1"], folder=tmp_path):
-        assert "core 1 is held by process" in check(system, "cores").found
+        assert "core 1 is held by process" in check(files, "cores").found
 
 
-def test_a_check_that_fails_is_a_line(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    def _broken_thing(_: System) -> Any:
+def test_a_check_that_fails_is_a_line(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _broken_thing(_: MachineFiles) -> Any:
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr(doctor, "CHECKS", (*CHECKS, _broken_thing))
-    assert check(system, "broken thing") == Check("broken thing", BETTER, "could not be looked at: no such luck")
+    assert check(files, "broken thing") == Check("broken thing", BETTER, "could not be looked at: no such luck")
 
 
-def test_ipex_is_reported_either_way(system: System) -> None:
-    installed = importlib.util.find_spec("intel_extension_for_pytorch") is not None
-    found = check(system, "IPEX").found
-    assert found.startswith("not installed") != installed
-    assert found.endswith("neither engine uses it"), "what is said is true: no module of ours imports it"
+def test_ipex_is_reported_as_it_is(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = importlib.metadata.version("torch").split("+")[0]
+    said = {None: "not installed; neither engine needs it", torch: f"{torch}: models of the hf engine go through it"}
+    for version, found in said.items():
+        monkeypatch.setattr(ipex, "version", lambda version=version: version)
+        assert check(files, "IPEX").found.startswith(found)
+    monkeypatch.setattr(ipex, "version", lambda: "1.13.0")
+    other = check(files, "IPEX")
+    assert (other.state, other.found[:58]) == (BETTER, "not used: intel-extension-for-pytorch 1.13.0 is made for t")
 
 
 def test_doctor_on_this_machine() -> None:

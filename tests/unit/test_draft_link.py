@@ -5,23 +5,25 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fakes import END, FakeEngine, decode, hashed, plain
 from ray.exceptions import RayActorError, RayTaskError
 
-from outrider.workers.draft import transport as lines
+from outrider.workers.draft import call_transport as lines
+from outrider.workers.draft.call_transport import CallTransport
 from outrider.workers.draft.drafter import Drafter
-from outrider.workers.draft.transport import CallLine
 from outrider.workers.engines.costs import CostCurve
-from outrider.workers.messages import Ask, Candidates, Row, Sampling
-from outrider.workers.speculation import Overlap, Price, Request
+from outrider.workers.messages import DraftReply, DraftRequest, Row, Sampling
+from outrider.workers.speculation import CandidateRequest, DraftCost, LayoutKind
 from outrider.workers.target import draft_link
 from outrider.workers.target.draft_link import MOST_ERRORS, DraftLink
-from outrider.workers.target.statistics import Tally
-from outrider.workers.target.text import TextWriter
-from outrider.workers.target.verifier import NOTHING, Guess, LiveRow, Verifier
+from outrider.workers.target.live_row import LiveRow
+from outrider.workers.target.proposers import NO_PROPOSAL, Proposal
+from outrider.workers.target.statistics import TargetStatistics
+from outrider.workers.target.text_and_stop_strings import TextWriter
+from outrider.workers.target.verifier import Verifier
 
 
 class Reply:
@@ -63,20 +65,20 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 class Actor:
     """Stands for a handle: ``actor.propose.remote(ask)`` gives a reply."""
 
-    def __init__(self, answer: Callable[[Ask], Reply]) -> None:
-        self.asks: list[Ask] = []
+    def __init__(self, answer: Callable[[DraftRequest], Reply]) -> None:
+        self.asks: list[DraftRequest] = []
         self._answer = answer
 
     @property
     def propose(self) -> Actor:
         return self
 
-    def remote(self, ask: Ask) -> Reply:
+    def remote(self, ask: DraftRequest) -> Reply:
         self.asks.append(ask)
         return self._answer(ask)
 
 
-def drafting(change: Callable[[Candidates], Any] = lambda reply: reply) -> tuple[Actor, FakeEngine]:
+def drafting(change: Callable[[DraftReply], Any] = lambda reply: reply) -> tuple[Actor, FakeEngine]:
     """A draft that works as the real one does."""
     engine = FakeEngine()
     drafter = Drafter(engine, {END})
@@ -98,32 +100,32 @@ def broken() -> RayTaskError:
 
 def link(actor: Actor | None) -> DraftLink:
     made = DraftLink(deadline=5.0)
-    made.attach(None if actor is None else CallLine(actor))
+    made.attach(None if actor is None else CallTransport(actor))
     return made
 
 
-def propose(draft: DraftLink, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[Guess]:
-    return list(draft.ask(rows, Request(list(counts)))())
+def propose(draft: DraftLink, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[Proposal]:
+    return list(draft.ask(rows, CandidateRequest(list(counts)))())
 
 
 def test_only_what_is_new_travels() -> None:
     actor, _ = drafting()
     draft, row = link(actor), live(3, [1, 2, 3])
-    guess = propose(draft, [row], [4])[0].tokens
-    assert len(guess) == 4
-    row.tokens += [*guess[:2], 9]
+    proposal = propose(draft, [row], [4])[0].tokens
+    assert len(proposal) == 4
+    row.tokens += [*proposal[:2], 9]
     propose(draft, [row], [2])
     first, second = (ask.rows[0] for ask in actor.asks)
     assert (first.start, first.tokens, first.sampling, first.prompt_length) == (0, (1, 2, 3), Sampling(seed=3), 2)
-    assert (second.start, second.tokens, second.sampling) == (3, (*guess[:2], 9), None)
+    assert (second.start, second.tokens, second.sampling) == (3, (*proposal[:2], 9), None)
     assert [ask.round for ask in actor.asks] == [1, 2]
 
 
 def test_runners_up_are_asked_for_and_arrive() -> None:
     actor, _ = drafting(lambda reply: reply._replace(runners_up={4: ((1, 7),)}))
     rows = [live(3, [1, 2, 3]), live(4, [3, 1])]
-    guesses = link(actor).ask(rows, Request([2, 2], runner_up_chances=(0.1, 0.2)))()
-    assert [guess.runners_up for guess in guesses] == [(), ((1, 7),)]
+    proposals = link(actor).ask(rows, CandidateRequest([2, 2], runner_up_chances=(0.1, 0.2)))()
+    assert [proposal.runners_up for proposal in proposals] == [(), ((1, 7),)]
     assert actor.asks[0].runner_up_chances == (0.1, 0.2)
 
 
@@ -143,8 +145,8 @@ def test_a_row_that_ended_is_named_once_and_leaves_the_draft() -> None:
 
 def test_without_a_draft_there_are_no_candidates() -> None:
     draft = link(None)
-    assert propose(draft, [live(1, [1, 2])], [3]) == [NOTHING]
-    assert draft.price(1) is None
+    assert propose(draft, [live(1, [1, 2])], [3]) == [NO_PROPOSAL]
+    assert draft.draft_cost(1) is None
     draft.forget(1)
 
 
@@ -153,16 +155,16 @@ def test_a_late_draft_costs_one_deadline_and_is_asked_again_when_it_has_caught_u
     engine = FakeEngine()
     drafter = Drafter(engine, {END})
 
-    def slow(ask: Ask) -> Reply:
+    def slow(ask: DraftRequest) -> Reply:
         replies.append(Reply(drafter.propose(ask), ready=len(replies) > 0))
         return replies[-1]
 
     actor = Actor(slow)
     draft, row = link(actor), live(1, [1, 2, 3])
-    assert propose(draft, [row], [2]) == [NOTHING]
+    assert propose(draft, [row], [2]) == [NO_PROPOSAL]
     assert fake_ray.waits == [pytest.approx(5.0, abs=0.1)]
     row.tokens.append(4)
-    assert propose(draft, [row], [2]) == [NOTHING]
+    assert propose(draft, [row], [2]) == [NO_PROPOSAL]
     assert fake_ray.waits == [pytest.approx(5.0, abs=0.1), 0], "while an answer is owed nobody waits"
     assert len(actor.asks) == 1
     replies[0].ready = True
@@ -175,29 +177,30 @@ def test_a_late_draft_costs_one_deadline_and_is_asked_again_when_it_has_caught_u
 def test_a_draft_that_is_always_late_looks_expensive() -> None:
     draft = link(Actor(lambda ask: Reply(None, ready=False)))
     propose(draft, [live(1, [1, 2])], [1])
-    assert draft.price(1) is not None and draft.price(1).hop > 0.5
+    cost = draft.draft_cost(1)
+    assert cost is not None and cost.hop > 0.5
 
 
 def test_a_dead_draft_is_not_asked_again_until_another_comes() -> None:
     actor = Actor(lambda ask: Reply(dead()))
     draft, row = link(actor), live(1, [1, 2])
     for _ in range(3):
-        assert propose(draft, [row], [2]) == [NOTHING]
+        assert propose(draft, [row], [2]) == [NO_PROPOSAL]
     assert len(actor.asks) == 1
-    assert draft.price(1) is None
+    assert draft.draft_cost(1) is None
     other, _ = drafting()
-    draft.attach(CallLine(other))
+    draft.attach(CallTransport(other))
     assert len(propose(draft, [row], [2])[0].tokens) == 2
     assert other.asks[0].rows[0].start == 0
 
 
 def test_a_call_that_fails_at_once_is_a_dead_draft() -> None:
-    def refuse(ask: Ask) -> Reply:
+    def refuse(ask: DraftRequest) -> Reply:
         raise dead()
 
     draft = link(Actor(refuse))
-    assert propose(draft, [live(1, [1, 2])], [2]) == [NOTHING]
-    assert draft.price(1) is None
+    assert propose(draft, [live(1, [1, 2])], [2]) == [NO_PROPOSAL]
+    assert draft.draft_cost(1) is None
 
 
 def test_a_draft_that_failed_once_is_asked_again_with_whole_rows() -> None:
@@ -206,7 +209,7 @@ def test_a_draft_that_failed_once_is_asked_again_with_whole_rows() -> None:
     drafter = Drafter(engine, {END})
     actor = Actor(lambda ask: Reply(next(answers, None) or drafter.propose(ask)))
     draft, row = link(actor), live(1, [1, 2])
-    assert propose(draft, [row], [2]) == [NOTHING]
+    assert propose(draft, [row], [2]) == [NO_PROPOSAL]
     row.tokens.append(3)
     assert len(propose(draft, [row], [2])[0].tokens) == 2
     assert [ask.rows[0].start for ask in actor.asks] == [0, 0]
@@ -216,9 +219,9 @@ def test_a_draft_that_always_fails_is_given_up() -> None:
     actor = Actor(lambda ask: Reply(broken()))
     draft, row = link(actor), live(1, [1, 2])
     for _ in range(MOST_ERRORS + 4):
-        assert propose(draft, [row], [2]) == [NOTHING]
+        assert propose(draft, [row], [2]) == [NO_PROPOSAL]
     assert len(actor.asks) == MOST_ERRORS
-    assert draft.price(1) is None
+    assert draft.draft_cost(1) is None
 
 
 def test_a_row_that_ends_after_a_failed_round_is_still_closed() -> None:
@@ -232,18 +235,18 @@ def test_a_row_that_ends_after_a_failed_round_is_still_closed() -> None:
 
 
 def test_an_answer_to_another_round_is_dropped() -> None:
-    actor, _ = drafting(lambda reply: Candidates(reply.round + 1, reply.tokens))
-    assert propose(link(actor), [live(1, [1, 2])], [2]) == [NOTHING]
+    actor, _ = drafting(lambda reply: DraftReply(reply.round + 1, reply.tokens))
+    assert propose(link(actor), [live(1, [1, 2])], [2]) == [NO_PROPOSAL]
 
 
 def test_a_forgotten_row_is_sent_whole() -> None:
-    def forgetful(ask: Ask) -> Reply:
-        return Reply(Candidates(ask.round, {}, tuple(advance.key for advance in ask.rows if advance.start)))
+    def forgetful(ask: DraftRequest) -> Reply:
+        return Reply(DraftReply(ask.round, {}, tuple(advance.key for advance in ask.rows if advance.start)))
 
     actor = Actor(forgetful)
     draft, row = link(actor), live(1, [1, 2])
     for token in (3, 4, 5):
-        assert propose(draft, [row], [2]) == [NOTHING]
+        assert propose(draft, [row], [2]) == [NO_PROPOSAL]
         row.tokens.append(token)
     assert [ask.rows[0].start for ask in actor.asks] == [0, 2, 0]
 
@@ -252,35 +255,35 @@ def test_the_hop_is_what_the_target_waited_beyond_the_drafts_own_work(monkeypatc
     # When it asks, when it has asked, when it begins to wait, when the answer is there.
     clock = iter([0.0, 0.3, 1.0, 1.2, 10.0, 10.0, 10.0, 14.0])
     monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    replies = iter([Candidates(1, {}, (), 0.4, 0.1), Candidates(2, {}, (), 3.0, 0.3)])
+    replies = iter([DraftReply(1, {}, (), 0.4, 0.1), DraftReply(2, {}, (), 3.0, 0.3)])
     draft = link(Actor(lambda ask: Reply(next(replies))))
-    assert draft.price(1) == Price(0.0, 0.0), "until something is known candidates count as free"
+    assert draft.draft_cost(1) == DraftCost(0.0, 0.0), "until something is known candidates count as free"
     propose(draft, [live(1, [1, 2])], [4])
-    assert draft.price(1) == Price(0.1, pytest.approx(0.1))
+    assert draft.draft_cost(1) == DraftCost(0.1, cast(float, pytest.approx(0.1)))
     propose(draft, [live(key, [key, 2]) for key in range(2, 10)], [1] * 8)
-    assert [draft.price(rows) for rows in (2, 7, 30)] == [
-        Price(0.1, pytest.approx(0.1)),
-        Price(0.3, pytest.approx(1.0)),
-        Price(0.3, pytest.approx(1.0)),
+    assert [draft.draft_cost(rows) for rows in (2, 7, 30)] == [
+        DraftCost(0.1, cast(float, pytest.approx(0.1))),
+        DraftCost(0.3, cast(float, pytest.approx(1.0))),
+        DraftCost(0.3, cast(float, pytest.approx(1.0))),
     ]
 
 
 def test_sending_and_waiting_are_the_hop_but_for_what_the_draft_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.4, 1.0, 1.5])
     monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    tally = Tally()
-    made = DraftLink(5.0, tally=tally)
-    made.attach(CallLine(Actor(lambda ask: Reply(Candidates(ask.round, {}, (), 0.7)))))
+    statistics = TargetStatistics()
+    made = DraftLink(5.0, statistics=statistics)
+    made.attach(CallTransport(Actor(lambda ask: Reply(DraftReply(ask.round, {}, (), 0.7)))))
     propose(made, [live(1, [1, 2])], [4])
     # 0.4 to ask (the draft was at work already, on the same core) and 0.5 to wait, of which it computed for 0.7.
-    assert tally.progress.hop_seconds == pytest.approx(0.2)
+    assert statistics.counters.hop_seconds == pytest.approx(0.2)
 
 
-def test_two_groups_may_be_asked_for_at_once() -> None:
+def test_other_rows_may_be_asked_for_before_an_answer_is_taken() -> None:
     actor, _ = drafting()
     draft, left, right = link(actor), live(1, [1, 2]), live(2, [3, 4])
-    first = draft.ask([left], Request([2]))
-    second = draft.ask([right], Request([3]))
+    first = draft.ask([left], CandidateRequest([2]))
+    second = draft.ask([right], CandidateRequest([3]))
     assert [len(first()[0].tokens), len(second()[0].tokens)] == [2, 3]
 
 
@@ -289,10 +292,10 @@ class Moody(Actor):
 
     def __init__(self, dice: random.Random) -> None:
         drafter = Drafter(FakeEngine(choose=lambda tokens, sampling: hashed(tokens, sampling)), {END})
-        self._before = Candidates(0, {})
+        self._before = DraftReply(0, {})
         self.dead = False
 
-        def answer(ask: Ask) -> Reply:
+        def answer(ask: DraftRequest) -> Reply:
             if self.dead:
                 return Reply(dead())
             candidates = drafter.propose(ask)
@@ -302,17 +305,17 @@ class Moody(Actor):
                 case "late":
                     return Reply(candidates, ready=False, waits=dice.randrange(2, 6))
                 case "forgets":
-                    return Reply(Candidates(ask.round, {}, keys))
+                    return Reply(DraftReply(ask.round, {}, keys))
                 case "twice":
                     return Reply(before)
                 case "huge":
-                    return Reply(Candidates(ask.round, dict.fromkeys(keys, (1, 1 << 40, -3))))
+                    return Reply(DraftReply(ask.round, dict.fromkeys(keys, (1, 1 << 40, -3))))
                 case "long":
-                    return Reply(Candidates(ask.round, dict.fromkeys((*keys, 999_999), (2,) * 50)))
+                    return Reply(DraftReply(ask.round, dict.fromkeys((*keys, 999_999), (2,) * 50)))
                 case "fails":
                     return Reply(broken())
                 case "nothing":
-                    return Reply(Candidates(ask.round, {}))
+                    return Reply(DraftReply(ask.round, {}))
                 case "dies":
                     self.dead = dice.random() < 0.2
                     return Reply(dead() if self.dead else candidates)
@@ -321,8 +324,8 @@ class Moody(Actor):
         super().__init__(answer)
 
 
-@pytest.mark.parametrize("overlap", list(Overlap))
-def test_ten_thousand_rounds_with_a_draft_that_does_everything_wrong(overlap: Overlap) -> None:
+@pytest.mark.parametrize("kind", list(LayoutKind))
+def test_ten_thousand_rounds_with_a_draft_that_does_everything_wrong(kind: LayoutKind) -> None:
     dice = random.Random(11)
     engine, moody = FakeEngine(), Moody(dice)
     draft = link(moody)
@@ -335,10 +338,10 @@ def test_ten_thousand_rounds_with_a_draft_that_does_everything_wrong(overlap: Ov
         verify_seconds=CostCurve({1: 1.0}),
         end_tokens=(END,),
     )
-    target.arrange(overlap, 4)
+    target.set_layout(kind, 4)
     ended: dict[int, tuple[int, ...]] = {}
     rounds = deaths = key = 0
-    while rounds < 10_000 // len(Overlap):
+    while rounds < 10_000 // len(LayoutKind):
         while len(ended) + 8 > key:
             row = Row(key, (key % END, key % 7, 3), 40, Sampling(temperature=key % 2, seed=key), ("abca",))
             target.add([row])
@@ -354,7 +357,7 @@ def test_ten_thousand_rounds_with_a_draft_that_does_everything_wrong(overlap: Ov
         if moody.dead or dice.random() < 0.002:
             deaths += 1
             moody = Moody(dice)
-            draft.attach(CallLine(moody))
+            draft.attach(CallTransport(moody))
     assert deaths > 5
     assert len(ended) > 500
-    assert target.progress.accepted > 1000
+    assert target.counters.accepted > 1000

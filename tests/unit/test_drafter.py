@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from outrider.workers.draft import drafter as propose
 from outrider.workers.draft.drafter import Drafter
-from outrider.workers.engines.engine import Chosen, Feed, Ran, Run, Trust
-from outrider.workers.messages import Advance, Ask, Candidates, Sampling
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
+from outrider.workers.messages import Advance, DraftReply, DraftRequest, Sampling
 
 GREEDY = Sampling()
 
@@ -43,8 +43,8 @@ def drafter(engine: FakeEngine) -> Drafter:
     return Drafter(engine, {END})
 
 
-def ask(drafter: Drafter, *rows: Advance, closed: Sequence[int] = (), round: int = 1) -> Candidates:
-    return drafter.propose(Ask(round, rows, tuple(closed)))
+def ask(drafter: Drafter, *rows: Advance, closed: Sequence[int] = (), round: int = 1) -> DraftReply:
+    return drafter.propose(DraftRequest(round, rows, tuple(closed)))
 
 
 def test_it_proposes_what_its_model_would_write(drafter: Drafter) -> None:
@@ -197,9 +197,11 @@ class Timed(FakeEngine):
         super().__init__(choose=never_ends)
         self.seconds = seconds
 
-    def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
-        ran = super().run(runs, trust)
-        return Ran(ran.chosen, [(going, seconds) for (going, _), seconds in zip(ran.steps, self.seconds, strict=False)])
+    def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
+        result = super().decode(decode_feeds, stop_rule)
+        return DecodeResult(
+            result.chosen, [(going, seconds) for (going, _), seconds in zip(result.steps, self.seconds, strict=False)]
+        )
 
 
 def test_prices_are_those_of_the_passes_by_their_rows() -> None:
@@ -208,15 +210,15 @@ def test_prices_are_those_of_the_passes_by_their_rows() -> None:
     reply = ask(drafter, opening(1, [1] * 40, 4), opening(2, [2] * 10, 2))
     assert reply.read == pytest.approx(4.0 / 50)
     assert reply.step == 0.3, "of two rows"
-    assert reply.beside == 0.0, "the passes are said to have taken longer than all of it"
+    assert reply.overhead == 0.0, "the passes are said to have taken longer than all of it"
     alone = ask(drafter, Advance(1, 40, reply.tokens[1][:1], 1, None, 40), closed=[2])
     assert alone.step == 0.2, "of one row"
-    assert alone.beside == alone.seconds, "what it had guessed was still good"
+    assert alone.overhead == alone.seconds, "what it had guessed was still good"
 
 
 def test_what_is_no_pass_is_told_apart(drafter: Drafter) -> None:
     reply = ask(drafter, opening(1, (1, 2, 3), 4))
-    assert 0.0 < reply.beside < reply.seconds
+    assert 0.0 < reply.overhead < reply.seconds
 
 
 def test_after_a_failure_between_two_passes_the_account_is_that_of_the_cache() -> None:

@@ -12,11 +12,11 @@ from driver_world import World, driver, fake_world, fill, ids
 from ray.exceptions import RayActorError, RayTaskError
 
 from outrider.runner.driving import driver as module
-from outrider.runner.driving.schedule import MOST_ATTEMPTS, MOST_BARREN_DEATHS
-from outrider.runner.hosts.this_machine import OneHost
+from outrider.runner.driving.schedule import MOST_ATTEMPTS, MOST_IDLE_DEATHS
+from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
 from outrider.runner.job.requests import MOST_SAMPLES
-from outrider.runner.report import statistics as account
+from outrider.runner.report import statistics
 from outrider.runner.report.statistics import summary_of
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.errors import JobChangedError, JobError, ModelError, RayLostError, WorkerError
@@ -39,22 +39,28 @@ def test_every_row_ends_and_is_counted(world: World, journal: Journal, replicas:
     made.run()
     assert journal.counts() == Counts(700, 700, 0)
     assert ids(journal, DONE) == [f"id-{number}" for number in range(700)]
-    totals = made.totals
-    assert (totals.done, totals.tokens, totals.proposed, totals.accepted, totals.rounds) == (700, 1400, 2100, 1400, 700)
-    assert (totals.prompt_tokens, totals.prompt_tokens_reused) == (3500, 2100)
-    assert {"a note", "target of replica 0: core 3 is not core 2"} <= set(totals.notes)
-    assert len(totals.notes) == len(set(totals.notes))
-    assert all(replica.stopped for replica in made._replicas.values())
+    counters = made.counters
+    assert (counters.done, counters.tokens, counters.proposed, counters.accepted, counters.rounds) == (
+        700,
+        1400,
+        2100,
+        1400,
+        700,
+    )
+    assert (counters.prompt_tokens, counters.prompt_tokens_reused) == (3500, 2100)
+    assert {"a note", "target of replica 0: core 3 is not core 2"} <= set(counters.notes)
+    assert len(counters.notes) == len(set(counters.notes))
+    assert all(getattr(replica, "stopped", 0) for replica in made._replicas.values())
 
 
 def test_only_what_is_missing_is_done(world: World, journal: Journal) -> None:
     fill(journal, 10)
     journal.record([(number, json.dumps({"custom_id": f"id-{number}"})) for number in (0, 3, 9)], [])
     made = driver(journal)
-    assert made.totals.done == 3
+    assert made.counters.done == 3
     made.run()
     assert sorted(world.submitted) == [1, 2, 4, 5, 6, 7, 8]
-    assert made.totals.done == 10
+    assert made.counters.done == 10
 
 
 def test_a_row_is_done_when_all_its_samples_are(world: World, journal: Journal) -> None:
@@ -64,7 +70,7 @@ def test_a_row_is_done_when_all_its_samples_are(world: World, journal: Journal) 
     first = json.loads(next(journal.records(DONE)))
     assert [choice["text"] for choice in first["response"]["body"]["choices"]] == ["text 0", "text 1", "text 2"]
     assert first["response"]["body"]["usage"]["completion_tokens"] == 6
-    assert made.totals.tokens == 5 * 6
+    assert made.counters.tokens == 5 * 6
 
 
 def test_a_row_that_the_target_refuses_fails_once(world: World, journal: Journal) -> None:
@@ -75,7 +81,7 @@ def test_a_row_that_the_target_refuses_fails_once(world: World, journal: Journal
     assert journal.counts() == Counts(6, 5, 1)
     record = json.loads(next(journal.records(FAILED)))
     assert record["error"] == {"code": "invalid_request", "message": "cannot be"}
-    assert (made.totals.done, made.totals.failed) == (5, 1)
+    assert (made.counters.done, made.counters.failed) == (5, 1)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -86,14 +92,14 @@ def test_a_poison_row_fails_and_the_others_are_done(world: World, journal: Journ
     made.run()
     assert ids(journal, FAILED) == ["id-7"]
     assert journal.counts() == Counts(40, 39, 1)
-    assert made.totals.target_deaths == MOST_ATTEMPTS
+    assert made.counters.target_deaths == MOST_ATTEMPTS
     error = json.loads(next(journal.records(FAILED)))["error"]
     assert error == {
         "code": "replica_died",
         "message": f"its replica died {MOST_ATTEMPTS} times while doing it: its process died",
     }
     # What was done twice is counted once.
-    assert made.totals.tokens == 39 * 2
+    assert made.counters.tokens == 39 * 2
 
 
 def test_what_dies_with_ray_is_not_to_blame(world: World, journal: Journal) -> None:
@@ -102,13 +108,13 @@ def test_what_dies_with_ray_is_not_to_blame(world: World, journal: Journal) -> N
 
     def die_with_ray() -> None:
         nonlocal lost
-        lost = made.totals.done > 0
+        lost = made.counters.done > 0
         world.poison = set(range(40)) if lost else set()
 
     world.after_harvest = die_with_ray
-    fleet = OneHost(lambda: None, lambda: "Ray was killed" if lost else None, lambda: None)
+    hosts = LocalHost(lambda: None, lambda: "Ray was killed" if lost else None, lambda: None)
     for _ in range(MOST_ATTEMPTS):
-        made = driver(journal, fleet=fleet)
+        made = driver(journal, hosts=hosts)
         with pytest.raises(RayLostError, match="Ray was killed"):
             made.run()
         lost, world.poison = False, set()
@@ -116,8 +122,8 @@ def test_what_dies_with_ray_is_not_to_blame(world: World, journal: Journal) -> N
     world.after_harvest = lambda: None
     driver(journal).run()
     assert journal.counts() == Counts(40, 40, 0)
-    totals = journal.meta("totals")
-    assert (totals["ray_deaths"], totals["target_deaths"]) == (MOST_ATTEMPTS, 0)
+    counters = journal.meta("totals")
+    assert (counters["ray_deaths"], counters["target_deaths"]) == (MOST_ATTEMPTS, 0)
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -125,12 +131,12 @@ def test_whatever_a_lost_ray_raises_is_its_loss(world: World, journal: Journal, 
     fill(journal, 4)
     gone = False
 
-    def wait(futures: list[object]) -> list[object]:
+    def wait() -> list[Any]:
         nonlocal gone
         gone = lost
         raise RuntimeError("the object store is closed")
 
-    made = driver(journal, fleet=OneHost(lambda: None, lambda: "Ray was killed" if gone else None, lambda: None))
+    made = driver(journal, hosts=LocalHost(lambda: None, lambda: "Ray was killed" if gone else None, lambda: None))
     made._arrived = wait  # type: ignore[method-assign]
     with pytest.raises(RayLostError if lost else RuntimeError, match="killed" if lost else "store is closed"):
         made.run()
@@ -148,9 +154,9 @@ def test_samples_lost_with_a_replica_are_not_counted_twice(world: World, journal
     world.after_harvest = dies_once
     made = driver(journal)
     made.run()
-    assert made.totals.target_deaths == 1
+    assert made.counters.target_deaths == 1
     assert journal.counts() == Counts(1, 1, 0)
-    assert (made.totals.tokens, made.totals.proposed, made.totals.accepted) == (8, 12, 8)
+    assert (made.counters.tokens, made.counters.proposed, made.counters.accepted) == (8, 12, 8)
 
 
 def test_rows_that_could_not_be_recorded_are_not_counted(
@@ -160,11 +166,11 @@ def test_rows_that_could_not_be_recorded_are_not_counted(
     fill(journal, 20)
     record = Journal.record
 
-    def full_once(self: Journal, done: Any, failed: Any, totals: Any = None) -> None:
+    def full_once(self: Journal, done: Any, failed: Any, counters: Any = None) -> None:
         if done:
             monkeypatch.setattr(Journal, "record", record)
             raise JobError("the disk is full")
-        record(self, done, failed, totals)
+        record(self, done, failed, counters)
 
     monkeypatch.setattr(Journal, "record", full_once)
     with pytest.raises(JobError, match="the disk is full"):
@@ -172,20 +178,20 @@ def test_rows_that_could_not_be_recorded_are_not_counted(
     driver(journal).run()
     assert journal.counts() == Counts(20, 20, 0)
     assert journal.meta("totals")["tokens"] == 40
-    assert sum(journal.meta(account.KEY)["latencies"].values()) == 20
+    assert sum(journal.meta(statistics.KEY)["latencies"].values()) == 20
 
 
 def test_the_account_goes_on_over_deaths_and_resumed_runs(world: World, journal: Journal) -> None:
     fill(journal, 40)
     made = driver(journal, replicas=2, batch=3)
-    world.after_harvest = lambda: made.drain() if made.totals.done >= 10 else None
+    world.after_harvest = lambda: made.drain() if made.counters.done >= 10 else None
     world.poison = {7}
     made.run()
-    first = summary_of(journal.meta(account.KEY))
+    first = summary_of(journal.meta(statistics.KEY))
     assert first["tokens_per_round"] == 2.0
     world.after_harvest, world.poison = lambda: None, set()
     driver(journal, replicas=2, batch=3).run()
-    kept = journal.meta(account.KEY)
+    kept = journal.meta(statistics.KEY)
     # What a target did before it died is in the account up to its last harvest; rows are counted by their ends alone.
     assert sum(replica["tokens"] for replica in summary_of(kept)["replicas"]) == 2 * journal.counts().done
     assert sum(kept["latencies"].values()) == journal.counts().done
@@ -217,7 +223,7 @@ def test_a_target_that_cannot_start_ends_the_job_with_its_reason(world: World, j
     assert str(caught.value) == (
         "no replica stays alive: no memory for the weights; the rows already done are kept, and the job can be resumed"
     )
-    assert len(world.starts) == MOST_BARREN_DEATHS
+    assert len(world.starts) == MOST_IDLE_DEATHS
 
 
 def test_a_model_that_is_wrong_is_not_tried_again(world: World, journal: Journal) -> None:
@@ -270,7 +276,7 @@ def test_a_replica_that_does_not_come_up_in_time_is_no_matter_where_there_are_ot
 def test_a_drain_finishes_what_is_under_way(world: World, journal: Journal) -> None:
     fill(journal, 100)
     made = driver(journal, batch=3)
-    world.after_harvest = lambda: made.drain() if made.totals.done >= 10 else None
+    world.after_harvest = lambda: made.drain() if made.counters.done >= 10 else None
     made.run()
     assert made.draining
     counts = journal.counts()
@@ -301,8 +307,8 @@ def test_a_dead_draft_is_counted_and_the_job_goes_on(world: World, journal: Jour
     world.draft_deaths = 3
     made = driver(journal)
     made.run()
-    assert made.totals.draft_deaths == 3
-    assert made.totals.target_deaths == 0
+    assert made.counters.draft_deaths == 3
+    assert made.counters.target_deaths == 0
     assert journal.counts() == Counts(20, 20, 0)
 
 
@@ -316,7 +322,7 @@ def test_a_row_that_hangs_is_written_elsewhere_and_counted_once(
     made = driver(journal, replicas=2, batch=2)
     made.run()
     assert journal.counts() == Counts(30, 30, 0)
-    assert (made.totals.done, made.totals.tokens) == (30, 120)
+    assert (made.counters.done, made.counters.tokens) == (30, 120)
     assert world.submitted.count(3) == 4, "two samples, twice"
     assert {3 * MOST_SAMPLES, 3 * MOST_SAMPLES + 1} <= set(world.cancelled)
-    assert made._under_way._copied == {}
+    assert made.record._partial_results._copied == {}

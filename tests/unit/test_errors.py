@@ -45,7 +45,8 @@ def test_errors_survive_a_pickle(cls: type[OutriderError]) -> None:
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_exit_codes_are_the_designs(cls: type[OutriderError]) -> None:
-    assert cls.exit_code == (2 if issubclass(cls, errors.UsageError) else 1)
+    other = 130 if cls is errors.JobStoppedError else 1
+    assert cls.exit_code == (2 if issubclass(cls, errors.UsageError) else other)
 
 
 def test_lines_of_an_input_error() -> None:

@@ -10,13 +10,15 @@ import pytest
 from orders import Violation, World
 
 from outrider.runner.driving import driver
+from outrider.runner.driving.job_record import JobRecord
+from outrider.runner.driving.partial_tokens import PartialTokenStore
 from outrider.runner.driving.replica import Replica
-from outrider.runner.driving.written_tokens import WrittenTokens
 from outrider.runner.job.journal import Journal
-from outrider.workers.messages import Row, Written
+from outrider.workers.messages import PartialTokens, Row
 
 SEEDS = 80
-MANY_SEEDS = 4000
+# More: stress/orders.py.
+MANY_SEEDS = 1600
 
 
 def lived(seeds: range) -> None:
@@ -60,56 +62,58 @@ def complaint(worlds: int = 120) -> str:
 
 def test_a_journal_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     record = Journal.record
-    monkeypatch.setattr(Journal, "record", lambda self, done, failed, totals=None: record(self, done[1:], failed, totals))
+    monkeypatch.setattr(
+        Journal, "record", lambda self, done, failed, counters=None: record(self, done[1:], failed, counters)
+    )
     assert re.search("tokens are counted|is not as it was", complaint())
 
 
 def test_totals_that_are_not_of_the_transaction_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     record = Journal.record
-    monkeypatch.setattr(Journal, "record", lambda self, done, failed, totals=None: record(self, done, failed))
+    monkeypatch.setattr(Journal, "record", lambda self, done, failed, counters=None: record(self, done, failed))
     assert "tokens are counted" in complaint()
 
 
 def test_attempts_that_are_made_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when rows are held against a host that has left."""
-    lost = driver.Driver._unseat
+    release = driver.Driver._release
 
-    def unseat(self: driver.Driver, replica: Replica) -> None:
+    def blame(self: driver.Driver, replica: Replica) -> None:
         rows = self._schedule._replicas[replica.number].rows
-        self._journal.count_attempt(list(rows))
-        lost(self, replica)
+        self._rows.count_attempt(list(rows))
+        release(self, replica)
 
-    monkeypatch.setattr(driver.Driver, "_unseat", unseat)
+    monkeypatch.setattr(driver.Driver, "_release", blame)
     assert "blamed" in complaint()
 
 
 def test_a_driver_that_waits_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "CALM_SECONDS", 300.0)
-    monkeypatch.setattr(driver.Driver, "_harvested", lambda self, harvests: ())
+    monkeypatch.setattr(JobRecord, "take", lambda self, harvests: ())
     assert "does not come to its end" in complaint()
 
 
 def test_tokens_that_are_kept_twice_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a harvest that arrives again is believed again."""
 
-    def told(self: WrittenTokens, replica: int, written: Iterable[Written]) -> None:
+    def told(self: PartialTokenStore, replica: int, written: Iterable[PartialTokens]) -> None:
         for each in written:
-            if (answer := self._answers.get(each.key)) is not None:
+            if (answer := self._partials.get(each.key)) is not None:
                 answer.tokens.extend(each.tokens)
 
-    monkeypatch.setattr(WrittenTokens, "told", told)
+    monkeypatch.setattr(PartialTokenStore, "told", told)
     assert "not as undisturbed" in complaint()
 
 
 def test_rows_go_on_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     resumed = []
-    begun = WrittenTokens.begun
+    resume = PartialTokenStore.resumed
 
-    def seen(self: WrittenTokens, row: Row, replica: int) -> Row:
-        found = begun(self, row, replica)
-        resumed.append(len(found.begun))
+    def seen(self: PartialTokenStore, row: Row, replica: int) -> Row:
+        found = resume(self, row, replica)
+        resumed.append(len(found.resumed))
         return found
 
-    monkeypatch.setattr(WrittenTokens, "begun", seen)
+    monkeypatch.setattr(PartialTokenStore, "resumed", seen)
     lived(range(20))
     assert sum(map(bool, resumed)) > 20

@@ -17,6 +17,7 @@ from storage import (
     WRITE,
     Disk,
     Operation,
+    RetriedJob,
     SmallJob,
     Violation,
     after_failed_sync,
@@ -43,6 +44,20 @@ def job(request: pytest.FixtureRequest) -> Iterator[SmallJob]:
     with SmallJob(folder, request.param) as made:
         yield made
     shutil.rmtree(folder)
+
+
+def test_rows_are_run_again_whatever_is_broken(tmp_path: Path) -> None:
+    """Their errors stay until something takes their place."""
+    memory = Path("/dev/shm")
+    with (
+        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
+        RetriedJob(Path(folder), network=False) as job,
+    ):
+        assert job.failed == {4, 6}
+        assert storage.describe(job.operations)["sync"] > 10
+        for fault in FAULTS:
+            for at in spread(places(job, fault), SAMPLES):
+                break_at(job, fault, at)
 
 
 def spread(places: list[int], count: int) -> list[int]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from outrider.workers.target.forecast import Foresight
-from outrider.workers.target.layout_trial import Foreseen, Round
+from outrider.workers.target.forecast import Forecast, ForecastCheck, Round
 
 
 def test_rounds_are_summed_by_arrangement_and_by_whether_there_were_candidates() -> None:
-    foresight = Foresight()
-    expected = Foreseen(0.1, 3.0)
-    foresight.observe("turns", Round((2,), (2,), 1, True, verifying=0.05, foreseen=expected), 0.2)
-    foresight.observe("turns", Round((2,), (0,), 1, True, verifying=0.05, foreseen=expected), 0.1)
-    foresight.observe("turns", Round((0,), (0,), 1, True, foreseen=Foreseen(0.04, 1.0)), 0.05)
-    foresight.observe("turns", Round((2,), (2,), 1, False, read=9, foreseen=expected), 100.0)
-    foresight.observe("turns", Round((2,), (2,), 1, True), 100.0)
-    record = foresight.record()
+    check = ForecastCheck()
+    expected = Forecast(0.1, 3.0)
+    check.observe("turns", Round((2,), (2,), 1, True, verifying=0.05, forecast=expected), 0.2)
+    check.observe("turns", Round((2,), (0,), 1, True, verifying=0.05, forecast=expected), 0.1)
+    check.observe("turns", Round((0,), (0,), 1, True, forecast=Forecast(0.04, 1.0)), 0.05)
+    check.observe("turns", Round((2,), (2,), 1, False, read=9, forecast=expected), 100.0)
+    check.observe("turns", Round((2,), (2,), 1, True), 100.0)
+    record = check.record()
     assert record.keys() == {"turns", "turns, no candidates"}
     assert record["turns"] == {
         "rounds": 2,

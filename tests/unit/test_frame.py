@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -44,13 +44,17 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_help_takes_less_than_half_a_second() -> None:
+    def used() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return children.ru_utime + children.ru_stime
+
     def once() -> float:
-        started = time.perf_counter()
+        before = used()
         done = subprocess.run([Path(sys.executable).with_name("outrider"), "--help"], capture_output=True, check=True)
         assert b"Usage" in done.stdout
-        return time.perf_counter() - started
+        return used() - before
 
-    # The machine may be busy: it has to be possible in that time.
+    # Of the processor: the machine may be busy.
     times: list[float] = []
     while len(times) < 8 and min(times, default=9.9) >= 0.5:
         times.append(once())
@@ -65,7 +69,7 @@ def test_help_takes_less_than_half_a_second() -> None:
         (["run", "none.jsonl"], 2, "outrider: none.jsonl cannot be read: No such file or directory"),
         (["run", ".", "--batch", "0"], 2, "outrider: --batch: must be at least 1, got 0"),
         (["run", ".", "--draft-tokens=--5"], 2, "outrider: --draft-tokens: "),
-        (["run", "."], 2, "outrider: . is a directory; give a file of prompts"),
+        (["run", "."], 2, "outrider: . is a directory without Parquet files, and no saved dataset; give"),
         (["run", ".", "--config", "none.yaml"], 2, "outrider: --config: none.yaml cannot be read"),
         (["status", "."], 2, "outrider: . is not a job directory: it has no job.db"),
         (["results", "."], 2, "outrider: . is not a job directory: it has no job.db"),
@@ -170,13 +174,19 @@ def test_the_header_and_the_binding_agree() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.build
 def test_wheel_and_sdist_build_and_the_wheel_works_elsewhere(tmp_path: Path) -> None:
     """The wheel is built from the sdist, so the sdist is whole as well."""
     built = tmp_path / "dist"
     done = python("-m", "build", "--no-isolation", "--outdir", str(built), str(ROOT))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    (plain,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     assert sdist.stat().st_size > 10_000
+    tools = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    repair = ("-m", "auditwheel", "repair", "--plat", "auto", "--wheel-dir", str(tmp_path / "many"), str(plain))
+    done = subprocess.run([sys.executable, *repair], env=os.environ | tools, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [wheel] = (tmp_path / "many").glob("outrider-*-py3-none-manylinux_2_*_x86_64.whl")
     site = tmp_path / "site"
     done = python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel))
     assert done.returncode == 0, done.stderr

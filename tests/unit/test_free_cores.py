@@ -11,44 +11,44 @@ from typing import Any
 import pytest
 from sysfs_trees import build
 
-from outrider.runner.planning import free_cores as seating
+from outrider.runner.planning import free_cores
 from outrider.runner.planning.core_holders import describe
-from outrider.runner.planning.free_cores import ray_options, seat
+from outrider.runner.planning.free_cores import plan_on_free_cores, ray_options
 from outrider.runner.planning.placement import Plan, plan
-from outrider.runner.planning.placement_request import Sizes, Wishes
+from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.topology import ray_resources, read_topology
 from outrider.workers.errors import PlacementError, WorkerError
-from outrider.workers.machine.leases import Holder, claim, holders
-from outrider.workers.machine.pin_check import Pinned
+from outrider.workers.machine.core_leases import Holder, claim, holders
+from outrider.workers.machine.pin_check import PinningReport
 from outrider.workers.machine.pinning import Launch, Pin, probe
 
-SMALL = Sizes(1000, 100)
+SMALL = ModelSizes(1000, 100)
 
 
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Holder]]:
     """What other runs hold, look after look; the last answer stays."""
     looks: list[dict[str, Holder]] = [{}]
-    monkeypatch.setattr(seating, "holders", lambda shared: looks.pop(0) if len(looks) > 1 else looks[0])
+    monkeypatch.setattr(free_cores, "holders", lambda shared: looks.pop(0) if len(looks) > 1 else looks[0])
     return looks
 
 
-def seated(tmp_path: Path, wishes: Wishes, seconds: float = 1000.0) -> tuple[Plan, list[str]]:
+def seated(tmp_path: Path, request: PlacementRequest, seconds: float = 1000.0) -> tuple[Plan, list[str]]:
     tree = build(tmp_path, {0: [(0,), (1,)]})
     said: list[str] = []
-    made = seat(SMALL, wishes, seconds, said.append, lambda: read_topology(tree), lambda _: None)
+    made = plan_on_free_cores(SMALL, request, seconds, said.append, lambda: read_topology(tree), lambda _: None)
     return made, said
 
 
 def test_an_empty_machine_is_taken_without_a_word(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
-    made, said = seated(tmp_path, Wishes())
+    made, said = seated(tmp_path, PlacementRequest())
     assert [actor.cores for actor in made.actors] == [(1,), (0,)]
     assert said == []
 
 
 def test_what_is_free_is_taken_and_said(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     others[:] = [{"0": Holder("0", 77)}]
-    made, said = seated(tmp_path, Wishes())
+    made, said = seated(tmp_path, PlacementRequest())
     assert made.actors[0].cores == (1,)
     assert said == ["core 0 is held by process 77: this run takes what is free"]
 
@@ -56,7 +56,7 @@ def test_what_is_free_is_taken_and_said(tmp_path: Path, others: list[dict[str, H
 def test_a_run_queues_for_cores_and_says_so_once(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     both = {"0": Holder("0", 77), "1": Holder("1", 77)}
     others[:] = [both, both, both, {}]
-    made, said = seated(tmp_path, Wishes(replicas=2))
+    made, said = seated(tmp_path, PlacementRequest(replicas=2))
     assert made.replicas == 2
     assert said == ["waiting: cores 0-1 are held by process 77"]
 
@@ -69,17 +69,17 @@ def test_holders_in_words() -> None:
 def test_waiting_has_an_end(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     others[:] = [{"0": Holder("0", 77)}]
     with pytest.raises(PlacementError, match=r"held by process 77; without them: 2 replicas need 2 cores, there are 1"):
-        seated(tmp_path, Wishes(replicas=2), 0.0)
+        seated(tmp_path, PlacementRequest(replicas=2), 0.0)
 
 
 def test_what_could_never_be_is_not_waited_for(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     others[:] = [{"0": Holder("0", 77)}]
     with pytest.raises(PlacementError, match="there are 2"):
-        seated(tmp_path, Wishes(replicas=3))
+        seated(tmp_path, PlacementRequest(replicas=3))
 
 
 def test_what_ray_is_asked_for() -> None:
-    made = plan([read_topology()], SMALL, Wishes(replicas=1))
+    made = plan([read_topology()], SMALL, PlacementRequest(replicas=1))
     options = ray_options(made.actors[0], Launch(made.actors[0].pin, "affinity", (), "python"), {"A": "1"})
     assert options["num_cpus"] == 0
     assert options["num_gpus"] == 0.0
@@ -109,10 +109,10 @@ def sitter() -> type:
     """An actor that does nothing but sit on its cores. Made here, so that Ray carries it whole: it cannot import a test."""
 
     class Sitter:
-        def sit(self, launch: Launch, leases: tuple[str, ...]) -> Pinned:
-            from outrider.workers.machine.pin_check import take_place
+        def sit(self, launch: Launch, leases: tuple[str, ...]) -> PinningReport:
+            from outrider.workers.machine.pin_check import pin_process
 
-            return take_place(launch, leases)
+            return pin_process(launch, leases)
 
     return Sitter
 
@@ -122,7 +122,7 @@ def test_live_replicas_each_hold_a_core_of_their_own_until_they_are_killed(ray_h
     machine = read_topology()
     if len(machine.usable_cores) < 2 or holders():
         pytest.skip("two free cores are needed")
-    made = plan([machine], Sizes(1000), Wishes(per="machine", replicas=2))
+    made = plan([machine], ModelSizes(1000), PlacementRequest(per="machine", replicas=2))
     actors, found = [], []
     for actor in made.actors:
         launch = probe(actor.pin)

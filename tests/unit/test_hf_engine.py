@@ -8,12 +8,16 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.families.settings import configuration
 from outrider.workers.engines.engine import Engine, Feed
 from outrider.workers.engines.hf import HfEngine
 from outrider.workers.engines.hf_rows import HfRowEngine
+from outrider.workers.engines.ways import RowFeeding
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec, Sampling
-from outrider.workers.models.loading import load_hf
+from outrider.workers.models.hf_loading import load_hf
+from outrider.workers.models.probe import close, prompt_of, written_by_transformers
+from outrider.workers.models.twins import NEAR, build_twin, twin_config
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=101, max_position_embeddings=64)
 GPT = dict(n_embd=32, n_layer=2, n_head=4, vocab_size=101, n_positions=64)
@@ -105,13 +109,49 @@ def test_a_fork_goes_on_from_where_it_left_its_source(tmp_path, family):
     assert choices == [greedy_by_transformers(folder)[:1]] * 3
 
 
-def test_a_model_with_a_state_is_refused(tmp_path):
-    settings = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 101, "state_size": 8}
-    config = AutoConfig.for_model("mamba", **settings)
-    config.max_position_embeddings = 64
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="keeps a state that cannot be taken back"):
-        load_hf(ModelSpec(str(tmp_path), "hf", "fp32"))
+def test_a_model_with_a_state_runs_one_row_at_a_time_and_says_why(tmp_path):
+    """It says nothing of how long a row may be, since it has no positions."""
+    folder = save(tmp_path, "mamba", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 101, "state_size": 8})
+    engine, model_info, notes = load_hf(ModelSpec(str(folder), "hf", "fp32"))
+    assert model_info.context >= 1 << 20
+    assert isinstance(engine, HfRowEngine) and engine.feeding is RowFeeding.STEPPED
+    assert "because it keeps a recurrent state" in notes[0]
+    assert greedy_in_company(engine) == greedy_by_transformers(folder)
+
+
+def test_a_model_whose_tokens_look_ahead_is_refused_before_its_weights_are_read(tmp_path):
+    folder = save(tmp_path, "bert", {**SMALL, "intermediate_size": 48})
+    (folder / "model.safetensors").write_bytes(safe_nothing(folder / "model.safetensors"))
+    with pytest.raises(ModelError, match=r"\(bert\) cannot be run by the hf engine: its tokens see those that come after"):
+        load_hf(ModelSpec(str(folder), "hf", "fp32"))
+
+
+def safe_nothing(file: Path) -> bytes:
+    """The header alone says what there is; the numbers are gone."""
+    whole = file.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    return whole[:start] + bytes([255]) * (len(whole) - start)
+
+
+@pytest.mark.parametrize("family", ["phi3, long rope", "llama, long rope"])
+def test_a_row_crosses_the_switch_of_its_rope_and_comes_back(family):
+    """As with candidates beyond the switch that do not hold: each score is that of transformers' own text, every time."""
+    model = build_twin(twin_config(configuration(family)))
+    text = written_by_transformers(model, prompt_of(NEAR.switch - 3))
+    engine = HfEngine(model, 100)
+    assert engine._switch is not None and engine._switch.anew == family.startswith("phi3")
+    engine.open(0, Sampling(), len(text.prompt))
+    close(engine.logits([Feed(0, text.prompt, 1)]), text.scores[:1])
+    for count in (1, 3, 5, 9, 4, 2, 9):
+        fed = text.written[:count]
+        assert close(engine.logits([Feed(0, fed, count)]), text.scores[1 : 1 + count]), count
+        engine.truncate(0, len(text.prompt))
+    # A fork goes on by itself, on either side.
+    engine.feed([Feed(0, text.written[:9], 0)])
+    for length in (5, len(text.prompt), len(text.prompt) + 2, len(text.prompt) + 8):
+        engine.fork(1, 0, length, Sampling(), len(text.prompt))
+        rest = [*text.prompt, *text.written[:9]][length:]
+        assert close(engine.logits([Feed(1, rest, 1)]), text.scores[9:10]), length
 
 
 def test_weights_that_are_missing_or_not_numbers_are_named(tmp_path):

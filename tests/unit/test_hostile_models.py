@@ -17,7 +17,7 @@ import pytest
 from native_models import save_tiny
 
 from outrider.workers.errors import ModelError
-from outrider.workers.models.cards import read_card
+from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights, native_supports
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -35,9 +35,9 @@ def model(whole: Path, tmp_path: Path) -> Path:
 
 def look_at(model: Path) -> None:
     """All that a run does with a model before it starts processes."""
-    card = read_card(str(model))
-    if native_supports(card.path) is None:
-        check_weights(card.path, "native")
+    model_info = read_model_info(str(model))
+    if native_supports(model_info.path) is None:
+        check_weights(model_info.path, "native")
 
 
 def instead(make: Callable[[Path], Any], name: str = WEIGHTS) -> Callable[[Path], None]:
@@ -70,7 +70,10 @@ def raw(content: bytes) -> Callable[[Path], None]:
 
 
 def index(weight_map: Any) -> Callable[[Path], None]:
-    return lambda model: (model / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": weight_map})) and None
+    def spoil(model: Path) -> None:
+        (model / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    return spoil
 
 
 def sparse(file: Path) -> None:
@@ -168,7 +171,22 @@ def test_a_hostile_model_is_refused(kind: str, model: Path) -> None:
     assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
 
 
-NEVER = (0, -1, 1.5, "a", True, [], {}, 10**9, 10**30, 10**400, math.nan, math.inf, [[1]], {"rope_type": ["a"]})
+NEVER: tuple[Any, ...] = (
+    0,
+    -1,
+    1.5,
+    "a",
+    True,
+    [],
+    {},
+    10**9,
+    10**30,
+    10**400,
+    math.nan,
+    math.inf,
+    [[1]],
+    {"rope_type": ["a"]},
+)
 NEVER += ({"rope_theta": "x"}, {"rope_theta": 10**400}, {"rope_type": "linear", "factor": "x"})
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from test_tokenizer import WORDS, build
 
-from outrider.runner.job.tokenizer_process import Office
+from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.workers.errors import ModelError
-from outrider.workers.models.cards import read_card
 from outrider.workers.models.limits import MOST_BYTES, limited
+from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.preparation import encode, prepare_pair
 
 TOKENIZER, SETTINGS, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -135,13 +135,39 @@ def test_a_prompt_that_a_tokenizer_gives_up_on_fails_alone(kind: str, model: Pat
     assert empty == "the prompt has no tokens"
 
 
+def explodes(letter: str) -> Spoil:
+    """A tokenizer that makes 10^12 of the letter."""
+    times = {"type": "Replace", "pattern": {"String": letter}, "content": letter * 1000}
+    return says(normalizer={"type": "Sequence", "normalizers": [times] * 4})
+
+
+@pytest.mark.slow  # every process that is started loads transformers
 def test_a_tokenizer_without_bounds_ends_its_process_alone(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    says(normalizer={"type": "Sequence", "normalizers": [replacing(1000)] * 4})(model)
-    with Office() as office:
-        assert office.prepare_pair(str(model), "none")[0].path == str(model)
-        with pytest.raises(ModelError, match=r"asked for more time or memory for 1 prompt than any .*\(3 GB\)"):
-            office.encode(str(model), ["a" * 100])
+    explodes("a")(model)
+    with TokenizerProcess() as tokenizer_process:
+        assert tokenizer_process.prepare_pair(str(model), "none")[0].path == str(model)
+        with pytest.raises(ModelError, match=r"asked for more time or memory for a prompt of one letter than .*\(3 GB\)"):
+            tokenizer_process.encode(str(model), ["a" * 100])
     assert "memory allocation" not in capfd.readouterr().err, "what the library prints about itself"
+
+
+@pytest.mark.slow
+def test_a_prompt_that_ends_the_process_fails_alone(whole: Path, model: Path) -> None:
+    explodes("#")(model)
+    with TokenizerProcess() as tokenizer_process:
+        plain = tokenizer_process.encode(str(whole), ["abc", "de", "fgh"])
+        first = tokenizer_process.begin_to_encode(str(model), ["abc", "#", "de"])
+        second = tokenizer_process.begin_to_encode(str(model), ["fgh"])
+        abc, bad, de = first()
+        assert [abc, de, *second()] == plain and "memory for this prompt" in str(bad)
+        assert tokenizer_process.encode(str(model), ["abc"]) == [abc]
+
+
+def test_a_process_that_was_killed_loses_no_prompt(whole: Path) -> None:
+    with TokenizerProcess() as tokenizer_process:
+        plain = tokenizer_process.encode(str(whole), ["abc", "de"])
+        os.kill(tokenizer_process._ask(os.getpid), signal.SIGKILL)
+        assert tokenizer_process.encode(str(whole), ["abc", "de"]) == plain
 
 
 def in_a_fork(work: Callable[[], Any], seconds: float) -> int:
@@ -178,5 +204,5 @@ def test_the_limits_end_with_the_work() -> None:
 
 
 def test_the_whole_model_is_taken(model: Path) -> None:
-    assert read_card(str(model)) == prepare_pair(str(model), "none")[0]
+    assert read_model_info(str(model)) == prepare_pair(str(model), "none")[0]
     assert encode(str(model), ["the cat"]) == [(1, 2)]

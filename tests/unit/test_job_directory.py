@@ -10,25 +10,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from outrider.runner.job.directory import (
-    check_apart,
-    check_same,
-    default_directory,
-    describe,
-    held,
-    identity,
-    open_job,
-    read_description,
-)
+from outrider.runner.job.directory import check_apart, default_directory, describe, held, open_job, read_description
+from outrider.runner.job.identity import check_same, identity
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.lock import is_held
 from outrider.runner.options import JobSpec
 from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
-from outrider.workers.models.cards import ModelCard
 from outrider.workers.models.digests import KIND
+from outrider.workers.models.model_info import ModelInfo
 
 HOLDER = """
 import sys
@@ -41,8 +34,8 @@ with held(Path(sys.argv[1])):
 
 
 @pytest.fixture
-def card() -> ModelCard:
-    return ModelCard("m", "/m", "llama", 100, 10, "float32", (0,), 5, "d" * 64)
+def model_info() -> ModelInfo:
+    return ModelInfo("m", "/m", "llama", 100, 10, "float32", (0,), 5, "d" * 64)
 
 
 def test_a_second_process_is_refused_and_told_who_is_first(tmp_path: Path) -> None:
@@ -95,12 +88,19 @@ def test_a_job_whose_input_was_refused_is_no_job_yet(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_what_decides_the_text_is_the_identity_and_the_rest_may_change(card: ModelCard, tmp_path: Path) -> None:
+def test_what_decides_the_text_is_the_identity_and_the_rest_may_change(model_info: ModelInfo, tmp_path: Path) -> None:
     base = JobSpec(input=tmp_path)
-    kept = identity(base, card, "digest", "hf", "fp32")
-    for change in ({"batch": 3}, {"replicas": 2}, {"draft": "none"}, {"draft_tokens": 5}, {"out": tmp_path}):
-        assert identity(base.model_copy(update=change), card, "digest", "hf", "fp32") == kept, change
-    for change in (
+    kept = identity(base, model_info, "digest", "hf", "fp32")
+    harmless: tuple[dict[str, Any], ...] = (
+        {"batch": 3},
+        {"replicas": 2},
+        {"draft": "none"},
+        {"draft_tokens": 5},
+        {"out": tmp_path},
+    )
+    for change in harmless:
+        assert identity(base.model_copy(update=change), model_info, "digest", "hf", "fp32") == kept, change
+    changes: tuple[dict[str, Any], ...] = (
         {"seed": 2},
         {"temperature": 1.0},
         {"top_p": 0.5},
@@ -109,11 +109,12 @@ def test_what_decides_the_text_is_the_identity_and_the_rest_may_change(card: Mod
         {"max_tokens": 3},
         {"skip_bad": True},
         {"format": "text"},
-    ):
-        assert identity(base.model_copy(update=change), card, "digest", "hf", "fp32") != kept, change
-    assert identity(base, card, "other", "hf", "fp32") != kept
-    assert identity(base, card, "digest", "native", "fp32") != kept
-    assert identity(base, card, "digest", "hf", "bf16") != kept
+    )
+    for change in changes:
+        assert identity(base.model_copy(update=change), model_info, "digest", "hf", "fp32") != kept, change
+    assert identity(base, model_info, "other", "hf", "fp32") != kept
+    assert identity(base, model_info, "digest", "native", "fp32") != kept
+    assert identity(base, model_info, "digest", "hf", "bf16") != kept
 
 
 def test_a_difference_is_shown() -> None:

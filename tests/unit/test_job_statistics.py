@@ -8,16 +8,16 @@ import random
 import pytest
 
 from outrider.runner.report.latencies import Latencies
-from outrider.runner.report.statistics import Account, over_time, summary_of
+from outrider.runner.report.statistics import JobStatistics, over_time, summary_of
 from outrider.runner.report.summary_lines import histogram, sparkline, speculation_lines
-from outrider.workers.messages import LONGEST_COUNTED, Progress
+from outrider.workers.messages import LONGEST_COUNTED, TargetCounters
 
 
-def progress(rounds: int) -> Progress:
+def counters(rounds: int) -> TargetCounters:
     """A target after so many rounds of a second each: two rows, k of 4, three tokens a row and round."""
     lengths = [0] * (LONGEST_COUNTED + 1)
     lengths[2] = 2 * rounds
-    return Progress(
+    return TargetCounters(
         seconds=1.25 * rounds, rounds=rounds, row_rounds=2 * rounds, tokens=6 * rounds, asked=8 * rounds,
         asking_rows=2 * rounds, proposed=8 * rounds, accepted=4 * rounds,
         runners_up=2 * rounds, runners_up_held=rounds // 2, verify_seconds=0.6 * rounds,
@@ -25,52 +25,52 @@ def progress(rounds: int) -> Progress:
     )  # fmt: skip
 
 
-def kept(account: Account) -> dict[str, object]:
+def kept(statistics: JobStatistics) -> dict[str, object]:
     """As the journal gives it back."""
-    return json.loads(json.dumps(account.record()))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(statistics.record()))
 
 
 def test_rates_and_shares() -> None:
-    account = Account(None, 1)
-    account.started(0, 0.0)
+    statistics = JobStatistics(None, 1)
+    statistics.started(0, 0.0)
     for rounds in range(1, 11):
-        account.observe(0, progress(rounds), float(rounds))
-    summary = summary_of(kept(account))
+        statistics.observe(0, counters(rounds), float(rounds))
+    summary = summary_of(kept(statistics))
     assert (summary["acceptance"], summary["tokens_per_round"], summary["mean_k"]) == (0.5, 3.0, 4.0)
     assert summary["time"] == {"verify": 0.48, "draft": 0.24, "hop": 0.08, "idle": 0.1, "other": 0.1}
     assert sum(summary["time"].values()) == pytest.approx(1.0)
     assert summary["accepted_lengths"] == [0, 0, 20, *[0] * 14]
     [replica] = summary["replicas"]
     assert (replica["replica"], replica["tokens"], replica["tokens_per_second"]) == (0, 60, 60 / 12.5)
-    [line] = over_time(kept(account))
+    [line] = over_time(kept(statistics))
     assert {k for _, k, tokens in line["points"] if tokens} == {4.0}
     assert sum(tokens for _, _, tokens in line["points"]) == pytest.approx(60)
 
 
 def test_a_target_that_died_is_counted_and_its_successor_starts_from_nothing() -> None:
-    account = Account(None, 1)
-    account.started(0, 0.0)
-    account.observe(0, progress(10), 10.0)
-    account.started(0, 12.0)
-    account.observe(0, progress(3), 15.0)
-    summary = summary_of(kept(account))
+    statistics = JobStatistics(None, 1)
+    statistics.started(0, 0.0)
+    statistics.observe(0, counters(10), 10.0)
+    statistics.started(0, 12.0)
+    statistics.observe(0, counters(3), 15.0)
+    summary = summary_of(kept(statistics))
     assert summary["replicas"][0]["tokens"] == 78
     assert summary["accepted_lengths"][2] == 26
 
 
 def test_a_resumed_job_goes_on_where_it_was() -> None:
-    whole, first = Account(None, 2), Account(None, 2)
-    for account in (whole, first):
+    whole, first = JobStatistics(None, 2), JobStatistics(None, 2)
+    for statistics in (whole, first):
         for replica in (0, 1):
-            account.started(replica, 0.0)
-            account.observe(replica, progress(4), 4.0)
-        account.latencies.add(3.0)
-    second = Account(kept(first), 2)
-    for account in (whole, second):
+            statistics.started(replica, 0.0)
+            statistics.observe(replica, counters(4), 4.0)
+        statistics.latencies.add(3.0)
+    second = JobStatistics(kept(first), 2)
+    for statistics in (whole, second):
         for replica in (0, 1):
-            account.started(replica, 4.0)
-            account.observe(replica, progress(5), 9.0)
-        account.latencies.add(5.0)
+            statistics.started(replica, 4.0)
+            statistics.observe(replica, counters(5), 9.0)
+        statistics.latencies.add(5.0)
     assert kept(second) == kept(whole)
     assert summary_of(kept(second))["replicas"][1]["tokens"] == 54
     assert second.latencies.count == 2
@@ -85,12 +85,12 @@ def test_a_job_that_has_done_nothing_has_a_summary() -> None:
 
 
 def test_the_record_stays_small_however_many_replicas_and_hours_there_are() -> None:
-    account = Account(None, 100)
+    statistics = JobStatistics(None, 100)
     for replica in range(100):
-        account.started(replica, 0.0)
+        statistics.started(replica, 0.0)
         for hour in range(1, 200):
-            account.observe(replica, progress(hour), 3600.0 * hour)
-    assert len(json.dumps(account.record())) < 500_000
+            statistics.observe(replica, counters(hour), 3600.0 * hour)
+    assert len(json.dumps(statistics.record())) < 500_000
 
 
 def test_percentiles_lie_within_their_bucket() -> None:
@@ -117,11 +117,11 @@ def test_latencies_take_whatever_a_clock_gives() -> None:
 
 
 def test_lines_for_the_terminal() -> None:
-    account = Account(None, 2)
+    statistics = JobStatistics(None, 2)
     for replica in (0, 1):
-        account.started(replica, 0.0)
-        account.observe(replica, progress(10), 10.0)
-    lines = dict(speculation_lines(summary_of(kept(account)), over_time(kept(account))))
+        statistics.started(replica, 0.0)
+        statistics.observe(replica, counters(10), 10.0)
+    lines = dict(speculation_lines(summary_of(kept(statistics)), over_time(kept(statistics))))
     assert lines["tokens a round"] == "3.00 (k 4.0 on average)"
     assert lines["accepted"] == "▁▁█ 0: 0%, 1: 0%, 2: 100%"
     assert lines["runners-up"] == "25% (10 of 40 second guesses) brought a token"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outrider.runner.job import journal_reading as reading
-from outrider.runner.job.directory import held, open_job, place_for
+from outrider.runner.job.directory import held, open_job, output_folder
 from outrider.runner.job.journal import Counts, Journal, StoredRow
 from outrider.workers.errors import JobError, UsageError
 
@@ -100,6 +100,7 @@ LOOK = """
 import os, sys
 # As this user, who may read this installation.
 from outrider.runner.cli import main as cli
+from outrider.runner import options
 from outrider.runner.job import directory as job
 from outrider.runner.job import lock
 from outrider.runner.report import report
@@ -141,15 +142,15 @@ def test_another_user_reads_what_he_may(job: Path) -> None:
 
 
 def test_where_things_are_written_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert place_for(tmp_path, None) == tmp_path
-    assert place_for(tmp_path, tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert output_folder(tmp_path, None) == tmp_path
+    assert output_folder(tmp_path, tmp_path / "a" / "b") == tmp_path / "a" / "b"
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"^--out: .*file cannot be made: File exists"):
-        place_for(tmp_path, tmp_path / "file")
+        output_folder(tmp_path, tmp_path / "file")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(UsageError, match="cannot be written; name another directory with --out"):
-        place_for(tmp_path, None)
+        output_folder(tmp_path, None)
 
 
 def test_no_room_for_a_copy_is_a_sentence(job: Path, read_only: None, monkeypatch: pytest.MonkeyPatch) -> None:

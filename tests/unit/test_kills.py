@@ -15,7 +15,7 @@ from outrider.runner.job.journal import Journal, StoredRow
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "stress"))
 import kills
-from kills import CONFIGURATIONS, Tally, Violation, check_rows
+from kills import CONFIGURATIONS, KillCounts, Violation, check_rows
 
 ROWS = 4
 
@@ -76,10 +76,10 @@ def test_a_failed_row_and_a_wrong_total_are_found(jobs: tuple[Path, Path]) -> No
 def test_runs_add_to_the_count(tmp_path: Path) -> None:
     path = tmp_path / "killed.json"
     for deaths in (3, 4):
-        total = Tally.read(path)
-        total.add(Tally(Counter({"target": deaths}), Counter(), Counter({"draft": 1}), 10, 2, 1.5))
+        total = KillCounts.read(path)
+        total.add(KillCounts(Counter({"target": deaths}), Counter(), Counter({"draft": 1}), 10, 2, 1.5))
         total.write(path)
-    total = Tally.read(path)
+    total = KillCounts.read(path)
     assert (total.deaths, total.jobs["draft"], total.rows, total.runs, total.seconds) == (7, 2, 20, 4, 3.0)
 
 

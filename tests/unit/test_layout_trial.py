@@ -1,4 +1,4 @@
-"""The choice between arrangements, on a machine that is a table of speeds."""
+"""The choice between layouts, on a machine that is a table of speeds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from outrider.workers.target.layout_trial import CYCLES, PHASE_ROUNDS, ROUNDS_TO_GIVE_UP, WARM_UP_ROUNDS, Round, Trial
+from outrider.workers.target.forecast import Round
+from outrider.workers.target.layout_trial import CYCLES, PHASE_ROUNDS, ROUNDS_TO_GIVE_UP, WARM_UP_ROUNDS, LayoutTrial
 
 
 def play(
-    trial: Trial, seconds: Mapping[str, float], counts: Mapping[str, int], chance: float = 0.8, seed: int = 1
+    trial: LayoutTrial, seconds: Mapping[str, float], counts: Mapping[str, int], chance: float = 0.8, seed: int = 1
 ) -> list[str]:
     """Rounds of four rows until the trial is over; the names in the order in which they were used."""
     dice, used = random.Random(seed), []
@@ -30,9 +31,9 @@ def play(
 @pytest.mark.parametrize("seed", range(20))
 def test_the_fastest_wins_whatever_the_luck(seed: int) -> None:
     # Tokens a round at 0.8: 3.36 for 4 candidates, 1 without any.
-    seconds = {"turns": 0.040, "ahead": 0.033, "groups": 0.045, "plain": 0.020}
-    trial = Trial(list(seconds))
-    play(trial, seconds, {"turns": 4, "ahead": 4, "groups": 4, "plain": 0}, seed=seed)
+    seconds = {"turns": 0.040, "ahead": 0.033, "plain": 0.020}
+    trial = LayoutTrial(list(seconds))
+    play(trial, seconds, {"turns": 4, "ahead": 4, "plain": 0}, seed=seed)
     assert trial.best == trial.current == "ahead"
     assert trial.rates["plain"] == pytest.approx(4 / 0.020, rel=0.1)
     assert trial.rates["ahead"] == pytest.approx(4 * 3.36 / 0.033, rel=0.15)
@@ -40,9 +41,9 @@ def test_the_fastest_wins_whatever_the_luck(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_an_easy_stretch_of_text_decides_nothing(seed: int) -> None:
-    """The draft proposes a lot where the text is easy. One arrangement meets all of that, and pays more for it."""
+    """The draft proposes a lot where the text is easy. One layout meets all of that, and pays more for it."""
     cost = {"turns": (0.020, 0.003), "ahead": (0.030, 0.004)}
-    trial, dice = Trial(list(cost)), random.Random(seed)
+    trial, dice = LayoutTrial(list(cost)), random.Random(seed)
     while not trial.over:
         name = trial.current
         proposed = dice.randint(6, 16) if name == "ahead" else dice.randint(1, 5)
@@ -54,14 +55,14 @@ def test_an_easy_stretch_of_text_decides_nothing(seed: int) -> None:
 
 def test_a_draft_that_never_hits_loses_to_none() -> None:
     seconds = {"turns": 0.040, "plain": 0.020}
-    trial = Trial(list(seconds))
+    trial = LayoutTrial(list(seconds))
     play(trial, seconds, {"turns": 4, "plain": 0}, chance=0.05)
     assert trial.best == "plain"
 
 
 @pytest.mark.parametrize(("turns", "winner"), [(0.0196, "plain"), (0.0190, "turns")])
 def test_a_draft_that_hardly_gains_loses_to_none(turns: float, winner: str) -> None:
-    trial = Trial(["turns", "plain"], plain="plain")
+    trial = LayoutTrial(["turns", "plain"], plain="plain")
     while not trial.over:
         trial.observe(Round((0,), (0,), 1, True), {"turns": turns, "plain": 0.020}[trial.current])
     assert trial.best == winner
@@ -69,7 +70,7 @@ def test_a_draft_that_hardly_gains_loses_to_none(turns: float, winner: str) -> N
 
 def test_what_is_hopeless_is_tried_once() -> None:
     seconds = {"turns": 0.030, "ahead": 0.031, "plain": 0.5}
-    trial = Trial(list(seconds))
+    trial = LayoutTrial(list(seconds))
     used = play(trial, seconds, {"turns": 4, "ahead": 4, "plain": 0})
     least = WARM_UP_ROUNDS + PHASE_ROUNDS
     assert used.count("plain") == WARM_UP_ROUNDS + ROUNDS_TO_GIVE_UP, "given up in the midst of its first phase"
@@ -77,7 +78,7 @@ def test_what_is_hopeless_is_tried_once() -> None:
 
 
 def test_prompts_and_warming_up_do_not_count() -> None:
-    trial = Trial(["turns", "plain"])
+    trial = LayoutTrial(["turns", "plain"])
     for _ in range(50):
         trial.observe(Round((), (), 4, False), 100.0)
     for _ in range(WARM_UP_ROUNDS):
@@ -94,7 +95,7 @@ def test_reading_prompts_counts_as_far_as_the_job_reads() -> None:
     def play_with(read_each: int) -> str:
         seconds = {"turns": 0.10, "ahead": 0.08}
         reading = {"turns": 0.001, "ahead": 0.003}
-        trial = Trial(list(seconds))
+        trial = LayoutTrial(list(seconds))
         for number in range(10_000):
             if trial.over:
                 return trial.best
@@ -108,7 +109,7 @@ def test_reading_prompts_counts_as_far_as_the_job_reads() -> None:
 
 
 def test_another_number_of_rows_is_another_trial() -> None:
-    trial = Trial(["turns", "plain"])
+    trial = LayoutTrial(["turns", "plain"])
     for _ in range(40):
         trial.observe(Round((4,) * 8, (1,) * 8, 8, True), 0.1)
     assert "turns" in trial.rates
@@ -120,5 +121,5 @@ def test_another_number_of_rows_is_another_trial() -> None:
 
 
 def test_alone_there_is_nothing_to_choose() -> None:
-    trial = Trial(["turns"])
+    trial = LayoutTrial(["turns"])
     assert trial.best == trial.current == "turns"

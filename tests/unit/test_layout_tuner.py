@@ -1,4 +1,4 @@
-"""How a target tries arrangements while it works: nothing but speed may change."""
+"""How a target tries layouts while it works: nothing but speed may change."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ import pytest
 from fakes import END, FakeEngine, Fixed, Nonsense, decode, plain
 
 from outrider.workers.engines.costs import CostCurve
-from outrider.workers.messages import Arrangement, Row, RowResult, Sampling
-from outrider.workers.speculation import Overlap, Price
+from outrider.workers.messages import Layout, Row, RowResult, Sampling
+from outrider.workers.speculation import DraftCost, LayoutKind
 from outrider.workers.target import layout_memory
-from outrider.workers.target import layout_tuner as arranger
-from outrider.workers.target.layout_memory import Remembered, recall, remember
-from outrider.workers.target.layout_tuner import Arranger
-from outrider.workers.target.text import TextWriter
+from outrider.workers.target import layout_tuner as tuner
+from outrider.workers.target.layout_memory import RememberedLayout, recall, remember
+from outrider.workers.target.layout_tuner import LayoutTuner
+from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 
 ARRANGEMENTS = (
-    Arrangement("turns", Overlap.TURNS, (0, 1), (0, 1)),
-    Arrangement("ahead", Overlap.AHEAD, (1,), (0,)),
-    Arrangement("groups", Overlap.GROUPS, (1,), (0,)),
-    Arrangement("plain", Overlap.TURNS, (0, 1), (0, 1), plain=True),
+    Layout("turns", LayoutKind.TURNS, (0, 1), (0, 1)),
+    Layout("ahead", LayoutKind.AHEAD, (1,), (0,)),
+    Layout("plain", LayoutKind.TURNS, (0, 1), (0, 1), plain=True),
 )
 # Seconds of a round, as a clock would show them, and of the target's pass in it on all cores and on fewer.
-SECONDS = {"turns": 0.05, "ahead": 0.02, "groups": 0.06, "plain": 0.2}
+SECONDS = {"turns": 0.05, "ahead": 0.02, "plain": 0.2}
 PASS, PASS_ON_FEWER = 0.2, 0.018
 
 
@@ -36,23 +35,23 @@ PASS, PASS_ON_FEWER = 0.2, 0.018
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     # Time is made up here, so what the fakes really take must not be learned.
-    monkeypatch.setattr(arranger, "CostCurve", Fixed)
+    monkeypatch.setattr(tuner, "CostCurve", Fixed)
     return tmp_path
 
 
 class Draft:
-    line = "none"
+    transport = "none"
 
     def __init__(self) -> None:
         self.ready = True
-        self.settled: list[str] = []
+        self.layouts: list[str] = []
         self.step = 1.0
 
-    def settle(self, arrangement: Arrangement) -> None:
-        self.settled.append(arrangement.name)
+    def set_layout(self, layout: Layout) -> None:
+        self.layouts.append(layout.name)
 
-    def price(self, rows: int, arrangement: str | None = None) -> Price | None:
-        return Price(self.step)
+    def draft_cost(self, rows: int, layout: str | None = None) -> DraftCost | None:
+        return DraftCost(self.step)
 
     def costs(self) -> dict[str, Any]:
         return {}
@@ -64,7 +63,7 @@ class Bench:
     def __init__(
         self,
         memory_key: str = "",
-        arrangements: Sequence[Arrangement] = ARRANGEMENTS,
+        layouts: Sequence[Layout] = ARRANGEMENTS,
         draft_tokens: int | None = None,
         pass_seconds: float = PASS,
         pass_on_fewer: float = PASS_ON_FEWER,
@@ -85,10 +84,10 @@ class Bench:
         self.moves: list[tuple[int, ...]] = []
         self.measured: list[tuple[int, ...]] = []
         self.measured_at_work: list[tuple[int, ...]] = []
-        self.arranger = Arranger(
+        self.tuner = LayoutTuner(
             self.verifier,
             self.draft,
-            arrangements,
+            layouts,
             lambda cores: self.moves.append(tuple(cores)),
             self._measure,
             memory_key,
@@ -110,8 +109,8 @@ class Bench:
                 ended[one.key] = one
             done = self.verifier.last_round
             if done is not None:
-                self.verifier.last_round = replace(done, verifying=self.verifier.verify_seconds(done.fed))
-            self.arranger.after_round(SECONDS[self.draft.settled[-1]])
+                self.verifier.last_round = replace(done, verifying=self.verifier.policy.verify_seconds(done.fed))
+            self.tuner.after_round(SECONDS[self.draft.layouts[-1]])
         return ended
 
 
@@ -123,43 +122,43 @@ def test_texts_stay_the_same_while_arrangements_change_and_the_fastest_is_kept()
     bench, job = Bench(), rows(600)
     ended = bench.work(job)
     assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in job}
-    assert set(bench.draft.settled) == {"turns", "ahead", "groups"}
-    record = bench.arranger.record
+    assert set(bench.draft.layouts) == {"turns", "ahead"}
+    record = bench.tuner.record
     assert record is not None
-    assert record.took == bench.draft.settled[-1] == "ahead"
-    assert record.rates.keys() == {"turns", "ahead", "groups", "plain"}
-    assert record.rates["ahead"] > record.rates["turns"] > record.rates["groups"]
+    assert record.took == bench.draft.layouts[-1] == "ahead"
+    assert record.rates.keys() == {"turns", "ahead", "plain"}
+    assert record.rates["ahead"] > record.rates["turns"]
     assert 'layout "ahead" with 1 core(s) for the draft: ' in record.sentence
     assert "--batch 8 it would be about" in record.sentence
     assert bench.moves[:2] == [(1,), (0, 1)], "a glimpse"
-    assert bench.measured == [arranger.GLIMPSE, ()], "each set of cores is measured once, and glimpsed at before"
+    assert bench.measured == [tuner.QUICK_PASSES, ()], "each set of cores is measured once, and glimpsed at before"
 
 
 def test_passes_are_measured_again_once_the_draft_is_there() -> None:
-    bench = Bench(arrangements=ARRANGEMENTS[:1], pass_seconds=2.0)
+    bench = Bench(layouts=ARRANGEMENTS[:1], pass_seconds=2.0)
     bench.draft.ready = False
     bench.work(rows(4))
     assert not bench.measured_at_work, "whatever starts with the job is still at work"
-    assert bench.verifier.verify_seconds.points[4] == pytest.approx(2.0, rel=0.01)
+    assert bench.verifier.policy.verify_seconds.points[4] == pytest.approx(2.0, rel=0.01)
     bench.draft.ready, bench.pass_seconds = True, 0.5
     bench.work(rows(4))
     assert bench.measured_at_work == [(4, 8, 16, 16)], "what rounds of four rows may feed"
-    for points in (bench.arranger.costs()["verify_at_start"], bench.verifier.verify_seconds.points):
+    for points in (bench.tuner.costs()["verify_at_start"], bench.verifier.policy.verify_seconds.points):
         assert points == {count: pytest.approx(0.5 * (1 + count / 640), rel=0.01) for count in (1, 4, 8, 16, 64)}
 
 
 def test_rows_under_way_say_what_is_measured_and_not_the_batch_nor_what_was_measured_before() -> None:
-    alone = Bench(arrangements=ARRANGEMENTS[:1])
+    alone = Bench(layouts=ARRANGEMENTS[:1])
     alone.work([Row(0, (1, 2), 90, Sampling())])
     assert alone.measured_at_work == [(1, 2, 4, 8, 16, 16)]
-    many = Bench(arrangements=ARRANGEMENTS[:1], batch=40)
+    many = Bench(layouts=ARRANGEMENTS[:1], batch=40)
     many.work(rows(400))
     assert many.measured_at_work == [(40, 80, 160, 160)], "the curve had nothing beyond 64"
-    assert many.verifier.verify_seconds.points.keys() == {1, 4, 8, 40, 80, 160}
+    assert many.verifier.policy.verify_seconds.points.keys() == {1, 4, 8, 40, 80, 160}
 
 
 def test_a_job_of_a_few_rounds_does_not_wait_for_measurements() -> None:
-    bench = Bench(arrangements=ARRANGEMENTS[:1], job_rows=1)
+    bench = Bench(layouts=ARRANGEMENTS[:1], job_rows=1)
     bench.work([Row(0, (1, 2), 10, Sampling())])
     assert not bench.measured_at_work
 
@@ -167,10 +166,10 @@ def test_a_job_of_a_few_rounds_does_not_wait_for_measurements() -> None:
 def test_what_cannot_be_faster_is_not_tried() -> None:
     bench = Bench(pass_on_fewer=10.0)
     bench.work(rows(600))
-    assert set(bench.draft.settled) <= {"turns", "plain"}
-    assert bench.measured == [arranger.GLIMPSE]
-    assert bench.arranger.record is not None
-    assert "not tried: ahead, groups" in bench.arranger.record.sentence
+    assert set(bench.draft.layouts) <= {"turns", "plain"}
+    assert bench.measured == [tuner.QUICK_PASSES]
+    assert bench.tuner.record is not None
+    assert "not tried: ahead" in bench.tuner.record.sentence
 
 
 def test_a_short_job_does_not_look_at_other_cores() -> None:
@@ -178,87 +177,87 @@ def test_a_short_job_does_not_look_at_other_cores() -> None:
     bench.work(rows(8))
     assert bench.measured == []
     assert bench.moves == []
-    assert bench.draft.settled[0] == "turns"
+    assert bench.draft.layouts[0] == "turns"
 
 
 @pytest.mark.parametrize(("pass_seconds", "took"), [(0.001, "plain"), (1.0, "turns")])
 def test_plain_decoding_is_known_without_being_tried(pass_seconds: float, took: str) -> None:
     bench = Bench(pass_seconds=pass_seconds, pass_on_fewer=10.0)
     bench.work(rows(600))
-    assert bench.arranger.record is not None
-    assert bench.arranger.record.took == took
+    assert bench.tuner.record is not None
+    assert bench.tuner.record.took == took
     # When it is looked at again after a pause, the same follows.
     in_turn = ["turns", "plain"] if took == "plain" else ["turns"]
-    assert bench.draft.settled[: len(in_turn)] == in_turn
-    assert set(bench.draft.settled) == set(in_turn)
+    assert bench.draft.layouts[: len(in_turn)] == in_turn
+    assert set(bench.draft.layouts) == set(in_turn)
 
 
 def test_without_a_draft_nothing_is_tried_yet() -> None:
     bench = Bench()
     bench.draft.ready = False
     bench.work(rows(20))
-    assert bench.arranger.record is None
-    assert bench.draft.settled == ["turns"]
+    assert bench.tuner.record is None
+    assert bench.draft.layouts == ["turns"]
 
 
 def test_a_number_of_candidates_that_was_fixed_is_not_put_to_the_vote() -> None:
     bench = Bench(draft_tokens=3)
     bench.work(rows(600))
-    assert set(bench.draft.settled) == {"turns", "ahead", "groups"}
-    assert bench.verifier.progress.proposed > 0
+    assert set(bench.draft.layouts) == {"turns", "ahead"}
+    assert bench.verifier.counters.proposed > 0
 
 
 def test_an_arrangement_can_be_held() -> None:
     bench = Bench()
-    bench.arranger.hold("plain")
+    bench.tuner.hold("plain")
     bench.work(rows(20))
-    assert bench.verifier.progress.proposed == 0
-    bench.arranger.hold(None)
-    assert bench.draft.settled == ["turns", "plain", "turns"]
+    assert bench.verifier.counters.proposed == 0
+    bench.tuner.hold(None)
+    assert bench.draft.layouts == ["turns", "plain", "turns"]
     bench.work(rows(600))
-    bench.arranger.hold("nothing of the kind")
-    bench.arranger.hold(None)
-    assert bench.draft.settled[-1] == "ahead"
+    bench.tuner.hold("nothing of the kind")
+    bench.tuner.hold(None)
+    assert bench.draft.layouts[-1] == "ahead"
 
 
 def test_one_arrangement_is_taken_as_it_is() -> None:
-    bench = Bench(arrangements=ARRANGEMENTS[:1])
+    bench = Bench(layouts=ARRANGEMENTS[:1])
     bench.work(rows(20))
-    assert (bench.moves, bench.arranger.record) == ([], None)
+    assert (bench.moves, bench.tuner.record) == ([], None)
 
 
 def test_what_was_found_is_remembered_and_looked_at_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arranger, "ROUNDS_BETWEEN_TRIALS", 50)
+    monkeypatch.setattr(tuner, "ROUNDS_BETWEEN_TRIALS", 50)
     Bench("pair").work(rows(600))
     again = Bench("pair")
-    assert again.draft.settled[-1] == "ahead"
-    assert again.arranger.record is not None
-    assert "measured earlier" in again.arranger.record.sentence
-    assert Bench("another pair").draft.settled == ["turns"]
+    assert again.draft.layouts[-1] == "ahead"
+    assert again.tuner.record is not None
+    assert "measured earlier" in again.tuner.record.sentence
+    assert Bench("another pair").draft.layouts == ["turns"]
     again.work(rows(600))
-    assert set(again.draft.settled) == {"turns", "ahead", "groups"}
+    assert set(again.draft.layouts) == {"turns", "ahead"}
 
 
 @pytest.mark.parametrize("plain_pass", [1.0, 0.001])
 def test_a_choice_that_turns_out_slower_than_plain_decoding_is_made_again(
     plain_pass: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arranger, "ROUNDS_TO_DOUBT", 16)
+    monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
     names = [each.name for each in ARRANGEMENTS if not each.plain]
-    remember("pair", names, Remembered("ahead", {"ahead": 2.0, "plain": 1.0}))
+    remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0, "plain": 1.0}))
     bench = Bench("pair", pass_seconds=plain_pass)
     bench.work(rows(600))
-    assert bench.verifier.progress.rounds > 32
-    assert ("plain" in bench.draft.settled) == (plain_pass < SECONDS["ahead"])
+    assert bench.verifier.counters.rounds > 32
+    assert ("plain" in bench.draft.layouts) == (plain_pass < SECONDS["ahead"])
 
 
 def test_a_memory_that_is_damaged_old_or_of_other_arrangements_is_none(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["turns", "ahead"]
-    remember("key", names, Remembered("ahead", {"ahead": 2.0, "turns": 1.0}))
-    assert recall("key", names) == Remembered("ahead", {"ahead": 2.0, "turns": 1.0})
-    assert recall("key", [*names, "groups"]) is None
+    remember("key", names, RememberedLayout("ahead", {"ahead": 2.0, "turns": 1.0}))
+    assert recall("key", names) == RememberedLayout("ahead", {"ahead": 2.0, "turns": 1.0})
+    assert recall("key", [*names, "plain"]) is None
     assert recall("other", names) is None
     (file,) = (own_cache / "layouts").glob("*.json")
     now = layout_memory.time.time()
@@ -281,25 +280,25 @@ def test_a_memory_that_is_damaged_old_or_of_other_arrangements_is_none(
 def test_an_arrangement_that_the_first_would_have_beaten_is_left(
     step: float, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arranger, "ROUNDS_TO_DOUBT", 16)
+    monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
     names = [each.name for each in ARRANGEMENTS if not each.plain]
-    remember("pair", names, Remembered("ahead", {"ahead": 2.0}))
+    remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0}))
     bench = Bench("pair", pass_seconds=0.015, draft_tokens=3)
     bench.draft.step = step
     bench.work(rows(600))
-    assert bench.draft.settled[-1] == last
+    assert bench.draft.layouts[-1] == last
     known = recall("pair", names)
     assert known is not None and known.took == last
 
 
 def test_cores_given_up_in_a_disturbed_second_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The opening saw passes take fifty times as long, so that plain decoding looked slow; it is not."""
-    monkeypatch.setattr(arranger, "ROUNDS_TO_DOUBT", 16)
+    monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
     names = [each.name for each in ARRANGEMENTS if not each.plain]
-    remember("pair", names, Remembered("ahead", {"ahead": 28.0, "turns": 19.0, "plain": 18.0}))
+    remember("pair", names, RememberedLayout("ahead", {"ahead": 28.0, "turns": 19.0, "plain": 18.0}))
     bench = Bench("pair", pass_seconds=0.001)
     bench.draft.step = 0.0
-    bench.arranger._verifying, bench.arranger._verifying_at_start = 0.05, 0.001
+    bench.tuner._verifying, bench.tuner._verifying_at_start = 0.05, 0.001
     bench.work(rows(600))
-    assert bench.draft.settled[0] == "ahead"
-    assert bench.draft.settled[1] == "turns"
+    assert bench.draft.layouts[0] == "ahead"
+    assert bench.draft.layouts[1] == "turns"

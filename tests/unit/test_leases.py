@@ -17,13 +17,13 @@ import pytest
 from second_user import GUEST, as_guest, only_root
 
 from outrider.workers.errors import WorkerError
-from outrider.workers.machine import leases
-from outrider.workers.machine.leases import Holder, Leases, claim, holders, try_claim
+from outrider.workers.machine import core_leases as leases
+from outrider.workers.machine.core_leases import Holder, Leases, claim, holders, try_claim
 
 HOLDER = """
 import sys
 from pathlib import Path
-from outrider.workers.machine.leases import claim
+from outrider.workers.machine.core_leases import claim
 held = claim(sys.argv[2:], folder=Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -92,7 +92,7 @@ def test_a_forked_child_does_not_keep_its_parents_lease(tmp_path: Path) -> None:
     command = """
 import os, signal, sys
 from pathlib import Path
-from outrider.workers.machine.leases import claim
+from outrider.workers.machine.core_leases import claim
 held = claim(["5"], folder=Path(sys.argv[1]))
 child = os.fork()
 if child == 0:
@@ -268,7 +268,7 @@ def test_a_second_user_who_takes_the_name_of_the_folder_changes_nothing(common: 
 RACER = """
 import os, sys, time
 from pathlib import Path
-from outrider.workers.machine.leases import Leases, try_claim
+from outrider.workers.machine.core_leases import Leases, try_claim
 common, user = Path(sys.argv[1]), int(sys.argv[2])
 os.setgid(user); os.setuid(user)
 mark = common / "held"

@@ -16,29 +16,29 @@ from transformers import PreTrainedTokenizerFast
 from outrider.runner.job.journal import StoredRow
 from outrider.runner.job.results import result_record
 from outrider.workers.messages import Logprobs, RowResult
-from outrider.workers.models.cards import find
-from outrider.workers.models.pieces import TokenizerPieces
+from outrider.workers.models.model_info import find
+from outrider.workers.models.token_bytes import TokenizerBytes
 from outrider.workers.models.tokenizer import Tokenizer
 from outrider.workers.target.logprobs import describe
-from outrider.workers.target.text import TextWriter
+from outrider.workers.target.text_and_stop_strings import TextWriter
 
 
 @given(st.lists(st.integers(0, END), max_size=30))
 def test_offsets_are_lengths_of_the_text_before(row: list[int]) -> None:
     told = describe(row, [[(token, -1.0)] for token in row], decode(row), FakePieces(), ())
     assert list(told.offsets) == [len(decode(row[:index])) for index in range(len(row))]
-    assert told.pieces == {token: PIECES[token].encode() for token in row}
+    assert told.token_bytes == {token: PIECES[token].encode() for token in row}
 
 
 def test_tokens_behind_the_end_of_the_text_stand_at_its_end() -> None:
-    writer = TextWriter(decode, ("ab",), {END}, pieces=FakePieces())
+    writer = TextWriter(decode, ("ab",), {END}, token_bytes=FakePieces())
     row = [2, 0, 4]  # "c", "a", "bc": the stop string begins after the first and ends amid the third
     assert [writer.stopped_by(token) for token in row] == [False, False, True]
     told = writer.logprobs([[(token, -0.5), (9, -0.1)] for token in row])
     assert writer.text() == "c"
     assert told.offsets == (0, 1, 1)
     assert told.likeliest == (((9, -0.1),),) * 3
-    assert set(told.pieces) == {2, 0, 4, 9}
+    assert set(told.token_bytes) == {2, 0, 4, 9}
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +49,19 @@ def tokenizer() -> Tokenizer:
 @pytest.mark.parametrize("text", ["def main(x):\n    return 'ünï→🚀'", "\t\x00 zwölf", "a"])
 def test_the_pieces_of_a_byte_level_tokenizer_are_the_texts_bytes(tokenizer: Tokenizer, text: str) -> None:
     row = tokenizer.encode(text)
-    assert b"".join(map(tokenizer.pieces.bytes_of, row)) == text.encode()
-    told = describe(row, [[(token, -1.0)] for token in row], text, tokenizer.pieces, ())
+    assert b"".join(map(tokenizer.token_bytes.bytes_of, row)) == text.encode()
+    told = describe(row, [[(token, -1.0)] for token in row], text, tokenizer.token_bytes, ())
     for index, offset in enumerate(told.offsets):
-        before = b"".join(map(tokenizer.pieces.bytes_of, row[:index]))
+        before = b"".join(map(tokenizer.token_bytes.bytes_of, row[:index]))
         assert offset == len(before.decode(errors="ignore")), f"token {index}"
 
 
 def test_special_tokens_have_a_name_and_no_text(tokenizer: Tokenizer) -> None:
-    assert tokenizer.pieces.bytes_of(0) == b"<|endoftext|>"
-    assert tokenizer.pieces.silent(0)
-    assert not tokenizer.pieces.silent(5)
-    assert tokenizer.pieces.bytes_of(1 << 30) == b""
-    told = describe([0, 5, 0], [[(0, -1.0)], [(5, -1.0)], [(0, -1.0)]], "%", tokenizer.pieces, ())
+    assert tokenizer.token_bytes.bytes_of(0) == b"<|endoftext|>"
+    assert tokenizer.token_bytes.silent(0)
+    assert not tokenizer.token_bytes.silent(5)
+    assert tokenizer.token_bytes.bytes_of(1 << 30) == b""
+    told = describe([0, 5, 0], [[(0, -1.0)], [(5, -1.0)], [(0, -1.0)]], "%", tokenizer.token_bytes, ())
     assert told.offsets == (0, 0, 1)
 
 
@@ -77,27 +77,27 @@ def sentencepiece() -> PreTrainedTokenizerFast:
 
 def test_the_pieces_of_a_sentencepiece_tokenizer() -> None:
     fast = sentencepiece()
-    pieces, row = TokenizerPieces(fast), [0, 1, 2, 3, 4, 5, 6, 7]
-    assert [pieces.bytes_of(token) for token in row] == [
+    token_bytes, row = TokenizerBytes(fast), [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [token_bytes.bytes_of(token) for token in row] == [
         b"<s>", b" the", b" cat", b"s", b"\xe2", b"\x86", b"\x92", b" ",
     ]  # fmt: skip
     text = fast.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert text == "the cats→ "
-    told = describe(row, [[(token, -1.0)] for token in row], text, pieces, ())
+    told = describe(row, [[(token, -1.0)] for token in row], text, token_bytes, ())
     assert told.offsets == (0, 0, 3, 7, 8, 8, 8, 9), "the space before the first word is no text"
 
 
 def test_a_metaspace_tokenizer() -> None:
     backend = Backend(models.BPE({"▁the": 0, "s": 1}, []))
     backend.decoder = decoders.Metaspace()
-    pieces = TokenizerPieces(PreTrainedTokenizerFast(tokenizer_object=backend))
-    assert [pieces.bytes_of(token) for token in (0, 1)] == [b" the", b"s"]
+    token_bytes = TokenizerBytes(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert [token_bytes.bytes_of(token) for token in (0, 1)] == [b" the", b"s"]
 
 
 TOLD = Logprobs(
     chosen=(-0.25, -3.0),
     likeliest=(((5, -0.25), (6, -2.0)), ((5, -0.5), (8, -1.0))),
-    pieces={5: b" a", 6: "ü".encode(), 7: b"\xe2\x86", 8: b"b"},
+    token_bytes={5: b" a", 6: "ü".encode(), 7: b"\xe2\x86", 8: b"b"},
     offsets=(0, 2),
 )
 
@@ -136,5 +136,5 @@ def test_a_chats_logprobs() -> None:
 
 def test_a_log_probability_keeps_every_bit_in_the_record() -> None:
     value = -math.pi / 3
-    told = Logprobs((value, value), ((), ()), TOLD.pieces, (0, 2))
+    told = Logprobs((value, value), ((), ()), TOLD.token_bytes, (0, 2))
     assert choice("completion", told)["logprobs"]["token_logprobs"] == [value, value]

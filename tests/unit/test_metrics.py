@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.workers.messages import LONGEST_COUNTED, Progress, RowFailure, RowResult
+from outrider.workers.messages import LONGEST_COUNTED, RowFailure, RowResult, TargetCounters
 from outrider.workers.target import metrics as module
 from outrider.workers.target.metrics import Metrics
 
@@ -40,10 +40,10 @@ def values(monkeypatch: pytest.MonkeyPatch) -> dict[Any, float]:
     return found
 
 
-def progress(times: int) -> Progress:
+def counters(times: int) -> TargetCounters:
     lengths = [0] * (LONGEST_COUNTED + 1)
     lengths[4], lengths[0] = 3 * times, times
-    return Progress(
+    return TargetCounters(
         seconds=10.0 * times, rounds=2 * times, row_rounds=4 * times, tokens=16 * times, asked=16 * times,
         asking_rows=4 * times, proposed=16 * times, accepted=12 * times, verify_seconds=6.0 * times,
         draft_seconds=3.0 * times, accepted_lengths=lengths,
@@ -53,11 +53,11 @@ def progress(times: int) -> Progress:
 def test_totals_are_told_as_increases_and_not_more_often_than_wanted(values: dict[Any, float]) -> None:
     now = [100.0]
     metrics = Metrics(3, lambda: now[0])
-    assert metrics.publish(progress(1))
+    assert metrics.publish(counters(1))
     now[0] += 0.5
-    assert not metrics.publish(progress(2))
+    assert not metrics.publish(counters(2))
     now[0] += 0.6
-    assert metrics.publish(progress(3))
+    assert metrics.publish(counters(3))
     assert values["outrider_tokens",] == 48
     assert values["outrider_accepted_length", "4"] == 9
     assert values["outrider_accepted_length", "0"] == 3

@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 
+from outrider.runner.model_choice import choose_models, replica_spec_of
 from outrider.runner.options import JobSpec
-from outrider.runner.run_job import choose_models, serve_spec
-from outrider.workers.models.cards import ModelCard
+from outrider.workers.models.model_info import ModelInfo
 
-TARGET = ModelCard("target", "/models/target", "llama", 100, 100, "float16", (0,), 1 << 30, "one")
-DRAFT = ModelCard("draft", "/models/draft", "llama", 100, 100, "bfloat16", (0,), 1 << 20, "two")
+TARGET = ModelInfo("target", "/models/target", "llama", 100, 100, "float16", (0,), 1 << 30, "one")
+DRAFT = ModelInfo("draft", "/models/draft", "llama", 100, 100, "bfloat16", (0,), 1 << 20, "two")
 
 
 class Willing:
     def native_refuses(self, path: str) -> str | None:
         return None
 
-    def check_weights(self, path: str, engine: str, allow_pickle: bool) -> None: ...
+    def check_weights(self, path: str, engine: str, allow_pickle: bool, precision: str) -> None: ...
+
+    def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None: ...
 
 
 def chosen(**options: Any) -> tuple[bool, bool]:
@@ -34,7 +36,7 @@ def chosen(**options: Any) -> tuple[bool, bool]:
 def test_what_is_said_of_runners_up_reaches_the_target() -> None:
     for wanted in (True, False):
         spec = JobSpec(input=Path("in.jsonl"), runners_up=wanted)
-        assert serve_spec(spec, None, "none").runners_up is wanted
+        assert replica_spec_of(spec, None, "none").runners_up is wanted
 
 
 @pytest.mark.parametrize("precision", ["w4a8", "w8a8", "bf16"])
@@ -56,8 +58,8 @@ def test_a_small_cache_is_for_drafts_only(precision: str) -> None:
 )
 def test_a_draft_on_the_cpu_takes_half_the_bytes(dtype: str, options: dict[str, Any], precisions: tuple[str, str]) -> None:
     spec = JobSpec(input=Path("in.jsonl"), **options)
-    cards = replace(TARGET, dtype="float32"), replace(DRAFT, dtype=dtype)
-    target, draft = choose_models(spec, *cards, Willing(), print)  # type: ignore[arg-type]
+    model_infos = replace(TARGET, dtype="float32"), replace(DRAFT, dtype=dtype)
+    target, draft = choose_models(spec, *model_infos, Willing(), print)  # type: ignore[arg-type]
     assert draft is not None
     assert (target.precision, draft.precision) == precisions
     on_cards = [device.startswith("cuda") for device in str(options.get("devices", "cpu,cpu")).split(",")]

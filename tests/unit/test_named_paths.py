@@ -1,6 +1,6 @@
 """Every file of this repository that its documents and comments name is there.
 
-docs/measurements.md is left out: it tells of commands as they were when something was measured.
+The pages of docs/lab tell of commands as they were when something was measured: only their links are followed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ FOLDERS = ("runner", "workers", "kernels", "tests", "stress", "benchmarks", "too
 NAMED = re.compile(rf"(?<![\w/.\-])(?:{'|'.join(FOLDERS)})/[\w./\-]*[\w/]")
 ENDINGS = (".py", ".md", ".cpp", ".h", ".inc", ".jsonl", ".sh", ".yaml", ".svg", ".html")
 LINKED = re.compile(r"\]\(([^)#:]+)[)#]")
-DOCUMENTS = [ROOT / "README.md", *(file for file in (ROOT / "docs").glob("*.md") if file.name != "measurements.md")]
+ANCHORED = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "stress").glob("*.md")]
+LAB = sorted((ROOT / "docs" / "lab").glob("*.md"))
 SOURCES = [
     file for folder in FOLDERS for ending in (".py", ".cpp", ".h", ".inc") for file in (ROOT / folder).rglob(f"*{ending}")
 ]
@@ -28,7 +30,29 @@ def test_what_a_document_names_in_backticks_or_links_to_is_there(document: Path)
     text = document.read_text()
     named = {path for quoted in re.findall(r"`([^`\n]+)`", text) for path in NAMED.findall(quoted)}
     assert {path for path in named if not (ROOT / path).exists()} - ELSEWHERE == set()
-    assert [link for link in LINKED.findall(text) if not (document.parent / link).exists()] == []
+    assert broken_links(document) == []
+
+
+def broken_links(document: Path) -> list[str]:
+    text = document.read_text()
+    files = [link for link in LINKED.findall(text) if not (document.parent / link).exists()]
+    places = [(document.parent / link if link else document, anchor) for link, anchor in ANCHORED.findall(text)]
+    return files + [f"{page.name}#{anchor}" for page, anchor in places if anchor not in anchors(page)]
+
+
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links, as GitHub makes it of them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_pages_of_the_lab_have_a_date_and_are_listed_and_their_links_lead_somewhere() -> None:
+    index = ROOT / "docs" / "lab" / "README.md"
+    dated = {page.name for page in LAB} - {index.name}
+    assert len(dated) > 20
+    assert {name for name in dated if not re.match(r"\d{4}-\d\d-\d\d-[a-z0-9-]+\.md$", name)} == set()
+    assert set(LINKED.findall(index.read_text())) == dated | {"../performance.md"}
+    assert {(page.name, link) for page in LAB for link in broken_links(page)} == set()
 
 
 def test_what_sources_name_is_there() -> None:

@@ -8,29 +8,26 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
+from built import draft_of, opened, target_of, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from local_draft import LocalDraft
 from native_models import PRECISIONS, TOKENS, logits, open_native, save_tiny
 from safetensors.torch import load_file, save_file
 
 from outrider.kernels.library import KernelError
-from outrider.kernels.native import Feeding
+from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Cache
-from outrider.workers.draft.drafter import Drafter
-from outrider.workers.engines.costs import CostCurve, measure
-from outrider.workers.engines.engine import Feed, Ran, Run, Trust
+from outrider.workers.engines.costs import measure
+from outrider.workers.engines.engine import DecodeFeed, DecodeResult, Feed, StopRule
 from outrider.workers.engines.native import NativeEngine
-from outrider.workers.engines.stepwise import run_in_steps
+from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.errors import ModelError, UsageError, WorkerError
-from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling, ServeSpec
+from outrider.workers.messages import ModelSpec, ReplicaSpec, Row, Sampling
 from outrider.workers.models.opening import native_supports, open_model
-from outrider.workers.target.proposers import LookupProposer, NoProposer
-from outrider.workers.target.text import TextWriter
-from outrider.workers.target.verifier import Proposer, Verifier
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -48,6 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", ["llama", "mistral", "opt-350m"])
 def test_pieces_and_threads_and_neighbours_change_no_bit(models: Path, name: str, precision: str) -> None:
@@ -77,23 +75,23 @@ BOUNDS, USUAL = (0.05, 0.2, 0.5, 1.0), (0.3, 0.6, 0.8, 0.9, 1.0)
 def test_several_steps_in_one_call_are_those_steps(
     models: Path, rows: list[tuple[int, int, float, float, int]], least_reach: float, least_sum: float, ends: int
 ) -> None:
-    """The law of ``Engine.run``: choices, leads, the rows in each pass and what the cache holds are those of steps."""
+    """The law of ``Engine.run``: choices, margins, the rows in each pass and what the cache holds are those of steps."""
     engine = open_native(models / "llama", "w4a8", threads=1)
-    trust = Trust(BOUNDS, USUAL, 0.02, least_reach, least_sum)
+    stop_rule = StopRule(BOUNDS, USUAL, 0.02, least_reach, least_sum)
 
-    def after(run_all: Callable[[Sequence[Run]], Ran]) -> tuple[Ran, list[int]]:
+    def after(run_all: Callable[[Sequence[DecodeFeed]], DecodeResult]) -> tuple[DecodeResult, list[int]]:
         runs = []
-        for key, (fed, most, reach, doubt, temperature) in enumerate(rows):
+        for key, (fed, most, reach, miss_factor, temperature) in enumerate(rows):
             engine.open(key, Sampling(temperature=float(temperature), seed=key), fed)
-            runs.append(Run(key, TOKENS[key : key + fed], most, range(ends), reach, doubt))
+            runs.append(DecodeFeed(key, TOKENS[key : key + fed], most, range(ends), reach, miss_factor))
         ran, lengths = run_all(runs), [engine.length(key) for key in range(len(rows))]
         for key in range(len(rows)):
             engine.close(key)
         return ran, lengths
 
     (ran, lengths), (singly, wanted) = (
-        after(lambda runs: engine.run(runs, trust)),
-        after(lambda runs: run_in_steps(engine, runs, trust)),
+        after(lambda runs: engine.decode(runs, stop_rule)),
+        after(lambda runs: decode_in_steps(engine, runs, stop_rule)),
     )
     assert [replace(chosen, runners_up=[]) for chosen in ran.chosen] == singly.chosen
     assert all(len(chosen.runners_up) == len(chosen.tokens) for chosen in ran.chosen)
@@ -106,12 +104,12 @@ def test_a_run_that_cannot_be_made_is_refused_in_a_sentence(models: Path) -> Non
     engine = open_native(models / "llama", "w4a8", threads=1)
     engine.open(1, Sampling(), 1)
     with pytest.raises(WorkerError, match=r"go on with 1 rows: row \d+: 0 choices wanted, there is room for 1 to 0"):
-        engine.run([Run(1, [3], 0, ())], Trust((), (1.0,), 0.0))
+        engine.decode([DecodeFeed(1, [3], 0, ())], StopRule((), (1.0,), 0.0))
     with pytest.raises(WorkerError, match="token 70000 is not in the vocabulary"):
-        engine.run([Run(1, [70000], 2, ())], Trust((), (1.0,), 0.0))
-    assert engine.run([Run(1, [3], 2, ())], Trust((), (1.0,), 0.0)).steps[0][0] == 1
+        engine.decode([DecodeFeed(1, [70000], 2, ())], StopRule((), (1.0,), 0.0))
+    assert engine.decode([DecodeFeed(1, [3], 2, ())], StopRule((), (1.0,), 0.0)).steps[0][0] == 1
     with pytest.raises(WorkerError, match="would hold"):
-        engine.run([Run(1, [3], engine.context + 5, ())], Trust((), (1.0,), 0.0))
+        engine.decode([DecodeFeed(1, [3], engine.context + 5, ())], StopRule((), (1.0,), 0.0))
 
 
 def choices(engine: NativeEngine, batches: Sequence[Sequence[Feed]], row: int) -> list[int]:
@@ -164,23 +162,6 @@ def test_the_cost_of_a_pass_can_be_measured(models: Path) -> None:
         engine.length(-1)
 
 
-def write(engine: NativeEngine, proposer: Proposer, rows: Sequence[Row], batch: int, count: int) -> tuple[dict, Verifier]:
-    verifier = Verifier(
-        engine=engine,
-        new_writer=lambda row: TextWriter(lambda tokens: " ".join(map(str, tokens)), (), (0,)),
-        proposer=proposer,
-        batch=batch,
-        draft_tokens=count,
-        verify_seconds=CostCurve({1: 1.0}),
-        end_tokens=(0,),
-    )
-    verifier.add(rows)
-    ended: dict[int, RowResult] = {}
-    while not verifier.idle:
-        ended.update({result.key: result for result in verifier.round()})
-    return ended, verifier
-
-
 def some_rows(count: int, temperature: float, tokens: int = 24) -> list[Row]:
     random = np.random.default_rng(11)
     return [
@@ -198,43 +179,43 @@ def some_rows(count: int, temperature: float, tokens: int = 24) -> list[Row]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("precision", ["bf16", "w4a8"])
 def test_assisted_text_is_plain_text(models: Path, precision: str, temperature: float) -> None:
-    target = open_native(models / "llama", precision)
+    target = opened(models / "llama", "native", precision)
     # The same weights rounded otherwise: often right, sometimes not.
-    draft = open_native(models / "llama", "w8a8")
+    draft = opened(models / "llama", "native", "w8a8")
     rows = some_rows(12, temperature)
-    plain, _ = write(target, NoProposer(), rows, 1, 0)
-    for batch, count, proposer in [
-        (1, 3, LocalDraft(Drafter(draft, (0,)))),
-        (5, 6, LocalDraft(Drafter(draft, (0,)))),
-        (4, 4, LookupProposer()),
-    ]:
-        assisted, verifier = write(target, proposer, rows, batch, count)
+    plain, _ = write(target_of(target, 1, 0), rows)
+    for batch, count, drafted in [(1, 3, True), (5, 6, True), (4, 4, False)]:
+        by_draft = draft_of(draft) if drafted else None
+        assisted, verifier = write(target_of(target, batch, count, by_draft, lookup=not drafted), rows)
         assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
-        assert 0 < verifier.progress.accepted < verifier.progress.proposed, "only hits or only misses: nothing was tested"
-        if isinstance(proposer, LocalDraft):
-            assert 0 < verifier.progress.runners_up_held < verifier.progress.runners_up
+        assert verifier.counters.accepted < verifier.counters.proposed, "only hits: nothing was tested"
+        # What such a model writes at random hardly ever repeats itself, so lookup may never hit then.
+        if drafted or not temperature:
+            assert verifier.counters.accepted > 0, "only misses: nothing was tested"
+        if drafted:
+            assert 0 < verifier.counters.runners_up_held < verifier.counters.runners_up
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["opt-350m", "qwen3", "mistral", "bigcode"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_assisted_text_is_plain_text_in_every_family(models: Path, name: str, precision: str) -> None:
-    target, draft = open_native(models / name, precision), open_native(models / name, "w4a8", threads=1)
+    target, draft = opened(models / name, "native", precision), opened(models / name, "native", "w4a8", threads=1)
     for temperature in (0.0, 1.0):
         rows = some_rows(16, temperature, tokens=48)
-        plain, _ = write(target, NoProposer(), rows, 3, 0)
+        plain, _ = write(target_of(target, 3, 0), rows)
         for batch, count in [(1, 1), (7, 6)]:
-            assisted, verifier = write(target, LocalDraft(Drafter(draft, (0,))), rows, batch, count)
+            assisted, verifier = write(target_of(target, batch, count, draft_of(draft)), rows)
             assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
-            assert verifier.progress.accepted > 0
+            assert verifier.counters.accepted > 0
 
 
 def test_logprobs_without_a_choice_are_nothing_to_write_and_no_error(models: Path) -> None:
     model = open_native(models / "llama", "w4a8").model
     row = model.open(Sampling(), 3)
-    [answer] = model.forward([Feeding(row, TOKENS[:3], choose=0, logprobs=2)])
+    [answer] = model.forward([NativeFeed(row, TOKENS[:3], choose=0, logprobs=2)])
     assert (answer.tokens, answer.margins, answer.logprobs) == ([], [], [])
-    [answer] = model.forward([Feeding(row, np.array(TOKENS[3:5]), choose=1, logprobs=2)])
+    [answer] = model.forward([NativeFeed(row, cast(Sequence[int], np.array(TOKENS[3:5])), choose=1, logprobs=2)])
     assert len(answer.tokens) == len(answer.logprobs) == 1
     assert answer.logprobs[0][0][0] == answer.tokens[0]
 
@@ -249,7 +230,7 @@ def test_whoever_asks_for_a_pass_is_kept_to_the_first_core_and_follows_when_that
         """Where a thread may run that has asked for a pass."""
         model.use_cores(order)
         row = model.open(Sampling(), 3)
-        model.forward([Feeding(row, TOKENS[:3])])
+        model.forward([NativeFeed(row, TOKENS[:3])])
         model.close_row(row)
         return os.sched_getaffinity(0)
 
@@ -277,7 +258,7 @@ def test_memory_for_the_first_rows_can_be_taken_beforehand_and_need_not_be(
 
 
 def test_a_target_has_no_more_rows_at_once_than_there_are() -> None:
-    rows_at_once = [ServeSpec(8, None, rows=rows).rows_at_once for rows in (0, 3, 100)]
+    rows_at_once = [ReplicaSpec(8, None, rows=rows).rows_at_once for rows in (0, 3, 100)]
     assert rows_at_once == [8, 3, 8]
 
 
@@ -286,9 +267,14 @@ def test_what_is_opened_says_how_it_computes(models: Path) -> None:
     opened = open_model(spec)
     assert "rtn" in opened.notes[0]
     assert (opened.numeric_path["engine"], opened.numeric_path["precision"]) == ("native", "w4a8")
+    searched = "rounded to nearest on load (rtn), scales searched for, 4 bits, groups of 32"
+    assert opened.numeric_path["weights"] == searched
+    by_range = open_model(replace(spec, precision="w4a8:g128"))
+    assert by_range.numeric_path["weights"] == "rounded to nearest on load (rtn), 4 bits, groups of 128"
     assert "instruction_set" not in opened.numeric_path, "integer models are the same on every instruction set"
     floating = open_model(ModelSpec(str(models / "llama"), "native", "bf16", threads=1))
     assert floating.numeric_path["instruction_set"]
+    assert "weights" not in floating.numeric_path
 
 
 def test_a_draft_of_integers_keeps_keys_and_values_in_8_bits_over_the_same_packed_weights(models: Path) -> None:
@@ -321,7 +307,7 @@ def test_a_head_that_is_there_is_used_whatever_the_configuration_says(tmp_path: 
 def test_what_cannot_be_opened_is_said_in_one_sentence(models: Path, tmp_path: Path) -> None:
     assert native_supports(str(models / "llama")) is None
     assert "config.json" in str(native_supports(str(tmp_path)))
-    with pytest.raises(UsageError, match='does not know "int3"; choose one of fp32, bf16, w8a8, w4a8'):
+    with pytest.raises(UsageError, match='does not know "int3"; choose one of fp32, bf16, w8a8, w8af32, w4a8, w4abf16'):
         open_model(ModelSpec(str(models / "llama"), "native", "int3"))
     with pytest.raises(UsageError, match="runs on the cpu"):
         open_model(ModelSpec(str(models / "llama"), "native", "bf16", device="cuda"))

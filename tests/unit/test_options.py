@@ -20,7 +20,7 @@ def message(options: dict[str, Any], file: Path | None = None) -> str:
 
 def test_a_spec_is_frozen() -> None:
     with pytest.raises(ValidationError):
-        JobSpec(input=Path("a")).seed = 5  # type: ignore[misc]
+        JobSpec(input=Path("a")).seed = 5
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,10 @@ def test_a_spec_is_frozen() -> None:
         ({"draft_deadline": float("inf")}, "--draft-deadline: must be a finite number, got inf"),
         ({"top_p": 0.0}, "--top-p: must be greater than 0, got 0.0"),
         ({"replicas": 0}, "--replicas: must be at least 1, got 0"),
-        ({"format": "csv"}, "--format: must be 'auto', 'jsonl' or 'text', got 'csv'"),
+        (
+            {"format": "xml"},
+            "--format: must be 'auto', 'jsonl', 'text', 'csv', 'parquet' or 'arrow', got 'xml'",
+        ),
         ({"draft_tokens": 65}, '--draft-tokens: must be a whole number from 0 to 64, or "auto", got 65'),
         ({"draft_tokens": -1}, '--draft-tokens: must be a whole number from 0 to 64, or "auto", got -1'),
     ],

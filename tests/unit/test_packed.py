@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,9 +17,9 @@ from tiny_models import tiny_model
 
 from outrider.kernels.program import Format, Program, Weight
 from outrider.workers.errors import ModelError
-from outrider.workers.models.cards import read_card
 from outrider.workers.models.families import build_program
-from outrider.workers.models.packed import NotFiniteError, PackedModel, load_packed
+from outrider.workers.models.model_info import read_model_info
+from outrider.workers.models.packed import NotFiniteError, PackedModel, Packer, load_packed
 
 
 class PlainMemory:
@@ -67,9 +67,9 @@ def model(tmp_path: Path) -> Path:
 
 
 def load(path: Path, packer: PlainPacker | None = None, **more: Any) -> PackedModel:
-    card = read_card(str(path))
+    model_info = read_model_info(str(path))
     program = build_program(json.loads((path / "config.json").read_text()), Format.BF16)
-    return load_packed(card, program, packer or PlainPacker(), threads=2, **more)
+    return load_packed(model_info, program, cast(Packer, packer or PlainPacker()), threads=2, **more)
 
 
 def weights(model: PackedModel) -> list[np.ndarray]:

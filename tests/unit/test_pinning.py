@@ -16,13 +16,12 @@ import pytest
 
 from outrider.workers.errors import PlacementError
 from outrider.workers.machine import pinning
-from outrider.workers.machine.pin_check import Pinned, memory_policy, nodes_of, pages_by_node, read_back
+from outrider.workers.machine.pin_check import PinningReport, check_pinning, memory_policy, nodes_of, pages_by_node
 from outrider.workers.machine.pinning import Launch, Pin, environment_of, probe
 
 CPU = min(os.sched_getaffinity(0))
 ONE = Pin((CPU,), (0,), 1)
 needs_numactl = pytest.mark.skipif(shutil.which("numactl") is None, reason="numactl is not installed")
-needs_ray = pytest.mark.slow
 
 
 def refusing(*words: str) -> pinning.Runner:
@@ -40,7 +39,8 @@ def with_numactl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinning.shutil, "which", lambda name: f"/usr/bin/{name}")
 
 
-def test_the_line_that_is_asked_for(with_numactl: None) -> None:
+def test_the_line_that_is_asked_for(with_numactl: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     launch = probe(Pin((2, 4, 6), (0, 1), 3), refusing())
     assert launch.level == "membind"
     assert launch.warnings == ()
@@ -140,13 +140,13 @@ def test_a_numactl_that_fails_is_found_out(failing_numactl: None) -> None:
     assert "set_mempolicy: Operation not permitted" in launch.warnings[0]
 
 
-def in_a_process(launch: Launch, before: str = "") -> Pinned:
+def in_a_process(launch: Launch, before: str = "") -> PinningReport:
     """What a worker would find, started as Ray would start it but without Ray."""
     code = (
         f"import pickle, sys\n{before}\n"
-        "from outrider.workers.machine.pin_check import take_place\n"
+        "from outrider.workers.machine.pin_check import pin_process\n"
         "launch = pickle.load(sys.stdin.buffer)\n"
-        "sys.stdout.buffer.write(pickle.dumps(take_place(launch)))"
+        "sys.stdout.buffer.write(pickle.dumps(pin_process(launch)))"
     )
     done = subprocess.run(
         [*launch.line, sys.executable, "-c", code],
@@ -155,7 +155,7 @@ def in_a_process(launch: Launch, before: str = "") -> Pinned:
         capture_output=True,
         check=True,
     )
-    found: Pinned = pickle.loads(done.stdout)
+    found: PinningReport = pickle.loads(done.stdout)
     return found
 
 
@@ -192,7 +192,7 @@ def test_every_difference_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     pin = Pin((900,), (1,), 2, "cuda:0", "5")
     launch = Launch(pin, "cores", ("numactl",), "python", {"LD_PRELOAD": "/none.so"}, ("memory is not bound",))
     monkeypatch.setattr("outrider.workers.machine.pin_check.nodes_of", lambda address, length: {0: 3, 1: 1})
-    pinned = read_back(launch, [(0, 1)], 4, tmp_path)
+    pinned = check_pinning(launch, [(0, 1)], 4, tmp_path)
     assert pinned.pages == {0: 90000 * 4096, 1: 10 * 4096 + 2 * 2048 * 1024}
     text = "\n".join(pinned.differences)
     assert "asked for cores 900, got" in text
@@ -235,26 +235,27 @@ def ray_here() -> Iterator[Any]:
     ray.shutdown()
 
 
-def started(ray: Any, launch: Launch) -> tuple[Pinned, str]:
+def started(ray: Any, launch: Launch) -> tuple[PinningReport, str]:
     """An actor under the launch's environment, and what the kernel says of its process from outside."""
 
     class Worker:
         def __init__(self, launch: Launch) -> None:
-            from outrider.workers.machine.pin_check import take_place
+            from outrider.workers.machine.pin_check import pin_process
 
-            self.pinned = take_place(launch)
+            self.pinned = pin_process(launch)
 
-        def proof(self) -> Pinned:
+        def proof(self) -> PinningReport:
             return self.pinned
 
     actor = ray.remote(Worker).options(num_cpus=0, runtime_env=launch.runtime_env()).remote(launch)
-    pinned: Pinned = ray.get(actor.proof.remote(), timeout=60.0)
+    pinned: PinningReport = ray.get(actor.proof.remote(), timeout=60.0)
     status = Path(f"/proc/{pinned.pid}/status").read_text()
     ray.kill(actor)
     return pinned, dict(line.split(":\t", 1) for line in status.splitlines())["Cpus_allowed_list"]
 
 
-@needs_ray
+@pytest.mark.slow
+@pytest.mark.ray
 @needs_numactl
 def test_an_actor_of_ray_sits_where_it_was_put(ray_here: Any) -> None:
     for cpu in sorted(os.sched_getaffinity(0))[:2]:
@@ -265,7 +266,8 @@ def test_an_actor_of_ray_sits_where_it_was_put(ray_here: Any) -> None:
         assert launch.level != "membind" or pinned.differences == ()
 
 
-@needs_ray
+@pytest.mark.slow
+@pytest.mark.ray
 def test_an_actor_of_ray_without_numactl(ray_here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinning.shutil, "which", lambda name: None)
     launch = probe(ONE)
@@ -275,7 +277,8 @@ def test_an_actor_of_ray_without_numactl(ray_here: Any, monkeypatch: pytest.Monk
     assert not any("cores" in difference for difference in pinned.differences)
 
 
-@needs_ray
+@pytest.mark.slow
+@pytest.mark.ray
 def test_ray_never_says_that_a_line_is_bad(ray_here: Any) -> None:
     """The reason for the probe and for the deadline: were this to change, both could go."""
     launch = Launch(ONE, "cores", ("numactl", "--no-such-option"), sys.executable)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.runner.job.input import KEY, digest_again, open_input, told_of
+from outrider.runner.job.input import KEY, describe_input, digest_of_resumed_input, open_input
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.piped_input import KEPT, is_piped, take
+from outrider.runner.job.source import Source
 from outrider.workers.errors import JobError, UsageError
 
 DATA = b"one\ntwo\n" * 30_000  # more than a pipe holds
@@ -48,7 +49,7 @@ def job(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def begun(job: Path) -> Iterator[Journal]:
+def resumed(job: Path) -> Iterator[Journal]:
     journal = Journal(job / "job.db")
     journal.fill([StoredRow(0, "a", 1, "completion", {}, (1,))], [], {KEY: {"path": "-", "name": "x", "piped": True}})
     yield journal
@@ -63,64 +64,70 @@ def test_what_is_piped(fifo: Path, tmp_path: Path) -> None:
         assert not is_piped(path)
 
 
+def opened(path: Path, job: Path) -> Source:
+    source = open_input(path, job, quiet)
+    assert isinstance(source, Source)
+    return source
+
+
 def test_a_pipe_is_kept_whole_and_then_is_the_input(fifo: Path, job: Path) -> None:
     (job / f".{KEPT}.1").touch()  # a scrap of a run that was killed
     writer = fed(fifo, DATA)
-    source = open_input(fifo, job, quiet)
+    source = opened(fifo, job)
     writer.join()
     assert b"".join(line or b"" for line in source.lines()) == DATA
     assert (source.digest, source.name, source.suffix) == (DIGEST, str(fifo), ".jsonl")
     assert [entry.name for entry in job.iterdir()] == [KEPT]
-    assert told_of(fifo, source) == {"path": str(fifo), "name": str(fifo), "piped": True}
+    assert describe_input(fifo, source) == {"path": str(fifo), "name": str(fifo), "piped": True}
 
 
 def test_a_named_pipe_that_nobody_writes_into_is_waited_for_only_at_first(fifo: Path, job: Path) -> None:
     (job / KEPT).write_bytes(b"kept\n")
-    assert list(open_input(fifo, job, quiet).lines()) == [b"kept\n"]
+    assert list(opened(fifo, job).lines()) == [b"kept\n"]
     assert take(fifo, job, awaited=False, keep=False, say=quiet) is None
 
 
-def test_a_pipe_that_comes_again_is_compared_and_not_kept(fifo: Path, job: Path, begun: Journal) -> None:
+def test_a_pipe_that_comes_again_is_compared_and_not_kept(fifo: Path, job: Path, resumed: Journal) -> None:
     writer = fed(fifo, DATA)
-    assert digest_again(fifo, job, begun, quiet) == DIGEST
+    assert digest_of_resumed_input(fifo, job, resumed, quiet) == DIGEST
     writer.join()
     assert not (job / KEPT).exists()
-    assert digest_again(fifo, job, begun, quiet) is None, "nobody wrote, and nothing is needed"
+    assert digest_of_resumed_input(fifo, job, resumed, quiet) is None, "nobody wrote, and nothing is needed"
 
 
 def test_new_bytes_take_the_place_of_those_that_no_job_has_taken(fifo: Path, job: Path) -> None:
     (job / KEPT).write_bytes(b"of a run that was killed\n")
     writer = fed(fifo, DATA)
-    assert b"".join(line or b"" for line in open_input(fifo, job, quiet).lines()) == DATA
+    assert b"".join(line or b"" for line in opened(fifo, job).lines()) == DATA
     writer.join()
 
 
 def test_an_empty_pipe_is_refused_where_there_is_nothing_else(fifo: Path, job: Path) -> None:
     writer = fed(fifo, b"")
     with pytest.raises(UsageError, match=r"p.jsonl is empty; give one prompt a line"):
-        open_input(fifo, job, quiet)
+        opened(fifo, job)
     writer.join()
     with pytest.raises(UsageError, match=r"^/dev/null is empty; give one prompt a line"):
         open_input(Path("/dev/null"), job, quiet)
     assert not list(job.iterdir())
 
 
-def test_a_job_of_a_file_does_not_go_on_with_an_empty_pipe(job: Path, begun: Journal) -> None:
-    begun.set_meta(KEY, {"path": "/data/in.jsonl", "name": "in.jsonl", "piped": False})
+def test_a_job_of_a_file_does_not_go_on_with_an_empty_pipe(job: Path, resumed: Journal) -> None:
+    resumed.set_meta(KEY, {"path": "/data/in.jsonl", "name": "in.jsonl", "piped": False})
     with pytest.raises(UsageError, match=r"^/dev/null is empty, and .*job was begun with in\.jsonl$"):
-        digest_again(Path("/dev/null"), job, begun, quiet)
+        digest_of_resumed_input(Path("/dev/null"), job, resumed, quiet)
 
 
-def test_a_job_goes_on_without_its_own_file_and_not_without_another(job: Path, begun: Journal, tmp_path: Path) -> None:
+def test_a_job_goes_on_without_its_own_file_and_not_without_another(job: Path, resumed: Journal, tmp_path: Path) -> None:
     gone = tmp_path / "gone.jsonl"
-    begun.set_meta(KEY, {"path": str(gone), "name": "gone.jsonl", "piped": False})
+    resumed.set_meta(KEY, {"path": str(gone), "name": "gone.jsonl", "piped": False})
     said: list[str] = []
-    assert digest_again(gone, job, begun, said.append) is None
+    assert digest_of_resumed_input(gone, job, resumed, said.append) is None
     assert said == [f"note: {gone} is not there any more; the job goes on with the rows that its journal holds"]
     with pytest.raises(UsageError, match=r"other.jsonl cannot be read: No such file"):
-        digest_again(tmp_path / "other.jsonl", job, begun, quiet)
+        digest_of_resumed_input(tmp_path / "other.jsonl", job, resumed, quiet)
     gone.write_bytes(DATA)
-    assert digest_again(gone, job, begun, quiet) == DIGEST
+    assert digest_of_resumed_input(gone, job, resumed, quiet) == DIGEST
 
 
 def test_a_device_and_a_full_disk_are_sentences(job: Path, fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +142,6 @@ def test_a_device_and_a_full_disk_are_sentences(job: Path, fifo: Path, monkeypat
     monkeypatch.setattr(os, "fsync", full)
     writer = fed(fifo, DATA)
     with pytest.raises(JobError, match=r"job/input, for .*p.jsonl, cannot be written: No space left on device"):
-        open_input(fifo, job, quiet)
+        opened(fifo, job)
     writer.join()
     assert not list(job.iterdir()), "all of it or nothing"

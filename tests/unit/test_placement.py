@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from sysfs_trees import GIB, build, laptop
 
 from outrider.runner.planning.accelerators import Accelerator
 from outrider.runner.planning.placement import Plan, PlannedActor, plan
-from outrider.runner.planning.placement_request import LAYOUTS, PER, Sizes, Wishes
+from outrider.runner.planning.placement_request import LAYOUTS, PER, ModelSizes, PlacementRequest
 from outrider.runner.planning.topology import Core, Node, Topology, read_topology
 from outrider.workers.errors import PlacementError
 
@@ -66,13 +67,13 @@ def machines(draw: st.DrawFn) -> Topology:
     sockets = [number // 2 for number in range(len(nodes))]
     allowed = draw(st.none() | st.sets(st.integers(0, max(first, 1))))
     limit = draw(st.none() | st.integers(GB, 100 * GB))
-    cards = tuple(Accelerator(f"cuda:{index}", "", node, str(index)) for index, node in enumerate([0, None]))
+    model_infos = tuple(Accelerator(f"cuda:{index}", "", node, str(index)) for index, node in enumerate([0, None]))
     quota = draw(st.none() | st.floats(0.5, 16))
-    return machine(nodes, memory, sockets, accelerators=cards, allowed=allowed, limit=limit, quota=quota)
+    return machine(nodes, memory, sockets, accelerators=model_infos, allowed=allowed, limit=limit, quota=quota)
 
 
-wishes = st.builds(
-    Wishes,
+requests = st.builds(
+    PlacementRequest,
     per=st.sampled_from(PER),
     replicas=st.none() | st.integers(1, 6),
     draft_cores=st.none() | st.integers(1, 4),
@@ -80,7 +81,7 @@ wishes = st.builds(
     devices=st.sampled_from([(), ("cpu",), ("cuda:0", "cpu"), ("cuda",), ("cuda:1", "cuda:0", "cpu"), ("cpu", "cuda:0")]),
 )
 sizes = st.builds(
-    Sizes,
+    ModelSizes,
     target=st.integers(0, 40 * GB),
     draft=st.none() | st.integers(0, 4 * GB),
     target_kv=st.integers(0, 4 * GB),
@@ -89,21 +90,21 @@ sizes = st.builds(
 
 
 @settings(deadline=None, derandomize=True, max_examples=200)
-@given(st.lists(machines(), min_size=1, max_size=2), sizes, wishes)
-def test_no_plan_does_what_none_may(drawn: list[Topology], size: Sizes, wish: Wishes) -> None:
+@given(st.lists(machines(), min_size=1, max_size=2), sizes, requests)
+def test_no_plan_does_what_none_may(drawn: list[Topology], size: ModelSizes, asked: PlacementRequest) -> None:
     hosts = [Topology(f"host{i}", *_rest(host)) for i, host in enumerate(drawn)]
     try:
-        made = plan(hosts, size, wish)
+        made = plan(hosts, size, asked)
     except PlacementError as refusal:
         assert "\n" not in str(refusal)
         return
-    assert made == plan(hosts, size, wish)
+    assert made == plan(hosts, size, asked)
     check(hosts, made)
-    if wish.replicas is not None:
-        assert made.replicas == wish.replicas
+    if asked.replicas is not None:
+        assert made.replicas == asked.replicas
 
 
-def _rest(host: Topology) -> tuple[object, ...]:
+def _rest(host: Topology) -> tuple[Any, ...]:
     return host.nodes, host.accelerators, host.memory_limit_bytes, host.cpu_quota, host.warnings
 
 
@@ -154,7 +155,7 @@ def roles(made: Plan, replica: int = 0) -> tuple[PlannedActor, PlannedActor]:
 
 
 def test_two_replicas_on_a_machine_of_two_cores() -> None:
-    made = plan([machine([flat(2)])], Sizes(GB, GB // 10), Wishes(per="machine", replicas=2))
+    made = plan([machine([flat(2)])], ModelSizes(GB, GB // 10), PlacementRequest(per="machine", replicas=2))
     assert [(actor.role, actor.replica, actor.cores) for actor in made.actors] == [
         ("target", 0, (0,)),
         ("draft", 0, (0,)),
@@ -164,14 +165,14 @@ def test_two_replicas_on_a_machine_of_two_cores() -> None:
 
 
 def test_one_allowed_core_still_works() -> None:
-    made = plan([machine([flat(2)], allowed={1})], Sizes(GB, GB // 10), Wishes())
+    made = plan([machine([flat(2)], allowed={1})], ModelSizes(GB, GB // 10), PlacementRequest())
     assert {actor.cores for actor in made.actors} == {(1,)}
 
 
 def test_sapphire_rapids_by_node_socket_and_machine(xeon: Path) -> None:
     host = read_topology(xeon)
-    small = Sizes(4 * GB, GB // 10)
-    made = plan([host], small, Wishes(per="node"))
+    small = ModelSizes(4 * GB, GB // 10)
+    made = plan([host], small, PlacementRequest(per="node"))
     check([host], made)
     assert made.replicas == 8
     target, draft = roles(made, 1)
@@ -182,41 +183,41 @@ def test_sapphire_rapids_by_node_socket_and_machine(xeon: Path) -> None:
     # One core of the machine is left for Ray and the driver.
     assert sum(len(actor.cores) for actor in made.actors) == 111
 
-    made = plan([host], small, Wishes(per="socket"))
+    made = plan([host], small, PlacementRequest(per="socket"))
     assert made.replicas == 2
     assert roles(made, 1)[0].memory_nodes == (4, 5, 6, 7)
-    assert plan([host], small, Wishes(per="machine")).replicas == 1
+    assert plan([host], small, PlacementRequest(per="machine")).replicas == 1
 
 
 def test_what_does_not_fit_a_node_is_refused_with_the_sum_or_spread_where_asked(xeon: Path) -> None:
     host = read_topology(xeon)
-    big = Sizes(140 * GB, GB, 10 * GB)
+    big = ModelSizes(140 * GB, GB, 10 * GB)
     with pytest.raises(PlacementError) as refusal:
-        plan([host], big, Wishes(per="node"))
+        plan([host], big, PlacementRequest(per="node"))
     assert "target 140.00 GB + draft 1.00 GB + KV cache 10.00 GB = 151.00 GB" in str(refusal.value)
     assert "68.72 GB" in str(refusal.value)
     assert "--per socket" in str(refusal.value)
-    made = plan([host], big, Wishes(per="socket"))
+    made = plan([host], big, PlacementRequest(per="socket"))
     check([host], made)
     assert roles(made)[0].memory_nodes == (0, 1, 2, 3)
     # Unasked, the smallest unit that holds it is taken, and said.
-    made = plan([host], big, Wishes())
+    made = plan([host], big, PlacementRequest())
     assert made.replicas == 2
     assert made.notes[0].startswith("spread over a socket: target 140.00 GB")
     # Flat HBM is memory too, once the socket's own is full.
-    made = plan([host], Sizes(300 * GB), Wishes(per="socket"))
+    made = plan([host], ModelSizes(300 * GB), PlacementRequest(per="socket"))
     target = made.actor(0, "target")
     assert target is not None
     assert target.memory_nodes == (0, 1, 2, 3, 8, 9)
     with pytest.raises(PlacementError, match=r"does not fit the machine, which has 687\.19 GB"):
-        plan([host], Sizes(1000 * GB), Wishes())
+        plan([host], ModelSizes(1000 * GB), PlacementRequest())
 
 
 def test_a_node_without_memory_takes_the_nearest(tmp_path: Path) -> None:
     distances = {0: [10, 21, 13, 28], 1: [21, 10, 28, 13], 2: [13, 28, 10, 28], 3: [28, 13, 28, 10]}
     memory = {0: 0, 1: 0, 2: 32 * GIB, 3: 32 * GIB}
     tree = build(tmp_path, {0: flat(4), 1: flat(4, 4), 2: [], 3: []}, {0: 0, 1: 1, 2: 0, 3: 1}, memory, distances)
-    made = plan([read_topology(tree)], Sizes(4 * GB), Wishes(per="node"))
+    made = plan([read_topology(tree)], ModelSizes(4 * GB), PlacementRequest(per="node"))
     assert [actor.memory_nodes for actor in made.actors] == [(2,), (3,)]
 
 
@@ -224,11 +225,11 @@ def test_memory_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     """On NVLink POWER the memory of the GPUs shows as nodes, at distance 80."""
     tree = build(tmp_path, {0: flat(4), 255: []}, None, {0: 8 * GIB, 255: 16 * GIB}, {0: [10, 80], 255: [80, 10]})
     with pytest.raises(PlacementError, match="does not fit"):
-        plan([read_topology(tree)], Sizes(12 * GB), Wishes(per="machine"))
+        plan([read_topology(tree)], ModelSizes(12 * GB), PlacementRequest(per="machine"))
 
 
 def test_siblings_stay_idle(tmp_path: Path) -> None:
-    made = plan([read_topology(laptop(tmp_path))], Sizes(GB, GB // 10), Wishes())
+    made = plan([read_topology(laptop(tmp_path))], ModelSizes(GB, GB // 10), PlacementRequest())
     target, draft = roles(made)
     # Core (0, 1) is Ray's.
     assert draft.cores == (2,)
@@ -248,49 +249,51 @@ def test_siblings_stay_idle(tmp_path: Path) -> None:
     ],
 )
 def test_layouts(layout: str, draft_cores: int | None, count: int, expected: tuple[int, int]) -> None:
-    made = plan([machine([flat(count)])], Sizes(GB, GB // 10), Wishes(layout=layout, draft_cores=draft_cores))
+    made = plan(
+        [machine([flat(count)])], ModelSizes(GB, GB // 10), PlacementRequest(layout=layout, draft_cores=draft_cores)
+    )
     target, draft = roles(made)
     assert (len(target.cores), len(draft.cores)) == expected
 
 
 def test_the_draft_sits_on_a_node_that_the_target_has_too() -> None:
-    made = plan([machine([flat(1), flat(6, 1)])], Sizes(GB, GB // 10), Wishes(per="machine"))
+    made = plan([machine([flat(1), flat(6, 1)])], ModelSizes(GB, GB // 10), PlacementRequest(per="machine"))
     target, draft = roles(made)
     assert draft.cores == (1,)
     assert target.cores == (0, 2, 3, 4, 5, 6)
 
 
 def test_without_a_draft_the_target_has_all_cores() -> None:
-    made = plan([machine([flat(4)])], Sizes(GB), Wishes())
+    made = plan([machine([flat(4)])], ModelSizes(GB), PlacementRequest())
     assert [(actor.role, actor.cores) for actor in made.actors] == [("target", (0, 1, 2, 3))]
 
 
 def test_replicas_of_a_machine_keep_to_nodes() -> None:
     host = machine([flat(4), flat(4, 4)])
-    made = plan([host], Sizes(GB), Wishes(per="machine", replicas=2))
+    made = plan([host], ModelSizes(GB), PlacementRequest(per="machine", replicas=2))
     assert [(actor.cores, actor.memory_nodes) for actor in made.actors] == [((1, 2, 3), (0,)), ((4, 5, 6, 7), (1,))]
 
 
 def test_a_quota_bounds_the_cores() -> None:
-    made = plan([machine([flat(64)], quota=3.5)], Sizes(GB), Wishes())
+    made = plan([machine([flat(64)], quota=3.5)], ModelSizes(GB), PlacementRequest())
     assert sum(actor.threads for actor in made.actors) == 3
 
 
 def test_a_containers_memory_limit_counts() -> None:
     with pytest.raises(PlacementError, match=r"which has 2\.00 GB"):
-        plan([machine([flat(2)], limit=2 * GB)], Sizes(3 * GB), Wishes())
+        plan([machine([flat(2)], limit=2 * GB)], ModelSizes(3 * GB), PlacementRequest())
 
 
 def test_replicas_go_round_the_hosts() -> None:
     hosts = [machine([flat(2)], host=name) for name in ("a", "b")]
-    made = plan(hosts, Sizes(GB), Wishes())
+    made = plan(hosts, ModelSizes(GB), PlacementRequest())
     assert [actor.host for actor in made.actors] == ["a", "b"]
 
 
 def test_a_cpu_draft_takes_the_accelerators_own_node() -> None:
-    card = Accelerator("cuda:0", "0000:3a:00.0", 1, "0")
-    host = machine([flat(4), flat(4, 4)], accelerators=(card,))
-    made = plan([host], Sizes(100 * GB, GB), Wishes(devices=("cuda:0", "cpu")))
+    model_info = Accelerator("cuda:0", "0000:3a:00.0", 1, "0")
+    host = machine([flat(4), flat(4, 4)], accelerators=(model_info,))
+    made = plan([host], ModelSizes(100 * GB, GB), PlacementRequest(devices=("cuda:0", "cpu")))
     check([host], made)
     target, draft = roles(made)
     assert (target.device, draft.device) == ("cuda:0", "cpu")
@@ -302,91 +305,91 @@ def test_a_cpu_draft_takes_the_accelerators_own_node() -> None:
 
 
 def test_every_accelerator_carries_a_replica() -> None:
-    cards = tuple(Accelerator(f"cuda:{index}", "", index // 2, str(index)) for index in range(4))
-    host = machine([flat(4), flat(4, 4)], accelerators=cards)
-    made = plan([host], Sizes(100 * GB, GB), Wishes(devices=("cuda",)))
+    model_infos = tuple(Accelerator(f"cuda:{index}", "", index // 2, str(index)) for index in range(4))
+    host = machine([flat(4), flat(4, 4)], accelerators=model_infos)
+    made = plan([host], ModelSizes(100 * GB, GB), PlacementRequest(devices=("cuda",)))
     check([host], made)
     assert [actor.device for actor in made.actors] == [f"cuda:{index // 2}" for index in range(8)]
     assert all(actor.resources["GPU"] == 0.5 for actor in made.actors)
 
 
 @pytest.mark.parametrize(
-    ("wish", "sentence"),
+    ("asked", "sentence"),
     [
-        (Wishes(replicas=3), "3 replicas need 3 cores, there are 2"),
-        (Wishes(replicas=0), "--replicas must be at least 1, got 0"),
-        (Wishes(draft_cores=2), "--draft-cores 2 leaves the target none of the 2 cores"),
-        (Wishes(draft_cores=1, layout="shared"), "leave out one"),
-        (Wishes(replicas=2, layout="split"), "one core, which cannot be split"),
-        (Wishes(devices=("cuda:3",)), 'device "cuda:3" is not there; this machine has cpu'),
-        (Wishes(per="rack"), "--per must be one of"),
-        (Wishes(layout="loose"), "--layout must be one of"),
+        (PlacementRequest(replicas=3), "3 replicas need 3 cores, there are 2"),
+        (PlacementRequest(replicas=0), "--replicas must be at least 1, got 0"),
+        (PlacementRequest(draft_cores=2), "--draft-cores 2 leaves the target none of the 2 cores"),
+        (PlacementRequest(draft_cores=1, layout="shared"), "leave out one"),
+        (PlacementRequest(replicas=2, layout="split"), "one core, which cannot be split"),
+        (PlacementRequest(devices=("cuda:3",)), 'device "cuda:3" is not there; this machine has cpu'),
+        (PlacementRequest(per="rack"), "--per must be one of"),
+        (PlacementRequest(layout="loose"), "--layout must be one of"),
     ],
 )
-def test_impossible_wishes_are_refused_in_a_sentence(wish: Wishes, sentence: str) -> None:
+def test_impossible_wishes_are_refused_in_a_sentence(asked: PlacementRequest, sentence: str) -> None:
     with pytest.raises(PlacementError, match=sentence):
-        plan([machine([flat(2)])], Sizes(GB, GB // 10), wish)
+        plan([machine([flat(2)])], ModelSizes(GB, GB // 10), asked)
 
 
 def test_eight_cores_leave_one_and_the_refusal_says_so() -> None:
     with pytest.raises(PlacementError, match=r"there are 7 \(1 of 8 left for Ray"):
-        plan([machine([flat(8)])], Sizes(GB), Wishes(replicas=8))
+        plan([machine([flat(8)])], ModelSizes(GB), PlacementRequest(replicas=8))
 
 
 def test_replicas_beyond_the_memory_are_refused() -> None:
     with pytest.raises(PlacementError, match="of which 2 fit this machine, not 3"):
-        plan([machine([flat(4)], [10 * GB])], Sizes(4 * GB), Wishes(replicas=3))
+        plan([machine([flat(4)], [10 * GB])], ModelSizes(4 * GB), PlacementRequest(replicas=3))
 
 
 def test_cores_held_by_others_are_not_planned() -> None:
     host = machine([flat(2)])
-    assert plan([host.without({"0"})], Sizes(GB), Wishes()).actors[0].cores == (1,)
+    assert plan([host.without({"0"})], ModelSizes(GB), PlacementRequest()).actors[0].cores == (1,)
     with pytest.raises(PlacementError, match="held by other runs"):
-        plan([host.without({"0", "1"})], Sizes(GB), Wishes())
+        plan([host.without({"0", "1"})], ModelSizes(GB), PlacementRequest())
 
 
 def test_hundreds_of_nodes_are_planned_at_once() -> None:
-    nodes = [[(node * 8 + core,) for core in range(8)] for node in range(256)]
+    nodes: list[list[tuple[int, ...]]] = [[(node * 8 + core,) for core in range(8)] for node in range(256)]
     host = machine(nodes, sockets=[node // 4 for node in range(256)])
     for per in PER[1:]:
-        made = plan([host], Sizes(GB, GB // 10), Wishes(per=per))
+        made = plan([host], ModelSizes(GB, GB // 10), PlacementRequest(per=per))
         check([host], made)
         assert made.replicas == {"node": 256, "socket": 64, "machine": 1}[per]
 
 
 def test_devices_held_by_others_are_not_planned() -> None:
-    cards = tuple(Accelerator(f"cuda:{index}", "", 0, str(index + 2)) for index in range(2))
-    host = machine([flat(4)], accelerators=cards).without({"cuda-2"})
-    assert plan([host], Sizes(GB), Wishes(devices=("cuda",))).actors[0].device == "cuda:1"
+    model_infos = tuple(Accelerator(f"cuda:{index}", "", 0, str(index + 2)) for index in range(2))
+    host = machine([flat(4)], accelerators=model_infos).without({"cuda-2"})
+    assert plan([host], ModelSizes(GB), PlacementRequest(devices=("cuda",))).actors[0].device == "cuda:1"
 
 
 def test_a_lone_core_is_no_seat_for_a_pair_where_others_have_two() -> None:
     uneven = machine([flat(2), flat(1, 2)])
-    made = plan([uneven], Sizes(GB, GB // 10), Wishes(per="node"))
+    made = plan([uneven], ModelSizes(GB, GB // 10), PlacementRequest(per="node"))
     assert [actor.cores for actor in made.actors] == [(1,), (0,)]
-    assert plan([uneven], Sizes(GB), Wishes(per="node")).replicas == 2
-    assert plan([uneven], Sizes(GB, GB // 10), Wishes(per="node", layout="shared")).replicas == 2
-    [target, draft] = plan([machine([flat(1)])], Sizes(GB, GB // 10), Wishes(per="node")).actors
+    assert plan([uneven], ModelSizes(GB), PlacementRequest(per="node")).replicas == 2
+    assert plan([uneven], ModelSizes(GB, GB // 10), PlacementRequest(per="node", layout="shared")).replicas == 2
+    [target, draft] = plan([machine([flat(1)])], ModelSizes(GB, GB // 10), PlacementRequest(per="node")).actors
     assert target.cores == draft.cores == (0,)
 
 
 def test_devices_are_the_targets_first_and_the_drafts_behind_it(xeon: Path) -> None:
-    card = Accelerator("cuda:0", "0000:3a:00.0", 1, "0")
-    host = replace(read_topology(xeon), accelerators=(card,))
+    model_info = Accelerator("cuda:0", "0000:3a:00.0", 1, "0")
+    host = replace(read_topology(xeon), accelerators=(model_info,))
     for devices, wanted in (
         (("cpu", "cuda:0"), ("cpu", "cuda:0")),
         (("cuda:0", "cpu"), ("cuda:0", "cpu")),
         (("cuda:0",), ("cuda:0", "cuda:0")),
         (("cpu",), ("cpu", "cpu")),
     ):
-        made = plan([host], Sizes(100 * GB, GB), Wishes(devices=devices, replicas=1))
+        made = plan([host], ModelSizes(100 * GB, GB), PlacementRequest(devices=devices, replicas=1))
         target, draft = made.actor(0, "target"), made.actor(0, "draft")
         assert target is not None and draft is not None
         assert (target.device, draft.device) == wanted
         on_card = [actor for actor in (target, draft) if actor.device != "cpu"]
         assert sum(actor.resources.get("GPU", 0.0) for actor in (target, draft)) == (1.0 if on_card else 0.0)
         assert [actor.leases.count("cuda-0") for actor in on_card] == [1, 0][: len(on_card)]
-    made = plan([host], Sizes(100 * GB, GB), Wishes(devices=("cpu", "cuda:0"), replicas=1))
+    made = plan([host], ModelSizes(100 * GB, GB), PlacementRequest(devices=("cpu", "cuda:0"), replicas=1))
     target, draft = made.actor(0, "target"), made.actor(0, "draft")
     assert target is not None and draft is not None
     assert len(target.cores) > len(draft.cores) == 1, "a card needs a core to feed it, the rest is the target's"
@@ -394,10 +397,10 @@ def test_devices_are_the_targets_first_and_the_drafts_behind_it(xeon: Path) -> N
 
 
 def test_a_devices_memory_is_booked_and_bounds_what_it_is_given() -> None:
-    card = Accelerator("cuda:0", "0000:3a:00.0", 0, "0", 80 * GB)
-    host = machine([flat(4)], accelerators=(card,))
+    model_info = Accelerator("cuda:0", "0000:3a:00.0", 0, "0", 80 * GB)
+    host = machine([flat(4)], accelerators=(model_info,))
     with pytest.raises(PlacementError, match=r"replica 0 needs 801.00 GB on cuda:0, which has 80.00 GB"):
-        plan([host], Sizes(800 * GB, GB), Wishes(devices=("cuda:0",)))
-    made = plan([host], Sizes(60 * GB, GB, target_kv=3 * GB), Wishes(devices=("cuda:0",)))
+        plan([host], ModelSizes(800 * GB, GB), PlacementRequest(devices=("cuda:0",)))
+    made = plan([host], ModelSizes(60 * GB, GB, target_kv=3 * GB), PlacementRequest(devices=("cuda:0",)))
     assert [actor.device_bytes for actor in made.actors] == [63 * GB, GB]
     assert all(not actor.memory for actor in made.actors)

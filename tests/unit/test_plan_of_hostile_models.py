@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from outrider.runner.cli.main import app
 from outrider.workers.errors import ModelError
-from outrider.workers.models.cards import weight_bytes
+from outrider.workers.models.model_info import weight_bytes
 
 KINDS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a pipe": (os.mkfifo, "is a pipe"),

@@ -7,7 +7,9 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any, cast
 
 import pytest
 
@@ -27,7 +29,7 @@ BENEATH = 64
 
 
 @pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A root with a short path, and no other."""
     root = Path(os.path.realpath("/tmp")) / f"o{os.getpid()}"
     root.mkdir(mode=0o700)
@@ -140,16 +142,16 @@ with private_folder.held_folder(64) as folder:
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(short: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(short)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as killed, subprocess.Popen(command, **pipes) as living:
-        left, kept = (Path(process.stdout.readline().strip()) for process in (killed, living))
+        left, kept = (Path(cast(IO[str], process.stdout).readline().strip()) for process in (killed, living))
         lasting = lasting_folder("ray", BENEATH)
         killed.kill()
         killed.wait()
         assert (left / "log").exists()
         private_folder.sweep()
         assert not left.exists() and (kept / "log").exists() and lasting.exists()
-        living.stdin.close()
+        cast(IO[str], living.stdin).close()
         living.wait()
         assert not kept.exists()
 

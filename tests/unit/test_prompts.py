@@ -226,7 +226,7 @@ def test_files_that_are_no_input(tmp_path: Path) -> None:
     empty.touch()
     cases = {
         empty: "is empty; give one prompt a line",
-        tmp_path: "is a directory; give a file of prompts",
+        tmp_path: "is a directory without Parquet files, and no saved dataset; give a file of prompts",
         tmp_path / "missing": "cannot be read: No such file or directory",
     }
     for path, message in cases.items():

@@ -8,10 +8,17 @@ from fakes import decode
 
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.messages import Row, Sampling
-from outrider.workers.speculation import Price, Request
-from outrider.workers.target.proposers import EitherProposer, LookupProposer, NoProposer
-from outrider.workers.target.text import TextWriter
-from outrider.workers.target.verifier import NOTHING, Answer, Guess, LiveRow
+from outrider.workers.speculation import CandidateRequest, DraftCost
+from outrider.workers.target.live_row import LiveRow
+from outrider.workers.target.proposers import (
+    NO_PROPOSAL,
+    EitherProposer,
+    LookupProposer,
+    NoProposer,
+    PendingProposals,
+    Proposal,
+)
+from outrider.workers.target.text_and_stop_strings import TextWriter
 
 CURVE = CostCurve({1: 1.0, 16: 1.3})
 
@@ -23,20 +30,20 @@ def live(key: int, tokens: Sequence[int]) -> LiveRow:
 class Model:
     """Proposes a fixed token, as often as asked."""
 
-    def __init__(self, token: int, price: Price | None = Price(0.05)) -> None:  # noqa: B008
-        self.token, self.cost = token, price
+    def __init__(self, token: int, draft_cost: DraftCost | None = DraftCost(0.05)) -> None:  # noqa: B008
+        self.token, self.cost = token, draft_cost
         self.asked: list[int] = []
         self.forgotten: list[int] = []
 
-    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+    def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
         self.asked += [row.row.key for row in rows]
-        guesses = [Guess((self.token,) * count, ((0, 3),)) for count in request.counts]
-        return lambda: guesses
+        proposals = [Proposal((self.token,) * count, ((0, 3),)) for count in request.counts]
+        return lambda: proposals
 
     def forget(self, key: int) -> None:
         self.forgotten.append(key)
 
-    def price(self, rows: int) -> Price | None:
+    def draft_cost(self, rows: int) -> DraftCost | None:
         return self.cost
 
     def unread(self, live: LiveRow) -> int:
@@ -46,28 +53,28 @@ class Model:
 def test_lookup_and_none() -> None:
     row = live(1, [1, 2, 3, 1, 2])
     lookup = LookupProposer()
-    assert lookup.ask([row], Request([2]))() == [Guess((3, 1))]
-    assert lookup.price(1) == Price(0.0)
+    assert lookup.ask([row], CandidateRequest([2]))() == [Proposal((3, 1))]
+    assert lookup.draft_cost(1) == DraftCost(0.0)
     lookup.forget(1)
-    assert list(NoProposer().ask([row], Request([2]))()) == [NOTHING]
-    assert NoProposer().price(1) is None
+    assert list(NoProposer().ask([row], CandidateRequest([2]))()) == [NO_PROPOSAL]
+    assert NoProposer().draft_cost(1) is None
 
 
 def continue_with(proposer: EitherProposer, row: LiveRow, tokens: Sequence[int], count: int = 3) -> list[Sequence[int]]:
     """The row goes on with these tokens, one or more a round, as far as they were guessed."""
-    guesses = []
+    proposals = []
     for token in tokens:
-        (guess,) = proposer.ask([row], Request([count]))()
-        guesses.append(guess.tokens)
+        (proposal,) = proposer.ask([row], CandidateRequest([count]))()
+        proposals.append(proposal.tokens)
         row.tokens.append(token)
-    return guesses
+    return proposals
 
 
 def test_a_row_that_repeats_itself_is_taken_from_its_text() -> None:
     model = Model(9)
     proposer, row = EitherProposer(model, CURVE), live(1, [1, 2, 3, 4])
-    guesses = continue_with(proposer, row, [1, 2, 3, 4] * 10)
-    assert guesses[-1] == (4, 1, 2)
+    proposals = continue_with(proposer, row, [1, 2, 3, 4] * 10)
+    assert proposals[-1] == (4, 1, 2)
     asked = len(model.asked)
     continue_with(proposer, row, [1, 2, 3, 4] * 5)
     assert len(model.asked) == asked, "the model is left in peace"
@@ -76,25 +83,25 @@ def test_a_row_that_repeats_itself_is_taken_from_its_text() -> None:
 def test_a_row_that_the_model_knows_better_is_taken_from_the_model() -> None:
     model = Model(7)
     proposer, row = EitherProposer(model, CURVE), live(1, [7, 1, 7, 2])
-    guesses = continue_with(proposer, row, [7] * 3)
-    assert guesses[0] == (7, 7, 7)
+    proposals = continue_with(proposer, row, [7] * 3)
+    assert proposals[0] == (7, 7, 7)
     # A text in which every 7 was followed by something else, and then no more.
     other = live(2, [7, 1, 7, 2, 7, 3, 7, 4, 7, 5, 7, 6, 7, 8])
     for _ in range(6):
-        (guess,) = proposer.ask([other], Request([3]))()
+        (proposal,) = proposer.ask([other], CandidateRequest([3]))()
         other.tokens.append(7)
-    assert guess == Guess((7, 7, 7), ((0, 3),))
+    assert proposal == Proposal((7, 7, 7), ((0, 3),))
 
 
 def test_without_a_model_the_text_remains() -> None:
     proposer, row = EitherProposer(Model(9, None), CURVE), live(1, [1, 2, 3, 1, 2])
-    assert list(proposer.ask([row], Request([2]))()) == [Guess((3, 1))]
-    assert proposer.price(1) == Price(0.0)
+    assert list(proposer.ask([row], CandidateRequest([2]))()) == [Proposal((3, 1))]
+    assert proposer.draft_cost(1) == DraftCost(0.0)
 
 
 def test_a_row_that_ended_leaves_all() -> None:
     model = Model(9)
     proposer, row = EitherProposer(model, CURVE), live(1, [1, 2, 3])
-    proposer.ask([row], Request([2]))()
+    proposer.ask([row], CandidateRequest([2]))()
     proposer.forget(1)
     assert model.forgotten == [1]

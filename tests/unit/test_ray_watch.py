@@ -17,16 +17,11 @@ from typing import Any
 import pytest
 from driver_world import fill
 
-from outrider.runner.hosts import ray_watch as ray_loss
-from outrider.runner.hosts.ray_watch import (
-    GREETING,
-    MOST_IDLE_LOSSES,
-    SILENCE_SECONDS,
-    Head,
-    OwnRay,
-    check_worth_another,
-    ended,
-)
+from outrider.runner.hosts import head_watch, knock, ray_watch
+from outrider.runner.hosts.head_watch import SILENCE_SECONDS, Head
+from outrider.runner.hosts.knock import GREETING
+from outrider.runner.hosts.ray_watch import OwnRay, ended
+from outrider.runner.hosts.start_anew import MOST_IDLE_LOSSES, check_worth_another
 from outrider.runner.job.journal import Journal
 from outrider.workers.errors import JobError, RayLostError
 from outrider.workers.ray_compat import Node
@@ -76,7 +71,7 @@ def lost_within(own: OwnRay, seconds: float = 10.0) -> str:
 def test_a_raylet_that_does_not_answer_is_lost_and_killed(
     tmp_path: Path, raylet: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_loss, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(knock, "ANSWER_SECONDS", 0.01)
     (tmp_path / "raylet").touch()
     # The kernel takes connections for one that was stopped.
     with socket.create_server(("127.0.0.1", 0)) as stopped:
@@ -110,7 +105,7 @@ def test_a_raylet_whose_socket_is_gone_is_lost(tmp_path: Path, raylet: subproces
 def test_a_ray_that_comes_to_listen_elsewhere_is_lost(
     tmp_path: Path, raylet: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_loss, "POLLS_A_LOOK", 2)
+    monkeypatch.setattr(ray_watch, "POLLS_A_LOOK", 2)
     (tmp_path / "raylet").touch()
     with server() as port, own_ray(raylet, tmp_path / "raylet", port, look=lambda: "it listens") as own:
         assert lost_within(own) == "it listens"
@@ -119,7 +114,7 @@ def test_a_ray_that_comes_to_listen_elsewhere_is_lost(
 LEFT_BEHIND = """
 import os, subprocess, sys
 import psutil
-from outrider.runner.hosts.ray_watch import Descendants
+from outrider.runner.hosts.ray_processes import Descendants
 other = psutil.Popen(["sleep", "30"])
 with Descendants() as descendants:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -145,7 +140,7 @@ def test_nothing_outlives_a_lost_ray_and_nothing_else_ends_with_it() -> None:
 
 ANEW = """
 import os, sys
-from outrider.runner.hosts.ray_watch import start_anew
+from outrider.runner.hosts.start_anew import start_anew
 if "BEGUN" not in os.environ:
     os.environ["BEGUN"] = str(os.getpid())
     print("first")
@@ -209,13 +204,13 @@ def server(port: int = 0, word: bytes = b"settings") -> Iterator[int]:
 
 def test_a_head_is_lost_when_it_has_been_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(ray_loss, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(head_watch, "time", SimpleNamespace(monotonic=lambda: now))
     with server() as port:
         head = Head(f"127.0.0.1:{port}", own=NOBODY)
         # While this process is stopped nobody knocks.
         now += 10 * SILENCE_SECONDS
         assert head.lost() is None and head.answers() and not head.silent
-    assert not head.answers() and head.silent and head.lost() is None
+    assert (head.answers(), head.silent, head.lost()) == (False, True, None)
     now += SILENCE_SECONDS - 1
     assert not head.answers() and head.lost() is None
     now += 1
@@ -230,7 +225,7 @@ def test_a_head_is_lost_when_it_has_been_silent_for_long(monkeypatch: pytest.Mon
 def test_a_head_that_only_takes_connections_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     # As the kernel does for one that was stopped.
     with socket.create_server(("127.0.0.1", 0)) as listener, monkeypatch.context() as hasty:
-        hasty.setattr(ray_loss, "ANSWER_SECONDS", 0.01)
+        hasty.setattr(knock, "ANSWER_SECONDS", 0.01)
         assert not Head(f"127.0.0.1:{listener.getsockname()[1]}", own=NOBODY).answers()
     with server(word=b"") as port:
         assert Head(f"127.0.0.1:{port}", own=NOBODY).answers(), "one that wants another protocol is there"

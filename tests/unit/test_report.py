@@ -14,12 +14,13 @@ from outrider.runner.cli.main import app
 from outrider.runner.job.directory import held
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.results import error_record
-from outrider.runner.report import statistics as account
+from outrider.runner.report import statistics
+from outrider.runner.report.error_kinds import MOST_KINDS, error_kinds
 from outrider.runner.report.pinning import ranges
-from outrider.runner.report.report import MOST_KINDS, error_kinds, write_report
-from outrider.runner.report.statistics import Account
+from outrider.runner.report.report import write_report
+from outrider.runner.report.statistics import JobStatistics
 from outrider.workers.errors import UsageError
-from outrider.workers.messages import LONGEST_COUNTED, Progress
+from outrider.workers.messages import LONGEST_COUNTED, TargetCounters
 
 ATTACK = "<script>alert(1)</script>"
 VOID = {"meta", "br", "line", "rect", "circle", "path", "polyline"}
@@ -72,21 +73,21 @@ def job(tmp_path: Path) -> Path:
 def work(directory: Path, replicas: int = 2) -> None:
     """Ten seconds of it: five rows done, one failed."""
     journal = Journal(directory / "job.db")
-    spent = Account(None, replicas)
+    spent = JobStatistics(None, replicas)
     lengths = [3, 2, 5, *[0] * (LONGEST_COUNTED - 2)]
-    progress = Progress(
+    counters = TargetCounters(
         seconds=10.0, rounds=20, row_rounds=20, tokens=500, asked=40, asking_rows=10, proposed=40, accepted=12,
         verify_seconds=6.0, draft_seconds=2.0, hop_seconds=1.0, idle_seconds=0.5, accepted_lengths=lengths,
     )  # fmt: skip
     for replica in range(replicas):
         spent.started(replica, 0.0)
-        spent.observe(replica, progress, 10.0)
+        spent.observe(replica, counters, 10.0)
     for seconds in (0.5, 1.0, 1.0, 2.0, 8.0):
         spent.latencies.add(seconds)
     failure = (3, error_record(stored(3, ATTACK), "invalid_request", f"row 3: {ATTACK} is no prompt"))
     totals = {"tokens": 1000, "seconds": 10.0, "proposed": 80, "accepted": 24, "target_deaths": 1, "draft_deaths": 0}
     journal.record([(number, "{}") for number in (0, 1, 2, 4, 5)], [failure], totals)
-    journal.set_meta(account.KEY, spent.record())
+    journal.set_meta(statistics.KEY, spent.record())
     pinning = [
         {
             "replica": replica, "role": "target", "pid": 7, "host": ATTACK, "cores": [2, 3, 4], "memory_policy": "bind",

@@ -90,10 +90,8 @@ def test_roles(role: str) -> None:
     "body",
     [
         {"stream": True},
-        {"echo": True},
         {"best_of": 3},
         {"tools": [{"type": "function"}]},
-        {"response_format": {"type": "json_object"}},
         {"suffix": "x"},
     ],
 )

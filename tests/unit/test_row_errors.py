@@ -11,18 +11,18 @@ import pytest
 from driver_world import REQUEST
 from hypothesis import given
 from hypothesis import strategies as st
-from test_admission import CARD, FakeOffice, identified
+from test_admission import MODEL_INFO, FakeTokenizerProcess, identified
 
-from outrider.runner.driving.partial_results import UnderWay
+from outrider.runner.driving.partial_results import PartialResults
 from outrider.runner.job import admission, prompts
 from outrider.runner.job.admission import admit, samples_of
 from outrider.runner.job.journal import FAILED, Journal, StoredRow
 from outrider.runner.job.source import Source
 from outrider.runner.options import JobSpec
+from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies
-from outrider.runner.report.totals import Totals
 from outrider.workers.errors import InputError
-from outrider.workers.messages import Harvest, Progress, RowResult
+from outrider.workers.messages import Harvest, RowResult, TargetCounters
 
 GOOD = '{"id": "good", "prompt": "hello"}'
 
@@ -32,7 +32,7 @@ def admitted(folder: Path, lines: list[bytes], skip_bad: bool = True) -> Journal
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     journal = Journal(folder / "job.db")
     spec = JobSpec(input=path, skip_bad=skip_bad)
-    admit(spec, Source(path), CARD, FakeOffice(), journal, identified)  # type: ignore[arg-type]
+    admit(spec, Source(path), MODEL_INFO, FakeTokenizerProcess(), journal, identified)  # type: ignore[arg-type]
     return journal
 
 
@@ -120,11 +120,11 @@ def result(key: int, text: str = "x") -> RowResult:
 
 def test_a_result_that_cannot_be_written_down_is_that_rows_error(tmp_path: Path) -> None:
     """Half of a surrogate pair is no text; a record of it would stop the journal."""
-    under_way = UnderWay("m", Totals(), Latencies(None), "in.jsonl")
+    partial_results = PartialResults("m", JobCounters(), Latencies(None), "in.jsonl")
     rows = [StoredRow(number, f"id-{number}", number + 1, "completion", REQUEST, (1,)) for number in range(3)]
-    under_way.add(rows, [], 0)
+    partial_results.add(rows, [], 0)
     ended = [result(0), result(128, "\ud800"), result(256)]
-    done, failed = under_way.take(Harvest(ended=tuple(ended), progress=Progress()), 0)
+    done, failed = partial_results.take(Harvest(ended=tuple(ended), counters=TargetCounters()), 0)
     assert [row for row, _ in done] == [0, 2]
     ((row, record),) = failed
     error = json.loads(record)["error"]

@@ -27,9 +27,9 @@ def random_logits(size: int = 50, seed: int = 0) -> np.ndarray:
 
 @given(logits_of_any_kind)
 def test_greedy_is_the_first_of_the_largest(logits: np.ndarray) -> None:
-    token, lead = choose(logits, Sampling(), 5)
+    token, margin = choose(logits, Sampling(), 5)
     assert token == int(logits.argmax())
-    assert lead == pytest.approx(float(np.sort(logits)[-1]) - float(np.sort(logits)[-2]))
+    assert margin == pytest.approx(float(np.sort(logits)[-1]) - float(np.sort(logits)[-2]))
 
 
 @given(logits_of_any_kind, st.integers(1, 45))
@@ -66,9 +66,9 @@ def test_something_always_stays(logits: np.ndarray, top_k: int, top_p: float, mi
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=9)
     scores = process(logits, sampling)
     assert int(logits.argmax()) in kept(scores)
-    token, lead = choose(logits, sampling, 3)
+    token, margin = choose(logits, sampling, 3)
     assert token in kept(scores)
-    assert lead >= 0
+    assert margin >= 0
 
 
 def test_temperature_divides() -> None:
@@ -155,7 +155,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
 def test_100_000_draws_follow_the_softmax(temperature: float) -> None:
     """One draw for each of 100,000 seeds, by the definition of ``choose``, blockwise."""
     draws, vocabulary = 100_000, 24
-    logits = random_logits(vocabulary, seed=3) / 2
+    logits = (random_logits(vocabulary, seed=3) / 2).astype(np.float32)
     sampling = Sampling(temperature=temperature)
     scores = process(logits, sampling)
     weights = np.exp(logits.astype(np.float64) / temperature)

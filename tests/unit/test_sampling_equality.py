@@ -9,39 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from local_draft import LocalDraft
+from built import END, draft_of, opened, target_of, write
 from native_models import open_native, save_tiny
 
-from outrider.workers.draft.drafter import Drafter
-from outrider.workers.engines.costs import CostCurve
-from outrider.workers.engines.engine import Engine, Feed
+from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.hf import HfEngine
 from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling, TokenLogprobs
-from outrider.workers.models.cards import find
-from outrider.workers.models.loading import load_hf
-from outrider.workers.models.opening import open_model
+from outrider.workers.models.hf_loading import load_hf
+from outrider.workers.models.model_info import find
 from outrider.workers.models.tokenizer import Tokenizer
-from outrider.workers.speculation import Overlap
-from outrider.workers.target.proposers import EitherProposer, LookupProposer, NoProposer
-from outrider.workers.target.text import TextWriter
-from outrider.workers.target.verifier import Proposer, Verifier
 
 VOCABULARY = 203
-END = 0
-CURVE = CostCurve({1: 1.0})
-
-
-class Numbers:
-    """A tokenizer whose tokens are numbers."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(f"{token} " for token in tokens)
-
-    def bytes_of(self, token: int) -> bytes:
-        return f"{token} ".encode()
-
-    def silent(self, token: int) -> bool:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -86,43 +64,6 @@ def rows_of_all_kinds(count: int, vocabulary: int = VOCABULARY, tokens: int = 24
     return rows
 
 
-def write(
-    engine: Engine,
-    proposer: Proposer,
-    rows: Sequence[Row],
-    batch: int,
-    count: int,
-    prefix_tokens: int = 0,
-    text: object = None,
-    overlap: Overlap | None = None,
-) -> tuple[dict[int, RowResult], Verifier]:
-    tokenizer = text or Numbers()
-    pieces = getattr(tokenizer, "pieces", tokenizer)
-    verifier = Verifier(
-        engine=engine,
-        new_writer=lambda row: TextWriter(
-            tokenizer.decode,  # type: ignore[attr-defined]
-            row.stop,
-            {END, *(row.sampling.end_tokens or ())},
-            row.sampling.min_tokens,
-            pieces,
-        ),
-        proposer=proposer,
-        batch=batch,
-        draft_tokens=count,
-        verify_seconds=CURVE,
-        end_tokens=(END,),
-        prefix_tokens=prefix_tokens,
-    )
-    if overlap is not None:
-        verifier.arrange(overlap, count)
-    verifier.add(rows)
-    ended: dict[int, RowResult] = {}
-    while not verifier.idle:
-        ended.update({result.key: result for result in verifier.round() if isinstance(result, RowResult)})
-    return ended, verifier
-
-
 def what_counts(results: dict[int, RowResult]) -> dict[int, tuple[object, ...]]:
     return {
         key: (result.tokens, result.text, result.finish_reason, result.logprobs) for key, result in sorted(results.items())
@@ -150,32 +91,31 @@ def assert_obeyed(rows: Sequence[Row], results: dict[int, RowResult]) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "w4a8"])
 def test_on_the_native_engine_every_bit_is_the_same(models: Path, precision: str) -> None:
-    target, draft = open_native(models / "llama", precision), open_native(models / "llama", "w8a8")
+    target, draft = (opened(models / "llama", "native", each) for each in (precision, "w8a8"))
     rows = rows_of_all_kinds(24, tokens=20)
-    plain, _ = write(target, NoProposer(), rows, 1, 0)
+    plain, _ = write(target_of(target, 1, 0), rows)
     assert_obeyed(rows, plain)
     assert {result.finish_reason for result in plain.values()} == {"stop", "length"}
-    model = LocalDraft(Drafter(draft, (END,), 500))
-    for batch, count, prefix_tokens, overlap, proposer in [
-        (5, 0, 500, None, NoProposer()),
-        (1, 3, 0, None, LocalDraft(Drafter(draft, (END,)))),
-        (6, 5, 100, Overlap.GROUPS, model),
-        (4, 4, 4000, None, LookupProposer()),
-        (7, 2, 60, None, EitherProposer(LocalDraft(Drafter(draft, (), 60)), CURVE)),
+    for batch, count, prefix_tokens, by_draft, lookup in [
+        (5, 0, 500, None, False),
+        (1, 3, 0, draft_of(draft), False),
+        (6, 5, 100, draft_of(draft, 500), False),
+        (4, 4, 4000, None, True),
+        (7, 2, 60, draft_of(draft, 60), True),
     ]:
-        assisted, verifier = write(target, proposer, rows, batch, count, prefix_tokens, overlap=overlap)
+        assisted, verifier = write(target_of(target, batch, count, by_draft, lookup, prefix_tokens), rows)
         assert what_counts(assisted) == what_counts(plain)
-        assert not count or 0 < verifier.progress.accepted < verifier.progress.proposed, "only hits or only misses"
-        assert (verifier.progress.prompt_tokens_reused > 0) == (prefix_tokens > 0)
+        assert not count or 0 < verifier.counters.accepted < verifier.counters.proposed, "only hits or only misses"
+        assert (verifier.counters.prompt_tokens_reused > 0) == (prefix_tokens > 0)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "w4a8"])
 def test_on_the_native_engine_a_row_that_goes_on_is_bit_for_bit_the_same(models: Path, precision: str) -> None:
-    target, draft = open_native(models / "llama", precision), open_native(models / "llama", "w8a8")
+    target, draft = (opened(models / "llama", "native", each) for each in (precision, "w8a8"))
     rows = rows_of_all_kinds(20, tokens=20, seed=6)
-    plain, _ = write(target, NoProposer(), rows, 1, 0)
+    plain, _ = write(target_of(target, 1, 0), rows)
     random = np.random.default_rng(3)
-    begun = []
+    half_written = []
     for row in rows:
         result = plain[row.key]
         cut = int(random.integers(0, len(result.tokens) + 1))
@@ -183,23 +123,24 @@ def test_on_the_native_engine_a_row_that_goes_on_is_bit_for_bit_the_same(models:
         if result.logprobs is not None:
             own = zip(result.tokens, result.logprobs.chosen, result.logprobs.likeliest, strict=True)
             told = tuple(((token, chosen), *likeliest) for token, chosen, likeliest in own)[:cut]
-        begun.append(replace(row, begun=result.tokens[:cut], begun_logprobs=told))
-    for batch, count, proposer in [(1, 0, NoProposer()), (6, 4, LocalDraft(Drafter(draft, (END,), 300)))]:
-        resumed, verifier = write(target, proposer, begun, batch, count, prefix_tokens=300)
+        half_written.append(replace(row, resumed=result.tokens[:cut], resumed_logprobs=told))
+    for batch, count, by_draft in [(1, 0, None), (6, 4, draft_of(draft, 300))]:
+        resumed, verifier = write(target_of(target, batch, count, by_draft, prefix_tokens=300), half_written)
         assert what_counts(resumed) == what_counts(plain)
-        assert verifier.progress.resumed_tokens == sum(len(row.begun) for row in begun) > 50
+        assert verifier.counters.resumed_tokens == sum(len(row.resumed) for row in half_written) > 50
 
 
+@pytest.mark.slow
 def test_on_the_hf_engine_tokens_are_the_same_and_probabilities_nearly(models: Path) -> None:
-    target, draft = (load_hf(ModelSpec(str(models / "llama"), "hf", "fp32"))[0] for _ in range(2))
+    target, draft = (opened(models / "llama", "hf", "fp32") for _ in range(2))
     rows = rows_of_all_kinds(14, tokens=12)
-    plain, _ = write(target, NoProposer(), rows, 1, 0)
+    plain, _ = write(target_of(target, 1, 0), rows)
     assert_obeyed(rows, plain)
-    assisted, verifier = write(target, LocalDraft(Drafter(draft, (END,), 500)), rows, 5, 3, 500)
-    assert verifier.progress.accepted > 0
-    assert verifier.progress.prompt_tokens_reused > 0
+    assisted, verifier = write(target_of(target, 5, 3, draft_of(draft, 500), prefix_tokens=500), rows)
+    assert verifier.counters.accepted > 0
+    assert verifier.counters.prompt_tokens_reused > 0
     turned = [key for key in plain if plain[key].tokens != assisted[key].tokens]
-    assert len(turned) <= verifier.progress.near_ties, f"rows {turned} turned without a tie"
+    assert len(turned) <= verifier.counters.near_ties, f"rows {turned} turned without a tie"
     for key in plain.keys() - set(turned):
         ours, theirs = plain[key].logprobs, assisted[key].logprobs
         if ours is not None and theirs is not None:
@@ -258,8 +199,7 @@ def test_a_draft_with_fewer_tokens_is_handed_the_targets_sampling(models: Path) 
 
 @pytest.mark.slow
 def test_the_pocket_pair_in_all_mixes() -> None:
-    target = open_model(ModelSpec(str(find("pocket")), "native", "w4a8", threads=2)).engine
-    draft = open_model(ModelSpec(str(find("pocket-draft")), "native", "w4a8", threads=2)).engine
+    target, draft = (opened(find(name), "native", "w4a8") for name in ("pocket", "pocket-draft"))
     tokenizer = Tokenizer(find("pocket"))
     words = json.dumps({"system": "You write Python.", "style": "short lines, clear names"}, indent=4)
     head = tuple(tokenizer.encode(words))
@@ -267,10 +207,11 @@ def test_the_pocket_pair_in_all_mixes() -> None:
     rows = [
         Row(row.key, (*head, *row.prompt), row.max_tokens, row.sampling, ("\n\n", "self"), row.logprobs) for row in rows
     ]
-    plain, _ = write(target, NoProposer(), rows, 1, 0, text=tokenizer)
+    plain, _ = write(target_of(target, 1, 0, tokenizer=tokenizer), rows)
     assert_obeyed(rows, plain)
     for batch, count, prefix_tokens in [(1, 1, 0), (8, 6, 4096), (16, 16, 300)]:
-        proposer = LocalDraft(Drafter(draft, (END,), prefix_tokens))
-        assisted, verifier = write(target, proposer, rows, batch, count, prefix_tokens, text=tokenizer)
+        by_draft = draft_of(draft, prefix_tokens)
+        built = target_of(target, batch, count, by_draft, prefix_tokens=prefix_tokens, tokenizer=tokenizer)
+        assisted, verifier = write(built, rows)
         assert what_counts(assisted) == what_counts(plain)
-        assert verifier.progress.accepted > 0
+        assert verifier.counters.accepted > 0

@@ -8,7 +8,7 @@ from outrider.runner.driving import schedule as module
 from outrider.runner.driving.schedule import (
     FETCH,
     MOST_ATTEMPTS,
-    MOST_BARREN_DEATHS,
+    MOST_IDLE_DEATHS,
     Cancel,
     Drain,
     Event,
@@ -24,6 +24,8 @@ from outrider.runner.driving.schedule import (
     Restart,
     RowsEnded,
     RowsFetched,
+    RowsOffered,
+    RowsWithdrawn,
     Schedule,
     Send,
     Tick,
@@ -34,7 +36,7 @@ def fetched(*rows: int, exhausted: bool = True, attempts: int = 0) -> RowsFetche
     return RowsFetched(tuple((row, attempts) for row in rows), exhausted)
 
 
-def begun(*rows: int, replicas: int = 1, capacity: int = 2) -> Schedule:
+def resumed(*rows: int, replicas: int = 1, capacity: int = 2) -> Schedule:
     """A schedule whose replicas are up, with these rows fetched."""
     schedule = Schedule(range(replicas))
     schedule.start()
@@ -54,7 +56,7 @@ def test_it_fetches_first_and_sends_when_a_replica_is_up() -> None:
 
 
 def test_it_ends_when_the_last_row_has_ended() -> None:
-    schedule = begun(0, 1, 2)
+    schedule = resumed(0, 1, 2)
     assert schedule.handle(RowsEnded(0, (1,))) == [Send(0, (2,))]
     assert schedule.handle(RowsEnded(0, (0,))) == []
     assert schedule.handle(RowsEnded(0, (2,))) == [Finish()]
@@ -78,14 +80,14 @@ def test_it_fetches_ahead_before_it_runs_dry() -> None:
 
 
 def test_rows_of_a_dead_replica_go_elsewhere_and_first() -> None:
-    schedule = begun(0, 1, 2, 3, 4, 5, replicas=2)
+    schedule = resumed(0, 1, 2, 3, 4, 5, replicas=2)
     assert schedule.handle(ReplicaDown(0, "gone")) == [RecordAttempts((0, 1)), Restart(0)]
     assert schedule.handle(RowsEnded(1, (2,))) == [Send(1, (1,))]
     assert schedule.handle(RowsEnded(1, (3,))) == [Send(1, (0,))]
 
 
 def test_a_row_that_saw_two_deaths_is_tried_alone() -> None:
-    schedule = begun(0, 1, 2)
+    schedule = resumed(0, 1, 2)
     schedule.handle(ReplicaDown(0, "gone"))
     assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (1, 0))]
     schedule.handle(ReplicaDown(0, "gone"))
@@ -96,7 +98,7 @@ def test_a_row_that_saw_two_deaths_is_tried_alone() -> None:
 
 
 def test_a_lone_poison_row_fails_and_the_job_ends_without_complaint() -> None:
-    schedule = begun(0)
+    schedule = resumed(0)
     for _ in range(MOST_ATTEMPTS - 1):
         assert schedule.handle(ReplicaDown(0, "boom")) == [RecordAttempts((0,)), Restart(0)]
         assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (0,))]
@@ -114,10 +116,10 @@ def test_a_resumed_suspect_is_tried_alone() -> None:
 
 
 def test_a_replica_that_only_dies_is_given_up_and_the_others_do_its_rows() -> None:
-    schedule = begun(0, 1, 2, 3, replicas=2)
-    for death in range(MOST_BARREN_DEATHS):
+    schedule = resumed(0, 1, 2, 3, replicas=2)
+    for death in range(MOST_IDLE_DEATHS):
         commands = schedule.handle(ReplicaDown(0, "no memory"))
-        assert (Restart(0) in commands) == (death < MOST_BARREN_DEATHS - 1)
+        assert (Restart(0) in commands) == (death < MOST_IDLE_DEATHS - 1)
         assert Finish() not in commands
     assert schedule.handle(RowsEnded(1, (2,))) != []
 
@@ -126,20 +128,20 @@ def test_when_no_replica_stays_alive_the_job_says_why() -> None:
     schedule = Schedule([0])
     schedule.start()
     schedule.handle(fetched(0, 1))
-    for _ in range(MOST_BARREN_DEATHS - 1):
+    for _ in range(MOST_IDLE_DEATHS - 1):
         assert schedule.handle(ReplicaDown(0, "no such instruction")) == [Restart(0)]
     assert schedule.handle(ReplicaDown(0, "no such instruction")) == [Finish("no replica stays alive: no such instruction")]
 
 
 def test_a_drain_sends_nothing_more_and_ends_with_what_is_under_way() -> None:
-    schedule = begun(0, 1, 2, 3)
+    schedule = resumed(0, 1, 2, 3)
     assert schedule.handle(Drain()) == []
     assert schedule.handle(RowsEnded(0, (0,))) == []
     assert schedule.handle(RowsEnded(0, (1,))) == [Finish()]
 
 
 def test_a_drain_does_not_start_a_dead_replica_anew() -> None:
-    schedule = begun(0, 1)
+    schedule = resumed(0, 1)
     schedule.handle(Drain())
     assert schedule.handle(ReplicaDown(0, "gone")) == [RecordAttempts((0, 1)), Finish()]
 
@@ -160,7 +162,7 @@ def test_a_drain_waits_for_a_fetch_under_way() -> None:
 
 def with_late_rows() -> Schedule:
     """Two replicas: 1 has had row 1 for long, nothing waits, and rows take 10 seconds by and large."""
-    schedule = begun(0, 1, replicas=2, capacity=1)
+    schedule = resumed(0, 1, replicas=2, capacity=1)
     schedule.handle(Tick(10.0))
     assert schedule.handle(RowsEnded(0, (0,))) == [], "row 1 is not late yet"
     return schedule
@@ -200,7 +202,7 @@ def test_a_row_whose_copy_died_may_have_another() -> None:
 
 
 def test_nothing_is_given_twice_while_rows_wait_or_in_a_drain() -> None:
-    schedule = begun(0, 1, 2, 3, replicas=2, capacity=1)
+    schedule = resumed(0, 1, 2, 3, replicas=2, capacity=1)
     schedule.handle(Tick(10.0))
     schedule.handle(RowsEnded(0, (0,)))
     assert schedule.handle(Tick(100.0)) == []
@@ -221,7 +223,7 @@ def test_near_the_end_nothing_lies_in_store() -> None:
 
 
 def test_suspects_are_tried_while_others_wait() -> None:
-    schedule = begun(*range(100), replicas=2, capacity=2)
+    schedule = resumed(*range(100), replicas=2, capacity=2)
     for _ in range(2):
         schedule.handle(ReplicaDown(0, "gone"))
         schedule.handle(ReplicaUp(0, 2, 2))
@@ -238,17 +240,17 @@ def test_every_command_and_event_is_a_frozen_value() -> None:
 
 
 def test_a_lost_replica_keeps_its_place_and_its_rows_go_elsewhere_without_blame() -> None:
-    schedule = begun(0, 1, 2, 3, replicas=2)
+    schedule = resumed(0, 1, 2, 3, replicas=2)
     assert schedule.handle(ReplicaLost(0)) == []
     assert schedule.handle(RowsEnded(1, (2,))) == [Send(1, (0,))]
-    for _ in range(MOST_ATTEMPTS + MOST_BARREN_DEATHS):
+    for _ in range(MOST_ATTEMPTS + MOST_IDLE_DEATHS):
         assert schedule.handle(ReplicaLost(1)) == []
         assert schedule.handle(ReplicaUp(1, 2, 2)) == [Send(1, (3, 0))]
     assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (1,))]
 
 
 def test_a_suspect_on_a_lost_replica_is_no_more_and_no_less_suspect() -> None:
-    schedule = begun(0)
+    schedule = resumed(0)
     schedule.handle(ReplicaDown(0, "died"))
     schedule.handle(ReplicaUp(0, 2, 2))
     schedule.handle(ReplicaDown(0, "died"))
@@ -262,20 +264,20 @@ def test_a_suspect_on_a_lost_replica_is_no_more_and_no_less_suspect() -> None:
 
 
 def test_a_replica_that_joins_is_fed() -> None:
-    schedule = begun(0, 1, 2)
+    schedule = resumed(0, 1, 2)
     assert schedule.handle(ReplicaAdded(5)) == []
     assert schedule.handle(ReplicaUp(5, 2, 2)) == [Send(5, (2,))]
 
 
 def test_without_a_single_host_the_job_waits() -> None:
-    schedule = begun(0)
+    schedule = resumed(0)
     assert schedule.handle(ReplicaLost(0)) == []
     assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (0,))]
     assert schedule.handle(RowsEnded(0, (0,))) == [Finish()]
 
 
 def test_rows_that_had_not_left_for_a_replica_are_not_held_against() -> None:
-    schedule = begun(0, 1, 2, capacity=3)
+    schedule = resumed(0, 1, 2, capacity=3)
     commands = schedule.handle(ReplicaDown(0, "boom", frozenset({1, 2})))
     assert commands == [RecordAttempts((0,)), Restart(0)]
     assert schedule.handle(ReplicaUp(0, 3, 3)) == [Send(0, (0, 1, 2))]
@@ -291,19 +293,19 @@ def test_a_suspect_that_had_not_left_is_not_blamed() -> None:
 
 
 def test_a_replica_in_doubt_gets_no_rows() -> None:
-    schedule = begun(0, 1, replicas=2, capacity=1)
+    schedule = resumed(0, 1, replicas=2, capacity=1)
     schedule.handle(ReplicaDoubtful(0))
     schedule.handle(RowsEnded(1, (1,)))
     # What is late is offered to those that have room, of which the dead one is none.
     assert schedule.handle(Tick(1000.0)) == [Send(1, (0,))]
-    schedule = begun(replicas=1)
+    schedule = resumed(replicas=1)
     schedule.handle(ReplicaDoubtful(0))
     assert schedule.held == 0
 
 
 @pytest.mark.parametrize("answer", [ReplicaDown(0, "boom"), ReplicaLost(0)])
 def test_what_a_replica_in_doubt_had_is_done_when_it_is_known_what_became_of_it(answer: Event) -> None:
-    schedule = begun(0, 1)
+    schedule = resumed(0, 1)
     assert schedule.handle(ReplicaDoubtful(0)) == []
     schedule.handle(answer)
     (sent,) = schedule.handle(ReplicaUp(0, 2, 2))
@@ -313,7 +315,7 @@ def test_what_a_replica_in_doubt_had_is_done_when_it_is_known_what_became_of_it(
 
 def test_a_row_was_not_alone_though_its_company_has_failed_since() -> None:
     """Two rows die together often enough; one of them is blamed elsewhere before the last death is known."""
-    schedule = begun(0, 1, replicas=2)
+    schedule = resumed(0, 1, replicas=2)
     schedule.handle(RowsFetched((), True))
     for row in (0, 1):
         schedule._replicas[0].rows[row] = MOST_ATTEMPTS - 1
@@ -338,3 +340,26 @@ def test_a_suspect_does_not_wait_for_a_replica_that_has_no_place() -> None:
     # The other, which nothing is known against, would be the better judge, if it came up.
     assert schedule.handle(ReplicaUp(0, 2, 2)) == []
     assert schedule.handle(ReplicaLost(1)) == [Send(0, (0,))]
+
+
+def test_one_that_stays_open_waits_for_more_rows() -> None:
+    schedule = Schedule([0], ahead=1, stays_open=True)
+    assert schedule.start() == [Fetch(2)]
+    assert schedule.handle(fetched()) == []
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == []
+    assert schedule.handle(RowsOffered()) == [Fetch(2)]
+    assert schedule.handle(fetched(7)) == [Send(0, (7,))]
+    assert schedule.handle(RowsEnded(0, (7,))) == []
+    assert schedule.handle(Drain()) == [Finish()]
+
+
+def test_rows_that_are_withdrawn_are_cancelled_or_never_sent() -> None:
+    schedule = resumed(0, 1, 10, 11, 12, replicas=2, capacity=2)
+    assert schedule.handle(RowsWithdrawn(10, 19)) == [Cancel(1, (10, 11))]
+    assert schedule.held == 2
+    assert schedule.handle(RowsEnded(0, (0, 1))) == [Finish()]
+
+
+def test_places_of_withdrawn_rows_go_to_those_that_wait() -> None:
+    schedule = resumed(0, 1, 10, 11, capacity=2)
+    assert schedule.handle(RowsWithdrawn(0, 9)) == [Cancel(0, (0, 1)), Send(0, (10, 11))]

@@ -81,6 +81,7 @@ def test_short_names_find_their_shapes() -> None:
     assert all(system.folder == f"models--{name.replace('/', '--')}" for name, system in catalogue().items())
 
 
+@pytest.mark.slow
 def test_families_are_told_apart_and_drafts_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
@@ -100,6 +101,7 @@ def test_families_are_told_apart_and_drafts_found(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("target", "draft", "settings", "inflated"),
     [

@@ -15,10 +15,10 @@ from outrider.workers.speculation import (
     LEAST_RUNNER_UP,
     MOST_CANDIDATES,
     Acceptance,
-    Finds,
-    Overlap,
-    Price,
+    DraftCost,
+    LayoutKind,
     Probing,
+    RunnerUpGains,
     Survival,
     accepted,
     best_request,
@@ -89,7 +89,7 @@ def test_nothing_is_asked_where_verification_costs_by_the_token() -> None:
 
 
 def counts_of(chances: Sequence[float], verify: Callable[[int], float], step: float) -> list[int]:
-    return best_request(chances, verify, Price(step)).counts
+    return best_request(chances, verify, DraftCost(step)).counts
 
 
 def test_all_is_asked_where_it_is_free_and_right() -> None:
@@ -133,31 +133,29 @@ def test_probing_costs_a_small_share_however_dear_it_is() -> None:
 
 
 def test_what_runs_beside_the_target_is_hidden() -> None:
-    price = Price(step=0.25, hop=0.125)
-    assert round_seconds(Overlap.TURNS, 1.0, price, 3, 0.5) == 1.875
-    assert round_seconds(Overlap.GROUPS, 1.0, price, 3, 0.5) == 1.0
-    assert round_seconds(Overlap.GROUPS, 0.5, price, 3, 0.5) == 0.875
-    assert round_seconds(Overlap.AHEAD, 1.0, price, 3, 1.0) == 1.125, "a draft that was right only costs the hop"
-    assert round_seconds(Overlap.AHEAD, 1.0, price, 3, 0.0) == 1.875 + 0.125, "one that was wrong starts over"
-    for overlap in Overlap:
-        assert round_seconds(overlap, 1.0, price, 0, 1.0) == 1.0
+    draft_cost = DraftCost(step=0.25, hop=0.125)
+    assert round_seconds(LayoutKind.TURNS, 1.0, draft_cost, 3, 0.5) == 1.875
+    assert round_seconds(LayoutKind.AHEAD, 1.0, draft_cost, 3, 1.0) == 1.125, "a draft that was right only costs the hop"
+    assert round_seconds(LayoutKind.AHEAD, 1.0, draft_cost, 3, 0.0) == 1.875 + 0.125, "one that was wrong starts over"
+    for kind in LayoutKind:
+        assert round_seconds(kind, 1.0, draft_cost, 0, 1.0) == 1.0
 
 
 def test_what_a_token_gains_is_what_it_costs_less_than_without() -> None:
-    request = best_request([1.0], lambda tokens: 1.0, Price(0.25), most=4)
+    request = best_request([1.0], lambda tokens: 1.0, DraftCost(0.25), most=4)
     assert request.counts == [4]
     assert request.gain == pytest.approx(1.0 - 2.0 / 5.0)
-    assert best_request([0.0], lambda tokens: 1.0, Price(0.25)).gain == 0.0
+    assert best_request([0.0], lambda tokens: 1.0, DraftCost(0.25)).gain == 0.0
 
 
 def test_a_candidate_is_worth_less_the_more_verifying_costs() -> None:
-    cheap = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, Price(0.05))
-    dear = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.05 * tokens, Price(0.05))
-    assert 0.0 < cheap.keep < dear.keep < 1.0
-    free = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, Price(0.0))
-    assert cheap.a_step > free.a_step == 0.0
-    ahead = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, Price(0.05), Overlap.AHEAD)
-    assert ahead.a_step == 0.0, "the draft's time is not the target's"
+    cheap = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, DraftCost(0.05))
+    dear = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.05 * tokens, DraftCost(0.05))
+    assert 0.0 < cheap.least_reach < dear.least_reach < 1.0
+    free = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, DraftCost(0.0))
+    assert cheap.least_sum > free.least_sum == 0.0
+    ahead = best_request([0.9, 0.5], lambda tokens: 1.0 + 0.01 * tokens, DraftCost(0.05), LayoutKind.AHEAD)
+    assert ahead.least_sum == 0.0, "the draft's time is not the target's"
 
 
 def test_a_runner_up_is_worth_what_the_time_to_verify_it_brings_otherwise() -> None:
@@ -168,7 +166,7 @@ def test_a_runner_up_is_worth_what_the_time_to_verify_it_brings_otherwise() -> N
 
 
 def test_what_runners_up_bring_is_counted_by_the_turn() -> None:
-    finds = Finds()
+    finds = RunnerUpGains()
     assert (finds.tried, finds.found) == (0.0, 0.0)
     for _ in range(2000):
         finds.observe(2, 3, 1)
@@ -192,17 +190,17 @@ def test_no_number_of_candidates_beyond_a_bound_does_better(
 ) -> None:
     """By any cost of verifying that does not fall: so nothing is lost where the search for the best number ends early."""
     seconds = [1.0 + rise for rise in accumulate(rises)]
-    found = list(expected_rates(chances, lambda tokens: seconds[tokens - 1], Price(step, hop)))
+    found = list(expected_rates(chances, lambda tokens: seconds[tokens - 1], DraftCost(step, hop)))
     assert len(found) == MOST_CANDIDATES + 1
-    for overlap in (Overlap.AHEAD, Overlap.GROUPS):
-        beside = list(expected_rates(chances, lambda tokens: seconds[tokens - 1], Price(step, hop), overlap))
-        assert all(bound == math.inf for _, bound in beside), "what runs beside the target is not foreseen to rise"
-        for count, (rate, _) in enumerate(beside):
-            hit = math.prod(chances) ** count
-            paid = round_seconds(overlap, seconds[len(chances) * (count + 1) - 1], Price(step, hop), count, hit)
-            assert rate == pytest.approx(sum(expected_tokens(chance, count) for chance in chances) / paid)
+    ahead = LayoutKind.AHEAD
+    beside = list(expected_rates(chances, lambda tokens: seconds[tokens - 1], DraftCost(step, hop), ahead))
+    assert all(bound == math.inf for _, bound in beside), "what runs beside the target is not foreseen to rise"
+    for count, (rate, _) in enumerate(beside):
+        hit = math.prod(chances) ** count
+        paid = round_seconds(ahead, seconds[len(chances) * (count + 1) - 1], DraftCost(step, hop), count, hit)
+        assert rate == pytest.approx(sum(expected_tokens(chance, count) for chance in chances) / paid)
     for count, (rate, bound) in enumerate(found):
         assert all(later <= bound * (1 + 1e-9) for later, _ in found[count:])
         hit = math.prod(chance**count for chance in chances)
-        paid = round_seconds(Overlap.TURNS, seconds[len(chances) * (count + 1) - 1], Price(step, hop), count, hit)
+        paid = round_seconds(LayoutKind.TURNS, seconds[len(chances) * (count + 1) - 1], DraftCost(step, hop), count, hit)
         assert rate == pytest.approx(sum(expected_tokens(chance, count) for chance in chances) / paid)

@@ -50,7 +50,7 @@ def test_a_sentence_that_nobody_takes(tmp_path: Path, how: str) -> None:
 CLOSED = """
 import os
 from outrider.runner import streams
-streams.settle()
+streams.prepare()
 lock = os.open({path!r}, os.O_RDWR | os.O_CREAT)
 assert lock > 2, lock
 print("said"); os.write(1, b"written"); print("error", file=__import__("sys").stderr)

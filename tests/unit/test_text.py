@@ -9,7 +9,7 @@ from fakes import END, PIECES, decode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.workers.target.text import TextWriter
+from outrider.workers.target.text_and_stop_strings import TextWriter
 
 tokens = st.lists(st.integers(0, len(PIECES) - 2), max_size=60)
 
@@ -61,9 +61,9 @@ def test_a_stop_string_may_lie_around_end_tokens() -> None:
 def test_rows_without_stop_strings_are_decoded_once() -> None:
     calls: list[int] = []
 
-    def counting(row: Sequence[int]) -> str:
-        calls.append(len(row))
-        return decode(row)
+    def counting(tokens: Sequence[int]) -> str:
+        calls.append(len(tokens))
+        return decode(tokens)
 
     writer = TextWriter(counting, (), {END})
     feed(writer, [1] * 100)
@@ -75,9 +75,9 @@ def test_rows_without_stop_strings_are_decoded_once() -> None:
 def test_a_stop_string_is_looked_for_in_a_window() -> None:
     longest: list[int] = []
 
-    def watched(row: Sequence[int]) -> str:
-        longest.append(len(row))
-        return "".join("abcdefgh"[token] for token in row)
+    def watched(tokens: Sequence[int]) -> str:
+        longest.append(len(tokens))
+        return "".join("abcdefgh"[token] for token in tokens)
 
     writer = TextWriter(watched, ("hhhh",), ())
     assert feed(writer, [index % 7 for index in range(300)]) is None
@@ -88,8 +88,8 @@ def test_a_stop_string_is_looked_for_in_a_window() -> None:
 def test_characters_that_take_several_tokens(word: str) -> None:
     """A byte a token, as byte-level vocabularies do it at worst."""
 
-    def bytewise(row: Sequence[int]) -> str:
-        return bytes(row).decode("utf-8", errors="replace")
+    def bytewise(tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode("utf-8", errors="replace")
 
     text = f"héllo {word} and on"
     writer = TextWriter(bytewise, (word,), ())

@@ -15,13 +15,13 @@ from tokenizers import models, pre_tokenizers
 
 from outrider.workers.errors import ModelError, PairError
 from outrider.workers.models import preparation
-from outrider.workers.models.cards import ModelCard, find, read_card
+from outrider.workers.models.model_info import ModelInfo, find, read_model_info
 from outrider.workers.models.tokenizer import Tokenizer, check_pair
 
 WORDS = ["<unk>", "the", "cat", "sat", "on", "a", "mat"]
 
 
-def build(directory: Path, words: list[str], vocabulary: int = 0, template: str | None = None) -> ModelCard:
+def build(directory: Path, words: list[str], vocabulary: int = 0, template: str | None = None) -> ModelInfo:
     directory.mkdir(exist_ok=True)
     fast = Fast(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     fast.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -33,7 +33,7 @@ def build(directory: Path, words: list[str], vocabulary: int = 0, template: str 
     config = {"model_type": "llama", "vocab_size": vocabulary or len(words), "max_position_embeddings": 64}
     (directory / "config.json").write_text(json.dumps(config))
     save_file({"model.norm.weight": np.ones(1, np.float32)}, directory / "model.safetensors")
-    return read_card(str(directory))
+    return read_model_info(str(directory))
 
 
 def test_text_to_ids_and_back(tmp_path: Path) -> None:
@@ -68,32 +68,32 @@ def test_a_draft_with_other_meanings_is_refused_with_the_first(tmp_path: Path) -
 
 @pytest.mark.parametrize("content", [None, "{", "{}", "[]"])
 def test_a_broken_tokenizer_is_a_sentence(tmp_path: Path, content: str | None) -> None:
-    card = build(tmp_path / "t", WORDS)
+    model_info = build(tmp_path / "t", WORDS)
     path = tmp_path / "t" / "tokenizer.json"
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be loaded: |holds no tokenizer|no JSON object"):
-        Tokenizer(card.path)
+        Tokenizer(model_info.path)
 
 
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}on{% endif %}"
 
 
 def test_chats_go_through_the_models_template(tmp_path: Path) -> None:
-    card = build(tmp_path / "t", WORDS, template=TEMPLATE)
+    model_info = build(tmp_path / "t", WORDS, template=TEMPLATE)
     messages = [{"role": "user", "content": "the cat"}]
-    assert preparation.encode(card.path, [messages, "a mat"]) == [(1, 2, 4), (5, 6)]
+    assert preparation.encode(model_info.path, [messages, "a mat"]) == [(1, 2, 4), (5, 6)]
 
 
 def test_chats_without_a_template_are_refused(tmp_path: Path) -> None:
-    card = build(tmp_path / "t", WORDS)
-    found = preparation.encode(card.path, [[{"role": "user", "content": "x"}]])
+    model_info = build(tmp_path / "t", WORDS)
+    found = preparation.encode(model_info.path, [[{"role": "user", "content": "x"}]])
     assert found == ["the model has no chat template, so /v1/chat/completions cannot be answered; use /v1/completions"]
 
 
 @pytest.mark.parametrize("words", ["roles must alternate", ""])
 def test_a_template_may_refuse_in_its_own_words_or_in_none(tmp_path: Path, words: str) -> None:
-    card = build(tmp_path / "t", WORDS, template="{{ raise_exception('" + words + "') }}")
-    found = preparation.encode(card.path, [[{"role": "user", "content": "x"}]])
+    model_info = build(tmp_path / "t", WORDS, template="{{ raise_exception('" + words + "') }}")
+    found = preparation.encode(model_info.path, [[{"role": "user", "content": "x"}]])
     assert found == [f"the model's chat template refuses the messages: {words or 'TemplateError'}"]
 
 
@@ -114,16 +114,16 @@ def test_a_name_is_given_to_the_template_or_refused(tmp_path: Path) -> None:
 
 
 def test_a_message_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
-    card = build(tmp_path / "t", WORDS, template=OF_USERS)
+    model_info = build(tmp_path / "t", WORDS, template=OF_USERS)
     told = [{"role": "user", "content": "the cat"}, {"role": "tool", "content": "a"}]
-    assert preparation.encode(card.path, [told, told[:1]]) == [
+    assert preparation.encode(model_info.path, [told, told[:1]]) == [
         'the model\'s chat template leaves out what the role "tool" of messages[1] says; remove it',
         (1, 2),
     ]
 
 
 def test_one_prompt_that_the_tokenizer_refuses_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = build(tmp_path / "t", WORDS)
+    model_info = build(tmp_path / "t", WORDS)
     real = Tokenizer.encode
 
     def encode(self: Tokenizer, text: str) -> list[int]:
@@ -136,23 +136,23 @@ def test_one_prompt_that_the_tokenizer_refuses_fails_alone(tmp_path: Path, monke
 
     monkeypatch.setattr(Tokenizer, "encode", encode)
     monkeypatch.setattr(Tokenizer, "encode_all", encode_all)
-    found = preparation.encode(card.path, ["the", "mat", " ", "cat"])
+    found = preparation.encode(model_info.path, ["the", "mat", " ", "cat"])
     assert found == [(1,), "the model's tokenizer refuses the prompt: no mats", "the prompt has no tokens", (2,)]
 
 
 def test_a_template_that_fails_over_one_row_fails_that_row_alone(tmp_path: Path) -> None:
     template = TEMPLATE + "{{ 1 // (messages|length - 2) }}"
-    card = build(tmp_path / "t", WORDS, template=template)
+    model_info = build(tmp_path / "t", WORDS, template=template)
     one = [{"role": "user", "content": "cat"}]
-    found = preparation.encode(card.path, [one, one * 2, one * 3])
-    assert found[1].startswith("the model's chat template refuses the messages: ")
+    found = preparation.encode(model_info.path, [one, one * 2, one * 3])
+    assert isinstance(found[1], str) and found[1].startswith("the model's chat template refuses the messages: ")
     assert isinstance(found[0], tuple)
     assert isinstance(found[2], tuple)
 
 
 def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
-    card = build(tmp_path / "t", WORDS)
-    assert preparation.encode(card.path, ["   ", "the"]) == ["the prompt has no tokens", (1,)]
+    model_info = build(tmp_path / "t", WORDS)
+    assert preparation.encode(model_info.path, ["   ", "the"]) == ["the prompt has no tokens", (1,)]
 
 
 def test_an_unfit_draft_is_refused_when_named_and_replaced_when_not(
@@ -162,7 +162,7 @@ def test_an_unfit_draft_is_refused_when_named_and_replaced_when_not(
     draft = build(tmp_path / "draft", ["<unk>", "cat", "the"])
     with pytest.raises(PairError):
         preparation.prepare_pair(target.path, draft.path)
-    monkeypatch.setattr(preparation, "choose_draft", lambda card: draft.path)
+    monkeypatch.setattr(preparation, "choose_draft", lambda model_info: draft.path)
     _, found, name, notes = preparation.prepare_pair(target.path, "auto")
     assert (found, name) == (None, "lookup")
     assert notes[0].startswith("the usual draft cannot be used, proposing by lookup instead: the draft")
@@ -172,9 +172,9 @@ def test_an_unfit_draft_is_refused_when_named_and_replaced_when_not(
 
 WITHOUT_TORCH = """
 import sys
-from outrider.workers.models.torchless import go_without_torch
-go_without_torch()
-from outrider.workers.models.cards import find
+from outrider.workers.models.hide_torch import hide_torch
+hide_torch()
+from outrider.workers.models.model_info import find
 from outrider.workers.models.tokenizer import Tokenizer
 tokenizer = Tokenizer(find("pocket"))
 tokens = tokenizer.encode("import os") + tokenizer.encode_chat([{"role": "user", "content": "a"}])

@@ -9,9 +9,9 @@ import psutil
 
 DRIVER = """
 import os
-from outrider.runner.job.tokenizer_process import Office
-with Office() as office:
-    print(office._ask(os.getpid), flush=True)
+from outrider.runner.job.tokenizer_process import TokenizerProcess
+with TokenizerProcess() as tokenizer_process:
+    print(tokenizer_process._ask(os.getpid), flush=True)
     input()
 """
 

@@ -344,14 +344,14 @@ def test_accelerators_hang_on_their_node(tmp_path: Path) -> None:
 
 def test_only_accelerators_with_device_files_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    cards = tuple(Accelerator(f"cuda:{index}", f"0000:{index:02x}:00.0", index, str(index)) for index in range(3))
-    assert visible_here(cards, tmp_path, tmp_path) == ()
+    model_infos = tuple(Accelerator(f"cuda:{index}", f"0000:{index:02x}:00.0", index, str(index)) for index in range(3))
+    assert visible_here(model_infos, tmp_path, tmp_path) == ()
     (tmp_path / "nvidia1").touch()
     (tmp_path / "nvidia2").touch()
-    shown = visible_here(cards, tmp_path, tmp_path)
+    shown = visible_here(model_infos, tmp_path, tmp_path)
     assert [(each.name, each.node, each.selector) for each in shown] == [("cuda:0", 1, "0"), ("cuda:1", 2, "1")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    shown = visible_here(cards, tmp_path, tmp_path)
+    shown = visible_here(model_infos, tmp_path, tmp_path)
     assert [(each.name, each.node, each.selector) for each in shown] == [("cuda:0", 2, "1")]
     assert [each.node for each in visible_here((), tmp_path, tmp_path)] == [None]
 

@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from outrider.runner.bench.bench import BenchSpec
 from outrider.runner.job.requests import SILENT_IN_MESSAGES, Message, Parameters, RowError, parse_simple
-from outrider.runner.options import JobSpec, Options, build_options
+from outrider.runner.option import OptionModel, build_options, flag_of
+from outrider.runner.options import BenchSpec, JobSpec, TopologySpec
 from outrider.runner.validation_errors import MUST, must
 from outrider.workers.errors import UsageError
 
@@ -99,15 +99,15 @@ def test_what_answers_of_openai_bring_along_is_nothing() -> None:
     assert request.messages == (Message(role="assistant", content="x"),)
 
 
-@pytest.mark.parametrize("kind", [JobSpec, BenchSpec])
-def test_every_option(kind: type[Options], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [JobSpec, BenchSpec, TopologySpec])
+def test_every_option(kind: type[OptionModel], tmp_path: Path) -> None:
     refused = 0
     for field in kind.model_fields:
         for value in WRONG:
             try:
                 build_options(kind, {"input": "a", field: value} if kind is JobSpec else {field: value})
             except UsageError as error:
-                assert str(error).startswith(f"--{field.replace('_', '-')}: must "), error
+                assert str(error).startswith(f"{flag_of(kind, field)}: must "), error
                 check(str(error))
                 refused += 1
     assert refused > 20 * len(kind.model_fields)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from outrider.workers import speculation
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
-from outrider.workers.speculation import LEAST_RUNNER_UP, MOST_RUNNERS_UP, Request
+from outrider.workers.speculation import LEAST_RUNNER_UP, MOST_RUNNERS_UP, CandidateRequest
 from outrider.workers.target import verifier as verify
-from outrider.workers.target.proposers import LookupProposer, NoProposer
-from outrider.workers.target.text import TextWriter
-from outrider.workers.target.verifier import Answer, Guess, LiveRow, Proposer, Verifier
+from outrider.workers.target.live_row import LiveRow
+from outrider.workers.target.proposers import LookupProposer, NoProposer, PendingProposals, Proposal, Proposer
+from outrider.workers.target.text_and_stop_strings import TextWriter
+from outrider.workers.target.verifier import Verifier
 
 CONTEXT = 96
 CURVE = CostCurve({1: 1.0, 8: 1.2, 64: 3.0})
@@ -117,13 +118,13 @@ def test_assisted_is_plain(
     assert engine.rows == {}, "a row that has ended must leave the engine"
     assert sorted(proposer.forgotten) == [row.key for row in rows], "the draft must hear of every row that ended"
     results = [one for one in ended.values() if isinstance(one, RowResult)]
-    assert target.progress.tokens == sum(len(one.tokens) for one in results)
-    assert target.progress.proposed == sum(one.proposed for one in results)
-    assert target.progress.accepted == sum(one.accepted for one in results)
-    assert target.progress.plain_rounds <= target.progress.rounds == len(engine.passes)
-    assert target.progress.runners_up_held <= target.progress.runners_up
+    assert target.counters.tokens == sum(len(one.tokens) for one in results)
+    assert target.counters.proposed == sum(one.proposed for one in results)
+    assert target.counters.accepted == sum(one.accepted for one in results)
+    assert target.counters.plain_rounds <= target.counters.rounds == len(engine.passes)
+    assert target.counters.runners_up_held <= target.counters.runners_up
     if not branches:
-        assert target.progress.runners_up == 0
+        assert target.counters.runners_up == 0
     for one in results:
         assert one.accepted <= one.proposed
         assert one.accepted <= len(one.tokens)
@@ -156,37 +157,37 @@ def test_a_perfect_draft_saves_the_rounds_it_should() -> None:
     assert (result.rounds, result.proposed, result.accepted) == (6, 4 * 4 + 3, 4 * 4 + 3)
 
 
-class SecondBest(Nonsense):
+class RunnerUpShare(Nonsense):
     """Its third candidate is wrong, and what it would have said second is right."""
 
-    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+    def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
         self.requests.append(request)
-        guesses = []
+        proposals = []
         for live, count in zip(rows, request.counts, strict=True):
             tokens = self._right(live, max(0, count))
             if count > 2:
                 right, tokens[2] = tokens[2], (tokens[2] + 1) % VOCABULARY
-                guesses.append(Guess(tokens, [(1, tokens[2]), (2, right)]))
+                proposals.append(Proposal(tokens, [(1, tokens[2]), (2, right)]))
             else:
-                guesses.append(Guess(tokens))
-        return lambda: guesses
+                proposals.append(Proposal(tokens))
+        return lambda: proposals
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.requests: list[Request] = []
+        self.requests: list[CandidateRequest] = []
 
 
 def test_a_runner_up_that_holds_brings_its_successor() -> None:
     row = Row(1, (1, 2, 3), 25, logprobs=1)
-    engine, draft = FakeEngine(CONTEXT), SecondBest(0)
+    engine, draft = FakeEngine(CONTEXT), RunnerUpShare(0)
     target = verifier(engine, draft, 1, 4, end=())
     result = finish(target, [row])[1]
     assert_plain([row], {1: result}, end=())
     # The prompt's token, then two candidates, the runner-up and the token after it a pass, 25 = 1 + 6 * 4.
     assert [len(feed.tokens) for (feed,) in engine.passes] == [3, 5, 6, 6, 6, 6, 5], "it is fed once more; the last has 3"
     assert [len(feed.branches) for (feed,) in engine.passes] == [0] + [2] * 6
-    assert (target.progress.runners_up, target.progress.runners_up_held) == (12, 6)
-    assert target.progress.accepted == 12
+    assert (target.counters.runners_up, target.counters.runners_up_held) == (12, 6)
+    assert target.counters.accepted == 12
     done = target.last_round
     assert done is not None
     assert (done.steady, done.read, done.found, done.gained, done.fed) == (True, 0, 1, 4, 7)
@@ -198,20 +199,20 @@ def test_a_runner_up_that_holds_brings_its_successor() -> None:
 def test_runners_up_of_long_rows_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation, "LONGEST_WITH_RUNNERS_UP", 12)
     engine = FakeEngine(CONTEXT)
-    target = verifier(engine, SecondBest(0), 1, 4, end=())
+    target = verifier(engine, RunnerUpShare(0), 1, 4, end=())
     rows = [Row(1, (1, 2, 3), 40)]
     assert_plain(rows, finish(target, rows), end=())
-    assert 2 < target.progress.runners_up < 8
+    assert 2 < target.counters.runners_up < 8
 
 
 @pytest.mark.parametrize("able", [True, False])
 def test_runners_up_are_left_alone_where_they_are_not_wanted_or_cannot_be_tried(able: bool) -> None:
-    engine, draft = FakeEngine(CONTEXT), SecondBest(0)
+    engine, draft = FakeEngine(CONTEXT), RunnerUpShare(0)
     engine.branches = able
     target = verifier(engine, draft, 1, 4, end=(), runners_up=not able)
     rows = [Row(1, (1, 2, 3), 25)]
     assert_plain(rows, finish(target, rows), end=())
-    assert target.progress.runners_up == 0
+    assert target.counters.runners_up == 0
     assert all(request.runner_up_chances == () for request in draft.requests)
 
 
@@ -232,7 +233,7 @@ def test_an_end_amid_accepted_candidates_ends_the_row_there() -> None:
     assert result.tokens == (2, 3, 4, 5, END)
     assert result.finish_reason == "stop"
     assert result.accepted <= 5, "candidates behind the end were never used"
-    assert target.progress.tokens == 5
+    assert target.counters.tokens == 5
 
 
 def test_a_prompt_longer_than_a_prefill_step_goes_in_pieces_beside_the_others() -> None:
@@ -305,7 +306,7 @@ def test_nothing_is_asked_while_there_is_no_draft() -> None:
     target = verifier(FakeEngine(CONTEXT), proposer, 2, None)
     assert_plain(rows, finish(target, rows))
     assert proposer.asked == []
-    assert target.progress.plain_rounds == target.progress.rounds
+    assert target.counters.plain_rounds == target.counters.rounds
 
 
 def test_a_draft_that_seems_too_slow_is_tried_again_now_and_then() -> None:
@@ -321,7 +322,7 @@ def test_near_ties_are_counted_for_committed_tokens_only() -> None:
     class Close(FakeEngine):
         exact = False
 
-        def _feed(self, feed):  # type: ignore[no-untyped-def]
+        def _feed(self, feed):
             chosen = super()._feed(feed)
             chosen.margins[:] = [1e-6] * len(chosen.tokens)
             return chosen
@@ -332,7 +333,7 @@ def test_near_ties_are_counted_for_committed_tokens_only() -> None:
 
     target = verifier(Close(CONTEXT), Wrong(0), 1, 4, end=())
     finish(target, [Row(1, (1, 2), 10)])
-    assert target.progress.near_ties == 10
+    assert target.counters.near_ties == 10
 
 
 def test_samples_of_one_row_differ_and_repeat() -> None:
@@ -349,7 +350,7 @@ def test_a_text_that_the_draft_must_read_has_to_pay_for_it() -> None:
     cheap, dear = Nonsense(1, read=0.001), Nonsense(1, read=1.0)
     for proposer in (cheap, dear):
         target = verifier(FakeEngine(CONTEXT), proposer, draft_tokens=None)
-        target.verify_seconds = Fixed({1: 1.0, 64: 1.1})
+        target.policy.verify_seconds = Fixed({1: 1.0, 64: 1.1})
         assert_plain(job, finish(target, job))
     assert set(cheap.asked) == {0, 1, 2}
     assert dear.asked == []
@@ -364,21 +365,21 @@ def test_a_new_row_is_believed_to_accept_what_those_before_it_did() -> None:
     proposer = Wrong(1, step=0.02)
     job = [Row(key, (key % END, 3, 1), 40, Sampling(seed=key, end_tokens=()), ()) for key in range(30)]
     target = verifier(FakeEngine(CONTEXT), proposer, batch=1, draft_tokens=None)
-    target.verify_seconds = Fixed({1: 1.0, 64: 4.0})
+    target.policy.verify_seconds = Fixed({1: 1.0, 64: 4.0})
     finish(target, job)
-    assert target.progress.accepted == 0
-    assert target.progress.proposed < 60, "the first rows have shown that there is nothing to be had"
+    assert target.counters.accepted == 0
+    assert target.counters.proposed < 60, "the first rows have shown that there is nothing to be had"
 
 
 def test_a_round_says_what_was_expected_of_it() -> None:
     target = verifier(FakeEngine(CONTEXT), Nonsense(1, step=0.02), draft_tokens=2)
-    curve = target.verify_seconds = Fixed({1: 1.0, 64: 4.0})
+    curve = target.policy.verify_seconds = Fixed({1: 1.0, 64: 4.0})
     target.add([Row(1, (1, 2, 3), 40, Sampling(end_tokens=()), ())])
     target.round()
     target.round()
     done = target.last_round
     assert done is not None
-    assert done.foreseen is not None
-    assert done.foreseen.seconds == pytest.approx(curve(3) + 2 * 0.02)
-    assert done.foreseen.tokens == pytest.approx(1 + 0.7 + 0.49)
-    assert done.fed == 1 + sum(done.proposed) + target.progress.runners_up
+    assert done.forecast is not None
+    assert done.forecast.seconds == pytest.approx(curve(3) + 2 * 0.02)
+    assert done.forecast.tokens == pytest.approx(1 + 0.7 + 0.49)
+    assert done.fed == 1 + sum(done.proposed) + target.counters.runners_up

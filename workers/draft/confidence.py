@@ -1,16 +1,16 @@
-"""How sure a draft may be of its own guess: learned from what became of earlier ones with a similar lead.
+"""How sure a draft may be of its own guess: learned from what became of earlier ones with a similar margin.
 
-A draft's lead (its best score over the second best, noise included) says how clear its choice was. How often the target
-makes the same choice at that lead is a fact of the pair and the text, so it is counted, not assumed.
+A draft's margin (its best score over the second best, noise included) says how clear its choice was. How often the target
+makes the same choice at that margin is a fact of the pair and the text, so it is counted, not assumed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 
-from outrider.workers.engines.engine import Trust
+from outrider.workers.engines.engine import StopRule
 
-# A guess falls between two of these leads, in units of the scores' own (nats).
+# A guess falls between two of these margins, in units of the scores' own (nats).
 BOUNDS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 # What is believed of each span before anything is known, with the weight of this many observations.
 PRIOR = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97)
@@ -28,25 +28,25 @@ LEAST_CHANCE = 0.02
 
 
 class Confidence:
-    """Counts by the lead's span, and what follows from them."""
+    """Counts by the margin's span, and what follows from them."""
 
     def __init__(self) -> None:
         self._held = [chance * PRIOR_WEIGHT for chance in PRIOR]
         self._tried = [PRIOR_WEIGHT] * len(PRIOR)
         self._usual = list(PRIOR)
         # Always what is believed now: it holds the list itself.
-        self._trust = Trust(BOUNDS, self._usual, LEAST_CHANCE)
+        self._stop_rule = StopRule(BOUNDS, self._usual, LEAST_CHANCE)
 
-    def trust(self, least_reach: float = 0.0, least_sum: float = 0.0) -> Trust:
-        """What is believed now, for runs that stop below this reach, or together below this sum."""
-        return Trust(BOUNDS, self._usual, LEAST_CHANCE, least_reach, least_sum)
+    def stop_rule(self, least_reach: float = 0.0, least_sum: float = 0.0) -> StopRule:
+        """What is believed now, for rows that stop below this reach, or together below this sum."""
+        return StopRule(BOUNDS, self._usual, LEAST_CHANCE, least_reach, least_sum)
 
-    def chance(self, lead: float, doubt: float = 1.0) -> float:
-        """The chance that the target takes a guess with this lead, given that it took those before it."""
-        return self._trust.chance(lead, doubt)
+    def chance(self, margin: float, miss_factor: float = 1.0) -> float:
+        """The chance that the target takes a guess with this margin, given that it took those before it."""
+        return self._stop_rule.chance(margin, miss_factor)
 
-    def learn(self, lead: float, held: bool) -> None:
-        span = bisect_right(BOUNDS, lead)
+    def learn(self, margin: float, held: bool) -> None:
+        span = bisect_right(BOUNDS, margin)
         self._held[span] += held
         self._tried[span] += 1.0
         self._usual[span] = self._held[span] / self._tried[span]
@@ -55,7 +55,7 @@ class Confidence:
             self._tried[span] /= 2.0
 
 
-class SecondBest:
+class RunnerUpShare:
     """How often the runner-up holds where a guess missed: much the same share, however clear the guess was."""
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ class SecondBest:
             self._missed /= 2.0
 
 
-class Doubt:
-    """How much oftener a row's guesses miss than their leads foretell.
+class MissFactor:
+    """How much oftener a row's guesses miss than their margins predict.
 
     The table is of all rows together: where the draft knows a row well it would stop too early, elsewhere too late.
     """

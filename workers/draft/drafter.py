@@ -5,13 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
 
-from outrider.workers.draft.confidence import Confidence, Doubt, SecondBest
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.workers.constraints.matching import Matching
+from outrider.workers.draft.confidence import Confidence, MissFactor, RunnerUpShare
+from outrider.workers.draft.constraints import Constraints
 from outrider.workers.engines.costs import Recent
-from outrider.workers.engines.engine import Engine, Feed, Run
-from outrider.workers.engines.prefixes import Prefixes
-from outrider.workers.messages import Advance, Ask, Candidates, Sampling
+from outrider.workers.engines.engine import DecodeFeed, Engine, Feed
+from outrider.workers.engines.prefix_cache import PrefixCache
+from outrider.workers.messages import Advance, DraftReply, DraftRequest, Sampling
 
 # Prompts enter the draft's cache in passes over so many tokens in all: what lies between its small matrices then stays in
 # the processor's caches.
@@ -28,22 +33,25 @@ LEAST_REACH = 0.05
 class DraftRow:
     """``committed`` is what the target has decided, ``guessed`` how the draft goes on from there.
 
-    ``leads`` say how clear each guess was, ``chances`` what that made of it when it was guessed (``doubt`` is how far to
-    trust leads in this row), and ``reach`` is the chance that all of them hold. ``runners_up`` are what would have been
-    guessed second (-1: not known). The engine's cache holds the first ``cached`` tokens of the two in a row. The last guess
-    has not been fed, so it is never among them.
+    ``margins`` say how clear each guess was, ``chances`` what that made of it when it was guessed, and ``reach`` is the
+    chance that all of them hold; ``miss_factor`` says how much oftener guesses miss in this row than their margins predict.
+    ``runners_up`` are the second choices (-1: not known). The engine's cache holds the first ``cached`` tokens of
+    ``committed`` and ``guessed`` together. The last guess has not been fed, so it is never among them.
     """
 
     committed: list[int] = field(default_factory=list)
     guessed: list[int] = field(default_factory=list)
-    leads: list[float] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     runners_up: list[int] = field(default_factory=list)
     reach: float = 1.0
-    doubt: Doubt = field(default_factory=Doubt)
+    miss_factor: MissFactor = field(default_factory=MissFactor)
     cached: int = 0
     limit: int = 0
     end_tokens: Collection[int] = ()
+    # How far the answer, guesses included, has come in what it must be; None where it may be anything.
+    matching: Matching | None = None
+    prompt_length: int = 0
 
     def uncached(self) -> list[int]:
         beyond = self.cached - len(self.committed)
@@ -53,34 +61,41 @@ class DraftRow:
 class Drafter:
     """Answers a target's requests. Whatever it says is a hint, so it may forget anything at any time."""
 
-    def __init__(self, engine: Engine, end_tokens: Collection[int], prefix_tokens: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, end_tokens: Collection[int], prefix_tokens: int = 0, constraints: Constraints | None = None
+    ) -> None:
         self.engine = engine
-        self._prefixes = Prefixes(engine, prefix_tokens)
+        self._constraints = constraints
+        self._prefix_cache = PrefixCache(engine, prefix_tokens)
         self.end_tokens = frozenset(end_tokens)
         self.confidence = Confidence()
-        self.second_best = SecondBest()
+        self.runner_up_share = RunnerUpShare()
         self._steps = Recent()
         self._reading = Recent()
         self._passing = 0.0
         self._rows: dict[int, DraftRow] = {}
         self._asked: list[int] = []
 
-    def propose(self, ask: Ask) -> Candidates:
+    def propose(self, request: DraftRequest) -> DraftReply:
         started, self._passing = time.perf_counter(), 0.0
-        for key in ask.closed:
+        for key in request.closed:
             self._close(key)
-        self._asked = [advance.key for advance in ask.rows if self._advance(advance)]
-        forgotten = tuple(advance.key for advance in ask.rows if advance.key not in self._rows)
+        self._asked = [advance.key for advance in request.rows if self._advance(advance)]
+        forgotten = tuple(advance.key for advance in request.rows if advance.key not in self._rows)
         rows = {key: self._rows[key] for key in self._asked}
-        self._go_on({key: self._wanted(row, row.limit, ask.keep) for key, row in rows.items()}, ask.keep, ask.a_step)
-        tokens = {key: self._worth_sending(self._rows[key], ask) for key in self._asked}
+        self._go_on(
+            {key: self._wanted(row, row.limit, request.least_reach) for key, row in rows.items()},
+            request.least_reach,
+            request.least_sum,
+        )
+        tokens = {key: self._worth_sending(self._rows[key], request) for key in self._asked}
         runners_up = {}
         for key, guesses in tokens.items():
-            if found := self._runners_up(self._rows[key], len(guesses), ask.runner_up_chances):
+            if found := self._runners_up(self._rows[key], len(guesses), request.runner_up_chances):
                 runners_up[key] = found
         seconds = time.perf_counter() - started
-        prices = (self._steps(len(self._asked)), self._reading(1), max(0.0, seconds - self._passing))
-        return Candidates(ask.round, tokens, forgotten, seconds, *prices, runners_up)
+        draft_costs = (self._steps(len(self._asked)), self._reading(1), max(0.0, seconds - self._passing))
+        return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, runners_up)
 
     def run_ahead(self) -> bool:
         """One step further for the rows of the last request, as if the target were going to accept everything.
@@ -102,16 +117,19 @@ class Drafter:
             return False
         held = _common_prefix(row.guessed, advance.tokens)
         for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
-            lead = row.leads[index]
-            row.doubt.learn(self.confidence.chance(lead), guess == token)
-            self.confidence.learn(lead, guess == token)
+            margin = row.margins[index]
+            if margin == inf:  # it could not be missed
+                continue
+            row.miss_factor.learn(self.confidence.chance(margin), guess == token)
+            self.confidence.learn(margin, guess == token)
             if guess != token and row.runners_up[index] >= 0:
-                self.second_best.learn(row.runners_up[index] == token)
+                self.runner_up_share.learn(row.runners_up[index] == token)
         # What was guessed beyond the committed tokens stays good as long as all of them were guessed right.
         keep_from = held if held == len(advance.tokens) else len(row.guessed)
-        del row.guessed[:keep_from], row.leads[:keep_from], row.chances[:keep_from], row.runners_up[:keep_from]
+        del row.guessed[:keep_from], row.margins[:keep_from], row.chances[:keep_from], row.runners_up[:keep_from]
         row.reach = prod(row.chances)
         row.committed.extend(advance.tokens)
+        self._follow(row)
         keep = min(row.cached, advance.start + held, len(row.committed) - 1) if not row.guessed else row.cached
         if keep < row.cached:
             row.cached = keep
@@ -123,14 +141,27 @@ class Drafter:
         """Begin a row anew, with as much of its prompt as another row has read."""
         self._close(advance.key)
         prompt = advance.tokens[: advance.prompt_length]
-        shared = self._prefixes.open(advance.key, prompt, sampling)
+        shared = self._prefix_cache.open(advance.key, prompt, sampling)
         if shared is None:
             # A row opened just before it has the same beginning: what that one is to read anyway, it reads now.
             self._read_on()
-            shared = self._prefixes.open(advance.key, prompt, sampling, wait=False) or 0
+            shared = self._prefix_cache.open(advance.key, prompt, sampling, wait=False) or 0
         ends = self.end_tokens if sampling.end_tokens is None else sampling.end_tokens
         row = self._rows[advance.key] = DraftRow(list(advance.tokens), cached=shared, end_tokens=ends)
+        row.prompt_length = advance.prompt_length
+        if sampling.grammar and self._constraints is not None:
+            row.matching = self._constraints.matching(sampling.grammar, sorted(ends))
+            self._follow(row)
         row.limit = self._room(row, advance.limit)
+
+    def _follow(self, row: DraftRow) -> None:
+        """Bring a row's constraint to where its text is. One that does not fit is let go: the target has the last word."""
+        if row.matching is None:
+            return
+        written = row.committed[row.prompt_length :] + row.guessed
+        row.matching.back(_common_prefix(row.matching.tokens, written))
+        if not all(map(row.matching.take, written[len(row.matching) :])):
+            row.matching = None
 
     def _read_on(self) -> None:
         """Bring all but the last token of every text into the cache."""
@@ -164,11 +195,11 @@ class Drafter:
             return 0
         return max(0, min(count, self.engine.context - len(row.committed)) - len(row.guessed))
 
-    def _worth_sending(self, row: DraftRow, ask: Ask) -> tuple[int, ...]:
+    def _worth_sending(self, row: DraftRow, request: DraftRequest) -> tuple[int, ...]:
         reach = 1.0
         for count, chance in enumerate(row.chances[: row.limit]):
             reach *= chance
-            if chance < ask.confidence or reach < ask.keep:
+            if chance < request.confidence or reach < request.least_reach:
                 return tuple(row.guessed[:count])
         return tuple(row.guessed[: row.limit])
 
@@ -176,14 +207,14 @@ class Drafter:
         """Those that are likely enough to come in place of one of the guesses sent, likeliest first."""
         if not chances:
             return ()
-        possible, reach = [], self.second_best.share
-        for place, (chance, token) in enumerate(zip(row.chances[:sent], row.runners_up, strict=False)):
+        possible, reach = [], self.runner_up_share.share
+        for position, (chance, token) in enumerate(zip(row.chances[:sent], row.runners_up, strict=False)):
             if token >= 0:
-                possible.append((reach * (1.0 - chance), place, token))
+                possible.append((reach * (1.0 - chance), position, token))
             reach *= chance
         possible.sort(reverse=True)
         likely = zip(possible, chances, strict=False)
-        return tuple((place, token) for (chance, place, token), least in likely if chance > least)
+        return tuple((position, token) for (chance, position, token), least in likely if chance > least)
 
     def _go_on(self, wanted: Mapping[int, int], least_reach: float = 0.0, least_sum: float = 0.0) -> bool:
         """So many more guesses for each of these rows, all together; fewer where they become too unlikely."""
@@ -192,31 +223,57 @@ class Drafter:
             return False
         self._read(wanted, PREFILL_TOKENS)
         rows = {key: self._rows[key] for key in wanted}
-        runs = [
-            Run(key, row.uncached(), wanted[key], row.end_tokens, row.reach, row.doubt.factor) for key, row in rows.items()
+        for row in rows.values():
+            self._guess_forced(row)
+        decode_feeds = [
+            DecodeFeed(
+                key,
+                row.uncached(),
+                wanted[key],
+                row.end_tokens,
+                row.reach,
+                row.miss_factor.factor,
+                None if row.matching is None else _Guide(row.matching),
+            )
+            for key, row in rows.items()
+            if not row.guessed or row.guessed[-1] not in row.end_tokens
         ]
+        if not decode_feeds:
+            return True
         try:
-            ran = self.engine.run(runs, self.confidence.trust(least_reach, least_sum))
+            result = self.engine.decode(decode_feeds, self.confidence.stop_rule(least_reach, least_sum))
         except Exception:
-            # Some passes may have been made, and a row's account must not lag behind its cache.
-            for run in runs:
-                self.engine.truncate(run.row, self._rows[run.row].cached)
+            # Some passes may have been made, and what a row believes to be cached must not lag behind its cache.
+            for feed in decode_feeds:
+                self.engine.truncate(feed.row, self._rows[feed.row].cached)
             raise
-        for run, chosen in zip(runs, ran.chosen, strict=True):
-            row = self._rows[run.row]
-            # The last choice has not been fed.
-            row.cached += len(run.tokens) + len(chosen.tokens) - 1
+        for feed, chosen in zip(decode_feeds, result.chosen, strict=True):
+            row = self._rows[feed.row]
+            # The last choice has not been fed, nor what is certain behind it.
+            row.cached = self.engine.length(feed.row)
             row.guessed.extend(chosen.tokens)
-            row.leads.extend(chosen.margins)
+            row.margins.extend(chosen.margins)
             row.runners_up.extend(chosen.runners_up or [-1] * len(chosen.tokens))
             # As the engine has reckoned with them.
-            chances = [self.confidence.chance(lead, run.doubt) for lead in chosen.margins]
+            chances = [self.confidence.chance(margin, feed.miss_factor) for margin in chosen.margins]
             row.chances.extend(chances)
             row.reach *= prod(chances)
-        self._observe([len(run.tokens) for run in runs], ran.steps[0][1])
-        for going_on, seconds in ran.steps[1:]:
+        self._observe([len(feed.tokens) for feed in decode_feeds], result.steps[0][1])
+        for going_on, seconds in result.steps[1:]:
             self._observe([1] * going_on, seconds)
         return True
+
+    def _guess_forced(self, row: DraftRow) -> None:
+        """What must come next costs no pass."""
+        if row.matching is None:
+            return
+        while row.matching.forced:
+            token = row.matching.forced[0]
+            row.matching.take(token)
+            row.guessed.append(token)
+            row.margins.append(inf)
+            row.chances.append(1.0)
+            row.runners_up.append(-1)
 
     def _feed(self, feeds: Sequence[Feed]) -> None:
         """Read, and choose nothing."""
@@ -240,8 +297,26 @@ class Drafter:
 
     def _close(self, key: int) -> None:
         if self._rows.pop(key, None) is not None:
-            self._prefixes.close(key)
+            self._prefix_cache.close(key)
             self._asked = [other for other in self._asked if other != key]
+
+
+class _Guide:
+    """A row's constraint, in the course of one call of the engine."""
+
+    def __init__(self, matching: Matching) -> None:
+        self._matching = matching
+
+    def fill(self, mask: NDArray[np.uint32]) -> None:
+        self._matching.fill(mask)
+
+    def follow(self, token: int) -> list[int]:
+        matching = self._matching
+        matching.take(token)
+        start = len(matching)
+        while matching.forced:
+            matching.take(matching.forced[0])
+        return list(matching.tokens[start:])
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -10,7 +10,7 @@ LONGEST = 4
 class NgramIndex:
     """Where each n-gram of a growing row last ended, kept up to date token by token.
 
-    Two places are kept, because the row's own tail is always the latest: what is asked for is the one before it.
+    Two positions are kept, because the row's own tail is always the latest: what is asked for is the one before it.
     """
 
     def __init__(self, longest: int = LONGEST) -> None:

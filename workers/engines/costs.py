@@ -111,6 +111,21 @@ def _usual(values: Collection[float]) -> float:
     return sorted(values)[(len(values) - 1) // 4]
 
 
+class _Texts:
+    """Tokens that have nothing in common: of a mixture of experts, the cost of a pass depends on how many of them its
+    tokens need, and the same ones again would be in the processor's caches. Real texts need rather fewer."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._taken = 0
+
+    def take(self, count: int) -> list[int]:
+        numbers = range(self._taken, self._taken + count)
+        self._taken += count
+        # Consecutive numbers, spread over the vocabulary.
+        return [(number * 2654435761 >> 7) % self._vocabulary for number in numbers]
+
+
 def measure(engine: Engine, seconds: float = BUDGET_SECONDS, only: Sequence[int] = ()) -> CostCurve:
     """Feed a probe row passes of several sizes: each once, and again as long as the time lasts; the fastest counts.
 
@@ -135,7 +150,8 @@ def _passes(engine: Engine, seconds: float, sizes: Sequence[int], prefix: int) -
     engine.open(PROBE_ROW, Sampling(), prefix)
     try:
         prefix = min(prefix, engine.context // 2)
-        engine.feed([Feed(PROBE_ROW, [1] * prefix, 0)])
+        texts = _Texts(engine.vocabulary)
+        engine.feed([Feed(PROBE_ROW, texts.take(prefix), 0)])
         for repeat in range(REPEATS):
             for count in sizes:
                 beyond = prefix + count > engine.context
@@ -143,8 +159,9 @@ def _passes(engine: Engine, seconds: float, sizes: Sequence[int], prefix: int) -
                 if beyond or (not needed and time.perf_counter() > deadline):
                     continue
                 engine.truncate(PROBE_ROW, prefix)
+                tokens = texts.take(count)
                 started = time.perf_counter()
-                engine.feed([Feed(PROBE_ROW, [1] * count, count)])
+                engine.feed([Feed(PROBE_ROW, tokens, count)])
                 points[count] = min(points.get(count, math.inf), time.perf_counter() - started)
     finally:
         engine.close(PROBE_ROW)

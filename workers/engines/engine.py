@@ -2,12 +2,54 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from math import inf
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.workers.messages import Sampling
+
+
+class PassMasks:
+    """Which tokens the choices of a pass may take: of each mask, bit t % 32 of word t / 32 for token t.
+
+    They may still be in the making when the pass begins, in another thread, which says when they are made.
+    """
+
+    def __init__(self, count: int, words: int) -> None:
+        self.words = np.zeros((count, words), np.uint32)
+        # For engines that look by themselves.
+        self.ready = np.zeros(1, np.int32)
+        self._made = threading.Event()
+
+    def made(self) -> None:
+        self.ready[0] = 1
+        self._made.set()
+
+    def wait(self) -> None:
+        self._made.wait()
+
+
+class FeedMasks(NamedTuple):
+    """A feed's own among the masks of a pass: those of its choices, from the ``first`` on."""
+
+    of: PassMasks
+    first: int
+
+
+class Guide(Protocol):
+    """What tells which tokens may come next, in the course of a row that goes on by itself."""
+
+    def fill(self, mask: NDArray[np.uint32]) -> None:
+        """Set the bits of the tokens that may come next; all bits are 0 before."""
+
+    def follow(self, token: int) -> Sequence[int]:
+        """The token has been chosen. Those behind it that are certain, of which the guide knows then too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +59,7 @@ class Feed:
     ``logprobs`` asks for each choice's log-probability, and for those of as many of the likeliest tokens.
     ``branches`` are (after, token): a choice is also wanted after the first ``after`` tokens and this one in place of the
     next (-1 where that has no finite scores). Nothing of a branch stays. For engines that branch.
+    With ``masks`` a choice is one of the tokens that its mask allows (-1 where that is none); branches have none.
     """
 
     row: int
@@ -24,6 +67,7 @@ class Feed:
     choose: int
     logprobs: int | None = None
     branches: Sequence[tuple[int, int]] = ()
+    masks: FeedMasks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +78,7 @@ class Chosen:
     is not exact, a margin close to the kernels' rounding is where two runs may differ.
     ``logprobs`` holds, where the feed asked, for each choice (token, log-probability): its own, then the likeliest.
     Behind the feed's own choices stand those after its branches. ``runners_up`` are the tokens with the second-best scores
-    (-1: there is none), where a run's engine tells them.
+    (-1: there is none), where an engine's ``decode`` tells them.
     """
 
     tokens: list[int]
@@ -44,11 +88,12 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DecodeFeed:
     """A row that goes on by itself: it is fed ``tokens``, and then again and again what it chose last.
 
     It stops after ``most`` choices, after one of ``ends``, or where it is not worth while any more: ``reach`` is the chance
-    that everything chosen before holds, and a choice misses ``doubt`` times as often as is usual.
+    that everything chosen before holds, and a choice misses ``miss_factor`` times as often as is usual. With a ``guide``,
+    what is certain behind a choice is taken without one, its margin infinite; there may be more than ``most`` then.
     """
 
     row: int
@@ -56,15 +101,16 @@ class Run:
     most: int
     ends: Collection[int]
     reach: float = 1.0
-    doubt: float = 1.0
+    miss_factor: float = 1.0
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
-    """How much a choice's lead is worth: the ``usual`` chances that it holds, below and between ``bounds``.
+class StopRule:
+    """When decoding stops. ``usual`` are the chances that a choice holds, by its margin: below and between ``bounds``.
 
-    No chance is taken for less than ``least_chance``. A run stops where its reach is below ``least_reach``, and all of them
-    where the reaches of those that go on, each less that, come to less than ``least_sum``: another pass is not worth it.
+    No chance is taken for less than ``least_chance``. A row stops where its reach is below ``least_reach``, and all of them
+    when sum(reach - least_reach) over the rows that go on is below ``least_sum``: another pass is not worth it.
     """
 
     bounds: Sequence[float]
@@ -73,13 +119,15 @@ class Trust:
     least_reach: float = 0.0
     least_sum: float = 0.0
 
-    def chance(self, lead: float, doubt: float) -> float:
-        return max(self.least_chance, 1.0 - (1.0 - self.usual[bisect_right(self.bounds, lead)]) * doubt)
+    def chance(self, margin: float, miss_factor: float) -> float:
+        if margin == inf:  # there was no other choice
+            return 1.0
+        return max(self.least_chance, 1.0 - (1.0 - self.usual[bisect_right(self.bounds, margin)]) * miss_factor)
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """The choices of each run, and of each pass how many runs were in it and its seconds."""
+class DecodeResult:
+    """The choices of each feed, and of each pass how many rows were in it and its seconds."""
 
     chosen: list[Chosen]
     steps: list[tuple[int, float]]
@@ -117,8 +165,12 @@ class Engine(Protocol):
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
         """One forward pass over all feeds together; the answers stand in the same order."""
 
-    def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
-        """As many passes as the runs want, those together that go on; the answers stand in the same order."""
+    def scores(self, feeds: Sequence[Feed]) -> NDArray[np.float32]:
+        """One forward pass that chooses nothing: the logits after the last ``choose`` tokens of each feed, one behind the
+        other. Log-probabilities and branches are not looked at."""
+
+    def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
+        """As many passes as the feeds want, the rows that go on together; the answers stand in the same order."""
 
     def length(self, row: int) -> int:
         """How many tokens the row's cache holds."""

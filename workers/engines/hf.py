@@ -1,146 +1,60 @@
 """Any transformers model as an engine, on any device torch knows.
 
 Several rows, each with its own number of new tokens, go through one forward pass as a single flat sequence: no padding
-and no loop over rows around the model. The model's own attention layers call back into ``attend``, which gives every row
-its own cache; everything else in a decoder works token by token and does not care which row a token belongs to.
+and no loop over rows around the model. The model's own attention layers call back into ``hf_attention``, which gives every
+row its own cache; everything else in a decoder works token by token and does not care which row a token belongs to.
 """
 
 from __future__ import annotations
 
 import inspect
-import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
-from transformers import AttentionInterface, PreTrainedModel
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
-from outrider.workers.engines.engine import Chosen, Feed, Ran, Run, Trust
+from outrider.workers.engines import hf_attention
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
+from outrider.workers.engines.hf_attention import RowCache, Span
+from outrider.workers.engines.hf_masks import ATTENTION_NAME, NotHonoured
+from outrider.workers.engines.hf_rope import find_switch, rope_by_token
+from outrider.workers.engines.hf_temperature import give_back, take_temperatures
 from outrider.workers.engines.sampling import choose, log_probabilities
-from outrider.workers.engines.stepwise import run_in_steps
+from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.messages import Sampling
 
-ATTENTION_NAME = "outrider_ragged"
-FIRST_CAPACITY = 64
-
-
-class LayerCache:
-    """One layer's keys and values of one row, each (kv heads, capacity, head size); grows by doubling."""
-
-    def __init__(self) -> None:
-        self.keys: torch.Tensor | None = None
-        self.values: torch.Tensor | None = None
-
-    def append(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write after ``start`` tokens and return everything up to the end of what was written."""
-        stop = start + keys.shape[1]
-        if self.keys is None or self.values is None or stop > self.keys.shape[1]:
-            capacity = max(FIRST_CAPACITY, 1 << (stop - 1).bit_length())
-            self.keys = _grown(self.keys, keys, capacity, start)
-            self.values = _grown(self.values, values, capacity, start)
-        self.keys[:, start:stop] = keys
-        self.values[:, start:stop] = values
-        return self.keys[:, :stop], self.values[:, :stop]
-
-    def copy(self, length: int) -> LayerCache:
-        """A cache of its own with the first tokens of this one."""
-        other = LayerCache()
-        if self.keys is not None and self.values is not None:
-            other.keys, other.values = self.keys[:, :length].clone(), self.values[:, :length].clone()
-        return other
-
-
-def _grown(old: torch.Tensor | None, like: torch.Tensor, capacity: int, used: int) -> torch.Tensor:
-    new = like.new_empty((like.shape[0], capacity, like.shape[2]))
-    if old is not None:
-        new[:, :used] = old[:, :used]
-    return new
+# A row that has grown so far beyond a switch of its rope will not be taken back behind it.
+NEVER_TAKEN_BACK = 64
 
 
 @dataclass(slots=True)
 class RowState:
-    """What an engine knows of a row. ``tokens`` are all the tokens whose keys and values the cache holds."""
+    """What an engine knows of a row. ``tokens`` are all that it was fed and that were not taken back."""
 
     sampling: Sampling
     prompt_length: int
     tokens: list[int] = field(default_factory=list)
-    layers: dict[int, LayerCache] = field(default_factory=dict)
 
-    def layer(self, index: int) -> LayerCache:
-        return self.layers.setdefault(index, LayerCache())
+
+@dataclass(slots=True)
+class RaggedRow(RowState):
+    """With its keys and values: where the model's rope has a switch, those of either side of it."""
+
+    caches: dict[bool, RowCache] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Where in the flat sequence one row's new tokens lie."""
+class Portion:
+    """Tokens that one row has in one pass, behind what its cache holds; ``choose`` of the last are answered."""
 
-    row: RowState
-    start: int
-    stop: int
-
-
-# The spans of the forward pass in progress, for the attention layers to find. One pass a thread at a time.
-_current = threading.local()
-
-
-def attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: query (1, heads, tokens, size), key and value (1, kv heads, tokens, size)."""
-    layer = module.layer_idx
-    output = query.new_empty((query.shape[2], query.shape[1], value.shape[3]))
-    for span in _current.spans:
-        past = len(span.row.tokens)
-        tokens = slice(span.start, span.stop)
-        keys, values = span.row.layer(layer).append(past, key[0, :, tokens], value[0, :, tokens])
-        first = 0 if sliding_window is None else max(0, past + 1 - sliding_window)
-        keys, values = keys[:, first:], values[:, first:]
-        mask = _mask(past, span.stop - span.start, first, sliding_window, query.device)
-        attention = _fused if _current.fused else _eager
-        output[tokens] = attention(query[:, :, tokens], keys[None], values[None], mask, scaling)[0].transpose(0, 1)
-    return output[None], None
-
-
-def _fused(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-) -> torch.Tensor:
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, keys, values, attn_mask=mask, scale=scale, enable_gqa=keys.shape[1] != query.shape[1]
-    )
-
-
-def _eager(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-) -> torch.Tensor:
-    """Attention spelled out, as models wrote it before there were fused kernels: the scores exist as a matrix."""
-    copies = query.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(copies, dim=1), values.repeat_interleave(copies, dim=1)
-    scores = query @ keys.transpose(2, 3) * (query.shape[3] ** -0.5 if scale is None else scale)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.float().softmax(dim=-1).to(query.dtype) @ values
-
-
-def _mask(past: int, count: int, first: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """Which keys from ``first`` on each of ``count`` new tokens sees; None where each sees them all."""
-    if count == 1:
-        return None
-    positions = torch.arange(past, past + count, device=device)[:, None]
-    keys = torch.arange(first, past + count, device=device)[None]
-    seen = keys <= positions
-    return seen if window is None else seen & (keys > positions - window)
-
-
-AttentionInterface.register(ATTENTION_NAME, attend)
+    cache: RowCache
+    tokens: Sequence[int]
+    choose: int
+    long: Sequence[bool]
 
 
 class HfEngine:
@@ -156,27 +70,47 @@ class HfEngine:
         self.model = model
         self.context = context
         self.fused = fused
-        self.vocabulary: int = model.get_output_embeddings().weight.shape[0]
-        self._rows: dict[int, RowState] = {}
+        self.vocabulary: int = vocabulary_of(model)
+        self._rows: dict[int, RaggedRow] = {}
         self._keeps_some_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._switch = find_switch(model)
+        self._rope = rope_by_token(model)
+        self._temperatures = take_temperatures(model)
+        self._attentions: int | None = None
+        self.own_attention: str = model.config._attn_implementation
         model.set_attn_implementation(ATTENTION_NAME)
 
+    def release(self) -> None:
+        """Leave the model as it was, for another engine."""
+        self._rope.release()
+        give_back(self._temperatures)
+        self.model.set_attn_implementation(self.own_attention)
+
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
-        self._rows[row] = RowState(sampling, prompt_length)
+        self._rows[row] = RaggedRow(sampling, prompt_length)
 
     def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
         other = self._rows[source]
-        layers = {index: layer.copy(length) for index, layer in other.layers.items()}
-        self._rows[row] = RowState(sampling, prompt_length, other.tokens[:length], layers)
+        new = self._rows[row] = RaggedRow(sampling, prompt_length, other.tokens[:length])
+        for long, cache in other.caches.items():
+            # Where keys stay as they were computed, the source's are of use as far as its rope was the row's own.
+            alike = cache.length
+            if self._switch is not None and not self._switch.anew:
+                theirs, ours = (self._sides(each, 0, length) for each in (other, new))
+                alike = next((at for at in range(length) if theirs[at] != ours[at]), length)
+            new.caches[long] = cache.copy(min(length, alike))
 
-    def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
-        return run_in_steps(self, runs, trust)
+    def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
+        return decode_in_steps(self, decode_feeds, stop_rule)
 
     def length(self, row: int) -> int:
         return len(self._rows[row].tokens)
 
     def truncate(self, row: int, length: int) -> None:
-        del self._rows[row].tokens[length:]
+        state = self._rows[row]
+        del state.tokens[length:]
+        for cache in state.caches.values():
+            cache.length = min(cache.length, length)
 
     def close(self, row: int) -> None:
         del self._rows[row]
@@ -185,50 +119,130 @@ class HfEngine:
         logits = self.logits(feeds)
         answers, taken = [], 0
         for feed in feeds:
-            answers.append(choose_last(self._rows[feed.row], logits[taken : taken + feed.choose], feed.logprobs))
+            answers.append(choose_last(self._rows[feed.row], logits[taken : taken + feed.choose], feed))
             taken += feed.choose
         return answers
 
+    def scores(self, feeds: Sequence[Feed]) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = self.logits(feeds).numpy()
+        return logits
+
     def logits(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Append the feeds' tokens to their rows; the scores after each of the last ``choose`` tokens of every feed."""
-        spans: list[Span] = []
+        near, far, straddling = list(feeds), [], []
+        for index, feed in enumerate(feeds):
+            before = self._before_switch(feed)
+            if before:
+                # No pass straddles the switch: what lies beyond needs all of the row's keys anew.
+                beyond = len(feed.tokens) - before
+                near[index] = replace(feed, tokens=feed.tokens[:before], choose=max(0, feed.choose - beyond))
+                far.append(replace(feed, tokens=feed.tokens[before:], choose=min(feed.choose, beyond)))
+                straddling.append(index)
+        scores = self._pass(near)
+        for index, more in zip(straddling, self._pass(far), strict=True):
+            scores[index] = torch.cat([scores[index], more])
+        return torch.cat(scores)
+
+    def _before_switch(self, feed: Feed) -> int:
+        """How many of the tokens lie before a switch that the others lie beyond, if all keys change there; 0: none."""
+        row, switch = self._rows[feed.row], self._switch
+        if switch is None or not switch.anew:
+            return 0
+        past = len(row.tokens)
+        crosses = not switch.long(past + 1, row.prompt_length) and switch.long(past + len(feed.tokens), row.prompt_length)
+        return switch.length - past if crosses else 0
+
+    def _pass(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        """One forward pass over feeds of different rows, and what each of them asked for."""
+        if not feeds:
+            return []
+        rows = [self._rows[feed.row] for feed in feeds]
+        portions = [self._portion(row, feed) for row, feed in zip(rows, feeds, strict=True)]
         ids: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
-        for feed in feeds:
-            row = self._rows[feed.row]
-            past, start = len(row.tokens), len(ids)
-            ids.extend(feed.tokens)
-            positions.extend(range(past, past + len(feed.tokens)))
-            wanted.extend(range(len(ids) - feed.choose, len(ids)))
-            spans.append(Span(row, start, len(ids)))
-        logits = self._forward(ids, positions, wanted, spans)
-        for feed, span in zip(feeds, spans, strict=True):
-            span.row.tokens.extend(feed.tokens)
-        return logits
+        long: list[bool] = []
+        spans: list[Span] = []
+        for portion in portions:
+            start, past = len(ids), portion.cache.length
+            ids.extend(portion.tokens)
+            positions.extend(range(past, past + len(portion.tokens)))
+            long.extend(portion.long)
+            wanted.extend(range(len(ids) - portion.choose, len(ids)))
+            spans.append(Span(portion.cache, start, len(ids)))
+        logits = self._forward(ids, positions, wanted, long, spans)
+        for row, feed, portion in zip(rows, feeds, portions, strict=True):
+            portion.cache.length += len(portion.tokens)
+            row.tokens.extend(feed.tokens)
+            self._forget_other_side(row)
+        return list(logits.split([portion.choose for portion in portions]))
+
+    def _portion(self, row: RaggedRow, feed: Feed) -> Portion:
+        past, switch = len(row.tokens), self._switch
+        anew = switch is not None and switch.anew
+        side = anew and switch is not None and switch.long(past + len(feed.tokens), row.prompt_length)
+        cache = row.caches.setdefault(side, RowCache())
+        # What was fed on the other side of the switch, or never: all else is here.
+        tokens = [*row.tokens[cache.length :], *feed.tokens]
+        return Portion(cache, tokens, feed.choose, self._sides(row, cache.length, past + len(feed.tokens)))
+
+    def _sides(self, row: RaggedRow, start: int, stop: int) -> list[bool]:
+        """For each of the positions whether it takes the long frequencies, in a pass that ends at ``stop``."""
+        switch = self._switch
+        if switch is None:
+            return [False] * (stop - start)
+        if switch.anew:
+            return [switch.long(stop, row.prompt_length)] * (stop - start)
+        prompt = switch.long(0, row.prompt_length)
+        return [prompt if at < row.prompt_length else at >= switch.length for at in range(start, stop)]
+
+    def _forget_other_side(self, row: RaggedRow) -> None:
+        if len(row.caches) > 1 and self._switch is not None and len(row.tokens) > self._switch.length + NEVER_TAKEN_BACK:
+            del row.caches[False]
 
     @torch.inference_mode()
-    def _forward(self, ids: list[int], positions: list[int], wanted: list[int], spans: list[Span]) -> torch.Tensor:
+    def _forward(
+        self, ids: list[int], positions: list[int], wanted: list[int], long: list[bool], spans: list[Span]
+    ) -> torch.Tensor:
         """The logits after the wanted tokens of the flat sequence, as float32 on the host."""
         device = self.model.device
         keep = torch.tensor(wanted, dtype=torch.long, device=device)
         some = {"logits_to_keep": keep} if self._keeps_some_logits else {}
-        _current.spans, _current.fused = spans, self.fused
+        places = torch.tensor(positions, device=device)
+        hf_attention.current.begin(spans, places, self._temperatures, self.fused)
+        if self._switch is not None:
+            self._rope.long = torch.tensor(long, device=device)
         try:
             logits = self.model(
                 input_ids=torch.tensor([ids], device=device),
-                position_ids=torch.tensor([positions], device=device),
+                position_ids=places[None],
+                # All are there. Without it transformers would take rows that begin anew for a packed batch of training.
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
                 use_cache=False,
                 **some,
             ).logits[0]
         finally:
-            _current.spans = []
+            hf_attention.current.end()
+            self._rope.long = None
+        calls = hf_attention.current.calls
+        if not calls or self._attentions not in (None, calls):
+            raise NotHonoured("layers whose attention cannot be replaced")
+        self._attentions = calls
         return (logits if self._keeps_some_logits else logits[keep]).float().cpu()
 
 
-def choose_last(row: RowState, logits: torch.Tensor, explain: int | None = None) -> Chosen:
-    """One choice after each of the row's last ``len(logits)`` tokens, with log-probabilities where a number is given."""
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """How many scores the head gives. Intel's extension packs a head's weight in blocks: its shape says nothing then."""
+    head = model.get_output_embeddings()
+    found: int = getattr(head, "out_features", head.weight.shape[0])
+    return found
+
+
+def choose_last(row: RowState, logits: torch.Tensor, feed: Feed) -> Chosen:
+    """One choice after each of the row's last ``len(logits)`` tokens, as the feed asks for them."""
     tokens, margins, logprobs = [], [], []
+    if feed.masks is not None:
+        feed.masks.of.wait()
     first = len(row.tokens) - len(logits) + 1
     for position, scores in enumerate(logits.numpy(), start=first):
         prompt: Counter[int] = Counter()
@@ -236,9 +250,10 @@ def choose_last(row: RowState, logits: torch.Tensor, explain: int | None = None)
         if row.sampling.looks_back:
             prompt = Counter(row.tokens[: row.prompt_length])
             written = Counter(row.tokens[row.prompt_length : position])
-        token, margin = choose(scores, row.sampling, position, prompt, written)
+        mask = None if feed.masks is None else feed.masks.of.words[feed.masks.first + position - first]
+        token, margin = choose(scores, row.sampling, position, prompt, written, mask)
         tokens.append(token)
         margins.append(margin)
-        if explain is not None:
-            logprobs.append(log_probabilities(scores, token, explain))
+        if feed.logprobs is not None:
+            logprobs.append(log_probabilities(scores, token, feed.logprobs))
     return Chosen(tokens, margins, logprobs)

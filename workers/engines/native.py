@@ -6,9 +6,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outrider.kernels.library import KernelError
-from outrider.kernels.native import Feeding, NativeModel, SelfFeeding, Stopping
-from outrider.workers.engines.engine import Chosen, Feed, Ran, Run, Trust
+from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeMasks, NativeModel, NativeStopRule
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
+from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Sampling
 from outrider.workers.speculation import MOST_CANDIDATES, MOST_RUNNERS_UP
@@ -35,7 +39,7 @@ class NativeEngine:
         self._rows: dict[int, int] = {}
 
     def reserve(self, rows: int) -> None:
-        """Take the memory that so many rows at once commonly need. A wish: where it fails, it is taken as it is needed."""
+        """Take the memory that so many rows at once commonly need. Best effort: else it is taken as it is needed."""
         tokens = min(max(LEAST_PASS, rows * RESERVED_PROMPT), MOST_PASS)
         choices = min(MOST_CANDIDATES + rows * RESERVED_CHOICES, MOST_CHOICES)
         try:
@@ -66,26 +70,46 @@ class NativeEngine:
         self.model.close_row(self._rows.pop(row))
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
+        masks = next((feed.masks.of for feed in feeds if feed.masks is not None), None)
+        native_masks = None if masks is None else NativeMasks(masks.words, masks.ready)
         try:
-            answers = self.model.forward([self._feeding(feed) for feed in feeds])
+            answers = self.model.forward([self._feeding(feed) for feed in feeds], native_masks)
         except KernelError as error:
             raise WorkerError(f"the native engine could not run a pass over {len(feeds)} rows: {error}") from error
         return [Chosen(answer.tokens, answer.margins, answer.logprobs) for answer in answers]
 
-    def run(self, runs: Sequence[Run], trust: Trust) -> Ran:
-        feeds = [SelfFeeding(self._rows[run.row], run.tokens, run.most, run.ends, run.reach, run.doubt) for run in runs]
-        stopping = Stopping(trust.bounds, trust.usual, trust.least_chance, trust.least_reach, trust.least_sum)
+    def scores(self, feeds: Sequence[Feed]) -> NDArray[np.float32]:
+        asked = [NativeFeed(self._rows[feed.row], feed.tokens, choose=0, logits=feed.choose) for feed in feeds]
         try:
-            choices, seconds = self.model.run_on(feeds, stopping)
+            return np.concatenate([answer.logits for answer in self.model.forward(asked)])
         except KernelError as error:
-            raise WorkerError(f"the native engine could not go on with {len(runs)} rows: {error}") from error
-        chosen = [Chosen(tokens, leads, runners_up=runners_up) for tokens, leads, runners_up in choices]
-        going = [sum(len(each.tokens) > step for each in chosen) for step in range(len(seconds))]
-        return Ran(chosen, list(zip(going, seconds, strict=True)))
+            raise WorkerError(f"the native engine could not run a pass over {len(feeds)} rows: {error}") from error
 
-    def _feeding(self, feed: Feed) -> Feeding:
+    def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
+        if any(feed.guide is not None for feed in decode_feeds):
+            # Between two of its steps somebody has to be asked what may come next.
+            return decode_in_steps(self, decode_feeds, stop_rule)
+        feeds = [
+            NativeDecodeFeed(self._rows[feed.row], feed.tokens, feed.most, feed.ends, feed.reach, feed.miss_factor)
+            for feed in decode_feeds
+        ]
+        stopping = NativeStopRule(
+            stop_rule.bounds, stop_rule.usual, stop_rule.least_chance, stop_rule.least_reach, stop_rule.least_sum
+        )
+        try:
+            choices, seconds = self.model.decode(feeds, stopping)
+        except KernelError as error:
+            raise WorkerError(f"the native engine could not go on with {len(decode_feeds)} rows: {error}") from error
+        chosen = [Chosen(tokens, margins, runners_up=runners_up) for tokens, margins, runners_up in choices]
+        going = [sum(len(each.tokens) > step for each in chosen) for step in range(len(seconds))]
+        return DecodeResult(chosen, list(zip(going, seconds, strict=True)))
+
+    def _feeding(self, feed: Feed) -> NativeFeed:
         logprobs = -1 if feed.logprobs is None else feed.logprobs
-        return Feeding(self._rows[feed.row], feed.tokens, feed.choose, logprobs=logprobs, branches=feed.branches)
+        first_mask = -1 if feed.masks is None else feed.masks.first
+        return NativeFeed(
+            self._rows[feed.row], feed.tokens, feed.choose, 0, logprobs, branches=feed.branches, first_mask=first_mask
+        )
 
     def _known(self, sampling: Sampling) -> Sampling:
         """Without the tokens that this model lacks: a draft is handed the target's sampling, and may have fewer."""

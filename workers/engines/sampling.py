@@ -15,6 +15,7 @@ from outrider.kernels import arithmetic
 from outrider.workers.messages import Sampling
 
 NO_COUNTS: Mapping[int, int] = {}
+Mask = NDArray[np.uint32]
 
 
 def process(
@@ -22,13 +23,18 @@ def process(
     sampling: Sampling,
     prompt: Mapping[int, int] = NO_COUNTS,
     written: Mapping[int, int] = NO_COUNTS,
+    mask: Mask | None = None,
 ) -> NDArray[np.float64]:
-    """Scores after penalties, bias, min-tokens, temperature, top-k, top-p and min-p, in that order; -inf where ruled out.
+    """Scores after the mask, penalties, bias, min-tokens, temperature, top-k, top-p and min-p, in that order; -inf where
+    ruled out.
 
     ``prompt`` and ``written`` count the tokens before this position: repetition looks at both, all else only at what was
-    written.
+    written. Of a ``mask``, bit t % 32 of word t / 32 is 1 where token t may be chosen.
     """
     scores = logits.astype(np.float64)
+    if mask is not None:
+        allowed = np.unpackbits(mask.view(np.uint8), count=scores.size, bitorder="little")
+        scores[allowed == 0] = -np.inf
     if sampling.repetition_penalty != 1.0:
         seen = np.fromiter(sorted(prompt.keys() | written.keys()), dtype=np.int64)
         value = scores[seen]
@@ -47,7 +53,7 @@ def process(
     scores /= sampling.temperature
     if 0 < sampling.top_k < scores.size:
         scores[_ranked(scores)[sampling.top_k :]] = -np.inf
-    if sampling.top_p < 1.0 or sampling.min_p > 0.0:
+    if (sampling.top_p < 1.0 or sampling.min_p > 0.0) and scores.max() > -np.inf:
         weights = arithmetic.exp(scores - scores.max())
         if sampling.top_p < 1.0:
             order = _ranked(scores)
@@ -69,15 +75,21 @@ def choose(
     position: int,
     prompt: Mapping[int, int] = NO_COUNTS,
     written: Mapping[int, int] = NO_COUNTS,
+    mask: Mask | None = None,
 ) -> tuple[int, float]:
-    """The token for one position (the number of tokens before it) and its lead over the second best."""
-    scores = process(logits, sampling, prompt, written)
+    """The token for one position (the number of tokens before it) and its margin over the second best.
+
+    -1 where none is allowed.
+    """
+    scores = process(logits, sampling, prompt, written, mask)
     if not sampling.greedy:
         scores = scores + arithmetic.gumbel(sampling.seed, sampling.sample, position, scores.size)
     best = int(scores.argmax())
-    lead = scores[best]
+    margin = scores[best]
+    if margin == -np.inf:
+        return -1, 0.0
     scores[best] = -np.inf
-    return best, float(lead - scores.max())
+    return best, float(margin - scores.max())
 
 
 def log_probabilities(logits: NDArray[np.float32], chosen: int, count: int) -> list[tuple[int, float]]:

@@ -4,30 +4,56 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from math import inf
 
-from outrider.workers.engines.engine import Chosen, Engine, Feed, Ran, Run, Trust
+from outrider.workers.engines.engine import (
+    Chosen,
+    DecodeFeed,
+    DecodeResult,
+    Engine,
+    Feed,
+    FeedMasks,
+    PassMasks,
+    StopRule,
+)
 
 
-def run_in_steps(engine: Engine, runs: Sequence[Run], trust: Trust) -> Ran:
-    """What ``Engine.run`` is to do, by ``Engine.feed``."""
-    choices: dict[int, Chosen] = {run.row: Chosen([], []) for run in runs}
-    reach = {run.row: run.reach for run in runs}
-    going: list[tuple[Run, Sequence[int]]] = [(run, run.tokens) for run in runs]
+def decode_in_steps(engine: Engine, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
+    """What ``Engine.decode`` is to do, by ``Engine.feed``."""
+    choices: dict[int, Chosen] = {feed.row: Chosen([], []) for feed in decode_feeds}
+    reach = {feed.row: feed.reach for feed in decode_feeds}
+    going: list[tuple[DecodeFeed, Sequence[int]]] = [(feed, feed.tokens) for feed in decode_feeds]
     steps = []
     while going:
         started = time.perf_counter()
-        answers = engine.feed([Feed(run.row, tokens, 1) for run, tokens in going])
+        masks = _masks([feed for feed, _ in going], engine.vocabulary)
+        answers = engine.feed([Feed(feed.row, tokens, 1, masks=masks.get(feed.row)) for feed, tokens in going])
         steps.append((len(going), time.perf_counter() - started))
-        still_going: list[tuple[Run, Sequence[int]]] = []
+        still_going: list[tuple[DecodeFeed, Sequence[int]]] = []
         worth = 0.0
-        for (run, _), answer in zip(going, answers, strict=True):
-            choice, lead, chosen = answer.tokens[0], answer.margins[0], choices[run.row]
-            chosen.tokens.append(choice)
-            chosen.margins.append(lead)
-            reach[run.row] *= trust.chance(lead, run.doubt)
-            hopeful = reach[run.row] >= trust.least_reach and choice not in run.ends
-            if hopeful and len(chosen.tokens) < run.most:
-                still_going.append((run, [choice]))
-                worth += reach[run.row] - trust.least_reach
-        going = still_going if worth >= trust.least_sum else []
-    return Ran([choices[run.row] for run in runs], steps)
+        for (feed, _), answer in zip(going, answers, strict=True):
+            choice, margin, chosen = answer.tokens[0], answer.margins[0], choices[feed.row]
+            if choice < 0:  # its guide knows nothing that may come
+                continue
+            behind = [] if feed.guide is None else feed.guide.follow(choice)
+            chosen.tokens.extend([choice, *behind])
+            chosen.margins.extend([margin, *[inf] * len(behind)])
+            reach[feed.row] *= stop_rule.chance(margin, feed.miss_factor)
+            hopeful = reach[feed.row] >= stop_rule.least_reach and chosen.tokens[-1] not in feed.ends
+            if hopeful and len(chosen.tokens) < feed.most:
+                still_going.append((feed, [choice, *behind]))
+                worth += reach[feed.row] - stop_rule.least_reach
+        going = still_going if worth >= stop_rule.least_sum else []
+    return DecodeResult([choices[feed.row] for feed in decode_feeds], steps)
+
+
+def _masks(decode_feeds: Sequence[DecodeFeed], vocabulary: int) -> dict[int, FeedMasks]:
+    """One for each row that has a guide."""
+    guided = [(feed.row, feed.guide) for feed in decode_feeds if feed.guide is not None]
+    if not guided:
+        return {}
+    masks = PassMasks(len(guided), -(-vocabulary // 32))
+    for index, (_, guide) in enumerate(guided):
+        guide.fill(masks.words[index])
+    masks.made()
+    return {row: FeedMasks(masks, index) for index, (row, _) in enumerate(guided)}

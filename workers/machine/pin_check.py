@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.workers.machine.leases import claim
+from outrider.workers.machine.core_leases import claim
 from outrider.workers.machine.pinning import Launch, Pin
 
 POLICIES = {0: "default", 1: "preferred", 2: "bind", 3: "interleave", 4: "local", 5: "preferred-many"}
@@ -26,7 +26,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class PinningReport:
     """Asked and got; ``differences`` are one sentence each.
 
     ``threads`` are OpenMP's, ``kernel_threads`` those of the native kernels' pool. ``pages`` are bytes of this process's
@@ -54,13 +54,13 @@ class Pinned:
         return asdict(self)
 
 
-def take_place(
+def pin_process(
     launch: Launch,
     leases: Iterable[str] = (),
     seconds: float = 0.0,
     proc: Path = Path("/proc/self"),
     shared: bool = False,
-) -> Pinned:
+) -> PinningReport:
     """Called first in a worker: claims its cores host-wide, does what could not be done from outside, reads all back.
 
     The leases are held until the process ends. One that is not to be had within ``seconds`` is an error.
@@ -70,15 +70,15 @@ def take_place(
         _set_affinity(launch.pin.cores, proc)
         if launch.pin.memory_nodes:
             _bind_memory(launch.pin.memory_nodes)
-    return read_back(launch, proc=proc)
+    return check_pinning(launch, proc=proc)
 
 
-def read_back(
+def check_pinning(
     launch: Launch,
     weights: Iterable[tuple[int, int]] = (),
     kernel_threads: int | None = None,
     proc: Path = Path("/proc/self"),
-) -> Pinned:
+) -> PinningReport:
     """To be called again once the weights are loaded, with their buffers (address, bytes): only then do pages mean much."""
     pin = launch.pin
     cores = tuple(sorted(os.sched_getaffinity(0)))
@@ -115,7 +115,7 @@ def read_back(
     if pin.memory_nodes and astray > STRAY_SHARE * weight_pages.total():
         where = _list(node for node in weight_pages if node not in pin.memory_nodes)
         differences.append(f"{astray / weight_pages.total():.0%} of the weights' pages lie on node {where}")
-    return Pinned(
+    return PinningReport(
         pid=os.getpid(),
         host=socket.gethostname(),
         level=launch.level,

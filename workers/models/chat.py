@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 # Words that no template has of its own.
 CONTENT, NAME = "outridercontent{}x", "outridername{}x"
 
 Message = Mapping[str, str]
-Render = Callable[[list[dict[str, str]]], str]
+Options = Mapping[str, Any]
+Render = Callable[[list[dict[str, str]], Options], str]
 # What matters of a message here: its role, and whether it has a name.
 Shape = tuple[tuple[str, bool], ...]
 
@@ -18,23 +21,33 @@ class LeftOutError(Exception):
     """What the template does not say, and what to do: the rest of a sentence that begins with the template."""
 
 
-def refuse_left_out(render: Render, messages: Sequence[Message]) -> None:
-    refusal = _left_out(render, tuple((message["role"], "name" in message) for message in messages))
+def refuse_unknown(variables: Collection[str], options: Options) -> None:
+    """Options that the template does not ask for would change nothing."""
+    for name in options:
+        if name not in variables:
+            known = f"it knows {', '.join(sorted(variables))}" if variables else "it knows no such options"
+            raise LeftOutError(f'does not ask for "{name}" of "chat_template_kwargs" ({known}); remove it')
+
+
+def refuse_left_out(render: Render, messages: Sequence[Message], options: Options) -> None:
+    shape = tuple((message["role"], "name" in message) for message in messages)
+    refusal = _left_out(render, shape, json.dumps(options, sort_keys=True))
     if refusal is not None:
         raise LeftOutError(refusal)
 
 
 @lru_cache(maxsize=1024)
-def _left_out(render: Render, shape: Shape) -> str | None:
+def _left_out(render: Render, shape: Shape, options_text: str) -> str | None:
     """Tried with words of our own, so once for each way in which conversations are put together."""
+    options = json.loads(options_text)
     try:
-        text = render(_tried(shape))
+        text = render(_tried(shape), options)
     except Exception:  # a template may refuse such words; the row's own are rendered anyway, and refused in its own words
         return None
     for index, (role, named) in enumerate(shape):
         if CONTENT.format(index) not in text:
             return f'leaves out what the role "{role}" of messages[{index}] says; remove it'
-        if named and NAME.format(index) not in text and render(_tried(shape, without=index)) == text:
+        if named and NAME.format(index) not in text and render(_tried(shape, without=index), options) == text:
             return f'knows no "name" for the role "{role}" of messages[{index}]; remove it'
     return None
 

@@ -1,17 +1,16 @@
 """The tensors of a checkpoint, read row by row from disk: safetensors, sharded or not, and pickled ``.bin`` files.
 
-safetensors files are read with plain ``pread`` rather than mapped: what is packed is read once, and mapped pages would
-count as this process's memory although nothing needs them any more.
+safetensors may be quantised (formats/): a tensor is then either a matrix whose codes can be had, or a plain one.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import pickle
 import pickletools
 import zipfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,18 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels.program import Tensor
+from outrider.kernels.quantised import natural_order
 from outrider.workers.errors import ModelError, first_line
-from outrider.workers.models.cards import weight_files
-from outrider.workers.models.files import open_ordinary
+from outrider.workers.models.config_file import quantisation_of
+from outrider.workers.models.formats.configuration import KEY, Quantisation
+from outrider.workers.models.formats.experts import Place, place_of
+from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
+from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.formats.matrix import Matrix
+from outrider.workers.models.formats.raw import RawTensors
+from outrider.workers.models.formats.strays import check_plain
 from outrider.workers.models.headers import ZIP, read_entries
+from outrider.workers.models.model_info import weight_files
 
-# safetensors' names of number types, and how their values are handed on; bf16 has no NumPy type, its bits travel as uint16.
-TYPES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype(np.float32),
-    "BF16": np.dtype(np.uint16),
-    "F16": np.dtype(np.float16),
-    "F64": np.dtype(np.float64),
-}
+# safetensors' names of the types that a weight may have which is not quantised.
+FLOATS = ("F32", "BF16", "F16", "F64")
+WEIGHT = ".weight"
+HEAD, NEOX_HEAD = "lm_head.weight", "embed_out.weight"
 MADV_DONTNEED = 4
 # What says that it is torch's, its version, its machine, and the weights.
 PICKLES_BEFORE_1_6 = 4
@@ -40,6 +44,13 @@ Found = TypeVar("Found")
 
 
 class Checkpoint(Protocol):
+    # How it is quantised; None where it is not.
+    quantisation: Quantisation | None
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+
     def has(self, name: str) -> bool: ...
 
     def check(self, tensor: Tensor) -> None:
@@ -47,6 +58,15 @@ class Checkpoint(Protocol):
 
     def rows(self, tensor: Tensor, start: int, stop: int) -> Rows:
         """Rows (or elements of a vector) as float32, float16, or bf16 bits in uint16."""
+
+    def matrix(self, tensor: Tensor) -> Matrix | None:
+        """The codes of a tensor that is quantised; None where it is not."""
+
+    def type_of(self, tensor: Tensor) -> str:
+        """safetensors' name of the type of a tensor that is not quantised."""
+
+    def parts(self, tensor: Tensor) -> Collection[str]:
+        """The names in the files of what it is read from."""
 
     def done(self, tensor: Tensor) -> None:
         """The tensor will not be read again."""
@@ -58,14 +78,30 @@ def open_checkpoint(path: Path, allow_pickle: bool = False) -> Checkpoint:
     files = weight_files(path)
     if not files:
         raise ModelError(f"{path} holds no weights: neither *.safetensors nor *.bin")
+    if is_gguf(path):
+        return GgufCheckpoint(path)
+    quantisation = quantisation_of(path)
     if files[0].suffix == ".safetensors":
-        return SafetensorsCheckpoint(path, files)
+        return SafetensorsCheckpoint(path, files, quantisation)
+    if quantisation is not None:
+        raise ModelError(f"{path} is quantised ({quantisation.name}) and lies in .bin files; it is read from safetensors")
     return PickledCheckpoint(path, files, allow_pickle)
 
 
-def _find(entries: dict[str, Found], tensor: Tensor, path: Path) -> Found:
-    """By its full name, or by the name that a checkpoint of the bare decoder gives it."""
-    for name in (tensor.name, tensor.name.split(".", 1)[1]):
+def _names(tensor: Tensor) -> tuple[str, ...]:
+    """Its full name, and that in a checkpoint of the bare decoder; of a head GPT-NeoX's, of experts Mixtral's."""
+    name = tensor.name
+    other = NEOX_HEAD if name == HEAD else name.split(".", 1)[1]
+    if ".mlp.experts." not in name and not name.endswith(".mlp.gate.weight"):
+        return name, other
+    mixtral = name.replace(".mlp.", ".block_sparse_moe.")
+    for ours, theirs in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+        mixtral = mixtral.replace(f".{ours}.", f".{theirs}.")
+    return name, other, mixtral
+
+
+def _find(entries: Mapping[str, Found], tensor: Tensor, path: Path) -> Found:
+    for name in _names(tensor):
         if name in entries:
             return entries[name]
     raise ModelError(f'{path} lacks the weight "{tensor.name}"')
@@ -77,55 +113,116 @@ def _check_shape(tensor: Tensor, shape: tuple[int, ...], path: Path) -> None:
 
 
 class SafetensorsCheckpoint:
-    def __init__(self, path: Path, files: list[Path]) -> None:
+    """Tensors as the files hold them; of those that ``quantisation`` knows, the numbers that their codes stand for."""
+
+    def __init__(self, path: Path, files: list[Path], quantisation: Quantisation | None = None) -> None:
         self._path = path
-        self._entries = read_entries(path, files)
-        self._open: dict[Path, int] = {}
+        self._raw = RawTensors(read_entries(path, files))
+        self._entries = self._raw.entries
+        self.quantisation = quantisation
+        self._matrices: dict[Tensor, Matrix | None] = {}
+        if quantisation is None:
+            check_plain(self._entries)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._entries.keys()
 
     def has(self, name: str) -> bool:
-        return name in self._entries
+        return name in self._entries or (name == HEAD and NEOX_HEAD in self._entries)
+
+    def matrix(self, tensor: Tensor) -> Matrix | None:
+        if tensor not in self._matrices:
+            self._matrices[tensor] = self._matrix(tensor)
+        return self._matrices[tensor]
+
+    def _matrix(self, tensor: Tensor) -> Matrix | None:
+        if self.quantisation is None or len(tensor.shape) != 2 or not tensor.name.endswith(WEIGHT):
+            return None
+        if self._place(tensor) is not None:
+            return None
+        shape = (tensor.shape[0], tensor.shape[1])
+        modules = (name.removesuffix(WEIGHT) for name in _names(tensor))
+        found = (self.quantisation.matrix(self._raw, module, shape) for module in modules)
+        return next((matrix for matrix in found if matrix is not None), None)
+
+    def _place(self, tensor: Tensor) -> Place | None:
+        """Where it is an expert's that lies with others."""
+        if any(name in self._entries for name in _names(tensor)):
+            return None
+        return place_of(tensor, self._entries)
+
+    def type_of(self, tensor: Tensor) -> str:
+        place = self._place(tensor)
+        return _find(self._entries, tensor, self._path).type if place is None else self._entries[place.source].type
+
+    def parts(self, tensor: Tensor) -> Collection[str]:
+        if (place := self._place(tensor)) is not None:
+            return (place.source,)
+        matrix = self.matrix(tensor)
+        return matrix.parts if matrix is not None else [name for name in _names(tensor) if name in self._entries][:1]
 
     def check(self, tensor: Tensor) -> None:
-        entry = _find(self._entries, tensor, self._path)
-        _check_shape(tensor, entry.shape, entry.file)
-        if entry.type not in TYPES:
-            raise ModelError(f'{entry.file}: the weight "{tensor.name}" is of type {entry.type}, which is not supported')
+        if self.matrix(tensor) is not None:
+            return
+        place = self._place(tensor)
+        entry = _find(self._entries, tensor, self._path) if place is None else self._entries[place.source]
+        _check_shape(tensor, entry.shape if place is None else place.shape(entry), entry.file)
+        if entry.type not in FLOATS:
+            known = "" if self.quantisation is None else f", and {KEY} ({self.quantisation.name}) does not say what it is"
+            raise ModelError(
+                f'{entry.file}: the weight "{tensor.name}" is of type {entry.type}, which is not supported{known}'
+            )
 
     def rows(self, tensor: Tensor, start: int, stop: int) -> Rows:
-        entry = _find(self._entries, tensor, self._path)
-        if entry.file not in self._open:
-            self._open[entry.file] = open_ordinary(entry.file)
-        type_ = TYPES[entry.type]
-        values = np.empty((stop - start, *entry.shape[1:]), dtype=type_)
-        row_bytes = values.nbytes // max(1, stop - start)
-        buffer, taken = values.view(np.uint8).reshape(-1).data, 0
-        while taken < values.nbytes:
-            count = os.preadv(self._open[entry.file], [buffer[taken:]], entry.offset + start * row_bytes + taken)
-            if count == 0:
-                raise ModelError(f'{entry.file} ends inside the weight "{tensor.name}": the file is truncated')
-            taken += count
+        matrix = self.matrix(tensor)
+        if matrix is not None:
+            return natural_order(matrix.rows(start, stop).dequantise(), matrix.order)
+        if (place := self._place(tensor)) is not None:
+            entry, values = self._entries[place.source], place.rows(self._raw, start, stop)
+        else:
+            entry = _find(self._entries, tensor, self._path)
+            name = next(name for name in _names(tensor) if name in self._entries)
+            values = self._raw.rows(name, start, stop)
         return values.astype(np.float32) if entry.type == "F64" else values
 
     def done(self, tensor: Tensor) -> None:
-        pass
+        matrix = self.matrix(tensor)
+        if matrix is not None:
+            matrix.done()
 
     def close(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
+        self._raw.close()
 
 
 class PickledCheckpoint:
     """``.bin`` files, mapped by torch; ``weights_only`` keeps a pickle from running code unless that was asked for."""
+
+    quantisation: Quantisation | None = None
 
     def __init__(self, path: Path, files: list[Path], allow_pickle: bool) -> None:
         self._path = path
         self._tensors: dict[str, Any] = {}
         for file in files:
             self._tensors |= _load_pickled(file, allow_pickle)
+        check_plain(self._tensors)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
 
     def has(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._tensors or (name == HEAD and NEOX_HEAD in self._tensors)
+
+    def matrix(self, tensor: Tensor) -> None:
+        return None
+
+    def type_of(self, tensor: Tensor) -> str:
+        types = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
+        return types.get(str(_find(self._tensors, tensor, self._path).dtype), "F32")
+
+    def parts(self, tensor: Tensor) -> Collection[str]:
+        return [name for name in _names(tensor) if name in self._tensors][:1]
 
     def check(self, tensor: Tensor) -> None:
         _check_shape(tensor, tuple(_find(self._tensors, tensor, self._path).shape), self._path)

@@ -13,19 +13,23 @@ from typing import Any
 
 from outrider.workers.errors import ModelError
 
-# Keys that say how a model was trained, named, saved or sampled from, but do not change its logits.
+# Keys that say how a model was trained, named, saved or sampled from, but do not change its logits. How it is quantised is
+# read apart (formats/configuration.py), by whoever reads the weights.
 HARMLESS_NAMES = """
 architectures model_type torch_dtype dtype transformers_version auto_map is_decoder use_cache bos_token_id
 eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class prefix initializer_range
 init_std pretraining_tp n_ctx gradient_checkpointing use_return_dict return_dict return_dict_in_generate attention_dropout
 activation_dropout hidden_dropout dropout layerdrop resid_pdrop embd_pdrop attn_pdrop classifier_dropout
+attention_probs_dropout_prob hidden_dropout_prob
 output_attentions output_hidden_states output_scores chunk_size_feed_forward problem_type id2label label2id num_labels
 finetuning_task task_specific_params summary_activation summary_first_dropout summary_proj_to_labels summary_type
 summary_use_proj attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size
 max_sequence_length pad_key_length pre_allocate_kv_cache validate_runner_input max_length min_length max_new_tokens
 do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
 repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
-use_flash_attn use_sdpa attn_implementation unsloth_version unsloth_fixed torchscript
+use_flash_attn use_sdpa attn_implementation unsloth_version unsloth_fixed torchscript cache_implementation
+output_router_logits router_aux_loss_coef router_jitter_noise
+quantization_config
 """
 HARMLESS = frozenset(HARMLESS_NAMES.split())
 
@@ -61,6 +65,17 @@ class Config:
             raise ModelError(f'{self.source}: "{key}" must be a finite number, got {value!r}')
         return float(value)
 
+    def positive(self, key: str, default: float) -> float:
+        value = self.number(key, default)
+        if value <= 0.0:
+            raise ModelError(f'{self.source}: "{key}" must be greater than 0, got {value!r}')
+        return value
+
+    def stated(self, key: str, default: Any) -> Any:
+        """The value where null is one, or the default where the key is missing."""
+        self._read.add(key)
+        return self.values.get(key, default)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key, default)
         if not isinstance(value, bool):
@@ -75,17 +90,11 @@ class Config:
 
     def window(self, default: int | None) -> int:
         """How many tokens back a sliding window reaches; 0 without one. Here null is a value: no window."""
-        self._read.add("sliding_window")
-        if self.values.get("sliding_window", default) is None:
+        if self.stated("sliding_window", default) is None:
             return 0
         return self.size("sliding_window", default)
 
     def check_all_read(self) -> None:
-        if self.values.get("quantization_config"):
-            method = dict(self.values["quantization_config"]).get("quant_method", "unknown")
-            raise ModelError(
-                f"{self.source}: weights quantised by another tool ({method}) are not read by the native engine"
-            )
         for key, value in self.values.items():
             unused = value is None or value is False or value in ([], {})
             if key not in self._read and key not in HARMLESS and not key.startswith("_") and not unused:

@@ -26,7 +26,7 @@ from outrider.workers.models.packed_cache import cache_directory
 
 # Names what is hashed, and how: a digest of another kind cannot be compared.
 KIND = "sha256-pieces"
-PIECE_BYTES = 8 << 20
+CHUNK_BYTES = 8 << 20
 # Read and hashed while it still lies in the processor's caches.
 BLOCK_BYTES = 1 << 20
 MOST_THREADS = 32
@@ -60,7 +60,7 @@ class FileState:
         where = str(path.resolve())
         return cls(where, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
-    def settled(self) -> bool:
+    def stable(self) -> bool:
         """Whether a change from now on would show in its times."""
         return self.ctime_ns < time.time_ns() - int(TICK_SECONDS * 1e9)
 
@@ -88,15 +88,15 @@ def _read(files: Sequence[tuple[Path, FileState]], tell: Tell) -> dict[FileState
     found = {}
     size = sum(state.size for _, state in files)
     started, told = time.monotonic(), False
-    threads = min(MOST_THREADS, 2 * len(os.sched_getaffinity(0)), 1 + size // PIECE_BYTES)
+    threads = min(MOST_THREADS, 2 * len(os.sched_getaffinity(0)), 1 + size // CHUNK_BYTES)
     with ThreadPoolExecutor(threads, thread_name_prefix="digest") as pool:
         for file, state in files:
-            settled = state.settled()
+            stable = state.stable()
             descriptor = open_ordinary(file)
             try:
                 total = hashlib.sha256()
-                for piece in pool.map(partial(_piece, descriptor, file), range(0, state.size, PIECE_BYTES)):
-                    total.update(piece)
+                for chunk in pool.map(partial(_chunk, descriptor, file), range(0, state.size, CHUNK_BYTES)):
+                    total.update(chunk)
                     if not told and time.monotonic() - started > PATIENCE_SECONDS:
                         told = True
                         tell(size)
@@ -105,16 +105,16 @@ def _read(files: Sequence[tuple[Path, FileState]], tell: Tell) -> dict[FileState
             if FileState.of(file) != state:
                 raise ModelError(f"{file} changed while it was read: wait until it is whole, then run this again")
             found[state] = total.hexdigest()
-            if settled:
+            if stable:
                 _remember(state, found[state])
     return found
 
 
-def _piece(descriptor: int, file: Path, start: int) -> bytes:
+def _chunk(descriptor: int, file: Path, start: int) -> bytes:
     if not hasattr(_buffers, "block"):
         _buffers.block = memoryview(bytearray(BLOCK_BYTES))
     digest = hashlib.sha256()
-    end = start + PIECE_BYTES
+    end = start + CHUNK_BYTES
     while start < end:
         try:
             count = os.preadv(descriptor, [_buffers.block[: end - start]], start)
@@ -133,7 +133,7 @@ def _record(state: FileState) -> Path:
 
 
 def _recall(state: FileState) -> str | None:
-    if not state.settled():
+    if not state.stable():
         return None
     if (found := _here.get(state)) is not None:
         return found

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outrider.kernels import library, packer
 from outrider.kernels.program import Weight
-from outrider.workers.errors import WorkerError
+from outrider.kernels.quantised import QuantisedRows
+from outrider.workers.errors import ModelError, WorkerError
 from outrider.workers.models.checkpoint import Rows
 from outrider.workers.models.packed import NotFiniteError
 
@@ -36,3 +40,13 @@ class NativePacker:
             if error.status == "not finite":
                 raise NotFiniteError from error
             raise WorkerError(f"the kernels could not pack {weight.sources}: {error}") from error
+
+    def pack_codes(self, weight: Weight, address: int, first_row: int, rows: QuantisedRows) -> None:
+        try:
+            packer.pack_codes(weight, address, first_row, rows)
+        except library.KernelError as error:
+            name = weight.sources[0].name
+            raise ModelError(f'the weight "{name}" ({rows.scheme}) cannot be kept as it is: {error}') from error
+
+    def pack_order(self, weight: Weight, address: int, order: NDArray[np.int32]) -> None:
+        packer.pack_order(weight, address, order)

@@ -12,13 +12,15 @@ from outrider.kernels.program import Cache, Format
 from outrider.workers.engines.engine import Engine
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec
-from outrider.workers.models.cards import weight_files
+from outrider.workers.models import ipex
 from outrider.workers.models.checkpoint import open_checkpoint
+from outrider.workers.models.config_file import config_path, quantisation_of, read_config
 from outrider.workers.models.families import build_program
-from outrider.workers.models.files import read_json
-
-# What the native engine calls the formats that a person asks for by name.
-NATIVE_PRECISIONS = {"fp32": Format.FP32, "bf16": Format.BF16, "w8a8": Format.W8A8, "w4a8": Format.W4A8}
+from outrider.workers.models.formats.configuration import KEY
+from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.model_info import weight_files
+from outrider.workers.precisions import PRECISIONS, Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,35 +44,34 @@ class OpenModel:
     reserve: Callable[[int], None] | None = None
 
 
-def native_supports(card_path: str) -> str | None:
+def native_supports(model_path: str) -> str | None:
     """None if the native engine can run the model in this directory, else the sentence that says why not."""
     try:
         library.instruction_set()
-        file = Path(card_path) / "config.json"
-        build_program(read_json(file), Format.BF16, source=str(file))
+        path = Path(model_path)
+        build_program(read_config(path), Format.BF16, source=str(config_path(path)))
+        quantisation_of(path)
     except (library.KernelsUnavailable, library.KernelError, ModelError) as error:
         return str(error)
     return None
 
 
-def check_weights(path: str, engine: str, allow_pickle: bool = False) -> None:
+def check_weights(path: str, engine: str, allow_pickle: bool = False, precision: str = "bf16") -> None:
     """Refuse a model whose files lack what the engine will ask them for, before a process is started that would miss it.
 
     Files that are allowed to run code are left to that process; so is what only transformers knows to ask for.
     """
     directory = Path(path)
     safe = weight_files(directory)[0].suffix == ".safetensors"
-    if (engine != "native" and safe) or (allow_pickle and not safe):
+    if allow_pickle and not safe:
         return
-    checkpoint = open_checkpoint(directory)
-    try:
-        if engine == "native":
-            file = directory / "config.json"
-            for weight in build_program(read_json(file), Format.BF16, source=str(file)).weights:
-                for source in weight.sources:
-                    checkpoint.check(source)
-    finally:
-        checkpoint.close()
+    if engine == "native":
+        lay_out(directory, PRECISIONS.get(precision, Precision(Format.BF16)))
+    elif is_gguf(directory):
+        raise ModelError(f"{path}: the hf engine does not read GGUF files; leave out --engine hf")
+    elif not read_config(directory).get(KEY):
+        # What is quantised is left to the library that transformers reads it with.
+        open_checkpoint(directory).close()
 
 
 def open_model(spec: ModelSpec, progress: Callable[[int, int], None] = lambda done, total: None) -> OpenModel:
@@ -84,35 +85,30 @@ def open_model(spec: ModelSpec, progress: Callable[[int, int], None] = lambda do
 
 def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenModel:
     from outrider.workers.engines.native import NativeEngine
-    from outrider.workers.models.cards import read_card
+    from outrider.workers.models.model_info import read_model_info
     from outrider.workers.models.native_packer import NativePacker
     from outrider.workers.models.packed import LOADING_VERSION, load_packed
-    from outrider.workers.models.tying import head_of_its_own
 
-    if spec.precision not in NATIVE_PRECISIONS:
-        choices = ", ".join(NATIVE_PRECISIONS)
+    if spec.precision not in PRECISIONS:
+        choices = ", ".join(PRECISIONS)
         raise UsageError(f'--precision: the native engine does not know "{spec.precision}"; choose one of {choices}')
     if spec.device != "cpu":
-        raise UsageError(f'--device: the native engine runs on the cpu, not on "{spec.device}"; --engine hf does')
+        raise UsageError(f'--devices: the native engine runs on the cpu, not on "{spec.device}"; --engine hf does')
     try:
         isa = library.instruction_set()
     except (library.KernelsUnavailable, library.KernelError) as error:
         raise UsageError(f"the native engine cannot be used: {error}; --engine hf can") from error
-    card = read_card(spec.path)
-    file = Path(card.path) / "config.json"
-    values = read_json(file)
-    precision = NATIVE_PRECISIONS[spec.precision]
-    program = build_program(values, precision, source=str(file))
-    if head_of_its_own(program, Path(card.path), spec.allow_pickle):
-        program = build_program(values | {"tie_word_embeddings": False}, precision, source=str(file))
+    model_info = read_model_info(spec.path)
+    laid_out = lay_out(Path(model_info.path), PRECISIONS[spec.precision], spec.allow_pickle)
+    program = laid_out.program
     if spec.small_cache and program.integer:
         program = replace(program, cache=Cache.INT8)
     threads = spec.threads or len(spec.cores) or len(os.sched_getaffinity(0))
     packer = NativePacker()
-    packed = load_packed(card, program, packer, threads, spec.allow_pickle, progress)
+    packed = load_packed(model_info, program, packer, threads, spec.allow_pickle, progress)
     cores = spec.cores if len(spec.cores) == threads else None
     model = native.NativeModel(program, packed.addresses, threads=threads, cores=cores, keep=packed)
-    rounding = "rounded to nearest on load (rtn), " if program.integer else ""
+    rounding = f"{laid_out.weights}, " if laid_out.weights else ""
     source = "from the cache" if packed.cached else "packed now"
     cache = ", keys and values in 8 bits" if program.cache is Cache.INT8 else ""
     notes = [
@@ -120,21 +116,25 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
         *packed.notes,
     ]
     path = {"engine": "native", "precision": spec.precision, "packing": f"{packer.version}, loading {LOADING_VERSION}"}
+    if laid_out.weights:
+        path["weights"] = laid_out.weights
     if not program.integer:
         # Only the integer formats are computed in one order on every instruction set.
         path["instruction_set"] = isa
-    engine = NativeEngine(model, min(card.context, program.context))
+    engine = NativeEngine(model, min(model_info.context, program.context))
     weights = ((packed.memory.address, packed.size),)
-    return OpenModel(engine, "native", card.end_tokens, notes, path, weights, threads, model.use_cores, engine.reserve)
+    return OpenModel(
+        engine, "native", model_info.end_tokens, notes, path, weights, threads, model.use_cores, engine.reserve
+    )
 
 
 def _open_hf(spec: ModelSpec) -> OpenModel:
     import torch
     import transformers
 
-    from outrider.workers.models.loading import load_hf
+    from outrider.workers.models.hf_loading import load_hf
 
-    engine, card, notes = load_hf(spec)
+    engine, model_info, notes = load_hf(spec)
     path = {
         "engine": "hf",
         "precision": spec.precision,
@@ -145,6 +145,8 @@ def _open_hf(spec: ModelSpec) -> OpenModel:
     }
     if not spec.fast_attention:
         path["attention"] = "eager"
+    if extension := ipex.went_through(engine.model):
+        path["ipex"] = extension
     on_host = [parameter for parameter in engine.model.parameters() if parameter.device.type == "cpu"]
     weights = tuple((parameter.data_ptr(), parameter.nbytes) for parameter in on_host)
-    return OpenModel(engine, "hf", card.end_tokens, notes, path, weights)
+    return OpenModel(engine, "hf", model_info.end_tokens, notes, path, weights)

@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.kernels.program import Program, Tensor, Weight
+from outrider.kernels.program import FACTORS, Program, Tensor, Weight
+from outrider.kernels.quantised import QuantisedRows
 from outrider.workers.errors import ModelError
 from outrider.workers.models import packed_cache
-from outrider.workers.models.balance import Float32Array, channel_factors, norm_pairs
-from outrider.workers.models.cards import ModelCard, check_unchanged
 from outrider.workers.models.checkpoint import Checkpoint, Rows, open_checkpoint
+from outrider.workers.models.model_info import ModelInfo, check_unchanged
+from outrider.workers.models.outlier_channels import Float32Array, channel_factors, norm_groups
 
 # Raised with what this layer does to weights or to the cache's files; the packing's layout has its own version.
-LOADING_VERSION = 1
+LOADING_VERSION = 2
 ALIGNMENT = 64
 TILE_ROWS = 32
 CHUNK_BYTES = 16 << 20
@@ -61,6 +63,12 @@ class Packer(Protocol):
     def pack_rows(self, weight: Weight, address: int, first_row: int, rows: Rows) -> None:
         """Pack rows (float32, float16, or bf16 bits as uint16) into the weight at the address."""
 
+    def pack_codes(self, weight: Weight, address: int, first_row: int, rows: QuantisedRows) -> None:
+        """Pack rows that are quantised already, every number as it is."""
+
+    def pack_order(self, weight: Weight, address: int, order: NDArray[np.int32]) -> None:
+        """Pack which input channel each column of an ordered weight multiplies."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
@@ -75,7 +83,7 @@ class PackedModel:
 
 
 def load_packed(
-    card: ModelCard,
+    model_info: ModelInfo,
     program: Program,
     packer: Packer,
     threads: int = 1,
@@ -83,8 +91,8 @@ def load_packed(
     progress: Progress = lambda done, total: None,
 ) -> PackedModel:
     """Pack the weights as the program asks, or take them packed from the cache. ``progress`` gets bytes done, of all."""
-    offsets, size = _layout(program, packer)
-    key = _cache_key(card, program, packer, offsets)
+    offsets, size = _weight_offsets(program, packer)
+    key = _cache_key(model_info, program, packer, offsets)
     name = hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:32]
     file = packed_cache.cache_directory() / f"{name}.packed"
     memory = packer.allocate(size)
@@ -98,20 +106,20 @@ def load_packed(
             notes.append(f"packed weights in the cache were not used: {error}")
             memory = packer.allocate(size)
     if not cached:
-        _pack(card, program, packer, memory, offsets, threads, allow_pickle, progress)
+        _pack(model_info, program, packer, memory, offsets, threads, allow_pickle, progress)
         # Else other weights would be kept under this name.
-        check_unchanged(card.path, card.digest)
+        check_unchanged(model_info.path, model_info.digest)
         try:
             packed_cache.store(file, key, memory.view, threads)
         except OSError as error:
             notes.append(f"packed weights were not cached: {error}")
     for note in notes:
-        logger.warning("%s: %s", card.name, note)
+        logger.warning("%s: %s", model_info.name, note)
     addresses = tuple(memory.address + offset for offset in offsets)
     return PackedModel(program, memory, addresses, size, cached, tuple(notes))
 
 
-def _layout(program: Program, packer: Packer) -> tuple[list[int], int]:
+def _weight_offsets(program: Program, packer: Packer) -> tuple[list[int], int]:
     offsets, end = [], 0
     for weight in program.weights:
         offsets.append(end)
@@ -119,9 +127,9 @@ def _layout(program: Program, packer: Packer) -> tuple[list[int], int]:
     return offsets, end
 
 
-def _cache_key(card: ModelCard, program: Program, packer: Packer, offsets: list[int]) -> dict[str, Any]:
+def _cache_key(model_info: ModelInfo, program: Program, packer: Packer, offsets: list[int]) -> dict[str, Any]:
     return {
-        "model": card.digest,
+        "model": model_info.digest,
         # The operations too: what is balanced before it is rounded (balance.py) depends on who reads what.
         "program": program.digest(),
         "packing": packer.version,
@@ -131,7 +139,7 @@ def _cache_key(card: ModelCard, program: Program, packer: Packer, offsets: list[
 
 
 def _pack(
-    card: ModelCard,
+    model_info: ModelInfo,
     program: Program,
     packer: Packer,
     memory: Memory,
@@ -140,14 +148,15 @@ def _pack(
     allow_pickle: bool,
     progress: Progress,
 ) -> None:
-    checkpoint = open_checkpoint(Path(card.path), allow_pickle)
+    checkpoint = open_checkpoint(Path(model_info.path), allow_pickle)
     try:
         # Everything that is missing or misshapen is found before the long part begins.
         for weight in program.weights:
             for source in weight.sources:
                 checkpoint.check(source)
         with ThreadPoolExecutor(max(1, threads)) as pool:
-            factors = _balance(checkpoint, program, pool)
+            # A checkpoint that comes quantised keeps its numbers: nothing is rounded that balancing could help.
+            factors = _balance(checkpoint, program, pool) if checkpoint.quantisation is None else {}
             for index, (weight, offset) in enumerate(zip(program.weights, offsets, strict=True)):
                 _pack_weight(checkpoint, weight, memory.address + offset, packer, pool, factors.get(index))
                 progress(offset + packer.packed_bytes(weight), len(memory.view))
@@ -158,12 +167,12 @@ def _pack(
 def _balance(checkpoint: Checkpoint, program: Program, pool: ThreadPoolExecutor) -> dict[int, Float32Array]:
     """By weight: what the columns of a matrix, or the elements of a norm's vectors, are to be multiplied by."""
     found: dict[int, Float32Array] = {}
-    for pair in norm_pairs(program):
-        gain = _vector(checkpoint, program.weights[pair.vectors[0]])
-        maxima = np.max([_column_maxima(checkpoint, program.weights[index], pool) for index in pair.matrices], axis=0)
+    for group in norm_groups(program):
+        gain = _vector(checkpoint, program.weights[group.vectors[0]])
+        maxima = np.max([_column_maxima(checkpoint, program.weights[index], pool) for index in group.matrices], axis=0)
         factors = channel_factors(gain, maxima)
         if factors is not None:
-            found |= dict.fromkeys(pair.matrices, factors) | dict.fromkeys(pair.vectors, np.reciprocal(factors))
+            found |= dict.fromkeys(group.matrices, factors) | dict.fromkeys(group.vectors, np.reciprocal(factors))
     return found
 
 
@@ -198,12 +207,17 @@ def _pack_weight(
         packer.pack_rows(weight, address, 0, (vector if factors is None else vector * factors)[None])
         return
     row = 0
+    if weight.ordered:
+        packer.pack_order(weight, address, _order(checkpoint, weight))
     for source in weight.sources:
         # Rows of gate and up lie in tiles of their own, whatever their number.
         first_of_tiles = row if weight.gated else 0
         for start, stop in source.ranges:
 
             def pack(chunk: tuple[int, int], source: Tensor = source, shift: int = row - start) -> None:
+                if weight.storage not in (None, FACTORS):
+                    packer.pack_codes(weight, address, chunk[0] + shift, _codes(checkpoint, source, *chunk))
+                    return
                 rows = checkpoint.rows(source, *chunk)
                 rows = rows if factors is None else _to_float32(rows) * factors
                 _pack_named(packer, weight, address, chunk[0] + shift, rows, source)
@@ -213,6 +227,21 @@ def _pack_weight(
                 pass
             row += stop - start
         checkpoint.done(source)
+
+
+def _codes(checkpoint: Checkpoint, source: Tensor, start: int, stop: int) -> QuantisedRows:
+    matrix = checkpoint.matrix(source)
+    if matrix is None:
+        raise ModelError(f'the weight "{source.name}" is not quantised any more: the checkpoint has changed')
+    return matrix.rows(start, stop)
+
+
+def _order(checkpoint: Checkpoint, weight: Weight) -> NDArray[np.int32]:
+    """All matrices of a weight have the same, or they would not be stacked."""
+    matrix = checkpoint.matrix(weight.sources[0])
+    if matrix is None or matrix.order is None:
+        raise ModelError(f'the columns of "{weight.sources[0].name}" have no order any more: the checkpoint has changed')
+    return matrix.order
 
 
 def _chunks(start: int, stop: int, packed_row: int, source: Tensor) -> Iterator[tuple[int, int]]:
@@ -228,7 +257,7 @@ def _vector(checkpoint: Checkpoint, weight: Weight) -> Float32Array:
     parts = []
     for source in weight.sources:
         for start, stop in source.ranges:
-            part = _to_float32(checkpoint.rows(source, start, stop))
+            part = _to_float32(checkpoint.rows(source, start, stop)) + np.float32(source.plus)
             if not np.isfinite(part).all():
                 raise _not_finite(source)
             parts.append(part)

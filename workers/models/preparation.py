@@ -6,32 +6,51 @@ The driver loads neither transformers nor torch. So these run in a helper proces
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
+from llguidance import LLTokenizer
+
+from outrider.workers.constraints.grammars import BadConstraint, grammar_of, refuse_unusable, shortened
 from outrider.workers.errors import ModelError
-from outrider.workers.models.cards import POCKET, POCKET_DRAFT, ModelCard, read_card
-from outrider.workers.models.chat import refuse_left_out
+from outrider.workers.models.chat import refuse_left_out, refuse_unknown
+from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.limits import limited
-from outrider.workers.models.names import hub_id
+from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, ModelInfo, read_model_info
+from outrider.workers.models.reasoning import ReasoningTags
 from outrider.workers.models.templates import render_all
-from outrider.workers.models.tokenizer import Tokenizer, check_pair, load_tokenizer, said
+from outrider.workers.models.tokenizer import LOADING_SECONDS, Tokenizer, check_comparable, check_pair, load_tokenizer, said
 
 NO_TOKENS = "the prompt has no tokens"
 ENCODING_SECONDS, CHARACTERS_A_SECOND = 10.0, 100_000
+# Of the processor, for one schema. The library gives up within a second or two by itself.
+COMPILING_SECONDS = 10.0
 LOOKUP, NONE, AUTO = "lookup", "none", "auto"
 # Behind a draft's name: each row takes candidates from the model or from its own text, whichever does better.
 WITH_LOOKUP = "+lookup"
+# Many families are Llamas with tokens of their own, which their number tells apart. CodeLlama has Llama 2's and 16 more.
+LLAMA_DRAFTS = {
+    32000: "JackFram/llama-160m",
+    32016: "amd/AMD-Llama-135m-code",
+    128256: "meta-llama/Llama-3.2-1B-Instruct",
+    49152: "HuggingFaceTB/SmolLM2-135M-Instruct",
+}
 
 
-def choose_draft(target: ModelCard) -> str:
+def choose_draft(target: ModelInfo) -> str:
     """The draft that is known to go with a target."""
     if target.name == POCKET:
         return POCKET_DRAFT
     known = {
         "opt": "facebook/opt-125m",
-        # CodeLlama has Llama 2's tokens and 16 of its own.
-        "llama": {32000: "JackFram/llama-160m", 32016: "amd/AMD-Llama-135m-code"}.get(target.vocabulary, LOOKUP),
+        "llama": LLAMA_DRAFTS.get(target.vocabulary, LOOKUP),
         "qwen2": "Qwen/Qwen1.5-0.5B-Chat" if target.vocabulary >= 151936 else LOOKUP,
+        "qwen3": "Qwen/Qwen3-0.6B" if target.vocabulary >= 151936 else LOOKUP,
+        "qwen3_moe": "Qwen/Qwen3-0.6B" if target.vocabulary >= 151936 else LOOKUP,
+        "gemma2": "google/gemma-2-2b-it" if target.vocabulary == 256000 else LOOKUP,
+        "gemma3_text": "google/gemma-3-270m-it" if target.vocabulary in (262144, 262208) else LOOKUP,
+        "olmo2": "allenai/OLMo-2-0425-1B" if target.vocabulary == 100352 else LOOKUP,
+        "gpt_neox": "EleutherAI/pythia-160m",
         "gpt_bigcode": "bigcode/tiny_starcoder_py",
     }
     draft = known.get(target.family, LOOKUP)
@@ -43,13 +62,13 @@ def prepare_pair(
     draft_name: str,
     tell: Callable[[int], None] = lambda size: None,
     loading: Callable[[str], None] = lambda path: None,
-) -> tuple[ModelCard, ModelCard | None, str, list[str]]:
-    """The target's card, the draft's (None for lookup and none), the draft's name, and what to tell the user.
+) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
+    """What is known of the target and of the draft (None for lookup and none), the draft's name, and what to tell the user.
 
     ``tell`` hears of weights that take long to be read, and how many bytes they are; ``loading`` of each tokenizer before
     it is tried, since a bad one may be the end of this process.
     """
-    target = read_card(target_name, tell)
+    target = read_model_info(target_name, tell)
     loading(target.path)
     load_tokenizer(target.path)
     both = draft_name.endswith(WITH_LOOKUP)
@@ -60,7 +79,7 @@ def prepare_pair(
     if wanted in (LOOKUP, NONE):
         return target, None, LOOKUP if both else wanted, []
     try:
-        draft = read_card(wanted, tell)
+        draft = read_model_info(wanted, tell)
         loading(draft.path)
         check_pair(target, draft)
     except ModelError as error:
@@ -70,24 +89,92 @@ def prepare_pair(
     return target, draft, wanted + WITH_LOOKUP if both else wanted, []
 
 
-def encode(path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
-    """Token ids for each prompt (a text, or a list of messages), or the sentence why there are none."""
+def prepare_scoring(
+    name: str,
+    against_name: str | None,
+    tell: Callable[[int], None] = lambda size: None,
+    loading: Callable[[str], None] = lambda path: None,
+) -> tuple[ModelInfo, ModelInfo | None]:
+    """The card of a model whose text is to be scored, and of the one that it is held against."""
+    model = read_model_info(name, tell)
+    loading(model.path)
+    load_tokenizer(model.path)
+    if against_name is None:
+        return model, None
+    against = read_model_info(against_name, tell)
+    loading(against.path)
+    check_comparable(model, against)
+    return model, against
+
+
+def encode(path: str, prompts: list[Any], continued: bool = False) -> list[tuple[int, ...] | str]:
+    """Token ids for each prompt (a text, a list of messages, or these with options), or the sentence why there are none.
+
+    Texts that go on with one that has begun (``continued``) get no tokens that stand at the beginning of one.
+    """
     tokenizer = load_tokenizer(path)
-    texts = iter(_encode_texts(tokenizer, [prompt for prompt in prompts if isinstance(prompt, str)]))
+    texts = iter(_encode_texts(tokenizer, [prompt for prompt in prompts if isinstance(prompt, str)], continued))
     chats = iter(_encode_chats(tokenizer, path, [prompt for prompt in prompts if not isinstance(prompt, str)]))
     return [next(texts) if isinstance(prompt, str) else next(chats) for prompt in prompts]
 
 
-def _encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[int, ...] | str]:
+def compile_constraints(path: str, vocabulary: int, end: int, constraints: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Each constraint's grammar, or "" and what is wrong with it."""
+    compiled = []
+    for constraint in constraints:
+        try:
+            tokenizer = _for_grammars(path, vocabulary, end)
+            with limited(COMPILING_SECONDS):
+                grammar = grammar_of(constraint)
+                refuse_unusable(grammar, tokenizer)
+            compiled.append((grammar, ""))
+        except BadConstraint as error:
+            compiled.append(("", str(error)))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a schema is whatever a stranger has written; a panic in Rust is no Exception
+            compiled.append(("", f"it cannot be compiled: {shortened(error)}"))
+    return compiled
+
+
+@lru_cache(maxsize=2)
+def _for_grammars(path: str, vocabulary: int, end: int) -> LLTokenizer:
+    tokenizer = load_tokenizer(path)
+    with limited(LOADING_SECONDS):
+        return tokenizer.for_grammars(vocabulary, end)
+
+
+def decode(path: str, answers: list[tuple[int, ...]]) -> list[str]:
+    """The text of each answer's tokens."""
+    tokenizer = load_tokenizer(path)
+    with limited(ENCODING_SECONDS):
+        return list(map(tokenizer.decode, answers))
+
+
+def reasoning_tags(path: str) -> ReasoningTags | None:
+    """None also where the template cannot be read, or the tokenizer refuses the tags: rows that need either say so."""
+    tokenizer = load_tokenizer(path)
+    with limited(ENCODING_SECONDS):
+        try:
+            return tokenizer.reasoning_tags
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # both are files of the model's author; a panic in Rust is no Exception
+            return None
+
+
+def _encode_texts(tokenizer: Tokenizer, texts: list[str], continued: bool) -> list[tuple[int, ...] | str]:
     if not texts:
         return []
+    one = tokenizer.encode_rendered if continued else tokenizer.encode
     with limited(_seconds_for(texts)):
         try:
-            return [tuple(ids) or NO_TOKENS for ids in tokenizer.encode_all(texts)]
+            every = map(one, texts) if continued else tokenizer.encode_all(texts)
+            return [tuple(ids) or NO_TOKENS for ids in every]
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # one of them is at fault, and only that one fails; a panic in Rust is no Exception
-            return [_tokens(tokenizer.encode, text, NO_TOKENS) for text in texts]
+            return [_tokens(one, text, NO_TOKENS) for text in texts]
 
 
 def _seconds_for(texts: list[str]) -> float:
@@ -102,9 +189,13 @@ def _encode_chats(tokenizer: Tokenizer, path: str, conversations: list[Any]) -> 
         none = "the model has no chat template, so /v1/chat/completions cannot be answered; use /v1/completions"
         return [none] * len(conversations)
 
-    def render(messages: Any) -> str:
-        refuse_left_out(tokenizer.render, messages)
-        return tokenizer.render(messages)
+    def render(conversation: Any) -> str:
+        """A list of messages, or these beside options for the template."""
+        whole = conversation if isinstance(conversation, dict) else {"messages": conversation, "options": {}}
+        messages, options = whole["messages"], whole["options"]
+        refuse_unknown(tokenizer.template_variables if options else frozenset(), options)
+        refuse_left_out(tokenizer.render, messages, options)
+        return tokenizer.render(messages, options)
 
     rendered = render_all(render, conversations, path)
     with limited(_seconds_for([text for text, _ in rendered])):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,16 @@ from outrider.workers.models.configuration import Config
 
 Float32Array = NDArray[np.float32]
 ONE = np.float32(1.0)
+LONG = "longrope"
+# Those of a part of a head that are computed as those of a whole one are.
+WITH_PART = ("default", "linear", "dynamic", LONG)
 KNOWN = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
     "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
+    # Of GGUF, which has worked out what each frequency is divided by.
+    "factors": frozenset({"factors"}),
+    LONG: frozenset({"factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": frozenset(
         {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
@@ -34,50 +40,139 @@ KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Inverse frequencies, one for each pair of a head's columns; ``factor`` multiplies every sine and cosine."""
+    """Inverse frequencies, one for each pair of a head's first columns; ``factor`` multiplies every sine and cosine.
+
+    Rows of more than ``longest`` tokens (0: there are none) take the long frequencies.
+    """
 
     frequencies: tuple[float, ...]
     factor: float = 1.0
+    long_frequencies: tuple[float, ...] = ()
+    longest: int = 0
 
 
-def read_rope(config: Config, head_size: int, context: int) -> Rope:
-    """From ``rope_parameters``, or from the older ``rope_theta`` beside ``rope_scaling``."""
+def read_rope(
+    config: Config,
+    head_size: int,
+    context: int,
+    *,
+    theta: float = 10000.0,
+    partial: float | None = None,
+    long_from: int = 0,
+) -> Rope:
+    """From ``rope_parameters``, or from the older ``rope_theta`` beside ``rope_scaling``.
+
+    ``theta`` is the family's base. ``partial``: of a family that may rotate a part of each head, how large a part where the
+    parameters do not say. ``long_from``: of one that computes a row anew where it grows longer than that (Phi 3).
+    """
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     config.get("rope_parameters")
-    if not isinstance(scaling, dict):
-        raise ModelError(f'{config.source}: "rope_parameters" must be an object, got {scaling!r}')
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in KNOWN:
-        raise ModelError(f"{config.source}: the native engine does not know the rope type {kind!r}; the hf engine may")
+    if partial is None:
+        config.only("partial_rotary_factor", 1.0)
+    original = long_from or config.get("original_max_position_embeddings")
+    reading = _Reading(config.source, head_size, context, config.number("rope_theta", theta), partial, long_from)
+    return reading.rope(_parameters(config, scaling), original)
+
+
+def read_ropes(config: Config, head_size: int, context: int, thetas: Mapping[str, float]) -> dict[str, Rope]:
+    """Of a family whose layers have rope by type: what ``rope_parameters`` say of each, ``rope_scaling`` of full ones.
+
+    ``thetas`` are the bases where the parameters do not say. (Gemma 3 and OLMo 3.)
+    """
     config.only("partial_rotary_factor", 1.0)
-    parameters = {key: value for key, value in scaling.items() if key not in ("rope_type", "type") and value is not None}
-    theta = float(parameters.pop("rope_theta", config.number("rope_theta", 10000.0)))
-    if parameters.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError(f"{config.source}: the native engine does not know partial rotary embeddings; the hf engine does")
-    original = config.get("original_max_position_embeddings")
-    if original is not None:
-        parameters["original_max_position_embeddings"] = original
-    elif kind in ("llama3", "yarn"):
-        parameters.setdefault("original_max_position_embeddings", context)
-    for key in parameters:
-        if kind != "default" and key not in KNOWN[kind]:
-            raise ModelError(f'{config.source}: the native engine does not know "{key}" of the rope type {kind!r}')
-    wavelengths = _power(theta, np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size))
-    try:
-        return _scaled(kind, parameters, theta, wavelengths, context)
-    except (KeyError, TypeError) as error:
-        raise ModelError(f"{config.source}: the rope type {kind!r} lacks or misstates {error}") from None
+    stated = _parameters(config, config.get("rope_parameters") or {})
+    if unknown := set(stated) - set(thetas):
+        raise ModelError(
+            f'{config.source}: "rope_parameters" of layers of the types {sorted(thetas)} has {sorted(unknown)[0]!r}'
+        )
+    scaling = _parameters(config, config.get("rope_scaling") or {})
+    found = {}
+    for kind, theta in thetas.items():
+        parameters = _parameters(config, stated.get(kind) or {})
+        reading = _Reading(config.source, head_size, context, theta, None, 0)
+        found[kind] = reading.rope(parameters | (scaling if kind == "full_attention" else {}), None)
+    return found
+
+
+def _parameters(config: Config, values: object) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise ModelError(f'{config.source}: "rope_parameters" must be an object, got {values!r}')
+    return dict(values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What is known beside one set of parameters."""
+
+    source: str
+    head_size: int
+    context: int
+    theta: float
+    partial: float | None
+    long_from: int
+
+    def rope(self, scaling: Mapping[str, Any], original: Any) -> Rope:
+        """``original``: the length that the model was first trained with, where it is stated apart."""
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        # Phi 3's first releases named it so.
+        kind = LONG if self.long_from and kind in ("su", "yarn") else kind
+        if kind not in KNOWN or (kind == LONG and not self.long_from):
+            raise ModelError(f"{self.source}: the native engine does not know the rope type {kind!r}; the hf engine may")
+        parameters = {k: value for k, value in scaling.items() if k not in ("rope_type", "type") and value is not None}
+        theta = float(parameters.pop("rope_theta", self.theta))
+        partial = parameters.pop("partial_rotary_factor", 1.0 if self.partial is None else self.partial)
+        part = int(self.head_size * partial)
+        if partial != 1.0 and (self.partial is None or kind not in WITH_PART or part < 2 or part % 2):
+            raise ModelError(
+                f"{self.source}: the native engine does not know partial rotary embeddings like these; the hf engine does"
+            )
+        if original is not None:
+            parameters["original_max_position_embeddings"] = original
+        elif kind in ("llama3", "yarn"):
+            parameters.setdefault("original_max_position_embeddings", self.context)
+        for key in parameters:
+            if kind != "default" and key not in KNOWN[kind]:
+                raise ModelError(f'{self.source}: the native engine does not know "{key}" of the rope type {kind!r}')
+        wavelengths = _power(theta, np.arange(0, part, 2, dtype=np.float32) / np.float32(part))
+        try:
+            return _scaled(kind, parameters, theta, wavelengths, self.context)
+        except (KeyError, TypeError) as error:
+            raise ModelError(f"{self.source}: the rope type {kind!r} lacks or misstates {error}") from None
 
 
 def _scaled(kind: str, parameters: Mapping[str, Any], theta: float, wavelengths: Float32Array, context: int) -> Rope:
     if kind == "linear":
         return _rope((ONE / wavelengths) / np.float32(parameters["factor"]))
+    if kind == "factors":
+        return _rope((ONE / wavelengths) / _factors(parameters, "factors", wavelengths))
+    if kind == LONG:
+        return _long(parameters, wavelengths, context)
     if kind == "llama3":
         return _llama3(parameters, ONE / wavelengths)
     if kind == "yarn":
         return _yarn(parameters, theta, wavelengths, context)
     # "dynamic" changes the base only beyond max_position_embeddings, and no row grows beyond that.
     return _rope(ONE / wavelengths)
+
+
+def _factors(parameters: Mapping[str, Any], key: str, wavelengths: Float32Array) -> Float32Array:
+    factors = np.array(parameters[key], np.float32)
+    if factors.shape != wavelengths.shape or not (np.isfinite(factors) & (factors > 0)).all():
+        raise TypeError(f"{factors.size} factors of {wavelengths.size} frequencies")
+    return factors
+
+
+def _long(parameters: Mapping[str, Any], wavelengths: Float32Array, context: int) -> Rope:
+    """One set of frequencies for rows up to the original length, and one for longer ones."""
+    original = int(parameters["original_max_position_embeddings"])
+    short, long = (ONE / (_factors(parameters, key, wavelengths) * wavelengths) for key in ("short_factor", "long_factor"))
+    factor = float(parameters.get("factor") or context / original)
+    stated = parameters.get("attention_factor")
+    attention = 1.0 if factor <= 1.0 else math.sqrt(1.0 + _log(factor) / _log(float(original)))
+    usual = _rope(short, attention if stated is None else float(stated))
+    if context <= original:
+        return usual
+    return replace(usual, long_frequencies=_rope(long).frequencies, longest=original)
 
 
 def _llama3(parameters: Mapping[str, Any], inverse: Float32Array) -> Rope:

@@ -32,29 +32,29 @@ MOST_IN_A_ROW = 3
 POLL_SECONDS = 0.25
 
 Render = Callable[[Any], str]
-Answer = tuple[str, str]  # the text, or "" and why there is none
+RenderedChat = tuple[str, str]  # the text, or "" and why there is none
 
 
-def render_all(render: Render, conversations: Sequence[Any], name: str) -> list[Answer]:
+def render_all(render: Render, conversations: Sequence[Any], name: str) -> list[RenderedChat]:
     """Each conversation's text. ``name`` is what the template is called in sentences."""
-    answers: list[Answer] = []
+    rendered: list[RenderedChat] = []
     stopped = 0
-    while len(answers) < len(conversations):
-        for answer in _rendered(render, conversations[len(answers) :], name):
-            answers.append(answer)
+    while len(rendered) < len(conversations):
+        for each in _rendered(render, conversations[len(rendered) :], name):
+            rendered.append(each)
             stopped = 0
-        if len(answers) < len(conversations):
+        if len(rendered) < len(conversations):
             stopped += 1
             if stopped >= MOST_IN_A_ROW:
                 raise ModelError(
                     f"the chat template of {name} ran for more than {MOST_SECONDS:g} s, or died, on {stopped} "
                     "conversations one after the other: it cannot be used"
                 )
-            answers.append(("", f"ran for more than {MOST_SECONDS:g} s, or died, on these messages"))
-    return answers
+            rendered.append(("", f"ran for more than {MOST_SECONDS:g} s, or died, on these messages"))
+    return rendered
 
 
-def _rendered(render: Render, conversations: Sequence[Any], name: str) -> Iterator[Answer]:
+def _rendered(render: Render, conversations: Sequence[Any], name: str) -> Iterator[RenderedChat]:
     """The answers of one fork, as far as it comes."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -63,9 +63,9 @@ def _rendered(render: Render, conversations: Sequence[Any], name: str) -> Iterat
         _render_here(render, conversations, writing)
     os.close(writing)
     try:
-        with os.fdopen(reading, "rb", buffering=0) as answers:
-            while (size := _read(answers.fileno(), 8, child)) is not None:
-                body = _read(answers.fileno(), struct.unpack("<Q", size)[0], child)
+        with os.fdopen(reading, "rb", buffering=0) as rendered:
+            while (size := _read(rendered.fileno(), 8, child)) is not None:
+                body = _read(rendered.fileno(), struct.unpack("<Q", size)[0], child)
                 if body is None:
                     return
                 yield pickle.loads(body)
@@ -105,7 +105,7 @@ def _render_here(render: Render, conversations: Sequence[Any], writing: int) -> 
         resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BYTES, held + MOST_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for conversation in conversations:
-            body = pickle.dumps(_answer(render, conversation))
+            body = pickle.dumps(_render_one(render, conversation))
             view = memoryview(struct.pack("<Q", len(body)) + body)
             while view:
                 view = view[os.write(writing, view) :]
@@ -113,7 +113,7 @@ def _render_here(render: Render, conversations: Sequence[Any], writing: int) -> 
         os._exit(0)
 
 
-def _answer(render: Render, conversation: Any) -> Answer:
+def _render_one(render: Render, conversation: Any) -> RenderedChat:
     try:
         text = render(conversation)
         if len(text) > MOST_CHARACTERS:

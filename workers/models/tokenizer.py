@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from llguidance import LLTokenizer
 from transformers import AutoTokenizer
 
+from outrider.workers.constraints.grammars import BadConstraint
 from outrider.workers.errors import ModelError, PairError, first_line
-from outrider.workers.models.cards import ModelCard
 from outrider.workers.models.files import FAST, holds_tokenizer
+from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
 from outrider.workers.models.headers import quoted
 from outrider.workers.models.limits import limited
-from outrider.workers.models.pieces import TokenizerPieces
+from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.reasoning import CLOSING_TAG, OPENING_TAG, ReasoningTags
+from outrider.workers.models.template_variables import template_variables
+from outrider.workers.models.token_bytes import TokenizerBytes
 
 # Of the processor. The largest take three to be loaded; from files of other kinds a tokenizer has to be made first.
 LOADING_SECONDS, CONVERTING_SECONDS = 15.0, 300.0
@@ -24,12 +31,12 @@ LONGEST_SAID = 300
 class Tokenizer:
     def __init__(self, path: str | Path) -> None:
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-            self.pieces = TokenizerPieces(self._tokenizer)
-        except (KeyboardInterrupt, SystemExit):
+            self._tokenizer = _loaded(Path(path))
+            self.token_bytes = TokenizerBytes(self._tokenizer)
+        except (KeyboardInterrupt, SystemExit, ModelError):
             raise
         except BaseException as error:  # whatever a broken file leads to, in many types; a panic in Rust is no Exception
-            if not any(holds_tokenizer(file) for file in Path(path).iterdir()):
+            if Path(path).is_dir() and not any(holds_tokenizer(file) for file in Path(path).iterdir()):
                 raise ModelError(f"{path} holds no tokenizer: neither {FAST} nor what one is made of") from None
             raise ModelError(f"the tokenizer of {path} cannot be loaded: {said(error)}") from None
 
@@ -49,9 +56,35 @@ class Tokenizer:
         """A conversation in the model's own template, up to where the answer begins."""
         return self.encode_rendered(self.render(messages))
 
-    def render(self, messages: list[dict[str, str]]) -> str:
-        """A conversation as the model's own template writes it, up to where the answer begins."""
-        text: str = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    def render(self, messages: list[dict[str, str]], options: Mapping[str, Any] | None = None) -> str:
+        """A conversation as the model's own template writes it, up to where the answer begins.
+
+        ``options`` are the template's own variables, ``enable_thinking`` for one.
+        """
+        text: str = self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False, **(options or {})
+        )
+        return text
+
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template asks for beside what every template is given."""
+        given = frozenset(map(str, self._tokenizer.special_tokens_map))
+        return template_variables(self._template()) - given
+
+    @cached_property
+    def reasoning_tags(self) -> ReasoningTags | None:
+        """Where the chat template tells a model's thoughts from its answer, and texts show it."""
+        if not self.chats or CLOSING_TAG not in self._template():
+            return None
+        # Special tokens are left out of texts.
+        if {OPENING_TAG, CLOSING_TAG} & {str(token) for token in self._tokenizer.all_special_tokens}:
+            return None
+        return ReasoningTags(OPENING_TAG, CLOSING_TAG, tuple(self.encode_rendered(OPENING_TAG)))
+
+    def _template(self) -> str:
+        """Of several, the one that is used where a row has no tools."""
+        text: str = self._tokenizer.get_chat_template()
         return text
 
     def encode_rendered(self, text: str) -> list[int]:
@@ -63,9 +96,27 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
+    def for_grammars(self, vocabulary: int, end: int) -> LLTokenizer:
+        """The same tokens as grammars need them, for a model that scores ``vocabulary`` ids. A large one takes a second."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise BadConstraint("the model's tokenizer has no tokenizer.json, by which alone a constraint can be kept")
+        backend = copy(backend)
+        backend.no_padding()
+        backend.no_truncation()
+        size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
+        return LLTokenizer(backend.to_str(), n_vocab=max(size, vocabulary), eos_token=end)
+
     def meanings(self) -> dict[int, str]:
         """Every id with the token it stands for."""
         return {id_: token for token, id_ in self._tokenizer.get_vocab().items()}
+
+
+def _loaded(path: Path) -> Any:
+    """One of transformers' tokenizers."""
+    if is_gguf(path):
+        return gguf_tokenizer(path)
+    return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
 
 
 @lru_cache(maxsize=2)
@@ -81,18 +132,36 @@ def said(error: BaseException) -> str:
     return line if len(line) <= LONGEST_SAID else f"{line[:LONGEST_SAID]}…"
 
 
-def check_pair(target: ModelCard, draft: ModelCard) -> None:
+def check_pair(target: ModelInfo, draft: ModelInfo) -> None:
     """Refuse a draft that may propose an id which means another token in the target.
 
     Ids that only one of the two has are harmless (padding, added tokens): they are never accepted.
     """
-    theirs, ours = load_tokenizer(draft.path).meanings(), load_tokenizer(target.path).meanings()
-    shared = [id_ for id_ in theirs.keys() & ours.keys() if id_ < draft.vocabulary]
-    different = sorted(id_ for id_ in shared if theirs[id_] != ours[id_])
-    if different or not shared:
-        first = different[0] if different else 0
+    if (found := _other_meanings(target, draft, "target", "draft")) is not None:
         raise PairError(
-            f'the draft "{draft.name}" does not fit "{target.name}": {len(different):,} of {len(shared):,} token ids mean '
-            f"something else, first id {first}: {quoted(theirs.get(first))} in the draft, {quoted(ours.get(first))} in the "
-            "target; choose a draft with the target's tokenizer, or --draft lookup"
+            f'the draft "{draft.name}" does not fit "{target.name}": {found}; choose a draft with the '
+            "target's tokenizer, or --draft lookup"
         )
+
+
+def check_comparable(model: ModelInfo, against: ModelInfo) -> None:
+    """Refuse to hold a model against one whose scores are of other tokens."""
+    if (found := _other_meanings(model, against, "model", "other")) is not None:
+        raise PairError(
+            f'"{model.name}" cannot be held against "{against.name}": {found}; choose a model with the same '
+            "tokenizer, or score each by itself"
+        )
+
+
+def _other_meanings(model: ModelInfo, other: ModelInfo, role: str, others_role: str) -> str | None:
+    """How many ids mean different tokens in the two, and the first of them; None where all that both have mean the same."""
+    theirs, ours = load_tokenizer(other.path).meanings(), load_tokenizer(model.path).meanings()
+    shared = [id_ for id_ in theirs.keys() & ours.keys() if id_ < other.vocabulary]
+    different = sorted(id_ for id_ in shared if theirs[id_] != ours[id_])
+    if shared and not different:
+        return None
+    first = different[0] if different else 0
+    return (
+        f"{len(different):,} of {len(shared):,} token ids mean something else, first id {first}: "
+        f"{quoted(theirs.get(first))} in the {others_role}, {quoted(ours.get(first))} in the {role}"
+    )

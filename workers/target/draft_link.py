@@ -1,4 +1,4 @@
-"""A target's line to its draft actor: deltas out, candidates back, and never a wait beyond the deadline."""
+"""A target's link to its draft actor: deltas out, candidates back, and never a wait beyond the deadline."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.workers.draft.transport import DraftFailed, DraftLost, Line, Reply
+from outrider.workers.draft.transport import DraftFailed, DraftLost, DraftTransport, Reply
 from outrider.workers.engines.costs import Recent
-from outrider.workers.messages import Advance, Arrangement, Ask
-from outrider.workers.speculation import Overlap, Price, Request
-from outrider.workers.target.statistics import Tally
-from outrider.workers.target.verifier import NOTHING, Answer, Guess, LiveRow
+from outrider.workers.messages import Advance, DraftRequest, Layout
+from outrider.workers.speculation import CandidateRequest, DraftCost, LayoutKind
+from outrider.workers.target.live_row import LiveRow
+from outrider.workers.target.proposers import NO_PROPOSAL, PendingProposals, Proposal
+from outrider.workers.target.statistics import TargetStatistics
 
 logger = logging.getLogger(__name__)
 # A draft that answers with an error this often in a row is not asked again.
@@ -23,17 +24,17 @@ MOST_ERRORS = 3
 class _Draft:
     """A draft and what it has been told: how many tokens of each row, and which rows it may forget."""
 
-    line: Line
+    transport: DraftTransport
     known: dict[int, int] = field(default_factory=dict)
     closed: list[int] = field(default_factory=list)
     late: list[Reply] = field(default_factory=list)
     errors: int = 0
     lost: bool = False
-    settled: bool = False
+    configured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Prices:
+class _DraftCosts:
     """Seconds, by number of rows: of a step, as the draft says, and of a request whatever it asks for, which is the way
     there and back and what the draft does beside its passes. And seconds of reading a token.
     """
@@ -62,35 +63,35 @@ class DraftLink:
     another thread at any time: it replaces the draft whole, and everything else belongs to the verifying thread.
     """
 
-    def __init__(self, deadline: float, confidence: float = 0.0, tally: Tally | None = None) -> None:
+    def __init__(self, deadline: float, confidence: float = 0.0, statistics: TargetStatistics | None = None) -> None:
         self._deadline = deadline
-        self._tally = tally
+        self._statistics = statistics
         self._confidence = confidence
         self._draft: _Draft | None = None
         self._round = 0
-        self._arrangement: Arrangement | None = None
-        self._prices: dict[str, _Prices] = {}
+        self._layout: Layout | None = None
+        self._draft_costs: dict[str, _DraftCosts] = {}
 
     @property
-    def _current(self) -> _Prices:
-        """What the draft costs in this arrangement."""
-        name = "" if self._arrangement is None else self._arrangement.name
-        return self._prices.setdefault(name, _Prices())
+    def _current(self) -> _DraftCosts:
+        """What the draft costs in this layout."""
+        name = "" if self._layout is None else self._layout.name
+        return self._draft_costs.setdefault(name, _DraftCosts())
 
-    def attach(self, line: Line | None) -> None:
-        """Take the draft at the end of this line from now on; None for the time without one."""
-        self._draft = None if line is None else _Draft(line)
+    def attach(self, transport: DraftTransport | None) -> None:
+        """Take the draft that this transport reaches from now on; None for the time without one."""
+        self._draft = None if transport is None else _Draft(transport)
 
     @property
     def ready(self) -> bool:
         draft = self._draft
         return draft is not None and not draft.lost
 
-    def settle(self, arrangement: Arrangement) -> None:
+    def set_layout(self, layout: Layout) -> None:
         """Have the draft work in this way; what it costs is counted apart there."""
-        self._arrangement = arrangement
+        self._layout = layout
         if self._draft is not None:
-            self._draft.settled = False
+            self._draft.configured = False
 
     def forget(self, key: int) -> None:
         draft = self._draft
@@ -100,31 +101,31 @@ class DraftLink:
             draft.closed.append(key)
 
     @property
-    def line(self) -> str | None:
-        """Which kind of line there is to the draft, if there is one."""
+    def transport(self) -> str | None:
+        """Which transport reaches the draft, if there is one."""
         draft = self._draft
-        return None if draft is None else draft.line.name
+        return None if draft is None else draft.transport.name
 
-    def price(self, rows: int, arrangement: str | None = None) -> Price | None:
+    def draft_cost(self, rows: int, layout: str | None = None) -> DraftCost | None:
         draft = self._draft
         if draft is None or draft.lost:
             return None
         # Until a round has been measured candidates count as free, so that the first round asks.
-        prices = self._current if arrangement is None else self._prices.get(arrangement, _Prices())
-        return Price(prices.steps(rows) or 0.0, prices.hops(rows) or 0.0, prices.reading(1) or 0.0)
+        draft_costs = self._current if layout is None else self._draft_costs.get(layout, _DraftCosts())
+        return DraftCost(draft_costs.steps(rows) or 0.0, draft_costs.hops(rows) or 0.0, draft_costs.reading(1) or 0.0)
 
     def costs(self) -> dict[str, dict[str, dict[int, float]]]:
-        """By arrangement, seconds of a step and of the hop by number of rows, and of reading a token."""
+        """By layout, seconds of a step and of the hop by number of rows, and of reading a token."""
         return {
-            name: {"step": prices.steps.usual, "hop": prices.hops.usual, "read": prices.reading.usual}
-            for name, prices in list(self._prices.items())
+            name: {"step": draft_costs.steps.usual, "hop": draft_costs.hops.usual, "read": draft_costs.reading.usual}
+            for name, draft_costs in list(self._draft_costs.items())
         }
 
     def unread(self, live: LiveRow) -> int:
         draft = self._draft
         return len(live.tokens) - (0 if draft is None else draft.known.get(live.row.key, 0))
 
-    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+    def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
         draft = self._draft
         asked = None
         if draft is not None and not draft.lost:
@@ -134,31 +135,39 @@ class DraftLink:
             except DraftLost as error:
                 self._lose(draft, error)
         if asked is None:
-            return lambda: [NOTHING] * len(rows)
+            return lambda: [NO_PROPOSAL] * len(rows)
         return lambda: self._collect(asked)
 
-    def _ask(self, draft: _Draft, rows: Sequence[LiveRow], request: Request) -> _Asked:
-        if not draft.settled:
-            self._settle(draft)
+    def _ask(self, draft: _Draft, rows: Sequence[LiveRow], request: CandidateRequest) -> _Asked:
+        if not draft.configured:
+            self._configure(draft)
         self._round += 1
         closed, draft.closed = tuple(draft.closed), []
         advances = tuple(_advance(draft, live, count) for live, count in zip(rows, request.counts, strict=True))
-        ask = Ask(self._round, advances, closed, self._confidence, request.keep, request.a_step, request.runner_up_chances)
+        message = DraftRequest(
+            self._round,
+            advances,
+            closed,
+            self._confidence,
+            request.least_reach,
+            request.least_sum,
+            request.runner_up_chances,
+        )
         at = time.perf_counter()
-        reply = draft.line.ask(ask)
+        reply = draft.transport.ask(message)
         # On shared cores the draft may begin before the call is back, so what is the hop shows in the end only.
         sent = time.perf_counter() - at
         draft.known.update((live.row.key, len(live.tokens)) for live in rows)
         return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), at, sent)
 
-    def _settle(self, draft: _Draft) -> None:
-        draft.settled = True
-        if self._arrangement is not None:
-            run_ahead = self._arrangement.overlap is not Overlap.TURNS
-            draft.line.settle(self._arrangement.draft_cores, run_ahead, self._deadline)
+    def _configure(self, draft: _Draft) -> None:
+        draft.configured = True
+        if self._layout is not None:
+            run_ahead = self._layout.kind is LayoutKind.AHEAD
+            draft.transport.reconfigure(self._layout.draft_cores, run_ahead, self._deadline)
 
-    def _collect(self, asked: _Asked) -> list[Guess]:
-        draft, nothing = asked.draft, [NOTHING] * len(asked.rows)
+    def _collect(self, asked: _Asked) -> list[Proposal]:
+        draft, nothing = asked.draft, [NO_PROPOSAL] * len(asked.rows)
         waiting = time.perf_counter()
         try:
             if not asked.reply.ready(max(0.0, asked.at + self._deadline - waiting)):
@@ -179,19 +188,19 @@ class DraftLink:
         draft.errors = 0
         # While the target asked and waited the draft was at work, but for the hop.
         hop = max(0.0, asked.sent + time.perf_counter() - waiting - candidates.seconds)
-        if self._tally is not None:
-            self._tally.hop(hop)
+        if self._statistics is not None:
+            self._statistics.hop(hop)
         if candidates.step is not None:
             self._current.steps.observe(len(asked.rows), candidates.step)
         if candidates.read is not None:
             self._current.reading.observe(1, candidates.read)
         # Whatever number of candidates is asked for, this is paid once.
-        self._current.hops.observe(len(asked.rows), hop + candidates.beside)
+        self._current.hops.observe(len(asked.rows), hop + candidates.overhead)
         for key in candidates.forgotten:
             draft.known.pop(key, None)
         if candidates.round != asked.round:
             return nothing
-        return [Guess(candidates.tokens.get(key, ()), candidates.runners_up.get(key, ())) for key in asked.rows]
+        return [Proposal(candidates.tokens.get(key, ()), candidates.runners_up.get(key, ())) for key in asked.rows]
 
     def _lose(self, draft: _Draft, error: DraftLost) -> None:
         """Gone: decode plainly until the driver attaches another."""

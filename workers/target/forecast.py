@@ -1,15 +1,47 @@
-"""What rounds were expected to take and to bring, and what they did: the proof of the prices that k is chosen by."""
+"""What rounds were expected to take and to bring, and what they did: the proof of the costs that k is chosen by."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider.workers.target.layout_trial import Round
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a round should take, and the tokens that it should bring."""
+
+    seconds: float
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass: how many candidates each row had, how many of them held, and the tokens that runners-up ``found``.
+
+    ``live`` counts all rows under way, ``read`` the tokens of prompts that were fed. ``steady`` says whether all rows of
+    the pass were past their prompts and open to proposals. The pass over ``fed`` tokens took ``verifying`` seconds.
+    """
+
+    proposed: tuple[int, ...]
+    held: tuple[int, ...]
+    live: int
+    steady: bool
+    read: int = 0
+    fed: int = 0
+    verifying: float = 0.0
+    forecast: Forecast | None = None
+    found: int = 0
+
+    @property
+    def gained(self) -> int:
+        """Tokens committed."""
+        return len(self.held) + sum(self.held) + self.found
 
 
 @dataclass(slots=True)
 class _Sums:
+    """Its fields are keys of job.json (``costs``)."""
+
     rounds: int = 0
     seconds: float = 0.0
     foreseen_seconds: float = 0.0
@@ -20,22 +52,22 @@ class _Sums:
     held: int = 0
 
 
-class Foresight:
-    """Sums by arrangement, and by whether there were candidates, over rounds in which nobody read a prompt."""
+class ForecastCheck:
+    """Sums by layout, and by whether there were candidates, over rounds in which nobody read a prompt."""
 
     def __init__(self) -> None:
         self._sums: dict[str, _Sums] = {}
 
-    def observe(self, arrangement: str, round: Round, seconds: float) -> None:
-        if not round.steady or round.foreseen is None:
+    def observe(self, layout: str, round: Round, seconds: float) -> None:
+        if not round.steady or round.forecast is None:
             return
-        name = arrangement if any(round.proposed) else f"{arrangement}, no candidates"
+        name = layout if any(round.proposed) else f"{layout}, no candidates"
         sums = self._sums.setdefault(name, _Sums())
         sums.rounds += 1
         sums.seconds += seconds
-        sums.foreseen_seconds += round.foreseen.seconds
+        sums.foreseen_seconds += round.forecast.seconds
         sums.tokens += round.gained
-        sums.foreseen_tokens += round.foreseen.tokens
+        sums.foreseen_tokens += round.forecast.tokens
         sums.verify_seconds += round.verifying
         sums.tried += sum(min(count, held + 1) for count, held in zip(round.proposed, round.held, strict=True))
         sums.held += sum(round.held)

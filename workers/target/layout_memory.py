@@ -19,7 +19,7 @@ LONGEST_SECONDS = 7 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class RememberedLayout:
     took: str
     rates: dict[str, float]
 
@@ -37,14 +37,14 @@ def _file(key: str) -> Path:
     return cache_directory() / "layouts" / f"{hashlib.sha256(f'{processor()}|{key}'.encode()).hexdigest()[:32]}.json"
 
 
-def recall(key: str, names: list[str]) -> Remembered | None:
-    """None where nothing is known that is recent, whole, and about these arrangements."""
+def recall(key: str, names: list[str]) -> RememberedLayout | None:
+    """None where nothing is known that is recent, whole, and about these layouts."""
     file = _file(key)
     try:
         if time.time() - file.stat().st_mtime > LONGEST_SECONDS:
             return None
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        known = Remembered(str(content["took"]), {str(name): float(rate) for name, rate in content["rates"].items()})
+        known = RememberedLayout(str(content["took"]), {str(name): float(rate) for name, rate in content["rates"].items()})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -53,7 +53,7 @@ def recall(key: str, names: list[str]) -> Remembered | None:
     return known if sorted(content.get("names", [])) == sorted(names) and known.took in names else None
 
 
-def remember(key: str, names: list[str], found: Remembered) -> None:
+def remember(key: str, names: list[str], found: RememberedLayout) -> None:
     """Best effort: a cache that cannot be written costs the next job a few seconds."""
     file = _file(key)
     content = {"key": key, "names": names, "took": found.took, "rates": found.rates}

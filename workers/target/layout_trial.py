@@ -1,10 +1,10 @@
-"""Which arrangement is the fastest: tried on the job's own rows, whose texts do not depend on it. Pure.
+"""Which layout is the fastest: tried on the job's own rows, whose texts do not depend on it. Pure.
 
-Each arrangement is given a few rounds in turn, twice over, since a machine's speed drifts. Which of them meets an easy
+Each layout is given a few rounds in turn, twice over, since a machine's speed drifts. Which of them meets an easy
 stretch of text, where drafts propose a lot and most of it holds, is luck. So those with a draft are compared by what all of
 their rounds together would have taken in each, by a line through its seconds against its candidates; and plain decoding by
 the acceptance seen in all rounds. Added is what it costs to read prompts there, as far as this job reads.
-An arrangement without a draft wins unless another is clearly faster: where they tie, the draft is of no use.
+A layout without a draft wins unless another is clearly faster: where they tie, the draft is of no use.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.workers.speculation import Survival
+from outrider.workers.target.forecast import Round
 
 CYCLES = 2
 # A phase is this long at least, after rounds that do not count: caches are warmed, a draft is brought up to date.
@@ -29,38 +30,6 @@ CLEARLY = 1.03
 LEAST_SPREAD = 0.1
 # A trial starts over when the number of rows changes by more than this share.
 ROWS_TOLERANCE = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Foreseen:
-    """What a round should take, and the tokens that it should bring."""
-
-    seconds: float
-    tokens: float
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One pass: how many candidates each row had, how many of them held, and the tokens that runners-up ``found``.
-
-    ``live`` counts all rows under way, ``read`` the tokens of prompts that were fed. ``steady`` says whether all rows of
-    the pass were past their prompts and open to proposals. The pass over ``fed`` tokens took ``verifying`` seconds.
-    """
-
-    proposed: tuple[int, ...]
-    held: tuple[int, ...]
-    live: int
-    steady: bool
-    read: int = 0
-    fed: int = 0
-    verifying: float = 0.0
-    foreseen: Foreseen | None = None
-    found: int = 0
-
-    @property
-    def gained(self) -> int:
-        """Tokens committed."""
-        return len(self.held) + sum(self.held) + self.found
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +50,7 @@ class _Score:
     reading: float = 0.0
     read: int = 0
 
-    def line(self) -> tuple[float, float] | None:
+    def fit(self) -> tuple[float, float] | None:
         """Seconds of a row without candidates, and of each candidate; None where the candidates were always as many."""
         rows = sum(each.rows for each in self.passes)
         mean = sum(each.candidates for each in self.passes) / rows
@@ -102,7 +71,7 @@ def best_of(rates: Mapping[str, float], plain: str | None) -> str | None:
     return fastest
 
 
-class Trial:
+class LayoutTrial:
     def __init__(self, names: Sequence[str], plain: str | None = None, cycles: int = CYCLES) -> None:
         """``plain`` is the one of them that does without a draft."""
         self._names = list(names)
@@ -160,13 +129,13 @@ class Trial:
         }
         rates = {name: expected[name] / score.seconds for name, score in scores.items()}
         drafting = {name: score for name, score in scores.items() if any(score.proposed)}
-        lines = {name: score.line() for name, score in drafting.items()}
+        fits = {name: score.fit() for name, score in drafting.items()}
         rows = sum(each.rows for score in drafting.values() for each in score.passes)
         candidates = sum(each.candidates for score in drafting.values() for each in score.passes)
         tokens = sum(expected[name] for name in drafting)
-        for name, line in lines.items():
-            if line is not None and None not in lines.values():
-                rates[name] = tokens / (line[0] * rows + line[1] * candidates)
+        for name, fit in fits.items():
+            if fit is not None and None not in fits.values():
+                rates[name] = tokens / (fit[0] * rows + fit[1] * candidates)
         return rates
 
     def expected_tokens(self, candidates: int) -> float:
@@ -193,7 +162,7 @@ class Trial:
         return self._read / self._committed if self._committed else 0.0
 
     def observe(self, round: Round, seconds: float) -> None:
-        """A round of the current arrangement, and the time since the end of the one before."""
+        """A round of the current layout, and the time since the end of the one before."""
         if self.over:
             return
         if self._rows is None or abs(round.live - self._rows) > ROWS_TOLERANCE * self._rows:

@@ -1,6 +1,6 @@
 """How a target and its draft share their cores: found out on the first rows of a job, kept, and looked at again later.
 
-A job begins with the first arrangement. Of plain decoding enough is known by then: a pass was measured. Others have to be
+A job begins with the first layout. Of plain decoding enough is known by then: a pass was measured. Others have to be
 faster at their very best, by the passes that the target takes on its cores there, before a round of the job is spent on
 them; and looking at them may cost no more than a small share of what is left of the job.
 """
@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from outrider.workers.engines.costs import BUDGET_SECONDS, CostCurve
-from outrider.workers.messages import Arrangement, LayoutRecord
-from outrider.workers.speculation import MOST_CANDIDATES, Overlap, Price
-from outrider.workers.target.forecast import Foresight
-from outrider.workers.target.layout_memory import Remembered, recall, remember
-from outrider.workers.target.layout_trial import ROUNDS_TO_GIVE_UP, WARM_UP_ROUNDS, Round, Trial, best_of
+from outrider.workers.messages import Layout, LayoutRecord
+from outrider.workers.speculation import MOST_CANDIDATES, DraftCost, LayoutKind
+from outrider.workers.target.forecast import ForecastCheck, Round
+from outrider.workers.target.layout_memory import RememberedLayout, recall, remember
+from outrider.workers.target.layout_trial import ROUNDS_TO_GIVE_UP, WARM_UP_ROUNDS, LayoutTrial, best_of
 from outrider.workers.target.verifier import Verifier
 
-# After so many rounds the arrangements are looked at again: rows and neighbours change. While nothing does, pauses double.
+# After so many rounds the layouts are looked at again: rows and neighbours change. While nothing does, pauses double.
 FIRST_PAUSE = 1024
 ROUNDS_BETWEEN_TRIALS = 4096
 # What finding out may cost of the rest of the job.
@@ -33,31 +33,31 @@ ROUNDS_TO_DOUBT = 64
 # and are believed to cost what the last ones did. For no more than this share of the job.
 MOST_FED_A_ROW, LEAST_FED, AT_WORK_SHARE = 4, 16, 0.015
 # A glimpse of other cores: passes over so many tokens.
-GLIMPSE_ALONE, GLIMPSE = (1, 8), (1, 8, 32)
+QUICK_PASSES_OF_ONE_ROW, QUICK_PASSES = (1, 8), (1, 8, 32)
 
 
 class Draft(Protocol):
-    """The draft's side of an arrangement."""
+    """The draft's side of a layout."""
 
     @property
     def ready(self) -> bool:
         """Whether there is a draft to try anything with."""
 
     @property
-    def line(self) -> str | None:
-        """Which kind of line there is to it."""
+    def transport(self) -> str | None:
+        """Which transport reaches it."""
 
-    def settle(self, arrangement: Arrangement) -> None:
+    def set_layout(self, layout: Layout) -> None:
         """Move the draft there, now or as soon as it comes up."""
 
-    def price(self, rows: int, arrangement: str | None = None) -> Price | None:
-        """What candidates for that many rows cost in this arrangement, or in the current one."""
+    def draft_cost(self, rows: int, layout: str | None = None) -> DraftCost | None:
+        """What candidates for that many rows cost in this layout, or in the current one."""
 
     def costs(self) -> dict[str, Any]:
-        """What it has cost in each arrangement."""
+        """What it has cost in each layout."""
 
 
-class Arranger:
+class LayoutTuner:
     """Belongs to the verifying thread. ``move_target`` takes the target to other cores, ``measure`` its costs there.
 
     ``measure`` is told which numbers of tokens to measure if it is to be quick. ``job_rows`` says how many rows are to
@@ -68,7 +68,7 @@ class Arranger:
         self,
         verifier: Verifier,
         draft: Draft,
-        arrangements: Sequence[Arrangement],
+        layouts: Sequence[Layout],
         move_target: Callable[[Sequence[int]], None],
         measure: Callable[[Sequence[int]], CostCurve],
         memory_key: str = "",
@@ -77,57 +77,57 @@ class Arranger:
         self.record: LayoutRecord | None = None
         self._verifier = verifier
         self._draft = draft
-        self._arrangements = {each.name: each for each in arrangements}
+        self._layouts = {each.name: each for each in layouts}
         self._move_target = move_target
         self._measure = measure
         self._memory_key = memory_key
         self._job_rows = job_rows
-        self._draft_tokens = verifier.draft_tokens
-        self._first = first = arrangements[0]
+        self._draft_tokens = verifier.policy.draft_tokens
+        self._first = first = layouts[0]
         # The curve that the verifier came with was measured where the target was started.
-        self._curves = {first.target_cores: verifier.verify_seconds}
-        self._at_start = CostCurve(verifier.verify_seconds.points)
+        self._curves = {first.target_cores: verifier.policy.verify_seconds}
+        self._at_start = CostCurve(verifier.policy.verify_seconds.points)
         self._measured_at_work = False
-        self._glimpses: dict[tuple[int, ...], CostCurve] = {}
-        self._foresight = Foresight()
+        self._quick_curves: dict[tuple[int, ...], CostCurve] = {}
+        self._forecast_check = ForecastCheck()
         self._verifying = self._verifying_at_start = 0.0
         self._doubt_after = ROUNDS_TO_DOUBT
         self._pause = min(FIRST_PAUSE, ROUNDS_BETWEEN_TRIALS)
-        self._begin_watch()
+        self._begin_comparison()
         self._rounds = 0
-        self._trial: Trial | None = None
-        self._opening = False
-        self._holding = False
-        self._plain = next((each for each in arrangements if each.plain), None)
-        self._tried = [each.name for each in arrangements if not each.plain]
+        self._trial: LayoutTrial | None = None
+        self._only_first = False
+        self._is_fixed = False
+        self._plain = next((each for each in layouts if each.plain), None)
+        self._tried = [each.name for each in layouts if not each.plain]
         self._current = self._chosen = first
-        self._alone = len(arrangements) == 1
-        known = recall(memory_key, self._tried) if memory_key and not self._alone else None
-        self._take(self._arrangements[known.took] if known else first)
+        self._only_one = len(layouts) == 1
+        known = recall(memory_key, self._tried) if memory_key and not self._only_one else None
+        self._switch_to(self._layouts[known.took] if known else first)
         if known is not None:
-            self._settle(known, "measured earlier")
-        elif not self._alone:
-            self._open()
+            self._record_choice(known, "measured earlier")
+        elif not self._only_one:
+            self._begin_trial()
 
     def hold(self, name: str | None) -> None:
-        """Use this arrangement, whatever is known of others; None goes back to the one chosen or being tried."""
+        """Use this layout, whatever is known of others; None goes back to the one chosen or being tried."""
         if name is None:
-            wanted = self._chosen if self._trial is None else self._arrangements[self._trial.current]
+            wanted = self._chosen if self._trial is None else self._layouts[self._trial.current]
         else:
-            wanted = self._arrangements.get(name, self._current)
-        self._holding = name is not None
+            wanted = self._layouts.get(name, self._current)
+        self._is_fixed = name is not None
         if wanted is not self._current:
-            self._take(wanted)
+            self._switch_to(wanted)
 
     def costs(self) -> dict[str, Any]:
-        """Passes as first measured with everything up and as they are now; what rounds took against what was foreseen."""
+        """Passes as first measured with everything up and as they are now; what rounds took against their forecast."""
         curve = self._curves[self._first.target_cores]
         return {
             "verify_at_start": self._at_start.points,
             "verify": curve.points,
             "draft": self._draft.costs(),
-            "line": self._draft.line,
-            "rounds": self._foresight.record(),
+            "line": self._draft.transport,
+            "rounds": self._forecast_check.record(),
         }
 
     def after_round(self, seconds: float) -> None:
@@ -135,35 +135,35 @@ class Arranger:
         done = self._verifier.last_round
         if done is None:
             return
-        self._foresight.observe(self._current.name, done, seconds)
+        self._forecast_check.observe(self._current.name, done, seconds)
         # On cores of its own the draft runs ahead meanwhile, and would be at work beside what is measured.
-        if not self._measured_at_work and self._draft.ready and self._current.overlap is Overlap.TURNS:
+        if not self._measured_at_work and self._draft.ready and self._current.kind is LayoutKind.TURNS:
             self._measure_at_work(done.live)
-        if self._holding or self._alone:
+        if self._is_fixed or self._only_one:
             return
         self._rounds += 1
         if done.steady and self._current.target_cores == self._first.target_cores:
             self._verifying += done.verifying
             self._verifying_at_start += self._at_start(done.fed)
         if self._trial is None:
-            self._watch(done, seconds)
+            self._compare(done, seconds)
             if self._rounds >= self._pause:
-                self._open()
-                self._take(self._first)
+                self._begin_trial()
+                self._switch_to(self._first)
             return
         if not self._draft.ready:
             return
         self._trial.observe(done, seconds)
         if self._trial.over:
-            others = self._worth_trying(self._trial) if self._opening else []
-            self._opening = False
+            others = self._worth_trying(self._trial) if self._only_first else []
+            self._only_first = False
             if not others:
-                self._conclude(self._trial)
+                self._end_trial(self._trial)
                 return
-            self._trial = Trial([self._first.name, *others], self._plain_name)
-        wanted = self._arrangements[self._trial.current]
+            self._trial = LayoutTrial([self._first.name, *others], self._plain_name)
+        wanted = self._layouts[self._trial.current]
         if wanted is not self._current:
-            self._take(wanted)
+            self._switch_to(wanted)
 
     def _measure_at_work(self, rows: int) -> None:
         """Passes as they are once everything is up: the first measurement had the draft being loaded on the same cores, and
@@ -180,36 +180,36 @@ class Arranger:
         if sum(map(curve, sizes)) > AT_WORK_SHARE * left:
             return
         # What was asked for is waited for first.
-        self._verifier.arrange(self._current.overlap, self._verifier.draft_tokens)
-        with self._verifier.tally.arranging():
+        self._verifier.set_layout(self._current.kind, self._verifier.policy.draft_tokens)
+        with self._verifier.statistics.changing_layout():
             fresh = curve.measured_anew(self._measure(sizes).points)
-        self._curves[self._current.target_cores] = self._verifier.verify_seconds = fresh
+        self._curves[self._current.target_cores] = self._verifier.policy.verify_seconds = fresh
         if self._current.target_cores == self._first.target_cores:
             self._at_start = CostCurve(fresh.points)
             self._verifying = self._verifying_at_start = 0.0
 
-    def _open(self) -> None:
-        """Begin with the first arrangement alone."""
+    def _begin_trial(self) -> None:
+        """Begin with the first layout alone."""
         self._rounds = 0
-        self._trial, self._opening = Trial([self._first.name], cycles=1), True
+        self._trial, self._only_first = LayoutTrial([self._first.name], cycles=1), True
         self._verifying = self._verifying_at_start = 0.0
 
-    def _conclude(self, trial: Trial) -> None:
+    def _end_trial(self, trial: LayoutTrial) -> None:
         rates = trial.rates
         if self._plain is not None and self._plain.name not in rates:
             rates[self._plain.name] = self._plain_rate(trial.rows, trial.reading)
         # A number of candidates that the user fixed is not put to the vote.
         allowed = {name: rate for name, rate in rates.items() if name in self._tried or self._draft_tokens is None}
         took = best_of(allowed, self._plain_name) or self._first.name
-        self._begin_watch()
+        self._begin_comparison()
         self._trial, self._rounds = None, 0
         again = self.record is not None and self.record.took == took
         self._pause = min(2 * self._pause if again else FIRST_PAUSE, ROUNDS_BETWEEN_TRIALS)
-        self._chosen = self._arrangements[took]
+        self._chosen = self._layouts[took]
         if self._chosen is not self._current:
-            self._take(self._chosen)
-        found = Remembered(took, {name: round(rate, 3) for name, rate in rates.items()})
-        self._settle(found, "measured on this job's rows")
+            self._switch_to(self._chosen)
+        found = RememberedLayout(took, {name: round(rate, 3) for name, rate in rates.items()})
+        self._record_choice(found, "measured on this job's rows")
         # That a draft does not pay holds for this text only, and is found out anew for nothing.
         if self._memory_key and not self._chosen.plain:
             remember(self._memory_key, self._tried, found)
@@ -220,25 +220,25 @@ class Arranger:
 
     def _plain_rate(self, rows: int, reading: float) -> float:
         """Tokens a second without a draft: what its passes took at the start, as much slower as passes have become."""
-        return 1.0 / (self._at_start(rows) * self._slower / rows + reading)
+        return 1.0 / (self._at_start(rows) * self._slowdown / rows + reading)
 
     @property
-    def _slower(self) -> float:
-        """How much longer passes on the first arrangement's cores have lately taken than at the start."""
+    def _slowdown(self) -> float:
+        """How much longer passes on the first layout's cores have lately taken than at the start."""
         return self._verifying / self._verifying_at_start if self._verifying_at_start else 1.0
 
-    def _worth_trying(self, trial: Trial) -> list[str]:
+    def _worth_trying(self, trial: LayoutTrial) -> list[str]:
         """The others that might be faster than the first, if they can be looked at and tried for little."""
         rate, rows = trial.decoding[self._first.name], trial.rows
         left = self._verifier.work_left(self._job_rows) / rate
         worth = []
         for name in self._tried[1:]:
-            other = self._arrangements[name]
+            other = self._layouts[name]
             measuring = 0.0 if other.target_cores in self._curves else BUDGET_SECONDS
-            if self._trying_seconds(rows, rate) + measuring > MOST_SHARE * left:
+            if self._trial_seconds(rows, rate) + measuring > MOST_SHARE * left:
                 continue
-            curve = self._glimpse(other.target_cores, MOST_SHARE * left)
-            if curve is not None and self._at_best(other, trial, curve) > WORTH_TRYING * rate:
+            curve = self._quick_curve(other.target_cores, MOST_SHARE * left)
+            if curve is not None and self._best_possible_rate(trial, curve) > WORTH_TRYING * rate:
                 worth.append(name)
         if self._plain is not None and self._draft_tokens is None:
             low, high = NEAR
@@ -246,37 +246,36 @@ class Arranger:
                 worth.append(self._plain.name)
         return worth
 
-    def _trying_seconds(self, rows: int, rate: float) -> float:
+    def _trial_seconds(self, rows: int, rate: float) -> float:
         """What it costs to try something that turns out hopeless, as if it got half as much done."""
         return (WARM_UP_ROUNDS + ROUNDS_TO_GIVE_UP) * rows / rate / 2
 
-    def _glimpse(self, cores: tuple[int, ...], most_seconds: float) -> CostCurve | None:
+    def _quick_curve(self, cores: tuple[int, ...], most_seconds: float) -> CostCurve | None:
         """Roughly what passes take on these cores; None where it would take too long to see."""
-        known = self._curves.get(cores) or self._glimpses.get(cores)
+        known = self._curves.get(cores) or self._quick_curves.get(cores)
         if known is not None:
             return known
-        counts = GLIMPSE if self._verifier.batch > 1 else GLIMPSE_ALONE
+        counts = QUICK_PASSES if self._verifier.batch > 1 else QUICK_PASSES_OF_ONE_ROW
         fewer = max(1.0, len(self._first.target_cores) / max(1, len(cores)))
         if sum(map(self._at_start, counts)) * fewer > most_seconds:
             return None
-        with self._verifier.tally.arranging():
+        with self._verifier.statistics.changing_layout():
             self._move_target(cores)
-            self._glimpses[cores] = self._measure(counts)
+            self._quick_curves[cores] = self._measure(counts)
             self._move_target(self._current.target_cores)
-        return self._glimpses[cores]
+        return self._quick_curves[cores]
 
-    def _at_best(self, arrangement: Arrangement, trial: Trial, curve: CostCurve) -> float:
+    def _best_possible_rate(self, trial: LayoutTrial, curve: CostCurve) -> float:
         """Tokens a second if the draft and the way to it cost nothing."""
-        each = max(1, trial.rows // 2) if arrangement.overlap is Overlap.GROUPS else trial.rows
         counts = range(MOST_CANDIDATES + 1) if self._draft_tokens is None else (self._draft_tokens,)
-        return max(each * trial.expected_tokens(count) / curve(each * (count + 1)) for count in counts)
+        return max(trial.rows * trial.expected_tokens(count) / curve(trial.rows * (count + 1)) for count in counts)
 
-    def _begin_watch(self) -> None:
-        self._watched = 0
-        self._spent = self._spent_plainly = self._spent_at_first = 0.0
+    def _begin_comparison(self) -> None:
+        self._compared_rounds = 0
+        self._spent_seconds = self._plain_seconds = self._first_layout_seconds = 0.0
 
-    def _watch(self, done: Round, seconds: float) -> None:
-        """See whether the rounds since the choice took longer than the same tokens would have with the first arrangement,
+    def _compare(self, done: Round, seconds: float) -> None:
+        """See whether the rounds since the choice took longer than the same tokens would have with the first layout,
         or without a draft.
 
         A choice may have been made in a disturbed minute, or on rows that took the draft's candidates when those now under
@@ -284,51 +283,51 @@ class Arranger:
         """
         if self._plain is None or self._chosen.plain or not done.steady:
             return
-        self._watched += 1
-        self._spent += seconds
+        self._compared_rounds += 1
+        self._spent_seconds += seconds
         # As passes were at the start: what they have become is known of the first cores only as long as they are used, and
         # may be of a disturbed second. A doubt that is mistaken costs a few rounds, and the next one comes later.
-        self._spent_plainly += done.gained / done.live * self._at_start(done.live)
-        price = self._draft.price(len(done.proposed), self._first.name) or Price(0.0)
+        self._plain_seconds += done.gained / done.live * self._at_start(done.live)
+        draft_cost = self._draft.draft_cost(len(done.proposed), self._first.name) or DraftCost(0.0)
         most = max(done.proposed, default=0)
-        self._spent_at_first += self._at_start(done.fed) + (price.hop + most * price.step if most else 0.0)
-        if self._watched < self._doubt_after:
+        self._first_layout_seconds += self._at_start(done.fed) + (draft_cost.hop + most * draft_cost.step if most else 0.0)
+        if self._compared_rounds < self._doubt_after:
             return
         moved = self._chosen.target_cores != self._first.target_cores
-        loses_to_first = moved and self._spent > self._spent_at_first
-        loses_to_plain = self._draft_tokens is None and self._spent > self._spent_plainly
+        loses_to_first = moved and self._spent_seconds > self._first_layout_seconds
+        loses_to_plain = self._draft_tokens is None and self._spent_seconds > self._plain_seconds
         doubtful = loses_to_first or loses_to_plain
         self._doubt_after = min(2 * self._doubt_after, ROUNDS_BETWEEN_TRIALS) if doubtful else ROUNDS_TO_DOUBT
         if doubtful:
-            self._give_up(first_is_better=loses_to_first and self._spent_at_first <= self._spent_plainly)
-        self._begin_watch()
+            self._revert(first_is_better=loses_to_first and self._first_layout_seconds <= self._plain_seconds)
+        self._begin_comparison()
 
-    def _give_up(self, first_is_better: bool) -> None:
-        """The choice was wrong: back to the first arrangement, to stay there if it is better, else to find out anew."""
+    def _revert(self, first_is_better: bool) -> None:
+        """The choice was wrong: back to the first layout, to stay there if it is better, else to find out anew."""
         was, rates = self._chosen, self.record.rates if self.record is not None else {}
-        self._take(self._first)
+        self._switch_to(self._first)
         if not first_is_better:
-            self._open()
+            self._begin_trial()
             return
-        found = Remembered(self._first.name, rates)
-        self._settle(found, f"{was.name} was slower in the long run")
+        found = RememberedLayout(self._first.name, rates)
+        self._record_choice(found, f"{was.name} was slower in the long run")
         if self._memory_key:
             remember(self._memory_key, self._tried, found)
 
-    def _take(self, arrangement: Arrangement) -> None:
-        self._verifier.arrange(arrangement.overlap, 0 if arrangement.plain else self._draft_tokens)
-        with self._verifier.tally.arranging():
-            if arrangement.target_cores and arrangement.target_cores != self._current.target_cores:
-                self._move_target(arrangement.target_cores)
-            self._current = arrangement
-            self._draft.settle(arrangement)
-            curve = self._curves.get(arrangement.target_cores)
+    def _switch_to(self, layout: Layout) -> None:
+        self._verifier.set_layout(layout.kind, 0 if layout.plain else self._draft_tokens)
+        with self._verifier.statistics.changing_layout():
+            if layout.target_cores and layout.target_cores != self._current.target_cores:
+                self._move_target(layout.target_cores)
+            self._current = layout
+            self._draft.set_layout(layout)
+            curve = self._curves.get(layout.target_cores)
             if curve is None:
-                curve = self._curves[arrangement.target_cores] = self._measure(())
-            self._verifier.verify_seconds = curve
+                curve = self._curves[layout.target_cores] = self._measure(())
+            self._verifier.policy.verify_seconds = curve
 
-    def _settle(self, found: Remembered, how: str) -> None:
-        took = self._chosen = self._arrangements[found.took]
+    def _record_choice(self, found: RememberedLayout, how: str) -> None:
+        took = self._chosen = self._layouts[found.took]
         others = sorted((name for name in found.rates if name != found.took), key=found.rates.__getitem__, reverse=True)
         against = ", ".join(f"{name} {found.rates[name]:,.0f}" for name in others)
         rate = found.rates.get(found.took)
@@ -356,9 +355,9 @@ class Arranger:
         return f"; without a draft and with --batch {2 * rows} it would be about {1.0 / seconds:,.0f}"
 
 
-def describe(arrangement: Arrangement) -> str:
+def describe(layout: Layout) -> str:
     where = ""
-    if arrangement.target_cores and arrangement.draft_cores and not arrangement.plain:
-        same = arrangement.target_cores == arrangement.draft_cores
-        where = " on shared cores" if same else f" with {len(arrangement.draft_cores)} core(s) for the draft"
-    return f'"{arrangement.name}"{where}'
+    if layout.target_cores and layout.draft_cores and not layout.plain:
+        same = layout.target_cores == layout.draft_cores
+        where = " on shared cores" if same else f" with {len(layout.draft_cores)} core(s) for the draft"
+    return f'"{layout.name}"{where}'

@@ -9,8 +9,8 @@ from typing import Protocol
 from outrider.workers.messages import Logprobs
 
 
-class Pieces(Protocol):
-    """What single tokens stand for; ``outrider.workers.models.pieces`` knows it of a tokenizer."""
+class TokenBytes(Protocol):
+    """What single tokens stand for; ``outrider.workers.models.token_bytes`` knows it of a tokenizer."""
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of text that the token stands for: of a special one, those of its name."""
@@ -23,16 +23,16 @@ def describe(
     tokens: Sequence[int],
     entries: Sequence[Sequence[tuple[int, float]]],
     text: str,
-    pieces: Pieces,
+    token_bytes: TokenBytes,
     left_out: Collection[int],
 ) -> Logprobs:
     """``entries`` are an engine's, one a token; ``left_out`` are tokens that the text does not show."""
     named = {token for entry in entries for token, _ in entry}
-    spoken = [b"" if token in left_out or pieces.silent(token) else pieces.bytes_of(token) for token in tokens]
+    spoken = [b"" if token in left_out or token_bytes.silent(token) else token_bytes.bytes_of(token) for token in tokens]
     return Logprobs(
         chosen=tuple(entry[0][1] for entry in entries),
         likeliest=tuple(tuple(entry[1:]) for entry in entries),
-        pieces={token: pieces.bytes_of(token) for token in sorted(named)},
+        token_bytes={token: token_bytes.bytes_of(token) for token in sorted(named)},
         offsets=_offsets(spoken, text),
     )
 

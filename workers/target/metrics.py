@@ -1,4 +1,4 @@
-"""What a target tells Prometheus through Ray: its running totals, at most once a second."""
+"""What a target tells Prometheus through Ray: its counters, at most once a second."""
 
 from __future__ import annotations
 
@@ -7,29 +7,19 @@ from collections.abc import Callable, Iterable
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from outrider.workers.messages import Progress, RowFailure, RowResult
+from outrider.workers.counters import counters
+from outrider.workers.messages import OTHER_PHASE, PHASES, RowFailure, RowResult, TargetCounters
 
 SECONDS_BETWEEN = 1.0
 ROW_SECONDS = [0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000]
-COUNTERS = {
-    "tokens": "Tokens committed",
-    "rounds": "Passes of the target",
-    "row_rounds": "Rows of passes of the target that gained tokens",
-    "proposed": "Candidates that the draft proposed",
-    "accepted": "Candidates that held",
-    "runners_up": "Second guesses of the draft that were verified",
-    "runners_up_held": "Second guesses that brought a token",
-    "asked": "Candidates asked for",
-    "asking_rows": "Turns of rows in which candidates could be asked for",
-}
-PHASES = ("verify", "draft", "hop", "idle")
+COUNTERS = {name: one.meaning for name, one in counters(TargetCounters).items() if one.metric}
 
 
 class Metrics:
     def __init__(self, replica: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._due = 0.0
-        self._known = Progress()
+        self._known = TargetCounters()
         tags = {"replica": str(replica)}
 
         def counter(name: str, description: str, *keys: str) -> Counter:
@@ -55,27 +45,27 @@ class Metrics:
             else:
                 self._rows.inc(1, {"outcome": "failed"})
 
-    def publish(self, progress: Progress) -> bool:
+    def publish(self, counters: TargetCounters) -> bool:
         """Report what is new; False where it is too early."""
         now = self._clock()
         if now < self._due:
             return False
         self._due = now + SECONDS_BETWEEN
-        known, self._known = self._known, progress
+        known, self._known = self._known, counters
         for name, metric in self._counters.items():
-            _increase(metric, getattr(progress, name) - getattr(known, name))
+            _increase(metric, getattr(counters, name) - getattr(known, name))
         accounted = 0.0
         for phase in PHASES:
-            spent = getattr(progress, f"{phase}_seconds") - getattr(known, f"{phase}_seconds")
+            spent = getattr(counters, f"{phase}_seconds") - getattr(known, f"{phase}_seconds")
             accounted += spent
             _increase(self._seconds, spent, {"phase": phase})
-        _increase(self._seconds, progress.seconds - known.seconds - accounted, {"phase": "other"})
-        for length, (count, before) in enumerate(zip(progress.accepted_lengths, known.accepted_lengths, strict=True)):
+        _increase(self._seconds, counters.seconds - known.seconds - accounted, {"phase": OTHER_PHASE})
+        for length, (count, before) in enumerate(zip(counters.accepted_lengths, known.accepted_lengths, strict=True)):
             _increase(self._lengths, count - before, {"length": str(length)})
-        if progress.asking_rows > known.asking_rows:
-            self._k.set((progress.asked - known.asked) / (progress.asking_rows - known.asking_rows))
-        if progress.proposed > known.proposed:
-            self._acceptance.set((progress.accepted - known.accepted) / (progress.proposed - known.proposed))
+        if counters.asking_rows > known.asking_rows:
+            self._k.set((counters.asked - known.asked) / (counters.asking_rows - known.asking_rows))
+        if counters.proposed > known.proposed:
+            self._acceptance.set((counters.accepted - known.accepted) / (counters.proposed - known.proposed))
         return True
 
 

@@ -4,25 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 from outrider.workers.draft.lookup import NgramIndex
-from outrider.workers.speculation import Acceptance, Price, Request, accepted, expected_tokens
-from outrider.workers.target.verifier import NOTHING, Answer, Guess, LiveRow, Proposer
+from outrider.workers.speculation import Acceptance, CandidateRequest, DraftCost, accepted, expected_tokens
+from outrider.workers.target.live_row import LiveRow
 
 # Few texts repeat themselves: a row has to show that it does.
 LOOKUP_PRIOR = 0.3
 
 
+class Proposal(NamedTuple):
+    """What is proposed for a row. ``runners_up`` are (position, token): what may come in place of the candidate there."""
+
+    tokens: Sequence[int] = ()
+    runners_up: Sequence[tuple[int, int]] = ()
+
+
+NO_PROPOSAL = Proposal()
+# Waits for what is proposed for each row that was asked for.
+PendingProposals = Callable[[], Sequence[Proposal]]
+
+
+class Proposer(Protocol):
+    def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
+        """Begin to propose, at most as many candidates a row as the request has counts; fewer or none is always allowed.
+
+        The rows stay as they are until the answer is taken, which happens once. Others may be asked for before that.
+        """
+
+    def forget(self, key: int) -> None:
+        """The row has ended."""
+
+    def draft_cost(self, rows: int) -> DraftCost | None:
+        """What candidates for that many rows cost; None while nothing can be proposed."""
+
+    def unread(self, live: LiveRow) -> int:
+        """How many of the row's tokens the one who proposes would have to read first."""
+
+
 class NoProposer:
     """Plain decoding."""
 
-    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
-        return lambda: [NOTHING] * len(rows)
+    def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
+        return lambda: [NO_PROPOSAL] * len(rows)
 
     def forget(self, key: int) -> None:
         pass
 
-    def price(self, rows: int) -> Price | None:
+    def draft_cost(self, rows: int) -> DraftCost | None:
         return None
 
     def unread(self, live: LiveRow) -> int:
@@ -35,19 +65,19 @@ class LookupProposer:
     def __init__(self) -> None:
         self._indexes: dict[int, NgramIndex] = {}
 
-    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
-        guesses = [Guess(self.guess(live, count)) for live, count in zip(rows, request.counts, strict=True)]
-        return lambda: guesses
+    def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
+        proposals = [Proposal(self.proposal(live, count)) for live, count in zip(rows, request.counts, strict=True)]
+        return lambda: proposals
 
-    def guess(self, live: LiveRow, count: int) -> tuple[int, ...]:
+    def proposal(self, live: LiveRow, count: int) -> tuple[int, ...]:
         index = self._indexes.get(live.row.key) or self._indexes.setdefault(live.row.key, NgramIndex())
         return index.propose(live.tokens, count)
 
     def forget(self, key: int) -> None:
         self._indexes.pop(key, None)
 
-    def price(self, rows: int) -> Price | None:
-        return Price(step=0.0)
+    def draft_cost(self, rows: int) -> DraftCost | None:
+        return DraftCost(step=0.0)
 
     def unread(self, live: LiveRow) -> int:
         return 0
@@ -66,8 +96,8 @@ class _Contest:
     def judge(self, tokens: Sequence[int]) -> None:
         """Take in what became of the row since both spoke."""
         committed = tokens[self.length :]
-        for guess, record in ((self.from_text, self.text), (self.from_model, self.model)):
-            known = guess[: len(committed)]
+        for proposal, record in ((self.from_text, self.text), (self.from_model, self.model)):
+            known = proposal[: len(committed)]
             if known:
                 record.observe(len(known), accepted(known, committed))
         self.from_text = self.from_model = ()
@@ -83,37 +113,37 @@ class EitherProposer:
         self._verify_seconds = verify_seconds
         self._contests: dict[int, _Contest] = {}
 
-    def ask(self, rows: Sequence[LiveRow], request: Request) -> Answer:
+    def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
         contests = [self._contests.setdefault(live.row.key, _Contest()) for live in rows]
-        price = self._model.price(len(rows))
+        draft_cost = self._model.draft_cost(len(rows))
         for live, contest, count in zip(rows, contests, request.counts, strict=True):
             contest.judge(live.tokens)
-            contest.from_text = self._text.guess(live, count)
+            contest.from_text = self._text.proposal(live, count)
         model_counts = [
-            0 if price is None or self._text_is_better(contest, count, price) else count
+            0 if draft_cost is None or self._text_is_better(contest, count, draft_cost) else count
             for contest, count in zip(contests, request.counts, strict=True)
         ]
         wanted = [index for index, count in enumerate(model_counts) if count]
         if not wanted:
-            return lambda: [Guess(contest.from_text) for contest in contests]
+            return lambda: [Proposal(contest.from_text) for contest in contests]
         answer = self._model.ask(
             [rows[index] for index in wanted], replace(request, counts=[model_counts[index] for index in wanted])
         )
 
-        def taken() -> list[Guess]:
-            guesses = [Guess(contest.from_text) for contest in contests]
-            for index, guess in zip(wanted, answer(), strict=True):
-                guesses[index], contests[index].from_model = guess, guess.tokens
-            return guesses
+        def taken() -> list[Proposal]:
+            proposals = [Proposal(contest.from_text) for contest in contests]
+            for index, proposal in zip(wanted, answer(), strict=True):
+                proposals[index], contests[index].from_model = proposal, proposal.tokens
+            return proposals
 
         return taken
 
-    def _text_is_better(self, contest: _Contest, count: int, price: Price) -> bool:
+    def _text_is_better(self, contest: _Contest, count: int, draft_cost: DraftCost) -> bool:
         found = len(contest.from_text)
         if not found:
             return False
         from_text = expected_tokens(contest.text.chance, found) / self._verify_seconds(found + 1)
-        seconds = self._verify_seconds(count + 1) + count * price.step + price.hop
+        seconds = self._verify_seconds(count + 1) + count * draft_cost.step + draft_cost.hop
         return from_text >= expected_tokens(contest.model.chance, count) / seconds
 
     def forget(self, key: int) -> None:
@@ -121,9 +151,9 @@ class EitherProposer:
         self._text.forget(key)
         self._model.forget(key)
 
-    def price(self, rows: int) -> Price | None:
+    def draft_cost(self, rows: int) -> DraftCost | None:
         # The dearer of the two, as long as there is one: what comes from the text is a gift.
-        return self._model.price(rows) or self._text.price(rows)
+        return self._model.draft_cost(rows) or self._text.draft_cost(rows)
 
     def unread(self, live: LiveRow) -> int:
         # What the text offers costs no reading, so it is never held back.

@@ -1,4 +1,4 @@
-"""A target's account of its time and of its luck: running totals, and slices for the timeline where one is wanted."""
+"""What a target counts: its time, tokens and candidates; and slices for the timeline where one is wanted."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from outrider.workers.messages import LONGEST_COUNTED, Progress
+from outrider.workers.messages import LONGEST_COUNTED, TargetCounters
 from outrider.workers.timeline import Timeline
 
 
-class Tally:
+class TargetStatistics:
     """Filled by the thread that verifies. ``snapshot`` and ``idling`` exclude each other by their caller's lock.
 
     What a round says here costs a few microseconds; everything dearer (copies, metrics) is for those who harvest.
     """
 
     def __init__(self, timeline: Timeline | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.progress = Progress()
+        self.counters = TargetCounters()
         self.timeline = timeline
         self._clock = clock
         self._started = clock()
@@ -30,25 +30,25 @@ class Tally:
 
     def asked(self, limits: Sequence[int]) -> None:
         """How many candidates each row that could have some is to get."""
-        self.progress.asking_rows += len(limits)
-        self.progress.asked += sum(limit for limit in limits if limit > 0)
+        self.counters.asking_rows += len(limits)
+        self.counters.asked += sum(limit for limit in limits if limit > 0)
 
     def hop(self, seconds: float) -> None:
         """Of the time that ``waited`` reports, what was spent on the way; the draft computed in the rest."""
         seconds = max(0.0, seconds)
-        self.progress.hop_seconds += seconds
-        self.progress.draft_seconds -= seconds
+        self.counters.hop_seconds += seconds
+        self.counters.draft_seconds -= seconds
 
     def waited(self, what: str, started: float, rows: int, candidates: int) -> None:
         """The target has been busy with candidates from ``started`` until now: it asked for them, or waited for them."""
         ended = self._clock()
-        self.progress.draft_seconds += ended - started
+        self.counters.draft_seconds += ended - started
         self._slice(what, started, ended, rows, candidates)
 
     def verified(self, started: float, ended: float, rows: int, tokens: int) -> None:
         """A pass of the target over ``tokens`` tokens."""
-        self.progress.rounds += 1
-        self.progress.verify_seconds += ended - started
+        self.counters.rounds += 1
+        self.counters.verify_seconds += ended - started
         self._slice("verify", started, ended, rows, tokens)
 
     def committed(self, proposed: int, accepted: int, tokens: int, runners_up: int = 0, found: bool = False) -> None:
@@ -56,26 +56,31 @@ class Tally:
 
         ``runners_up`` were tried too; ``found`` says that one brought a token.
         """
-        progress = self.progress
-        progress.row_rounds += 1
-        progress.tokens += tokens
+        counters = self.counters
+        counters.row_rounds += 1
+        counters.tokens += tokens
         if proposed:
-            progress.proposed += proposed
-            progress.accepted += accepted
-            progress.runners_up += runners_up
-            progress.runners_up_held += found
-            progress.accepted_lengths[min(accepted, LONGEST_COUNTED)] += 1
+            counters.proposed += proposed
+            counters.accepted += accepted
+            counters.runners_up += runners_up
+            counters.runners_up_held += found
+            counters.accepted_lengths[min(accepted, LONGEST_COUNTED)] += 1
 
-    def settled(self, started: float, rows: int, tokens: int) -> None:
+    def forced(self, tokens: int) -> None:
+        """So many tokens were committed without a pass, since nothing else could come."""
+        self.counters.tokens += tokens
+        self.counters.forced_tokens += tokens
+
+    def round_ended(self, started: float, rows: int, tokens: int) -> None:
         """The end of a round: ``tokens`` have been committed since ``started``."""
         self._slice("commit", started, self._clock(), rows, tokens)
 
     @contextmanager
-    def arranging(self) -> Iterator[None]:
+    def changing_layout(self) -> Iterator[None]:
         """While target and draft are taken to other cores, and what passes cost there is measured."""
         started = self._clock()
         yield
-        self._slice("arrange", started, self._clock(), 0, 0)
+        self._slice("change layout", started, self._clock(), 0, 0)
 
     @contextmanager
     def idling(self) -> Iterator[None]:
@@ -87,16 +92,16 @@ class Tally:
             self._note_idle()
             self._idle_since = None
 
-    def snapshot(self) -> Progress:
-        """A copy of the totals as they are at this moment."""
+    def snapshot(self) -> TargetCounters:
+        """A copy of the counters as they are at this moment."""
         self._note_idle()
-        self.progress.seconds = self._clock() - self._started
-        return replace(self.progress, accepted_lengths=list(self.progress.accepted_lengths))
+        self.counters.seconds = self._clock() - self._started
+        return replace(self.counters, accepted_lengths=list(self.counters.accepted_lengths))
 
     def _note_idle(self) -> None:
         if self._idle_since is not None:
             since, self._idle_since = self._idle_since, self._clock()
-            self.progress.idle_seconds += self._idle_since - since
+            self.counters.idle_seconds += self._idle_since - since
             self._slice("idle", since, self._idle_since)
 
     def _slice(self, name: str, started: float, ended: float, rows: int = 0, tokens: int = 0) -> None:

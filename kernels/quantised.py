@@ -1,0 +1,122 @@
+"""A matrix as a quantised checkpoint holds it: the one form between those who read checkpoints and those who pack weights.
+
+A matrix has N rows (outputs) and K columns (inputs). ``Scheme`` says how it is quantised, and is known before a weight is
+read; ``QuantisedRows`` are some of its rows. What they stand for is defined by ``dequantise``:
+
+- integers, one level of scales (AWQ, GPTQ, compressed-tensors, GGUF's Q4_0, Q5_0 and Q8_0): w = (code - zero) * scale
+- with minima (Q4_1, Q5_1, Q4_K, Q5_K): w = code * scale - minimum
+- two levels (Q4_K, Q5_K, Q6_K): scale = super_scale * sub_scale and minimum = super_minimum * sub_minimum, where the
+  super-scales are fp16 and the others integers of 6 or 8 bits: the products are exact in fp32, and come beside the levels
+- E4M3 (fp8) and E2M1 (MXFP4): w = value(code) * scale
+
+Every scale belongs to one row and ``group`` neighbouring columns; what a file states once for a row, a block of rows or
+the whole tensor is repeated. Columns come in the order of the codes: where the scheme says ``ordered`` (activation order),
+column j multiplies input channel ``order[j]``, and the groups are neighbours again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+
+class Values(Enum):
+    """What a code stands for before it is scaled."""
+
+    INTEGER = "int"
+    E4M3 = "e4m3"
+    E2M1 = "e2m1"
+
+
+# The bits of a scale's fraction, the leading one included, by the name of its type: what a header has to have room for.
+SCALE_BITS = {"F16": 11, "BF16": 8, "F32": 24, "E8M0": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a matrix is quantised.
+
+    ``source`` is the checkpoint's format, as it is said to people ("awq", "gptq", "gguf Q4_K" ...). ``group`` divides the
+    columns; per-row and per-tensor scales have all columns in one group. ``symmetric``: every zero point is 2^(bits-1).
+    ``super_group`` is the number of columns under one super-scale, 0 with one level; ``signed_sub_scales`` may be negative.
+    ``scale_type`` is safetensors' name of the type of the scales (of the super-scales, where there are two levels).
+    """
+
+    source: str
+    bits: int
+    group: int
+    values: Values = Values.INTEGER
+    symmetric: bool = True
+    minima: bool = False
+    super_group: int = 0
+    signed_sub_scales: bool = False
+    scale_type: str = "F16"
+    ordered: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.source}, {self.bits} bits, groups of {self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Of rows with two levels: super-scales [n, K / super_group], and small integers [n, K / group] that multiply them."""
+
+    super_scales: Floats
+    sub_scales: NDArray[np.int16]
+    super_minima: Floats | None = None
+    sub_minima: NDArray[np.int16] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedRows:
+    """``codes`` [n, K], ``scales``, ``zeros`` and ``minima`` [n, K / group]. Zero points are 0 to 255; without any (floats,
+    minima) they are all 0."""
+
+    scheme: Scheme
+    codes: Bytes
+    scales: Floats
+    zeros: Bytes
+    minima: Floats | None = None
+    levels: Levels | None = None
+
+    def dequantise(self) -> Floats:
+        """As fp32, columns in the order of the codes. Exact, but for the one rounding of a minimum's subtraction."""
+        scheme = self.scheme
+        scales = np.repeat(self.scales, scheme.group, axis=1)
+        if scheme.values is Values.INTEGER:
+            values = self.codes.astype(np.float32) - np.repeat(self.zeros, scheme.group, axis=1)
+        else:
+            values = (E4M3 if scheme.values is Values.E4M3 else E2M1)[self.codes]
+        result: Floats = values * scales
+        return result if self.minima is None else result - np.repeat(self.minima, scheme.group, axis=1)
+
+
+def natural_order(columns: Floats, order: Sequence[int] | NDArray[np.int32] | None) -> Floats:
+    """Columns that come in activation order, put back into the order of the input channels."""
+    if order is None:
+        return columns
+    result = np.empty_like(columns)
+    result[:, np.asarray(order)] = columns
+    return result
+
+
+def _e4m3() -> Floats:
+    """The eight-bit float without infinities: four bits of exponent (bias 7), three of fraction; 0x7F is no number."""
+    codes = np.arange(128)
+    exponent, fraction = codes >> 3, codes & 7
+    values = np.where(exponent == 0, np.ldexp(fraction / 8, -6), np.ldexp(1 + fraction / 8, exponent - 7))
+    values[127] = np.nan
+    return np.concatenate([values, -values]).astype(np.float32)
+
+
+E4M3 = _e4m3()
+# Codes 0 to 7, then the same with the sign set. Doubled, they are whole numbers.
+_HALVES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+E2M1: Floats = np.concatenate([_HALVES, -_HALVES])

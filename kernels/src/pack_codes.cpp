@@ -1,0 +1,448 @@
+// Packing what is quantised already: codes, scales and zero points go to their places as they are. kernels/storage.py is the
+// definition.
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "message.h"
+#include "pack.h"
+
+namespace outrider {
+namespace {
+
+uint32_t bits_of(float value) {
+  uint32_t word;
+  memcpy(&word, &value, sizeof word);
+  return word;
+}
+
+float from_half(uint16_t half) {
+  const uint32_t word = static_cast<uint32_t>(half & 0x7FFF) << 13, sign = static_cast<uint32_t>(half & 0x8000) << 16;
+  float value;
+  memcpy(&value, &word, sizeof value);
+  value *= 0x1p112f;
+  return sign ? -value : value;
+}
+
+}  // namespace
+
+bool exact_half(float value, uint16_t *half) {
+  const uint32_t word = bits_of(value), sign = word >> 16 & 0x8000, magnitude = word & 0x7FFFFFFF;
+  uint32_t result;
+  if (magnitude == 0) {
+    result = 0;
+  } else if (magnitude >= (113u << 23)) {
+    if (magnitude & 0x1FFF || magnitude >= (143u << 23)) return false;
+    result = (magnitude - (112u << 23)) >> 13;
+  } else {
+    // A multiple of 2^-24, below 2^-14.
+    const float scaled = fabsf(value) * 0x1p24f;
+    result = static_cast<uint32_t>(scaled);
+    if (static_cast<float>(result) != scaled) return false;
+  }
+  *half = static_cast<uint16_t>(sign | result);
+  return true;
+}
+
+namespace {
+
+// One row of the source, and where it goes.
+struct Row {
+  const outrider_weight &weight;
+  const Geometry &shape;
+  int number;  // in the matrix, for sentences
+  const uint8_t *codes;
+  const float *scales;
+  const uint8_t *zeros;
+  const int16_t *sub_scales;
+  const float *minima;
+  const int16_t *sub_minima;
+  int source_group;
+  int lane;
+};
+
+int middle(int codes) {
+  return codes == OUTRIDER_E4M3   ? 0
+         : codes == OUTRIDER_INT8 ? 128
+         : codes == OUTRIDER_INT6 ? 32
+         : codes == OUTRIDER_INT5 ? 16
+                                  : 8;
+}
+int most(int codes) {
+  return codes == OUTRIDER_INT8 || codes == OUTRIDER_E4M3 ? 255
+         : codes == OUTRIDER_INT6                         ? 63
+         : codes == OUTRIDER_INT5                         ? 31
+                                                          : 15;
+}
+
+// 448 times this is finite in bf16.
+constexpr float kLargestE4m3Scale = 0x1p119f;
+
+int32_t inexact(const Row &row, int column, float scale, const char *type) {
+  return fail(OUTRIDER_INVALID, "row %d, column %d: the scale %.9g is not exact in %s", row.number, column,
+              static_cast<double>(scale), type);
+}
+
+void put(char *at, uint32_t word) { memcpy(at, &word, sizeof word); }
+void put_half(char *at, uint16_t half) { memcpy(at, &half, sizeof half); }
+
+// The scales and zero points of the block whose first channel is `start`.
+int32_t pack_header(const Row &row, char *header, int start, int channels) {
+  const outrider_weight &weight = row.weight;
+  const int lane = row.lane, group = weight.group;
+  if (weight.scales == OUTRIDER_FACTORS) {
+    const float scale = row.scales[start / kBlockChannels];
+    if (!isfinite(scale) || bits_of(scale) & 0xFFFF) return inexact(row, start, scale, "bf16");
+    uint32_t word = bits_of(scale), all_offsets = 0;
+    for (int g = 0; g * group < channels; ++g) {
+      const int factor = row.sub_scales[start / group + g] - kLeastFactor, offset = row.sub_minima[start / group + g];
+      if (factor < 0 || factor > 15 || offset < 0 || offset > 255)
+        return fail(OUTRIDER_INVALID, "row %d, column %d: a factor of %d and an offset of %d, at most 17 and 255 fit",
+                    row.number, start + g * group, factor + kLeastFactor, offset);
+      word |= static_cast<uint32_t>(factor) << 4 * g;
+      all_offsets |= static_cast<uint32_t>(offset) << 8 * g;
+    }
+    put(header + 4 * lane, word);
+    put(header + kTileBytes + 4 * lane, all_offsets);
+    return OUTRIDER_OK;
+  }
+  if (weight.scales == OUTRIDER_SIX_BITS || weight.scales == OUTRIDER_EIGHT_BITS) {
+    const int super = start / kSuperChannels;
+    uint16_t scale = 0, minimum = 0;
+    if (!exact_half(row.scales[super], &scale)) return inexact(row, start, row.scales[super], "fp16");
+    const int16_t *subs = row.sub_scales + start / group;
+    if (weight.scales == OUTRIDER_EIGHT_BITS) {
+      for (int g = 0; g * group < channels; ++g) {
+        if (subs[g] < -128 || subs[g] > 127)
+          return fail(OUTRIDER_INVALID, "row %d, column %d: a factor of %d is not one of 8 bits", row.number,
+                      start + g * group, subs[g]);
+        header[g / 4 * kTileBytes + 4 * lane + g % 4] = static_cast<char>(subs[g]);
+      }
+      put_half(header + 4 * kTileBytes + 2 * lane, scale);
+      return OUTRIDER_OK;
+    }
+    if (row.minima && !exact_half(row.minima[super], &minimum)) return inexact(row, start, row.minima[super], "fp16");
+    const int16_t *lows = row.sub_minima ? row.sub_minima + start / group : nullptr;
+    uint8_t words[12] = {};
+    for (int g = 0; g * group < channels; ++g) {
+      const int sub = subs[g], low = lows ? lows[g] : 0;
+      if (sub < 0 || sub > 63 || low < 0 || low > 63)
+        return fail(OUTRIDER_INVALID, "row %d, column %d: factors of %d and %d are not of 6 bits", row.number,
+                    start + g * group, sub, low);
+      words[g] = static_cast<uint8_t>(words[g] | sub);
+      if (g < 4) {
+        words[8 + g] = static_cast<uint8_t>(words[8 + g] | low);
+      } else {
+        // What four bytes leave free in three words holds another four numbers of six bits.
+        for (int part = 0; part < 3; ++part)
+          words[4 * part + g - 4] = static_cast<uint8_t>(words[4 * part + g - 4] | (low >> 2 * part & 3) << 6);
+      }
+    }
+    put(header + 4 * lane, scale | static_cast<uint32_t>(minimum) << 16);
+    for (int part = 0; part < 3; ++part) memcpy(header + (1 + part) * kTileBytes + 4 * lane, words + 4 * part, 4);
+    return OUTRIDER_OK;
+  }
+  // Where a row's zero points lie: as many bytes as there are groups, two for one.
+  char *const zero_points = header + row.shape.scale_bytes + (kBlockChannels / group == 4 ? 4 : 2) * lane;
+  for (int g = 0; g * group < channels; ++g) {
+    const int column = start + g * group, source = column / row.source_group;
+    const float scale = row.scales[source];
+    const int zero = row.zeros ? row.zeros[source] : middle(weight.codes);
+    if (!isfinite(scale))
+      return fail(OUTRIDER_NOT_FINITE, "row %d, column %d: the scale is %f", row.number, column,
+                  static_cast<double>(scale));
+    if (weight.codes == OUTRIDER_E4M3 && !(fabsf(scale) <= kLargestE4m3Scale))
+      return fail(OUTRIDER_NOT_FINITE, "row %d, column %d: the scale %.9g makes infinite numbers of fp8", row.number,
+                  column, static_cast<double>(scale));
+    const uint32_t word = bits_of(scale);
+    uint16_t half = 0;
+    switch (weight.scales) {
+      case OUTRIDER_WORDS:
+        if (word & 0xFF) return inexact(row, column, scale, "24 bits");
+        put(header + 4 * lane, word | static_cast<uint32_t>(zero));
+        continue;
+      case OUTRIDER_SCALE_F32:
+        put(header + g * kTileBytes + 4 * lane, word);
+        break;
+      case OUTRIDER_SCALE_F16:
+      case OUTRIDER_HALF_MINIMA:
+        if (!exact_half(scale, &half)) return inexact(row, column, scale, "fp16");
+        put_half(header + g * kTileBytes / 2 + 2 * lane, half);
+        break;
+      case OUTRIDER_SCALE_BF16:
+        if (word & 0xFFFF) return inexact(row, column, scale, "bf16");
+        put_half(header + g * kTileBytes / 2 + 2 * lane, static_cast<uint16_t>(word >> 16));
+        break;
+      default:
+        // 2^(code - 127); what would be a subnormal number is left to formats that have them.
+        if (word & 0x807FFFFF || word >> 23 < 1) return inexact(row, column, scale, "e8m0 above 2^-127");
+        header[4 * lane + g] = static_cast<char>(word >> 23);
+        continue;
+    }
+    if (weight.scales == OUTRIDER_HALF_MINIMA) {
+      if (!exact_half(row.minima[source], &half)) return inexact(row, column, row.minima[source], "fp16");
+      put_half(header + (kBlockChannels / group + g) * kTileBytes / 2 + 2 * lane, half);
+    } else if (weight.zeros) {
+      zero_points[g] = static_cast<char>(zero);
+    } else if (zero != middle(weight.codes)) {
+      return fail(OUTRIDER_INVALID, "row %d, column %d: a zero point of %d where all are %d", row.number, column, zero,
+                  middle(weight.codes));
+    }
+  }
+  return OUTRIDER_OK;
+}
+
+// Up to 32 channels that fill whole lines; missing ones are zero.
+void pack_unit(const Row &row, const uint8_t *codes, char *at) {
+  const int lane = row.lane;
+  uint32_t words[9] = {};
+  memcpy(words, codes, static_cast<size_t>(row.shape.unit));
+  if (row.shape.unit_lines == 2) {
+    put(at + 4 * lane, words[0]);
+    put(at + kTileBytes + 4 * lane, words[1]);
+    return;
+  }
+  const int eights = row.shape.unit / 8;
+  for (int eight = 0; eight < eights; ++eight)
+    put(at + eight * kTileBytes + 4 * lane, (words[2 * eight] & 0x0F0F0F0F) | (words[2 * eight + 1] & 0x0F0F0F0F) << 4);
+  if (eights == 1) return;
+  // The bits above: of every fourth channel in one byte, those of lower channels lower.
+  const int high = eights == 2 ? 2 : 1;
+  uint32_t above = 0;
+  for (int four = 0; four < 2 * eights; ++four)
+    above |= (words[four] >> 4 & (high == 2 ? 0x03030303u : 0x01010101u)) << four * high;
+  put(at + eights * kTileBytes + 4 * lane, above);
+}
+
+int32_t pack_row(const Row &row, char *tile) {
+  const outrider_weight &weight = row.weight;
+  const int highest = most(weight.codes), unit = row.shape.unit;
+  for (int start = 0; start < weight.columns; start += row.shape.block) {
+    const int channels = std::min(row.shape.block, weight.columns - start);
+    const int32_t status = pack_header(row, tile, start, channels);
+    if (status != OUTRIDER_OK) return status;
+    tile += row.shape.header;
+    for (int c = 0; c < channels; c += unit, tile += row.shape.unit_lines * kTileBytes) {
+      uint8_t codes[32] = {};
+      for (int i = 0; i < std::min(unit, channels - c); ++i) {
+        codes[i] = row.codes[start + c + i];
+        if (codes[i] > highest)
+          return fail(OUTRIDER_INVALID, "row %d, column %d: a code of %d, at most %d fits", row.number, start + c + i,
+                      codes[i], highest);
+        if (weight.codes == OUTRIDER_E4M3 && (codes[i] & 127) == 127)
+          return fail(OUTRIDER_NOT_FINITE, "row %d, column %d is nan", row.number, start + c + i);
+      }
+      pack_unit(row, codes, tile);
+    }
+  }
+  return OUTRIDER_OK;
+}
+
+}  // namespace
+
+int32_t pack_codes(const outrider_weight &weight, int first_row, int count, const outrider_quantised &source) {
+  if (!has_codes(weight)) return fail(OUTRIDER_INVALID, "codes for a weight of format %d", weight.format);
+  if (first_row < 0 || count < 0 || first_row + count > weight.rows)
+    return fail(OUTRIDER_INVALID, "rows %d..%d of a weight that has %d", first_row, first_row + count, weight.rows);
+  const bool factors = weight.scales == OUTRIDER_FACTORS;
+  const bool levels = factors || weight.scales == OUTRIDER_SIX_BITS || weight.scales == OUTRIDER_EIGHT_BITS;
+  if (source.group < 1 || (source.group % weight.group && source.group < weight.columns))
+    return fail(OUTRIDER_INVALID, "scales for groups of %d in a weight with groups of %d", source.group, weight.group);
+  if (levels && (source.group != weight.group || !source.sub_scales || (factors && !source.sub_minima)))
+    return fail(OUTRIDER_INVALID, "two levels of scales need a factor for every %d channels", weight.group);
+  const bool minima = weight.scales == OUTRIDER_HALF_MINIMA;
+  if (minima && (source.group != weight.group || !source.minima))
+    return fail(OUTRIDER_INVALID, "a minimum is needed for every %d channels", weight.group);
+  const Geometry shape = geometry(weight);
+  const int64_t groups = (weight.columns + source.group - 1) / source.group;
+  const int64_t supers = (weight.columns + shape.block - 1) / shape.block;
+  char *data = static_cast<char *>(const_cast<void *>(weight.data));
+  const int64_t size = tile_bytes(weight);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto [tile, lane] = lane_of(weight, first_row + static_cast<int>(i));
+    const auto part = [i](const auto *values, int64_t each) { return values ? values + i * each : nullptr; };
+    const Row row{weight,
+                  shape,
+                  first_row + static_cast<int>(i),
+                  source.codes + i * weight.columns,
+                  source.scales + i * (levels ? supers : groups),
+                  part(source.zeros, groups),
+                  part(source.sub_scales, groups),
+                  part(source.minima, minima ? groups : supers),
+                  part(source.sub_minima, groups),
+                  source.group,
+                  lane};
+    const int32_t status = pack_row(row, data + tile * size);
+    if (status != OUTRIDER_OK) return status;
+  }
+  return OUTRIDER_OK;
+}
+
+int32_t pack_factors(const Kernels &kernels, const outrider_weight &weight, int number, const float *values, char *tile,
+                     int lane) {
+  constexpr int kGroup = 32, kTogether = kBlockChannels / kGroup;
+  const int columns = weight.columns, blocks = (columns + kBlockChannels - 1) / kBlockChannels;
+  const auto size = [](int count) { return static_cast<size_t>(count); };
+  std::vector<uint8_t> codes(size(columns));
+  std::vector<float> scales(size(blocks));
+  std::vector<int16_t> factors(size(blocks * kTogether)), offsets(size(blocks * kTogether));
+  for (int block = 0; block < blocks; ++block) {
+    const int start = block * kBlockChannels, channels = std::min(kBlockChannels, columns - start);
+    kernels.find_factors(values + start, channels, &scales[size(block)], &factors[size(block * kTogether)],
+                         &offsets[size(block * kTogether)], &codes[size(start)]);
+  }
+  const Row row{weight,         geometry(weight), number,         codes.data(), scales.data(), nullptr,
+                factors.data(), nullptr,          offsets.data(), kGroup,       lane};
+  return pack_row(row, tile);
+}
+
+namespace {
+
+uint32_t word_at(const char *at) {
+  uint32_t word;
+  memcpy(&word, at, sizeof word);
+  return word;
+}
+
+uint16_t half_at(const char *at) {
+  uint16_t half;
+  memcpy(&half, at, sizeof half);
+  return half;
+}
+
+// What the groups of a block need to know, of one row.
+struct Groups {
+  float scales[kSuperChannels / 16], zeros[kSuperChannels / 16], minima[kSuperChannels / 16];
+};
+
+// The header of the block at `at`, for one lane.
+Groups read_groups(const outrider_weight &weight, const Geometry &shape, const char *at, int lane) {
+  Groups found = {};
+  const int count = shape.block / weight.group;
+  const char *const word = at + 4 * lane, *const half = at + 2 * lane;
+  const auto byte = [&](int line, int index) { return static_cast<uint8_t>(word[line * kTileBytes + index]); };
+  for (int g = 0; g < count; ++g) {
+    found.zeros[g] = static_cast<float>(middle(weight.codes));
+    switch (weight.scales) {
+      case OUTRIDER_WORDS: {
+        const uint32_t both = word_at(word), scale = both & 0xFFFFFF00;
+        memcpy(&found.scales[g], &scale, sizeof scale);
+        found.zeros[g] = static_cast<float>(both & 0xFF);
+        continue;
+      }
+      case OUTRIDER_FACTORS: {
+        const uint32_t both = word_at(word), upper = both & 0xFFFF0000;
+        float scale;
+        memcpy(&scale, &upper, sizeof scale);
+        found.scales[g] = scale * static_cast<float>((both >> 4 * g & 15) + kLeastFactor);
+        found.minima[g] = scale * static_cast<float>(byte(1, g));
+        found.zeros[g] = 0.0f;
+        continue;
+      }
+      case OUTRIDER_SIX_BITS: {
+        const uint32_t pair = word_at(word);
+        const int index = g % 4;
+        const int upper = byte(1, index) >> 6 | byte(2, index) >> 6 << 2 | byte(3, index) >> 6 << 4;
+        found.scales[g] = from_half(static_cast<uint16_t>(pair)) * static_cast<float>(byte(g < 4 ? 1 : 2, index) & 63);
+        found.minima[g] =
+            from_half(static_cast<uint16_t>(pair >> 16)) * static_cast<float>(g < 4 ? byte(3, index) & 63 : upper);
+        found.zeros[g] = 0.0f;
+        continue;
+      }
+      case OUTRIDER_EIGHT_BITS:
+        found.scales[g] =
+            from_half(half_at(half + 4 * kTileBytes)) * static_cast<float>(static_cast<int8_t>(byte(g / 4, g % 4)));
+        continue;
+      case OUTRIDER_SCALE_E8M0: {
+        const uint32_t scale = static_cast<uint32_t>(byte(0, g)) << 23;
+        memcpy(&found.scales[g], &scale, sizeof scale);
+        found.zeros[g] = 0.0f;
+        continue;
+      }
+      case OUTRIDER_SCALE_F32: {
+        const uint32_t scale = word_at(word + g * kTileBytes);
+        memcpy(&found.scales[g], &scale, sizeof scale);
+        break;
+      }
+      case OUTRIDER_SCALE_BF16: {
+        const uint32_t scale = static_cast<uint32_t>(half_at(half + g * kTileBytes / 2)) << 16;
+        memcpy(&found.scales[g], &scale, sizeof scale);
+        break;
+      }
+      default:
+        found.scales[g] = from_half(half_at(half + g * kTileBytes / 2));
+        break;
+    }
+    if (weight.scales == OUTRIDER_HALF_MINIMA) {
+      found.minima[g] = from_half(half_at(half + (count + g) * kTileBytes / 2));
+      found.zeros[g] = 0.0f;
+    } else if (weight.zeros) {
+      found.zeros[g] = static_cast<float>(static_cast<uint8_t>(at[shape.scale_bytes + (count == 4 ? 4 : 2) * lane + g]));
+    }
+  }
+  return found;
+}
+
+// The codes of a unit: what pack_unit packs.
+void read_unit(const outrider_weight &weight, const Geometry &shape, const char *at, int lane, uint8_t codes[32]) {
+  uint32_t words[8] = {};
+  at += 4 * lane;
+  if (weight.codes == OUTRIDER_INT8) {
+    words[0] = word_at(at);
+    words[1] = word_at(at + kTileBytes);
+  } else {
+    const int eights = shape.unit / 8, high = eights == 2 ? 2 : 1;
+    const uint32_t above = eights == 1 ? 0 : word_at(at + eights * kTileBytes),
+                   mask = high == 2 ? 0x03030303u : 0x01010101u;
+    for (int four = 0; four < 2 * eights; ++four) {
+      const uint32_t line = word_at(at + four / 2 * kTileBytes);
+      words[four] = (line >> 4 * (four % 2) & 0x0F0F0F0Fu) | (above >> four * high & mask) << 4;
+    }
+  }
+  memcpy(codes, words, sizeof words);
+}
+
+}  // namespace
+
+void unpack_row(const outrider_weight &weight, int row, float *out) {
+  static const float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                  -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  const Geometry shape = geometry(weight);
+  const auto [tile, lane] = lane_of(weight, row);
+  const char *at = static_cast<const char *>(weight.data) + tile * tile_bytes(weight);
+  const bool minima =
+      weight.scales == OUTRIDER_SIX_BITS || weight.scales == OUTRIDER_FACTORS || weight.scales == OUTRIDER_HALF_MINIMA;
+  for (int start = 0; start < weight.columns; start += shape.block) {
+    const int channels = std::min(shape.block, weight.columns - start);
+    const Groups groups = read_groups(weight, shape, at, lane);
+    at += shape.header;
+    for (int c = 0; c < channels; c += shape.unit, at += shape.unit_lines * kTileBytes) {
+      uint8_t codes[32];
+      read_unit(weight, shape, at, lane, codes);
+      for (int i = 0; i < std::min(shape.unit, channels - c); ++i) {
+        const int g = (c + i) / weight.group;
+        const float code = weight.codes == OUTRIDER_E2M1 ? kE2M1[codes[i]] : static_cast<float>(codes[i]) - groups.zeros[g];
+        const float value = code * groups.scales[g];
+        out[start + c + i] = minima ? value - groups.minima[g] : value;
+      }
+    }
+  }
+}
+
+int32_t pack_order(const outrider_weight &weight, const int32_t *order) {
+  if (!weight.ordered) return fail(OUTRIDER_INVALID, "an order for a weight whose columns have none");
+  std::vector<bool> seen(static_cast<size_t>(weight.columns));
+  for (int i = 0; i < weight.columns; ++i) {
+    if (order[i] < 0 || order[i] >= weight.columns || seen[static_cast<size_t>(order[i])])
+      return fail(OUTRIDER_INVALID, "the order of %d columns has %d at place %d, twice or out of range", weight.columns,
+                  order[i], i);
+    seen[static_cast<size_t>(order[i])] = true;
+  }
+  memcpy(static_cast<char *>(const_cast<void *>(weight.data)) + order_offset(weight), order,
+         sizeof(int32_t) * static_cast<size_t>(weight.columns));
+  return OUTRIDER_OK;
+}
+
+}  // namespace outrider

@@ -1,0 +1,272 @@
+"""The Python door: ``outrider.run`` and ``outrider.open``, and the ``Job`` that both give.
+
+A job runs in a process of its own, by the functions that the command line stands on too. So nothing of the caller's is
+taken: no signal, no terminal, no Ray of its own, and no ``if __name__ == "__main__"`` is needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
+
+from outrider.runner.job_process import JobProcess
+from outrider.runner.option import build_options, option_of, sections
+from outrider.runner.options import JobSpec
+from outrider.runner.progress import ProgressLine
+from outrider.runner.run_arguments import RunArguments
+from outrider.workers.errors import UsageError
+
+if TYPE_CHECKING:
+    from outrider.runner.job.journal import Counts
+    from outrider.runner.job.records import Record
+    from outrider.runner.report.summary import Summary
+
+POLL_SECONDS = 0.1
+DRAINING = "finishing the rows under way; interrupt again to stop at once (either way the same call goes on with the job)"
+
+
+class Job:
+    """A job's directory: what came of its rows so far; and, where this program runs it, the process that does.
+
+    ``outrider.run`` and ``outrider.open`` make one.
+    """
+
+    def __init__(self, directory: Path, process: JobProcess | None = None, progress: bool | None = False) -> None:
+        self.directory = directory
+        self._process = process
+        self._progress = ProgressLine(progress)
+        self._notes: list[str] = []
+
+    def __repr__(self) -> str:
+        status = self.status
+        if status == "starting":
+            return f"Job({str(self.directory)!r}, {status})"
+        counts = self._counts()
+        ended = f"{counts.done:,} done, {counts.failed:,} failed"
+        return f"Job({str(self.directory)!r}, {status}: {counts.rows:,} rows, {ended})"
+
+    @property
+    def status(self) -> str:
+        """``starting`` (no row is accepted yet), ``running``, ``done`` (all rows have ended), or ``stopped`` before."""
+        from outrider.runner.job.directory import is_job
+        from outrider.runner.job.lock import is_held
+
+        running = self._process.running if self._process is not None else bool(is_held(self.directory))
+        if not is_job(self.directory):
+            return "starting" if running else "stopped"
+        return "running" if running else "stopped" if self._counts().pending else "done"
+
+    @property
+    def summary(self) -> Summary:
+        """What the job has done so far; its attributes are the keys of ``summary`` in job.json."""
+        from outrider.runner.job.directory import open_job
+        from outrider.runner.report.summary import Summary, summarize
+
+        with closing(open_job(self.directory)) as journal:
+            return Summary(summarize(journal))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the job had to say: what of a model is run otherwise than one may think, who died and came back."""
+        if self._process is not None:
+            self._process.follow(self._tell, seconds=0.0)
+        return tuple(self._notes)
+
+    def results(self) -> Iterator[Record]:
+        """The rows with answers, in input order, also while the job runs. To be read in the thread that begins to."""
+        from outrider.runner.job import records
+
+        return records.results(self.directory)
+
+    def errors(self) -> Iterator[Record]:
+        """The rows that failed, in input order, each with its ``error``."""
+        from outrider.runner.job import records
+
+        return records.errors(self.directory)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> Path:
+        """Write all rows that have ended, in input order, to a Parquet file; those that failed have an ``error``."""
+        from outrider.runner.job.tables import PARQUET, write_table
+
+        return write_table(self.directory, Path(path), PARQUET)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """The same as CSV, compressed where the file's name ends in .gz or .zst."""
+        from outrider.runner.job.tables import CSV, write_table
+
+        return write_table(self.directory, Path(path), CSV)
+
+    def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
+        """The same as lines of JSON, compressed where the file's name ends in .gz or .zst."""
+        from outrider.runner.job.tables import JSONL, write_table
+
+        return write_table(self.directory, Path(path), JSONL)
+
+    def to_dataset(self, path: str | os.PathLike[str]) -> Path:
+        """The same as a directory that Hugging Face's ``datasets.load_from_disk`` reads."""
+        from outrider.runner.job.tables import DATASET, write_table
+
+        return write_table(self.directory, Path(path), DATASET)
+
+    def report(self) -> Path:
+        """Write the job in pictures to its report.html."""
+        from outrider.runner.report.report import report_of
+
+        return report_of(self.directory)[0]
+
+    def wait(self, timeout: float | None = None) -> Job:
+        """Until the job has ended; a ``TimeoutError`` where that takes longer than ``timeout`` seconds.
+
+        Where it could not run, that is raised as the sentence that the command line would print. A ``KeyboardInterrupt``
+        lets the rows under way end and goes on when they have; another one meanwhile stops the job at once.
+        """
+        if self._process is None:
+            self._wait_for_another(timeout)
+            return self
+        try:
+            ended = self._process.follow(self._tell, timeout)
+        except KeyboardInterrupt:
+            self._stop(self._process)
+            raise
+        if not ended:
+            raise TimeoutError(f"{self.directory} still runs after {timeout:g} s")
+        self._progress.end()
+        self._process.check()
+        return self
+
+    def cancel(self) -> Job:
+        """Let the rows under way end, and stop: ``outrider.run`` on the same directory goes on with the others."""
+        if self._process is not None:
+            if self._process.running:
+                self._process.drain()
+            return self.wait()
+        from outrider.runner.job.lock import is_held
+
+        if is_held(self.directory):
+            raise UsageError(
+                f"{self.directory} is run by another process, and is stopped there (Ctrl-C, or outrider cancel)"
+            )
+        return self
+
+    def retry(self, *, wait: bool = True, progress: bool | None = None, **options: Unpack[RunArguments]) -> Job:
+        """Run the rows that failed again, as the job was run; options given here come first, and ``out`` is the job's."""
+        from outrider.runner.retry import retry_spec
+
+        job = Job(self.directory, JobProcess(retry_spec(self.directory, options), again=True), progress)
+        return job.wait() if wait else job
+
+    def _counts(self) -> Counts:
+        from outrider.runner.job.directory import open_job
+
+        with closing(open_job(self.directory)) as journal:
+            return journal.counts()
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        if "note" in event:
+            self._notes.append(event["note"])
+            self._progress.say(event["note"])
+        if "progress" in event:
+            self._progress.show(event["progress"])
+
+    def _stop(self, process: JobProcess) -> None:
+        process.drain()
+        self._progress.say(DRAINING)
+        try:
+            process.follow(self._tell)
+        except KeyboardInterrupt:
+            process.drain()
+            process.follow(self._tell)
+        self._progress.end()
+
+    def _wait_for_another(self, timeout: float | None) -> None:
+        from outrider.runner.job.lock import is_held
+
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while is_held(self.directory):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.directory} still runs after {timeout:g} s")
+            time.sleep(POLL_SECONDS)
+
+
+def run(
+    input: str | os.PathLike[str] | Iterable[str | Mapping[str, Any]],
+    *,
+    wait: bool = True,
+    progress: bool | None = None,
+    config: str | os.PathLike[str] | None = None,
+    **options: Unpack[RunArguments],
+) -> Job:
+    """Run a batch job, or resume it: the same call on the same job directory does only what is missing.
+
+    ``input`` is a path, or rows: prompts, or dicts as they would stand in a line of a file. Rows are kept in the job's
+    directory, which, where ``out`` names none, is called after what they hold. With ``wait=False`` the job goes on beside
+    the program; when the program ends first, or is killed, the rows under way end, and the job can be resumed.
+    ``progress`` is shown at terminals and in notebooks unless it is said otherwise. ``config`` is a YAML file of options;
+    those given here come first.
+
+    What cannot be is an ``outrider.OutriderError``: the sentence that the command line would print, and its
+    ``exit_code``. Rows that fail are no exception: they are in ``errors()``.
+    """
+    from outrider.runner.job.directory import default_directory
+    from outrider.runner.job.row_lines import write_lines
+
+    with tempfile.TemporaryFile(prefix="outrider-") as kept:
+        digest = None if isinstance(input, str | os.PathLike) else write_lines(input, kept)
+        given: dict[str, Any] = {**options, "input": _path(input) if digest is None else Path(f"/dev/fd/{kept.fileno()}")}
+        spec = build_options(JobSpec, given, None if config is None else Path(config))
+        if digest is not None:
+            spec = _of_rows(spec, digest)
+        directory = Path.cwd() / (spec.out or default_directory(spec.input))
+        job = Job(directory, JobProcess(spec, None if digest is None else kept), progress)
+    return job.wait() if wait else job
+
+
+def _path(input: Any) -> str:
+    from outrider.runner.job.piped_input import has_no_name
+
+    path: str = os.fspath(input)
+    if path and has_no_name(Path(path)):
+        raise UsageError(f"INPUT: {path} is this program's own, and a job runs in another process; give a file, or rows")
+    return path
+
+
+def _of_rows(spec: JobSpec, digest: str) -> JobSpec:
+    """The same rows are the same job, wherever they stand in a program."""
+    if spec.format not in ("auto", "jsonl"):
+        raise UsageError(f"--format: rows are written as lines of JSON, so that {spec.format} is no choice; leave it out")
+    return spec if spec.out is not None else spec.model_copy(update={"out": Path(f"rows-{digest[:8]}-job")})
+
+
+def open(directory: str | os.PathLike[str]) -> Job:
+    """The job in this directory, whoever runs it or has run it."""
+    from outrider.runner.job.directory import open_job
+
+    path = Path.cwd() / Path(directory)
+    open_job(path).close()
+    return Job(path)
+
+
+def _describe_run() -> None:
+    """For ``help`` and notebooks: every option by its name, and what it says of itself."""
+    types = get_type_hints(RunArguments)
+    named = list(inspect.signature(run).parameters.values())[:-1]
+    lines = [inspect.getdoc(run) or ""]
+    for section, names in sections(JobSpec).items():
+        lines += ["", f"{section.__doc__}:"]
+        for name in (name for name in names if name in types):
+            field = JobSpec.model_fields[name]
+            named.append(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[name])
+            )
+            lines.append(f"    {name}: {option_of(field).help}")
+    run.__signature__ = inspect.Signature(named, return_annotation=Job)  # type: ignore[attr-defined]
+    run.__doc__ = "\n".join(lines)
+
+
+_describe_run()

@@ -1,0 +1,26 @@
+"""``outrider quantize``: the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from outrider.runner.cli.arguments import Config, with_options
+
+
+def quantize_command() -> Callable[..., None]:
+    """Round a model's weights to 4 or 8 bits, calibrated on text: a checkpoint that vLLM and transformers read as well.
+
+    Layer by layer from disk. A run that was stopped goes on where it was when the same command is given again.
+    """
+    from outrider.runner.options import QuantizeSpec
+
+    return with_options(QuantizeSpec, _quantize)
+
+
+def _quantize(given: dict[str, Any], config: Config = None) -> None:
+    from outrider.runner.option import build_options
+    from outrider.runner.options import QuantizeSpec
+    from outrider.runner.quality.quantize import quantize
+
+    quantize(build_options(QuantizeSpec, given, config))

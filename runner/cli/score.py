@@ -1,0 +1,31 @@
+"""``outrider score``: the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from outrider.runner.cli.arguments import Config, with_options
+
+
+def score_command() -> Callable[..., None]:
+    """Perplexity of a model on a text; against another model or precision, KL divergence and agreement too."""
+    from outrider.runner.options import ScoreSpec
+
+    return with_options(ScoreSpec, _score)
+
+
+def _score(
+    given: dict[str, Any],
+    config: Config = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print tokens, perplexity, kl and agreement as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    from outrider.runner.option import build_options
+    from outrider.runner.options import ScoreSpec
+    from outrider.runner.quality.score import score
+
+    score(build_options(ScoreSpec, given, config), as_json=json_)

@@ -1,0 +1,36 @@
+"""``outrider serve``: the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from outrider.runner.cli.arguments import Config, with_options, words
+
+
+def serve_command() -> Callable[..., None]:
+    """OpenAI's files and batches over HTTP, and single requests beside them; what is not done goes on after a restart."""
+    from outrider.runner.options import ServeSpec
+
+    return with_options(ServeSpec, _serve)
+
+
+def _serve(
+    given: dict[str, Any],
+    config: Config = None,
+    served: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-m", "--model", parser=words, metavar="NAME=MODEL", help="A model and its name for clients; may be repeated."
+        ),
+    ] = None,
+) -> None:
+    from outrider.runner.option import build_options
+    from outrider.runner.options import ServeSpec
+    from outrider.runner.serve.serve import named_models, serve
+
+    if served:
+        given["models"] = named_models(served)
+    serve(build_options(ServeSpec, given, config))

@@ -1,0 +1,132 @@
+"""A prepared job is run: its hosts, the driver on them, Ctrl-C, and what is written whatever stops it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from outrider.runner.hosts.ray_start import joined_ray
+from outrider.runner.hosts.start_anew import check_worth_another
+from outrider.runner.hosts.submit import absolute_model
+from outrider.runner.hosts.this_machine import Hosts, local_host
+from outrider.runner.job.directory import describe
+from outrider.runner.job.identity import check_same
+from outrider.runner.job.results import write_results
+from outrider.runner.model_choice import placement_request_of
+from outrider.runner.options import JobSpec
+from outrider.runner.planning.replica_plan import ReplicaPlan
+from outrider.runner.prepare_job import PreparedJob
+from outrider.runner.report import statistics
+from outrider.runner.report.display import Watcher
+from outrider.runner.report.report import write_report
+from outrider.runner.report.summary import summarize
+from outrider.runner.report.trace import TraceFile
+from outrider.workers.errors import RayLostError, UsageError
+
+
+@contextmanager
+def _hosts(spec: JobSpec, prepared: PreparedJob, display: Watcher) -> Iterator[tuple[Hosts, list[ReplicaPlan]]]:
+    """Where the job is to run, and its first replicas there."""
+    replica_template, sizes = prepared.replica_template, prepared.sizes
+    request_for_cores = partial(placement_request_of, spec, replica_template.movable)
+    if spec.address is None:
+        options = (spec.wait_for_cores, display.say, spec.metrics_port, spec.start_deadline)
+        with local_host(replica_template, sizes, request_for_cores, *options) as here:
+            yield here
+        return
+    if spec.metrics_port is not None:
+        raise UsageError("--metrics-port is for a Ray of the job's own; a cluster has its metrics where it was started")
+    # Other hosts have other working directories.
+    models = {absolute_model(model_info.name): (model_info.path, model_info.digest) for model_info in prepared.model_infos}
+    kept = (prepared.journal.meta("numeric_path") or {}).get("instruction_set")
+    with joined_ray(spec.address) as head:
+        # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
+        from outrider.runner.hosts.cluster import ClusterHosts, cluster
+
+        hosts = ClusterHosts(replica_template, sizes, spec.replicas, request_for_cores, models, kept, display.say, head)
+        with cluster(hosts, spec.wait_for_cores) as there:
+            yield there
+
+
+def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watcher) -> dict[str, Any]:
+    """Until all rows have ended or it is asked to stop; what is to stand in job.json."""
+    journal = prepared.journal
+
+    def agree_on_path(path: dict[str, str]) -> None:
+        kept = journal.meta("numeric_path")
+        if kept is None:
+            journal.set_meta("numeric_path", path)
+        else:
+            check_same(kept, path, "a numeric path", directory)
+
+    counts = journal.counts()
+    interrupted = False
+    if counts.pending:
+        if counts.done or counts.failed:
+            display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
+        trace = TraceFile(spec.trace)
+        with _hosts(spec, prepared, display) as (where, plans):
+            from outrider.runner.driving.driver import Driver
+
+            driver = Driver(
+                journal,
+                plans,
+                spec.model,
+                spec.start_deadline,
+                agree_on_path,
+                where,
+                display.show,
+                trace,
+                spec.wait_for_cores,
+            )
+            try:
+                with _draining_on_signals(driver, display):
+                    driver.run()
+            except RayLostError as lost:
+                if driver.draining:
+                    display.say(str(lost))
+                else:
+                    check_worth_another(journal, lost, ours=spec.address is None)
+                    if said := trace.set_aside():
+                        display.say(f"trace: {said}")
+                    raise
+            finally:
+                if said := trace.close():
+                    display.say(f"trace: {said}")
+                # Whatever stops the job, what is done can be read.
+                write_results(journal, directory)
+                told = {"pinning": list(driver.record.pinned.values()), "layouts": driver.record.layouts}
+                told |= {"costs": driver.record.costs, "rows_by_host": dict(driver.record.rows_by_host)}
+                describe(directory, journal, told)
+                write_report(journal, directory, running=False)
+            interrupted = driver.draining and journal.counts().pending > 0
+    elif spec.trace is not None:
+        display.say("note: --trace: nothing was left to do, so there is nothing to trace")
+    return {
+        "summary": summarize(journal),
+        "over_time": statistics.over_time(journal.meta(statistics.KEY)),
+        "interrupted": interrupted,
+        "numeric_path": journal.meta("numeric_path"),
+    }
+
+
+@contextmanager
+def _draining_on_signals(driver: Any, display: Watcher) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) drains, the second stops at once."""
+
+    def handle(number: int, frame: Any) -> None:
+        if driver.draining:
+            raise KeyboardInterrupt
+        driver.drain()
+        display.say("finishing the rows under way; Ctrl-C again stops at once (either way the job can be resumed)")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

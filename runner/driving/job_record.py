@@ -1,0 +1,177 @@
+"""What is known of a job while it runs: its rows' records and tokens, its counters and statistics, and where it runs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from outrider.runner.driving import schedule
+from outrider.runner.driving.partial_results import PartialResults
+from outrider.runner.driving.replica import Replica
+from outrider.runner.job.journal import Journal
+from outrider.runner.planning.replica_plan import ReplicaPlan
+from outrider.runner.report import statistics
+from outrider.runner.report.counters import FROM_TARGETS, JobCounters
+from outrider.runner.report.statistics import JobStatistics
+from outrider.runner.report.trace import TraceFile
+from outrider.workers.messages import Harvest, Row, TargetCounters, WorkerReport
+
+
+class JobRecord:
+    """Rows become durable here, each once, before anybody is told that they have ended."""
+
+    def __init__(
+        self, journal: Journal, model: str, replicas: int, trace: TraceFile, host_of: Callable[[ReplicaPlan], str]
+    ) -> None:
+        counts = journal.counts()
+        self.counters = JobCounters(rows=counts.rows, done=counts.done, failed=counts.failed)
+        self.pinned: dict[tuple[int, str], dict[str, Any]] = {}
+        self.layouts: dict[int, dict[str, Any]] = {}
+        self.costs: dict[int, dict[str, Any]] = {}
+        self.rows_by_host: Counter[str] = Counter()
+        self.trace = trace
+        self._journal = journal
+        self._host_of = host_of
+        self._earlier: dict[str, float] = journal.meta("totals") or {}
+        self._statistics = JobStatistics(journal.meta(statistics.KEY), replicas)
+        self._partial_results = PartialResults(
+            model, self.counters, self._statistics.latencies, (journal.meta("input") or {}).get("name", "line")
+        )
+        self.counters.pace = self._statistics.pace
+        # Loading models is no part of the job's speed.
+        self._first_up: float | None = None
+        # Whether all rows that are counted stand in the journal.
+        self._all_recorded = True
+        self._counters_of_targets: dict[int, TargetCounters] = {}
+        self._counted_before = TargetCounters()
+
+    # Rows
+
+    def rows_to_send(self, numbers: Sequence[int], replica: int) -> list[Row]:
+        """What a replica is sent for these rows, as far as they are not written yet."""
+        rows = self._journal.load(numbers)
+        kept = self._journal.kept_tokens(self._partial_results.new(numbers))
+        self.trace.event("rows sent", replica, rows=len(rows))
+        return self._partial_results.add(rows, kept, replica)
+
+    def keys(self, rows: Sequence[int]) -> list[int]:
+        """What a replica calls the samples of rows that it need not finish."""
+        return self._partial_results.keys(rows)
+
+    def give_up(self, row: int, reason: str) -> None:
+        """No replica survives this row."""
+        self._journal.record([], [(row, self._partial_results.give_up(row, reason))])
+        self.counters.failed += 1
+
+    def take(self, harvests: Sequence[tuple[Replica, Harvest]]) -> list[schedule.RowsEnded]:
+        """Harvests that arrived together are one transaction; the schedule hears of their rows when it is through."""
+        done: list[tuple[int, str]] = []
+        failed: list[tuple[int, str]] = []
+        ended: list[schedule.RowsEnded] = []
+        self._all_recorded = not harvests
+        for replica, harvest in harvests:
+            now_done, now_failed = self._partial_results.take(harvest, replica.number)
+            done += now_done
+            failed += now_failed
+            self._observe(replica, harvest)
+            if rows := [number for number, _ in (*now_done, *now_failed)]:
+                ended.append(schedule.RowsEnded(replica.number, tuple(rows)))
+                self.rows_by_host[self._host_of(replica.plan)] += len(rows)
+        if harvests:
+            # Work that was lost and done again is counted in.
+            for name in FROM_TARGETS:
+                kept = (self._counted_before, *self._counters_of_targets.values())
+                setattr(self.counters, name, sum(getattr(counters, name) for counters in kept))
+        if ended:
+            self._journal.record(done, failed, self.counters.summed(self._earlier))
+            self.counters.done += len(done)
+            self.counters.failed += len(failed)
+        self._all_recorded = True
+        return ended
+
+    def _observe(self, replica: Replica, harvest: Harvest) -> None:
+        self._statistics.observe(replica.number, harvest.counters, self._now())
+        self.trace.actor(replica.number, "target", harvest.trace)
+        if harvest.ended:
+            self.trace.event("rows received", replica.number, rows=len(harvest.ended))
+        self._counters_of_targets[replica.number] = harvest.counters
+        self.costs[replica.number] = harvest.costs
+        for note in harvest.notes:
+            self.counters.note(note)
+        if harvest.layout is not None:
+            self.layouts[replica.number] = asdict(harvest.layout)
+            if len(replica.plan.replica_spec.layouts) > 1:
+                self.counters.note(f"replica {replica.number}: {harvest.layout.sentence}")
+
+    # Replicas
+
+    def target_is_up(self, replica: Replica, report: WorkerReport) -> None:
+        self.actor_is_up(replica, "target", report)
+        self._statistics.started(replica.number, self._now())
+        if self._first_up is None:
+            self._first_up = time.monotonic()
+
+    def actor_is_up(self, replica: Replica, role: str, report: WorkerReport) -> None:
+        """Keep what an actor says of its pinning, and tell the user what is not as it was asked to be."""
+        self.pinned[replica.number, role] = {
+            "replica": replica.number,
+            "role": role,
+            "node": replica.plan.target.node,
+            **report.pinned,
+        }
+        for note in (*report.notes, *report.pinned["warnings"]):
+            self.counters.note(note)
+        for difference in report.differences:
+            self.counters.note(f"{role} of replica {replica.number}: {difference}")
+
+    def replica_stopped(self, replica: int) -> None:
+        """Its target will tell no more of its rows; the next one counts from zero."""
+        self._partial_results.written.released(replica)
+        lost = self._counters_of_targets.pop(replica, TargetCounters())
+        for name in FROM_TARGETS:
+            setattr(self._counted_before, name, getattr(self._counted_before, name) + getattr(lost, name))
+
+    # What is kept in the journal beside rows, for a report or a run that comes after this one
+
+    def keep_due(self) -> None:
+        """Whatever has not been kept for a while."""
+        if self._first_up is not None:
+            self.counters.seconds = time.monotonic() - self._first_up
+            self._note_pace()
+        if self._statistics.due(self._now()):
+            self._keep_statistics()
+        if self._partial_results.written.due(time.monotonic()):
+            self._keep_written()
+
+    def _note_pace(self) -> None:
+        told = self.counters
+        tokens, prompts = (getattr(told, name) + self._earlier.get(name, 0) for name in ("tokens", "prompt_tokens"))
+        self._statistics.pace.add(self._now(), told.done + told.failed, tokens, prompts)
+
+    def keep_all(self) -> None:
+        if self._all_recorded:  # else these rows are done again, and counted then
+            self._journal.record([], [], self.counters.summed(self._earlier))
+            self._keep_statistics()
+            self._keep_written()
+
+    def _keep_statistics(self) -> None:
+        self._journal.set_meta(statistics.KEY, self._statistics.record())
+        if self.pinned:
+            self._journal.set_meta("pinning", list(self.pinned.values()))
+        if self.layouts:
+            self._journal.set_meta("layouts", self.layouts)
+
+    def _keep_written(self) -> None:
+        """The tokens of rows under way, so that a resumed job goes on where they are."""
+        started = time.monotonic()
+        if written := self._partial_results.written.to_keep():
+            self._journal.keep_tokens(written)
+        ended = time.monotonic()
+        self._partial_results.written.was_written(ended, ended - started)
+
+    def _now(self) -> float:
+        """Seconds of the job: its earlier runs and this one."""
+        return self.counters.seconds + self._earlier.get("seconds", 0.0)

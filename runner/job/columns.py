@@ -1,0 +1,144 @@
+"""What the columns of an input are: keys of a row, the prompt, or carried through to the results as they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from outrider.runner.job.requests import HARMLESS, Parameters, Request, RowError, parse_simple
+from outrider.runner.options import JobSpec
+from outrider.runner.template import Template, TemplateError
+from outrider.runner.validation_errors import short, shown
+from outrider.workers.errors import UsageError
+
+PROMPTS = ("prompt", "messages")
+# What a row may hold beside its parameters. Keys that OpenAI's clients send and that change nothing are none: a column
+# called "model" or "user" is somebody's data.
+KEYS = frozenset(
+    {"id", *PROMPTS, "max_completion_tokens", "top_logprobs", "chat_template_kwargs", "reasoning_effort"}
+    | {"structured_outputs", "response_format", "tools", "tool_choice"}
+    | Parameters.model_fields.keys()
+    | HARMLESS.keys()
+)
+# In a CSV file these are texts, whatever they look like; other keys are spelled as in JSON.
+TEXTS = frozenset({"id", "prompt", "reasoning_effort"})
+ALL, NONE, AUTO = "all", "none", "auto"
+MOST_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """How rows are made of columns. Without a prompt column or a template, "prompt" or "messages" is the prompt."""
+
+    prompt_column: str | None = None
+    template: Template | None = None
+    # None: all that are no keys of a row.
+    carry: tuple[str, ...] | None = None
+    # Prompts that are texts are what a user says.
+    chat: bool = False
+
+    @property
+    def own_prompt(self) -> bool:
+        return self.prompt_column is None and self.template is None
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns that the prompt is made of, where the options say so."""
+        return self.template.columns if self.template is not None else (self.prompt_column,) if self.prompt_column else ()
+
+    def is_key(self, name: str) -> bool:
+        if self.carry is not None and name in self.carry:
+            return False
+        return name in KEYS and (self.own_prompt or name not in PROMPTS)
+
+    def is_carried(self, name: str) -> bool:
+        return not self.is_key(name) if self.carry is None else name in self.carry
+
+    def is_read(self, name: str) -> bool:
+        """Whether a column is looked at for the request itself."""
+        return self.is_key(name) or name in self.needed
+
+    def check(self, where: str, names: Iterable[str]) -> None:
+        """Refuse a table that has no prompts, or not what was asked for."""
+        known = list(names)
+        listed = ", ".join(f'"{short(name)}"' for name in known[:MOST_SHOWN]) + (", …" if len(known) > MOST_SHOWN else "")
+        for option, wanted in (("--template", self.needed), ("--carry", self.carry or ())):
+            option = "--prompt-column" if self.template is None and option == "--template" else option
+            if missing := [name for name in wanted if name not in known]:
+                raise UsageError(f'{option}: {where} has no column "{short(missing[0])}"; its columns are {listed}')
+        if self.own_prompt and not any(self.is_key(name) for name in known if name in PROMPTS):
+            raise UsageError(
+                f'{where} has no column "prompt" or "messages"; its columns are {listed}: name the one that holds the '
+                "prompts with --prompt-column, or make prompts with --template"
+            )
+
+    def request(self, row: Mapping[str, Any], line: int) -> Request:
+        """What a row of columns asks for."""
+        fields = {name: _key(name, value) for name, value in row.items() if self.is_key(name)}
+        if self.template is not None:
+            try:
+                fields["prompt"] = self.template.filled(row)
+            except TemplateError as error:
+                raise RowError(str(error)) from None
+        elif self.prompt_column is not None:
+            value = row.get(self.prompt_column)
+            if value is None:
+                raise RowError(f'"{short(self.prompt_column)}", the prompt column, is null or missing')
+            # A list of objects is a conversation.
+            chat = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+            name = "messages" if chat else "prompt"
+            fields[name] = _key(name, value)
+        elif fields.get("messages") is not None and fields.get("prompt") is None:
+            fields.pop("prompt", None)
+        if self.chat and isinstance(fields.get("prompt"), str) and fields["prompt"] and fields.get("messages") is None:
+            fields["messages"] = [{"role": "user", "content": fields.pop("prompt")}]
+        return parse_simple(fields, line)
+
+
+def columns_of(spec: JobSpec) -> Columns | None:
+    """What the options say of columns; None where they say nothing."""
+    if spec.template is None and spec.prompt_column is None and spec.carry == AUTO and not spec.chat:
+        return None
+    template = None if spec.template is None else Template.parse(spec.template)
+    return Columns(spec.prompt_column, template, _carry(spec.carry), spec.chat)
+
+
+def _carry(asked: str) -> tuple[str, ...] | None:
+    if asked in (ALL, AUTO):
+        return None
+    return () if asked == NONE else tuple(name.strip() for name in asked.split(","))
+
+
+def _key(name: str, value: Any) -> Any:
+    """A value as a line of JSON would have it: tables have 16.0 where a column has gaps, and null for what is not there."""
+    if isinstance(value, Decimal):
+        value = float(value)
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        return {key: found for key, each in value.items() if (found := _key(name, each)) is not None}
+    if isinstance(value, list):
+        # A struct has every field, an object only those that are there; of token ids or texts none may be missing.
+        return [_key(name, each) for each in value]
+    return value
+
+
+def from_text(name: str, text: str) -> Any:
+    """A row's key as CSV spells it. Nothing between two commas is nothing said, but for the prompt itself."""
+    if name in TEXTS:
+        return text if text or name == "prompt" else None
+    text = text.strip()
+    if not text:
+        return None
+    if name == "stop" and not text.startswith("["):
+        return text
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise RowError(f'"{name}" must be spelled as in JSON, got {shown(text)}') from None

@@ -1,0 +1,49 @@
+"""What a job is known again by: the options and files that decide its texts, and what a resumed job is held to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from outrider.runner.job.journal import Journal
+from outrider.runner.option import deciding
+from outrider.runner.options import JobSpec
+from outrider.workers.errors import JobChangedError
+from outrider.workers.models.digests import is_of_this_kind
+from outrider.workers.models.model_info import ModelInfo
+
+
+def identity(spec: JobSpec, model_info: ModelInfo, input_digest: str, engine: str, precision: str) -> dict[str, Any]:
+    """The options that decide the texts. Of some that is what came of what was asked for."""
+    found = {"input": input_digest, "model": model_info.digest, "engine": engine, "precision": precision}
+    return {name: found.get(name, getattr(spec, name)) for name in deciding(JobSpec)}
+
+
+def kept_identity(journal: Journal) -> dict[str, Any]:
+    """What the job was begun with. An option that its outrider did not know yet was what it is where nobody gives it."""
+    usual = {name: JobSpec.model_fields[name].get_default() for name in deciding(JobSpec)}
+    kept: dict[str, Any] = journal.meta("identity") or {}
+    return {name: value for name, value in usual.items() if value is not PydanticUndefined} | kept if kept else kept
+
+
+def check_same(kept: dict[str, Any], asked: dict[str, Any], what: str, directory: Path) -> None:
+    """Refuse to go on with a job that would have two kinds of rows in it."""
+    different = [key for key in sorted(kept.keys() | asked.keys()) if kept.get(key) != asked.get(key)]
+    if "model" in different and not is_of_this_kind(str(kept.get("model"))):
+        raise JobChangedError(
+            f"{directory} holds a job that was begun by an older outrider, which knew a model's weights by other means, so "
+            "whether they are the same cannot be told: finish it with that version, or give another directory with --out"
+        )
+    if different:
+        shown = "; ".join(f"{key}: {_short(kept.get(key))} then, {_short(asked.get(key))} now" for key in different)
+        raise JobChangedError(
+            f"{directory} holds a job with {what} other than now ({shown}); "
+            "run it as it was begun, or give another directory with --out"
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value).rpartition(":")[2]
+    return f"{text[:12]}…" if len(text) == 64 else str(value)

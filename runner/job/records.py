@@ -1,0 +1,111 @@
+"""Rows that have ended, read from a job's journal one after the other, as Python and Parquet have them."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from outrider.runner.job.carried import CarriedReader
+from outrider.runner.job.directory import open_job
+from outrider.runner.job.journal import DONE, FAILED, Journal
+
+ROWS_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a row's answers."""
+
+    text: str
+    finish_reason: str
+    logprobs: dict[str, Any] | None
+    # What the model thought before it answered, where its chat template tells that apart.
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A row that has ended: with its answer, or with what was wrong.
+
+    ``tokens`` counts what was written, all answers together; ``text``, ``finish_reason``, ``logprobs`` and ``reasoning``
+    are those of the first answer. Of a row that failed they are empty, and ``error`` and ``error_code`` say why.
+    """
+
+    id: str
+    text: str
+    tokens: int
+    finish_reason: str
+    logprobs: dict[str, Any] | None
+    prompt_tokens: int = 0
+    reasoning: str | None = None
+    choices: tuple[Choice, ...] = ()
+    error: str | None = None
+    error_code: str | None = None
+    # Columns of the input that the output has, too, as JSON has them.
+    carried: dict[str, Any] = field(default_factory=dict)
+
+
+def results(directory: Path) -> Iterator[Record]:
+    """The rows with answers, in input order."""
+    return _ended(directory, (DONE,))
+
+
+def errors(directory: Path) -> Iterator[Record]:
+    """The rows that failed, in input order."""
+    return _ended(directory, (FAILED,))
+
+
+def results_and_errors(directory: Path) -> Iterator[Record]:
+    """All rows that have ended, in input order."""
+    return _ended(directory, (DONE, FAILED))
+
+
+def _ended(directory: Path, states: Sequence[int]) -> Iterator[Record]:
+    with closing(open_job(directory)) as journal:
+        carried = CarriedReader(journal)
+        for row, record in ended_rows(journal, states):
+            yield replace(record, carried=carried.of(row))
+
+
+def ended_rows(journal: Journal, states: Sequence[int]) -> Iterator[tuple[int, Record]]:
+    """Rows in input order, without what is carried of them."""
+    return heapq.merge(*(_by_portions(journal, state) for state in states), key=itemgetter(0))
+
+
+def _by_portions(journal: Journal, state: int) -> Iterator[tuple[int, Record]]:
+    """Between two portions a job that runs may tidy up its log."""
+    last = -1
+    while some := journal.records_behind(state, last, ROWS_AT_ONCE):
+        for last, text in some:
+            yield last, _record(json.loads(text))
+
+
+def _record(line: dict[str, Any]) -> Record:
+    if line["error"] is not None:
+        error = line["error"]
+        return Record(line["custom_id"], "", 0, "", None, error=error["message"], error_code=error["code"])
+    body = line["response"]["body"]
+    choices = tuple(_choice(each) for each in body["choices"])
+    first, usage = choices[0], body["usage"]
+    return Record(
+        id=line["custom_id"],
+        text=first.text,
+        tokens=usage["completion_tokens"],
+        finish_reason=first.finish_reason,
+        logprobs=first.logprobs,
+        prompt_tokens=usage["prompt_tokens"],
+        reasoning=first.reasoning,
+        choices=choices,
+    )
+
+
+def _choice(choice: dict[str, Any]) -> Choice:
+    message = choice.get("message", {})
+    text = message["content"] if message else choice["text"]
+    return Choice(text, choice["finish_reason"], choice.get("logprobs"), message.get("reasoning_content"))

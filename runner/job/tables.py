@@ -1,0 +1,275 @@
+"""A job's rows as one table, which programs for data read: Parquet, CSV, lines of JSON, or a saved dataset.
+
+First what every table has (``id``, ``text``, ``tokens``, ``finish_reason``), then the columns that came with the input,
+then the rest of what is known of a row. Rows that failed are among them, with their ``error``; all is in input order.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from outrider.runner.job.arrow_input import STATE, pyarrow_for
+from outrider.runner.job.carried import (
+    CarriedReader,
+    arrow_schema,
+    as_type,
+    json_columns,
+    names_apart,
+)
+from outrider.runner.job.directory import check_apart, open_job
+from outrider.runner.job.journal import DONE, FAILED, Journal
+from outrider.runner.job.records import Record, ended_rows
+from outrider.runner.job.results import atomically, sync_folder
+from outrider.runner.job.source import GZIP, SUFFIXES, ZSTANDARD
+from outrider.runner.template import spelled
+from outrider.workers.errors import UsageError
+
+ROWS_AT_ONCE = 1000
+ROWS_IN_GROUP = 50_000
+BYTES_IN_GROUP = 16 << 20
+PARQUET, CSV, JSONL, DATASET = "parquet", "csv", "jsonl", "dataset"
+# What a table is called where only a directory is named.
+NAMES = {PARQUET: "results.parquet", CSV: "results.csv", JSONL: "rows.jsonl", DATASET: "results-dataset"}
+FORMATS = {".parquet": PARQUET, ".csv": CSV, ".jsonl": JSONL, ".ndjson": JSONL}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One of ours: what it is called, its type in Arrow, and where it comes from."""
+
+    name: str
+    kind: str
+    of: Callable[[Record], Any]
+
+
+FIRST = (
+    Column("id", "string", lambda record: record.id),
+    Column("text", "string", lambda record: record.text if record.error is None else None),
+    Column("tokens", "int64", lambda record: record.tokens),
+    Column("finish_reason", "string", lambda record: record.finish_reason or None),
+)
+LAST = (
+    # As in results.jsonl; outside of lines of JSON it is a text of it.
+    Column("logprobs", "json", lambda record: record.logprobs),
+    # What the model thought before it answered.
+    Column("reasoning", "string", lambda record: record.reasoning),
+    Column("prompt_tokens", "int64", lambda record: record.prompt_tokens),
+    # Of rows that asked for several.
+    Column("texts", "texts", lambda record: [each.text for each in record.choices] if len(record.choices) > 1 else None),
+    Column("error", "string", lambda record: record.error),
+    Column("error_code", "string", lambda record: record.error_code),
+)
+OWN = tuple(column.name for column in (*FIRST, *LAST))
+
+
+def format_of(path: Path) -> str | None:
+    """What a file's name says that it is to be."""
+    return FORMATS.get(Path(path.stem).suffix if path.suffix in SUFFIXES else path.suffix)
+
+
+def write_table(directory: Path, path: Path, form: str) -> Path:
+    """All rows that have ended. A reader sees the old file or the whole new one."""
+    check_apart("--out", path, directory)
+    with closing(open_job(directory)) as journal:
+        if form == DATASET:
+            _write_dataset(journal, path)
+        elif form == PARQUET:
+            with atomically(path, UsageError) as file:
+                _write_parquet(journal, file)
+        else:
+            with atomically(path, UsageError) as file, _compressed(path, file) as stream:
+                (_write_csv if form == CSV else _write_jsonl)(journal, stream)
+    return path
+
+
+@contextmanager
+def _compressed(path: Path, file: IO[bytes]) -> Iterator[Any]:
+    """By the end of the file's name. The same rows make the same bytes, so no time is written."""
+    kind = SUFFIXES.get(path.suffix)
+    if kind == GZIP:
+        with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as stream:
+            yield stream
+    elif kind == ZSTANDARD:
+        import zstandard  # few outputs need it
+
+        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:
+            yield writer
+    else:
+        yield file
+
+
+def _rows(journal: Journal) -> Iterator[tuple[int, Record]]:
+    return ended_rows(journal, (DONE, FAILED))
+
+
+def _write_jsonl(journal: Journal, stream: IO[bytes]) -> None:
+    carried = CarriedReader(journal)
+    for row, record in _rows(journal):
+        others = carried.of(row)
+        called = names_apart(list(others), OWN)
+        line = {column.name: column.of(record) for column in FIRST}
+        line |= {called[name]: value for name, value in others.items()}
+        line |= {column.name: column.of(record) for column in LAST}
+        stream.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+
+
+def _write_csv(journal: Journal, stream: IO[bytes]) -> None:
+    names = _carried_names(journal)
+    called = names_apart(names, OWN)
+    text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*(column.name for column in FIRST), *called.values(), *(column.name for column in LAST)])
+    carried = CarriedReader(journal)
+    for row, record in _rows(journal):
+        others = carried.of(row)
+        values = [
+            *(column.of(record) for column in FIRST),
+            *(others.get(name) for name in names),
+            *(column.of(record) for column in LAST),
+        ]
+        writer.writerow(["" if value is None else spelled(value) for value in values])
+    text.flush()
+    text.detach()
+
+
+def _write_parquet(journal: Journal, file: IO[bytes]) -> None:
+    pyarrow_for("Parquet")
+    from pyarrow import parquet
+
+    table = _ArrowTable(journal)
+    with parquet.ParquetWriter(file, table.schema) as writer:
+        for group in _groups(table.portions()):
+            writer.write_table(group)
+
+
+def _groups(portions: Iterator[Any]) -> Iterator[Any]:
+    """Portions together. What a file says of each group is held until its end: of a thousand rows each it would grow."""
+    import pyarrow
+
+    held: list[Any] = []
+    for portion in portions:
+        held.append(portion)
+        many = sum(each.num_rows for each in held) >= ROWS_IN_GROUP
+        if many or sum(each.nbytes for each in held) >= BYTES_IN_GROUP:
+            yield pyarrow.concat_tables(held)
+            held = []
+    if held:
+        yield pyarrow.concat_tables(held)
+
+
+def _write_dataset(journal: Journal, path: Path) -> None:
+    """As Hugging Face's ``load_from_disk`` reads it."""
+    pyarrow = pyarrow_for("a dataset's directory")
+    if path.exists() and not (path / STATE).is_file():
+        raise UsageError(f"{path} is there and is no saved dataset; name another directory with --out")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    data = "data-00000-of-00001.arrow"
+    try:
+        temporary.mkdir()
+        table = _ArrowTable(journal)
+        with atomically(temporary / data) as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+            for some in table.portions():
+                writer.write_table(some)
+        state: dict[str, Any] = {
+            "_data_files": [{"filename": data}],
+            "_fingerprint": secrets.token_hex(8),
+            "_format_columns": None,
+        }
+        state |= {"_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": None}
+        for name, content in ((STATE, state), ("dataset_info.json", {})):
+            with atomically(temporary / name) as file:
+                file.write(json.dumps(content).encode())
+        if path.exists():
+            shutil.rmtree(path)
+        temporary.rename(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(temporary)
+
+
+def _carried_names(journal: Journal) -> list[str]:
+    schema = arrow_schema(journal)
+    return list(json_columns(journal)) if schema is None else list(schema.names)
+
+
+class _ArrowTable:
+    """The rows in portions, with one schema: what came from Arrow has its own types."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._pyarrow = pyarrow_for("Parquet")
+        self._journal = journal
+        self._carried = CarriedReader(journal)
+        kept = arrow_schema(journal)
+        self._types = json_columns(journal) if kept is None else {}
+        if kept is None:
+            fields = [self._pyarrow.field(name, self._type(kind)) for name, kind in self._types.items()]
+        else:
+            fields = [field.with_nullable(True) for field in kept]
+        called = names_apart([field.name for field in fields], OWN)
+        fields = [field.with_name(called[field.name]) for field in fields]
+        self._middle = self._pyarrow.schema(fields)
+        self._from_arrow = kept is not None
+        self.schema = self._pyarrow.schema(
+            [
+                *(self._pyarrow.field(column.name, self._type(column.kind)) for column in FIRST),
+                *fields,
+                *(self._pyarrow.field(column.name, self._type(column.kind)) for column in LAST),
+            ]
+        )
+
+    def _type(self, kind: str) -> Any:
+        pyarrow = self._pyarrow
+        known = {"bool": pyarrow.bool_(), "int": pyarrow.int64(), "int64": pyarrow.int64(), "float": pyarrow.float64()}
+        return pyarrow.list_(pyarrow.string()) if kind == "texts" else known.get(kind, pyarrow.string())
+
+    def portions(self) -> Iterator[Any]:
+        rows = _rows(self._journal)
+        while some := list(islice(rows, ROWS_AT_ONCE)):
+            records = [record for _, record in some]
+            columns = [self._own(column, records) for column in FIRST]
+            columns += self._batches(row for row, _ in some) if self._from_arrow else self._objects(row for row, _ in some)
+            columns += [self._own(column, records) for column in LAST]
+            yield self._pyarrow.table(columns, schema=self.schema)
+
+    def _own(self, column: Column, records: Iterable[Record]) -> Any:
+        values = [column.of(record) for record in records]
+        if column.kind == "json":
+            values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+        return self._pyarrow.array(values, self._type(column.kind))
+
+    def _objects(self, rows: Iterable[int]) -> list[Any]:
+        found = [self._carried.of(row) for row in rows]
+        return [
+            self._pyarrow.array([as_type(each.get(name), kind) for each in found], self._type(kind))
+            for name, kind in self._types.items()
+        ]
+
+    def _batches(self, rows: Iterable[int]) -> list[Any]:
+        """Rows that lie in one batch are taken from it together."""
+        together: list[tuple[Any, list[int]]] = []
+        for row in rows:
+            batch, place = self._carried.batch_of(row)
+            if together and together[-1][0] is batch:
+                together[-1][1].append(place)
+            else:
+                together.append((batch, [place]))
+        taken = [batch.take(self._pyarrow.array(places)) for batch, places in together]
+        return [
+            self._pyarrow.chunked_array([each.column(index) for each in taken], field.type)
+            for index, field in enumerate(self._middle)
+        ]

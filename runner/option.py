@@ -1,0 +1,126 @@
+"""What an option says of itself. From that come the command line, the YAML keys, the Python door and a job's identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from outrider.runner.validation_errors import must
+from outrider.workers.errors import UsageError, first_line
+
+AnyOptions = TypeVar("AnyOptions", bound="OptionModel")
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A flag that stands for one value of an option, as the older tools have them."""
+
+    name: str
+    flags: tuple[str, ...]
+    help: str
+    default: bool
+    # What the option is where the switch is not as usual.
+    value: Any
+    # What is said where the option is given with another value ({}). Without it, that value holds.
+    conflict: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Stands in the annotation of a field of an ``OptionModel``; bounds are pydantic's, beside it."""
+
+    help: str
+    # Whether a row's text may be another where this is: then it belongs to a job's identity, and a resumed job keeps to it.
+    decides_text: bool
+    # Beside the field's own name with hyphens: short ones, and those of the older tools.
+    spellings: tuple[str, ...] = ()
+    # Where the command line calls it otherwise than the field is called.
+    flag: str = ""
+    metavar: str | None = None
+    # Given without a flag; what to do where it is missing.
+    positional: bool = False
+    if_missing: str = ""
+    # Known in files and in Python only.
+    on_command_line: bool = True
+    switches: tuple[Switch, ...] = ()
+
+
+class OptionModel(BaseModel):
+    """A section of options or a command's own, frozen and strict. Its docstring heads the section in ``--help``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        flags: dict[str, str] = {}
+        for name, field in cls.model_fields.items():
+            if sum(isinstance(each, Option) for each in field.metadata) != 1:
+                raise TypeError(
+                    f"{cls.__name__}.{name} needs one Option, which says its help and whether it decides a text"
+                )
+            if not option_of(field).help:
+                raise TypeError(f"{cls.__name__}.{name} says nothing for --help")
+            for flag in (flag_of(cls, name), *option_of(field).spellings):
+                if (other := flags.setdefault(flag, name)) != name:
+                    raise TypeError(f"{cls.__name__}.{name} and {other} are both {flag}")
+
+
+def option_of(field: FieldInfo) -> Option:
+    return next(each for each in field.metadata if isinstance(each, Option))
+
+
+def flag_of(kind: type[OptionModel], name: str) -> str:
+    """How the command line calls a field."""
+    option = option_of(kind.model_fields[name])
+    return name.upper() if option.positional else option.flag or f"--{name.replace('_', '-')}"
+
+
+def deciding(kind: type[OptionModel]) -> list[str]:
+    """The options on which a row's text depends."""
+    return [name for name, field in kind.model_fields.items() if option_of(field).decides_text]
+
+
+def sections(kind: type[OptionModel]) -> dict[type[OptionModel], list[str]]:
+    """The names of all options by the class that declared them first: the command's own come before those it shares."""
+    classes = [each for each in kind.__mro__ if issubclass(each, OptionModel)]
+    found: dict[type[OptionModel], list[str]] = {each: [] for each in classes}
+    for name in kind.model_fields:
+        found[next(each for each in reversed(classes) if name in each.model_fields)].append(name)
+    return {each: names for each, names in found.items() if names}
+
+
+def build_options(kind: type[AnyOptions], options: Mapping[str, Any], config_file: Path | None = None) -> AnyOptions:
+    """A specification from the options given, over those of a file, over the defaults."""
+    from_file = _read_config(config_file) if config_file is not None else {}
+    for given, where in ((from_file, f"{config_file}: unknown key"), (options, "unknown option")):
+        if unknown := sorted(given.keys() - kind.model_fields.keys()):
+            raise UsageError(f'{where} "{unknown[0]}"; known are {", ".join(sorted(kind.model_fields))}')
+    try:
+        return kind(**{**from_file, **options})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        if first["type"] == "missing":
+            raise UsageError(f"{flag_of(kind, name)} is missing: {option_of(kind.model_fields[name]).if_missing}") from None
+        where = f"{config_file}: {name}" if name in from_file and name not in options else flag_of(kind, name)
+        raise UsageError(f"{where}: {must(first)}") from None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config: {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"--config: {path} is not valid YAML: {first_line(error)}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError(f"--config: {path} must hold keys and values")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}

@@ -1,0 +1,175 @@
+"""Before a job runs: a new one gets its rows and its identity, one that is there is checked to be the one asked for."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import outrider
+from outrider.runner.hosts.start_anew import ANEW
+from outrider.runner.hosts.submit import ACCEPTED
+from outrider.runner.job.admission import admit
+from outrider.runner.job.directory import JOURNAL, describe, read_description
+from outrider.runner.job.identity import check_same, identity, kept_identity
+from outrider.runner.job.input import KEY as INPUT
+from outrider.runner.job.input import describe_input, digest_of_resumed_input, open_input
+from outrider.runner.job.journal import Journal
+from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.model_choice import choose_models, is_movable, replica_spec_of
+from outrider.runner.options import JobSpec
+from outrider.runner.planning.placement_request import ModelSizes
+from outrider.runner.planning.replica_plan import ReplicaTemplate, loaded_bytes
+from outrider.runner.report.display import Watcher
+from outrider.runner.report.report import drop_damaged_statistics
+from outrider.workers.errors import JobChangedError, UsageError
+from outrider.workers.messages import ModelSpec
+from outrider.workers.models.model_info import ModelInfo
+
+MOST_NAMES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A job whose rows stand in its journal, and what its replicas will be."""
+
+    journal: Journal
+    replica_template: ReplicaTemplate
+    sizes: ModelSizes
+    model_infos: Sequence[ModelInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModels:
+    """A target with its draft: what is known of them, and how they will be run."""
+
+    target: ModelInfo
+    draft: ModelInfo | None
+    draft_name: str
+    target_model: ModelSpec
+    draft_model: ModelSpec | None
+
+    @property
+    def model_infos(self) -> list[ModelInfo]:
+        return [self.target] if self.draft is None or self.draft_model is None else [self.target, self.draft]
+
+    def sizes(self) -> ModelSizes:
+        sizes = ModelSizes(loaded_bytes(self.target, self.target_model.precision))
+        if self.draft is not None and self.draft_model is not None:
+            sizes = replace(sizes, draft=loaded_bytes(self.draft, self.draft_model.precision))
+        return sizes
+
+    def replica_template(self, spec: JobSpec, rows: int) -> ReplicaTemplate:
+        """``rows`` are to be done by all replicas; 0 where nobody knows."""
+        replica_spec = replace(replica_spec_of(spec, self.draft_model, self.draft_name), trace=spec.trace is not None)
+        movable = is_movable(spec, self.target_model, self.draft_model)
+        return ReplicaTemplate(self.target_model, self.draft_model, replica_spec, movable, spec.share_cores, rows)
+
+
+def prepare_models(spec: JobSpec, tokenizer_process: TokenizerProcess, say: Callable[[str], None]) -> PreparedModels:
+    target, draft, draft_name, notes = tokenizer_process.prepare_pair(spec.model, spec.draft, say)
+    for note in notes:
+        say(f"note: {note}")
+    target_model, draft_model = choose_models(spec, target, draft, tokenizer_process, say)
+    return PreparedModels(target, draft, draft_name, target_model, draft_model)
+
+
+def prepare(spec: JobSpec, directory: Path, display: Watcher, again: bool = False) -> PreparedJob:
+    """The job that the directory holds, or a new one there. ``again``: that one, and its failed rows are put back."""
+    with TokenizerProcess() as tokenizer_process:
+        models = prepare_models(spec, tokenizer_process, display.say)
+        target, chosen = models.target, models.target_model
+        asked_with = partial(identity, spec, target, engine=chosen.engine, precision=chosen.precision)
+        journal = Journal(directory / JOURNAL)
+        if journal.filled:
+            _check_goes_on(spec, directory, journal, asked_with, display, again)
+            if again and ANEW not in os.environ:
+                _put_back(journal, display)
+        elif again:
+            raise UsageError(f"{directory} holds no job yet: its input has not been accepted")
+        else:
+            _admit(spec, target, tokenizer_process, journal, asked_with, display)
+    if spec.address is not None:
+        display.say(f"{journal.counts().rows:,} {ACCEPTED}; results will be in {directory.resolve()}")
+    describe(directory, journal, _description(spec, target, models.draft, models.draft_name, journal.meta("identity")))
+    template = models.replica_template(spec, journal.counts().pending)
+    return PreparedJob(journal, template, models.sizes(), models.model_infos)
+
+
+def _check_goes_on(
+    spec: JobSpec,
+    directory: Path,
+    journal: Journal,
+    asked_with: Callable[[str], dict[str, Any]],
+    display: Watcher,
+    again: bool,
+) -> None:
+    """Whether the job that the directory holds is the one that is asked for, and its files can be gone on with."""
+    for note in journal.check():
+        display.say(f"note: {note}")
+    kept = kept_identity(journal)
+    # Whoever runs failed rows again gives no input, and the rows are all here.
+    digest = None if again else digest_of_resumed_input(spec.input, directory, journal, display.say, spec.split)
+    check_same(kept, asked_with(digest or str(kept.get("input"))), "an input, model or parameter", directory)
+    _, broken = read_description(directory, journal)
+    for found in (broken, drop_damaged_statistics(journal, directory)):
+        if found is not None:
+            display.say(f"note: {found}")
+
+
+def _put_back(journal: Journal, display: Watcher) -> None:
+    count, stay = journal.put_back_failed(), journal.counts().failed
+    display.say(f"{count:,} failed rows are run again" if count else "no failed row can be run again")
+    if stay:
+        display.say(
+            f"note: {stay:,} rows were wrong in the input and stay failed; mend them there and run them as another job"
+        )
+
+
+def _admit(
+    spec: JobSpec,
+    target: ModelInfo,
+    tokenizer_process: TokenizerProcess,
+    journal: Journal,
+    asked_with: Callable[[str], dict[str, Any]],
+    display: Watcher,
+) -> None:
+    """Fill the journal of a new job; a refused input leaves no half of one behind."""
+    source = open_input(spec.input, journal.path.parent, display.say, spec.format, spec.split)
+
+    def meta_of(digest: str) -> dict[str, Any]:
+        return {"identity": asked_with(digest), INPUT: describe_input(spec.input, source)}
+
+    try:
+        admitted = admit(spec, source, target, tokenizer_process, journal, meta_of)
+        # The tokenizer was read after the digest was taken.
+        tokenizer_process.check_unchanged(target)
+    except (UsageError, JobChangedError):
+        journal.close()
+        for file in journal.path.parent.glob(f"{JOURNAL}*"):
+            file.unlink()
+        raise
+    if admitted.carried:
+        names = ", ".join(admitted.carried[:MOST_NAMES]) + (", …" if len(admitted.carried) > MOST_NAMES else "")
+        display.say(f"note: columns that go through to the results as they are: {names}")
+    for model in sorted(admitted.models - {spec.model}):
+        display.say(f'note: rows ask for the model "{model}"; all are answered by -m {spec.model}')
+
+
+def _description(
+    spec: JobSpec, target: ModelInfo, draft: ModelInfo | None, draft_name: str, asked: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "outrider": outrider.__version__,
+        "python": platform.python_version(),
+        "updated": datetime.now(UTC).isoformat(timespec="seconds"),
+        "spec": spec.model_dump(mode="json"),
+        "identity": asked,
+        "target": asdict(target),
+        "draft": asdict(draft) if draft is not None else draft_name,
+    }

@@ -1,0 +1,60 @@
+"""How a program that runs a job shows it: a line that is written over, at a terminal or in a notebook."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from typing import TextIO
+
+PLAIN_LINE_SECONDS = 10.0
+
+
+class ProgressLine:
+    """``shown`` is True, False, or None for where somebody looks. Whatever becomes of the words, the job goes on."""
+
+    def __init__(self, shown: bool | None) -> None:
+        self._notebook = _in_notebook()
+        self._out: TextIO | None = sys.stdout if self._notebook else sys.stderr
+        self._overwrites = self._notebook or _is_terminal(self._out)
+        if shown is False or (shown is None and not self._overwrites):
+            self._out = None
+        self._width = 0
+        self._plain_at = time.monotonic()
+
+    def show(self, line: str) -> None:
+        """How far the job is, over what was shown before."""
+        if self._overwrites:
+            self._write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        elif time.monotonic() - self._plain_at > PLAIN_LINE_SECONDS:
+            self._plain_at = time.monotonic()
+            self._write(line + "\n")
+
+    def say(self, text: str) -> None:
+        """What stays."""
+        self._write(("\r" + text.ljust(self._width) if self._width else text) + "\n")
+        self._width = 0
+
+    def end(self) -> None:
+        if self._width:
+            self._write("\n")
+        self._width = 0
+
+    def _write(self, text: str) -> None:
+        if self._out is not None:
+            with suppress(OSError, ValueError):
+                self._out.write(text)
+                self._out.flush()
+
+
+def _in_notebook() -> bool:
+    """Whether what is printed is shown below a cell."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    with suppress(ValueError, AttributeError):
+        return stream is not None and stream.isatty()
+    return False

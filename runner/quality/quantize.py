@@ -1,0 +1,99 @@
+"""``outrider quantize``: a smaller checkpoint of a model, calibrated on text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from importlib.resources import files
+from importlib.util import find_spec
+from itertools import chain, islice
+from typing import Any
+
+from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.options import QuantizeSpec
+from outrider.runner.planning.placement_request import PlacementRequest
+from outrider.runner.printable import printable
+from outrider.runner.quality.model_process import settled, tell
+from outrider.runner.quality.progress import ProgressLine
+from outrider.runner.quality.texts import PIECE_BYTES, Tokens, opened, texts
+from outrider.runner.report.display import console
+from outrider.workers.errors import UsageError
+from outrider.workers.models.model_info import ModelInfo
+
+METHODS = {4: ("auto", "rtn", "awq", "gptq"), 8: ("auto", "rtn", "gptq", "smoothquant")}
+# 32 windows of 512 tokens; of a longer text they are taken from all of it, of more than so many tokens from the first.
+WINDOW, WINDOWS, MOST_TOKENS = 512, 32, 1 << 20
+LEAST_WINDOW = 64
+
+
+def quantize(spec: QuantizeSpec) -> None:
+    if spec.bits is None or spec.out is None:
+        raise UsageError("--bits is missing: give 4 or 8" if spec.bits is None else "--out is missing: name a new folder")
+    if spec.method not in METHODS[spec.bits]:
+        known = ", ".join(METHODS[spec.bits])
+        raise UsageError(f"--method: {spec.method} is not for {spec.bits} bits; choose one of {known}")
+    with ProgressLine(console()) as line, TokenizerProcess() as tokenizer_process:
+        card, _ = tokenizer_process.prepare_scoring(spec.model, None, line.say)
+        windows: list[Tokens] = []
+        if spec.method != "rtn":
+            windows = _windows(spec, card, tokenizer_process, line.say)
+        elif spec.calibration is not None:
+            raise UsageError("--calibration: rtn rounds without any; leave it out, or choose another --method")
+        out = str(spec.out.absolute())
+        asked = (spec.bits, spec.method, spec.group, tuple(windows))
+        request = (card.path, out, *asked, card.digest, spec.allow_pickle)
+        line.show("starting")
+        # A layer or two in float32, their Hessians and the activations: about a quarter of a checkpoint, and what all need.
+        needed = card.weight_bytes // 4 + (1 << 30)
+        with settled(needed, PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
+            made = process.begin(_quantise, request, process.actor.cores)(line.say)
+    how = ", ".join(f"{method} in {count} layers" for method, count in made.methods.items())
+    group = f" in groups of {made.group}" if made.group else ", a scale a row"
+    print(f"{printable(spec.out)}: {made.size / 1e9:.3g} GB, {made.bits:.2f} bits a rounded weight{group}; {how}")
+
+
+def _windows(
+    spec: QuantizeSpec, card: ModelInfo, tokenizer_process: TokenizerProcess, say: Callable[[str], None]
+) -> list[Tokens]:
+    if spec.calibration is None:
+        say("note: no --calibration was given: calibrating on the text that comes with outrider and Python's reference")
+        return evenly(
+            chain.from_iterable(_own_text(card, tokenizer_process)), card.context, "the text that comes with outrider"
+        )
+    with opened(spec.calibration, say) as source:
+        found = texts(source, spec.format, card, tokenizer_process, spec.skip_bad, say)
+        return evenly((token for text in found for piece in text for token in piece), card.context, source.name)
+
+
+def evenly(tokens: Iterable[int], context: int, name: str) -> list[Tokens]:
+    """Windows of equal length from all of the text: as many as are wanted, or as there are."""
+    stream = list(islice(tokens, MOST_TOKENS))
+    size = min(WINDOW, context, len(stream) // 2)
+    if size < LEAST_WINDOW:
+        raise UsageError(f"--calibration: {name} has {len(stream):,} tokens, too few to go by; give some thousand")
+    count = min(WINDOWS, len(stream) // size)
+    starts = [index * (len(stream) - size) // max(1, count - 1) for index in range(count)]
+    return [tuple(stream[start : start + size]) for start in starts]
+
+
+def _own_text(card: ModelInfo, tokenizer_process: TokenizerProcess) -> Iterator[Tokens]:
+    """Prose of ours and Python's language reference, where it is installed."""
+    parts = [(files("outrider.runner.bench") / "text.txt").read_text(encoding="utf-8")]
+    if find_spec("pydoc_data") is not None:
+        from pydoc_data.topics import topics
+
+        parts.append("\n\n".join(topics[name] for name in sorted(topics)))
+    for part in parts:
+        for start in range(0, len(part), PIECE_BYTES):
+            [tokens] = tokenizer_process.encode(card.path, [part[start : start + PIECE_BYTES]])
+            if isinstance(tokens, str):
+                raise UsageError(f"{card.name}: {tokens}")
+            yield tokens
+
+
+def _quantise(request: tuple[Any, ...], cores: tuple[int, ...]) -> Any:
+    """In the process of the model."""
+
+    from outrider.workers.quantising.quantiser import Wanted, quantise
+
+    return quantise(replace(Wanted(*request), threads=len(cores)), tell)

@@ -1,0 +1,154 @@
+"""``outrider score``: perplexity of a model on a text, and how far it lies from another model or precision."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.model_choice import choose_models
+from outrider.runner.options import ScoreSpec
+from outrider.runner.planning.placement_request import PlacementRequest
+from outrider.runner.planning.replica_plan import loaded_bytes
+from outrider.runner.quality.model_process import ModelProcess, settled
+from outrider.runner.quality.progress import ProgressLine
+from outrider.runner.quality.texts import opened, texts
+from outrider.runner.report.display import console
+from outrider.workers.errors import JobError, UsageError
+from outrider.workers.messages import ModelSpec
+from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.scoring.figures import Figures
+from outrider.workers.scoring.windows import USUAL, Window, windows_of
+
+# Windows that go to the model together: enough for passes that are full, few enough that progress is seen.
+TOGETHER_TOKENS = 4096
+
+
+def score(spec: ScoreSpec, as_json: bool) -> None:
+    with ProgressLine(console()) as line, TokenizerProcess() as tokenizer_process:
+        against_name = _against(spec)
+        card, against = tokenizer_process.prepare_scoring(spec.model, against_name, line.say)
+        size, stride = chunking(spec, [card] if against is None else [card, against])
+        models = [choose_models(spec, card, None, tokenizer_process, line.say)[0]]
+        if against is not None:
+            other = spec.model_copy(update={"precision": spec.against_precision})
+            models.append(choose_models(other, against, None, tokenizer_process, line.say)[0])
+        needed = sum(
+            loaded_bytes(each, model.precision) for each, model in zip((card, against), models, strict=False) if each
+        )
+        with opened(spec.input, line.say) as source:
+            found = texts(source, spec.format, card, tokenizer_process, spec.skip_bad, line.say)
+            windows = first_tokens(
+                (window for text in found for window in windows_of(text, size, stride)), spec.most_tokens
+            )
+            # An input that cannot be scored is refused before a model is loaded.
+            first = next(windows, None)
+            if first is None:
+                raise UsageError(f"{source.name} holds no two tokens that follow each other: there is nothing to predict")
+            line.show("loading the model")
+            with settled(needed, PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
+                figures = _scored(process, models, first, windows, line)
+    _report(spec, figures, models, size, stride, as_json)
+
+
+def _against(spec: ScoreSpec) -> str | None:
+    """The model itself stands for the other where only another precision is asked for."""
+    if spec.against is None and spec.against_precision != "auto":
+        return spec.model
+    return spec.against
+
+
+def chunking(spec: ScoreSpec, cards: list[ModelInfo]) -> tuple[int, int]:
+    """How many tokens are fed together, and how far windows lie apart."""
+    shortest = min(cards, key=lambda card: card.context)
+    size = min(USUAL, shortest.context) if spec.window is None else spec.window
+    if size > shortest.context:
+        raise UsageError(f"--window: {shortest.name} holds {shortest.context:,} tokens, got {size:,}; ask for fewer")
+    stride = size if spec.stride is None else spec.stride
+    if stride > size:
+        raise UsageError(f"--stride: {stride:,} would leave out text between windows of {size:,} tokens; ask for less")
+    return size, stride
+
+
+def first_tokens(windows: Iterator[Window], most: int | None) -> Iterator[Window]:
+    """As many windows as hold the first ``most`` scored tokens; the last of them is cut."""
+    left = most
+    for window in windows:
+        if left is not None and window.scored >= left:
+            yield Window(window.tokens[: window.first + left], window.first)
+            return
+        yield window
+        left = None if left is None else left - window.scored
+
+
+def _scored(
+    process: ModelProcess, models: list[ModelSpec], first: Window, windows: Iterator[Window], line: ProgressLine
+) -> Figures:
+    for note in process.begin(_open, models, process.actor.cores)():
+        line.say(note)
+    total = Figures()
+    for some in _portions(first, windows):
+        total += process.begin(_score, some)()
+        line.show(f"scored {total.tokens:,} tokens, perplexity {total.perplexity:.4f}")
+    if not all(map(math.isfinite, (total.loss, total.other_loss, total.divergence))):
+        raise JobError(
+            "the model gives scores that are no finite numbers, or rules out what stands in the text: "
+            "try another --precision"
+        )
+    return total
+
+
+def _portions(first: Window, windows: Iterator[Window]) -> Iterator[list[Window]]:
+    some, held = [first], len(first.tokens)
+    for window in windows:
+        if held >= TOGETHER_TOKENS:
+            yield some
+            some, held = [], 0
+        some.append(window)
+        held += len(window.tokens)
+    yield some
+
+
+def _report(spec: ScoreSpec, figures: Figures, models: list[ModelSpec], size: int, stride: int, as_json: bool) -> None:
+    compared = len(models) == 2
+    if as_json:
+        answer: dict[str, Any] = {"tokens": figures.tokens, "perplexity": figures.perplexity}
+        answer |= {"kl": figures.kl if compared else None, "agreement": figures.agreement if compared else None}
+        print(json.dumps(answer))
+        return
+    every = "" if stride == size else f", every {stride:,}"
+    rows = [("tokens", f"{figures.tokens:,} in windows of {size:,}{every}")]
+    rows.append(("perplexity", f"{figures.perplexity:.4f} ({spec.model}, {models[0].engine} {models[0].precision})"))
+    if compared:
+        ratio = figures.perplexity / figures.other_perplexity
+        other = f"{_against(spec)}, {models[1].engine} {models[1].precision}"
+        rows.append(("against", f"{figures.other_perplexity:.4f} ({other}): {ratio:.4f} times that"))
+        rows.append(("KL divergence", f"{figures.kl:.6f} nats a token"))
+        rows.append(("agreement", f"{100 * figures.agreement:.2f}% of first choices"))
+    for name, value in rows:
+        print(f"{name:14} {value}")
+
+
+# In the process of the model.
+_scorer: Any
+
+
+def _open(models: list[ModelSpec], cores: tuple[int, ...]) -> list[str]:
+    from dataclasses import replace
+
+    from outrider.workers.models.model_info import check_unchanged
+    from outrider.workers.scoring.scorer import Scorer
+
+    global _scorer
+    for model in models:
+        check_unchanged(model.path, model.digest)
+    _scorer = Scorer(*(replace(model, threads=len(cores), cores=cores) for model in models))
+    notes: list[str] = _scorer.notes
+    return notes
+
+
+def _score(windows: list[Window]) -> Figures:
+    figures: Figures = _scorer.score(windows)
+    return figures

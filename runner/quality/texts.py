@@ -1,0 +1,140 @@
+"""What is scored, or calibrated on: the rows of an input as ``run`` takes them, or one text in a file; as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from outrider.runner.job.admission import MOST_ERRORS_SHOWN, ROWS_AT_ONCE, refusal_of, text_of
+from outrider.runner.job.input import open_input
+from outrider.runner.job.prompts import read_rows
+from outrider.runner.job.requests import Request
+from outrider.runner.job.source import Source
+from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.workers.errors import InputError, UsageError
+from outrider.workers.models.model_info import ModelInfo
+
+# A text is encoded in pieces of about so many bytes, so that it may be of any length.
+PIECE_BYTES = 4 << 20
+JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+
+Tokens = tuple[int, ...]
+
+
+@contextmanager
+def opened(path: Path, say: Callable[[str], None]) -> Iterator[Source]:
+    """An input of any kind that ``run`` takes; what comes through a pipe is kept for as long as it is used."""
+    with TemporaryDirectory(prefix="outrider-") as folder:
+        source = open_input(path, Path(folder), say, form="jsonl")
+        assert isinstance(source, Source)
+        yield source
+
+
+def is_text(source: Source, form: str) -> bool:
+    """Whether a file is one text: by what is asked for, else by its name, else by its first character."""
+    if form != "auto":
+        return form == "text"
+    if source.suffix in JSON_SUFFIXES:
+        return False
+    if source.suffix in (".txt", ".text"):
+        return True
+    first = next((line for line in source.lines() if line is None or line.strip()), b"")
+    return first is None or not first.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+
+
+def texts(
+    source: Source,
+    form: str,
+    card: ModelInfo,
+    tokenizer_process: TokenizerProcess,
+    skip_bad: bool,
+    say: Callable[[str], None],
+) -> Iterator[Iterable[Tokens]]:
+    """Every text of the input as its tokens, in pieces that follow each other. The pieces are to be taken in order."""
+    if is_text(source, form):
+        yield _pieces(source, card, tokenizer_process)
+    else:
+        for tokens in _rows(source, card, tokenizer_process, skip_bad, say):
+            yield (tokens,)
+
+
+def _pieces(source: Source, card: ModelInfo, tokenizer_process: TokenizerProcess) -> Iterator[Tokens]:
+    """One text; a piece ends where a line does, and only the first begins as the tokenizer begins a text."""
+    ahead = None
+    for index, text in enumerate(_decoded(source)):
+        asked = tokenizer_process.begin_to_encode(card.path, [text], continued=index > 0)
+        if ahead is not None:
+            yield _checked(ahead()[0], source.name, card)
+        ahead = asked
+    if ahead is None:
+        raise UsageError(f"{source.name} holds no text, only blank lines")
+    yield _checked(ahead()[0], source.name, card)
+
+
+def _decoded(source: Source) -> Iterator[str]:
+    lines: list[bytes] = []
+    held = before = 0
+    for number, line in enumerate(source.lines(), start=1):
+        if line is None:
+            raise UsageError(f"{source.name}:{number}: the line is too long; break it into several")
+        lines.append(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+        held += len(line)
+        if held >= PIECE_BYTES:
+            yield _text(b"".join(lines), source.name, before)
+            lines, held, before = [], 0, number
+    last = b"".join(lines)
+    if last.strip() or (before and last):
+        yield _text(last, source.name, before)
+
+
+def _text(raw: bytes, name: str, lines_before: int) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = lines_before + raw.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{name}:{line}: this is not UTF-8; convert the file to UTF-8") from None
+
+
+def _rows(
+    source: Source, card: ModelInfo, tokenizer_process: TokenizerProcess, skip_bad: bool, say: Callable[[str], None]
+) -> Iterator[Tokens]:
+    """The prompts' tokens, a portion of rows at a time; the whole file is looked through before the first."""
+    bad: list[str] = []
+    wrong = good = 0
+    for row in read_rows(source, "jsonl"):
+        if isinstance(row, Request):
+            good += 1
+            continue
+        wrong += 1
+        if len(bad) < MOST_ERRORS_SHOWN:
+            bad.append(f"{source.name}:{row.line}: {row.message}")
+    if not good and not wrong:
+        raise UsageError(f"{source.name} holds no prompts, only blank lines; give one prompt a line")
+    if wrong and not skip_bad:
+        raise InputError(*refusal_of(bad, wrong))
+    if wrong:
+        say(f"note: {wrong:,} of the rows are wrong and left out, first {bad[0]}")
+    rows = (row for row in read_rows(source, "jsonl") if isinstance(row, Request))
+    while some := list(islice(rows, ROWS_AT_ONCE)):
+        encoded = iter(tokenizer_process.encode(card.path, [text_of(row) for row in some if row.prompt_tokens is None]))
+        for row in some:
+            tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
+            try:
+                yield _checked(tokens, f"{source.name}:{row.line}", card)
+            except UsageError as error:
+                if not skip_bad:
+                    raise
+                say(f"note: left out: {error}")
+
+
+def _checked(tokens: Tokens | str, name: str, card: ModelInfo) -> Tokens:
+    if isinstance(tokens, str):
+        raise UsageError(f"{name}: {tokens}")
+    if max(tokens) >= card.vocabulary:
+        raise UsageError(
+            f"{name}: the text has the token id {max(tokens)}, which {card.name} does not know: it has {card.vocabulary}"
+        )
+    return tokens

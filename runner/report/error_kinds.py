@@ -1,0 +1,47 @@
+"""What the errors of failed rows say, each kind once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+MOST_KINDS = 20
+MOST_EXAMPLES = 5
+# Long messages often differ only in their ends.
+SAME_UP_TO = 160
+
+
+@dataclass(slots=True)
+class ErrorKind:
+    code: str
+    message: str
+    rows: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+def error_kinds(records: Iterable[str]) -> list[ErrorKind]:
+    """Errors that say the same, the most frequent first; the rare ones beyond the bound stand together."""
+    found: dict[tuple[str, str], ErrorKind] = {}
+    for record in records:
+        entry = json.loads(record)
+        error = entry["error"]
+        key = (error["code"], _kind(error["message"]))
+        if key not in found and len(found) >= 50 * MOST_KINDS:
+            key = ("others", "")
+        kind = found.setdefault(key, ErrorKind(key[0], error["message"] if key[1] else "of many kinds"))
+        kind.rows += 1
+        if len(kind.examples) < MOST_EXAMPLES:
+            kind.examples.append(entry["custom_id"])
+    kinds = sorted(found.values(), key=lambda kind: -kind.rows)
+    shown, rest = kinds[:MOST_KINDS], kinds[MOST_KINDS:]
+    if rest:
+        examples = [example for kind in rest for example in kind.examples][:MOST_EXAMPLES]
+        shown.append(ErrorKind("others", f"{len(rest)} other kinds", sum(kind.rows for kind in rest), examples))
+    return shown
+
+
+def _kind(message: str) -> str:
+    """A message without its numbers, which only say where."""
+    return re.sub(r"\d+", "#", message)[:SAME_UP_TO]

@@ -1,0 +1,28 @@
+"""Words that a live display, a summary and ``outrider status`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from outrider.runner.printable import printable
+from outrider.runner.report.error_kinds import ErrorKind
+
+
+def share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "none"
+
+
+def read_again_words(totals: Mapping[str, Any]) -> str:
+    """What deaths and stops have cost; empty where they have not."""
+    if not (again := int(totals.get("read_again", 0))):
+        return ""
+    all_read = int(totals.get("prompt_tokens", 0)) + int(totals.get("resumed_tokens", 0))
+    return f"{again:,} tokens of prompts and answers ({share(again, max(again, all_read))} of all that was read)"
+
+
+def failure_lines(kinds: Sequence[ErrorKind]) -> Iterable[str]:
+    """Failed rows by what they say."""
+    for kind in kinds:
+        examples = ", ".join(kind.examples) + (", …" if kind.rows > len(kind.examples) else "")
+        yield printable(f"{kind.rows:,} × {kind.message} ({kind.code}: {examples})")

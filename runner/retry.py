@@ -1,0 +1,29 @@
+"""A job's failed rows once more: what its options were, but for those that a person has to give each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from outrider.runner.job.directory import DESCRIPTION, open_job, read_description
+from outrider.runner.option import build_options
+from outrider.runner.options import JobSpec
+from outrider.workers.errors import JobError, UsageError
+
+# A directory may come from somebody else: what it says runs no command, trusts no pickle and calls no other host.
+GIVEN_ANEW = frozenset({"on_end", "allow_pickle", "address", "metrics_port", "trace", "out"})
+
+
+def retry_spec(directory: Path, options: Mapping[str, Any]) -> JobSpec:
+    """The options that the job was last run with, and over them those that are given now."""
+    if "out" in options or "input" in options:
+        raise UsageError("retry takes a job as it is; leave out its input and --out")
+    with closing(open_job(directory)) as journal:
+        description, _ = read_description(directory, journal)
+    kept = description.get("spec")
+    if not isinstance(kept, dict) or "input" not in kept:
+        raise JobError(f"{directory / DESCRIPTION} does not say how the job was run; run it by its own command once more")
+    usual = {name: value for name, value in kept.items() if name not in GIVEN_ANEW}
+    return build_options(JobSpec, {**usual, **options, "out": directory})

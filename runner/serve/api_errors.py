@@ -1,0 +1,33 @@
+"""Refusals in the shape that OpenAI's clients read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+INVALID, SERVER = "invalid_request_error", "server_error"
+
+
+class ApiError(Exception):
+    """A request that is refused: its HTTP status, a sentence, and what the sentence is about."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, kind: str = INVALID
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.kind = kind
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def no_such(what: str, name: str) -> ApiError:
+    return ApiError(404, f"No such {what} object: {name}", "id", "not_found")
+
+
+def not_a_key() -> ApiError:
+    message = "Incorrect API key provided: give one of the server's keys as Authorization: Bearer KEY"
+    return ApiError(401, message, code="invalid_api_key")

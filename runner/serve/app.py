@@ -1,0 +1,223 @@
+"""The application: addresses, and what is read of a request and written of an answer. What they mean stands elsewhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from outrider.runner.serve import page, single, uploads
+from outrider.runner.serve.api_errors import SERVER, ApiError, no_such
+from outrider.runner.serve.auth import Guard
+from outrider.runner.serve.metrics import metrics
+from outrider.runner.serve.names import Folders
+from outrider.runner.serve.service import Service
+from outrider.runner.serve.store import Store
+from outrider.workers.errors import OutriderError
+
+logger = logging.getLogger("outrider.serve")
+
+MOST_BODY_BYTES = 1 << 20
+USUAL_BATCHES, MOST_BATCHES = 20, 100
+USUAL_FILES = MOST_FILES = 10_000
+
+
+def application(
+    service: Service, store: Store, folders: Folders, keys: Sequence[str], names: Sequence[str], most_upload: int
+) -> Starlette:
+    api = _Api(service, store, folders, keys, most_upload)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await run_in_threadpool(service.start)
+        yield
+
+    return Starlette(
+        routes=[
+            Route("/v1/files", api.upload, methods=["POST"]),
+            Route("/v1/files", api.files, methods=["GET"]),
+            Route("/v1/files/{file}", api.file, methods=["GET"]),
+            Route("/v1/files/{file}", api.delete_file, methods=["DELETE"]),
+            Route("/v1/files/{file}/content", api.content, methods=["GET"]),
+            Route("/v1/batches", api.create, methods=["POST"]),
+            Route("/v1/batches", api.batches, methods=["GET"]),
+            Route("/v1/batches/{batch}", api.batch, methods=["GET"]),
+            Route("/v1/batches/{batch}/cancel", api.cancel, methods=["POST"]),
+            Route("/v1/models", api.models, methods=["GET"]),
+            Route("/v1/models/{model:path}", api.model, methods=["GET"]),
+            Route("/v1/completions", api.complete, methods=["POST"]),
+            Route("/v1/chat/completions", api.complete, methods=["POST"]),
+            Route("/health", _health, methods=["GET"]),
+            Route("/metrics", api.metrics, methods=["GET"]),
+            Route("/", _page, methods=["GET"]),
+            Route("/page/data", api.page_data, methods=["GET"]),
+            Route("/page/reports/{batch}", api.report, methods=["GET"]),
+        ],
+        middleware=[Middleware(Guard, keys=keys, names=names)],
+        exception_handlers={
+            ApiError: _refusal,
+            HTTPException: _unknown,
+            OutriderError: _failure,
+            Exception: _unexpected,
+        },
+        lifespan=lifespan,
+    )
+
+
+class _Api:
+    """Those without ``async`` run in threads: they ask SQLite or the disk."""
+
+    def __init__(self, service: Service, store: Store, folders: Folders, keys: Sequence[str], most_upload: int) -> None:
+        self._service = service
+        self._store = store
+        self._folders = folders
+        self._keys = keys
+        self._most_upload = most_upload
+
+    async def upload(self, request: Request) -> Response:
+        kind = request.headers.get("content-type", "")
+        try:
+            file = await uploads.receive(kind, request.stream(), self._store, self._folders, self._most_upload)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        return JSONResponse(file.shown())
+
+    def files(self, request: Request) -> Response:
+        query = _query(request, "after", "limit", "order", "purpose")
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise ApiError(400, f'"order" must be asc or desc, got "{order}"', "order")
+        limit = _limit(query, USUAL_FILES, MOST_FILES)
+        return JSONResponse(self._service.list_files(query.get("purpose"), query.get("after"), limit, order == "desc"))
+
+    def file(self, request: Request) -> Response:
+        return JSONResponse(self._service.file(request.path_params["file"]).shown())
+
+    def delete_file(self, request: Request) -> Response:
+        return JSONResponse(self._service.delete_file(request.path_params["file"]))
+
+    def content(self, request: Request) -> Response:
+        file = self._service.file(request.path_params["file"])
+        path = self._service.path_of(file)
+        if not path.is_file():
+            raise no_such("File", file.id)
+        return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
+
+    async def create(self, request: Request) -> Response:
+        body = await _json(request, MOST_BODY_BYTES)
+        return JSONResponse(await run_in_threadpool(self._service.create, body))
+
+    def batches(self, request: Request) -> Response:
+        query = _query(request, "after", "limit")
+        limit = _limit(query, USUAL_BATCHES, MOST_BATCHES)
+        return JSONResponse(self._service.list_batches(query.get("after"), limit))
+
+    def batch(self, request: Request) -> Response:
+        return JSONResponse(self._service.retrieve(request.path_params["batch"]))
+
+    def cancel(self, request: Request) -> Response:
+        return JSONResponse(self._service.cancel(request.path_params["batch"]))
+
+    def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(name) for name in self._service.models]})
+
+    def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name not in self._service.models:
+            raise ApiError(404, f"The model '{name}' does not exist", "model", "model_not_found")
+        return JSONResponse(_model(name))
+
+    async def complete(self, request: Request) -> Response:
+        body = await _json(request, single.MOST_BODY_BYTES)
+        return await single.answer(self._service, request, body)
+
+    def metrics(self, request: Request) -> Response:
+        return PlainTextResponse(metrics(self._service), media_type="text/plain; version=0.0.4")
+
+    def page_data(self, request: Request) -> Response:
+        return JSONResponse(page.data(self._service, self._keys), headers={"Cache-Control": "no-store"})
+
+    def report(self, request: Request) -> Response:
+        """Rendered by a browser that lets it do nothing: what stands in it came from rows and models."""
+        path = self._service.report_of(request.path_params["batch"])
+        if not path.is_file():
+            raise no_such("Report", request.path_params["batch"])
+        return FileResponse(path, media_type="text/html", headers=page.REPORT_HEADERS)
+
+
+def _health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+def _page(request: Request) -> Response:
+    content, headers = page.shell()
+    return HTMLResponse(content, headers=headers)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "outrider"}
+
+
+async def _json(request: Request, most: int) -> Any:
+    pieces, size = [], 0
+    async for some in request.stream():
+        size += len(some)
+        if size > most:
+            raise ApiError(413, f"the request is larger than {most:,} bytes", code="request_too_large")
+        pieces.append(some)
+    try:
+        body = json.loads(b"".join(pieces), parse_constant=_no_number)
+        # Half a surrogate pair is no text, and what is nested too deeply could not be handed on.
+        json.dumps(body, ensure_ascii=False).encode()
+        return body
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the request is not valid JSON", code="invalid_json") from None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _query(request: Request, *known: str) -> dict[str, str]:
+    if unknown := sorted(request.query_params.keys() - set(known)):
+        raise ApiError(400, f'"{unknown[0]}" is not supported; leave it out', unknown[0], "unsupported_parameter")
+    return dict(request.query_params)
+
+
+def _limit(query: dict[str, str], usual: int, most: int) -> int:
+    given = query.get("limit", str(usual))
+    if not given.isdecimal() or len(given) > 9 or not 1 <= int(given) <= most:
+        raise ApiError(400, f'"limit" must be a whole number from 1 to {most}, got "{given}"', "limit")
+    return int(given)
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    headers = {"Retry-After": "10"} if error.status == 503 else None
+    return JSONResponse(error.body(), status_code=error.status, headers=headers)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = f"Unknown request URL: {request.method} {request.url.path}."
+    return JSONResponse(ApiError(error.status_code, said, code="unknown_url").body(), error.status_code)
+
+
+async def _failure(request: Request, error: Exception) -> Response:
+    logger.error("%s", error)
+    return JSONResponse(ApiError(500, str(error), kind=SERVER).body(), 500)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    said = "the server has stumbled; its own output says over what"
+    return JSONResponse(ApiError(500, said, kind=SERVER).body(), 500)

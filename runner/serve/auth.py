@@ -1,0 +1,111 @@
+"""Who may ask: everybody who has a key, under a name that this server goes by. Nothing is answered before that is known."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from outrider.runner.serve.api_errors import ApiError, not_a_key
+from outrider.workers.errors import UsageError
+
+KEY_FILE = "api-key"
+# What needs no key: whether the server is there, and a page that is empty without one.
+OPEN = frozenset({"/", "/health"})
+PAGE, REPORTS = "/page/", "/page/reports/"
+
+
+def keys_of(path: Path | None, data: Path) -> tuple[Path, list[str]]:
+    """The keys that are asked for, one a line of a file that is its user's alone; one is made where no file is named."""
+    made = data / KEY_FILE
+    if path is None and not made.exists():
+        handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as stream:
+            stream.write(f"sk-outrider-{secrets.token_urlsafe(32)}\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    found = made if path is None else path
+    try:
+        about = found.stat()
+        keys = [line.strip() for line in found.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"--api-key-file: {found} cannot be read: {why}") from None
+    if about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(f"--api-key-file: others may use {found}; make it its user's alone: chmod 600 {found}")
+    if not keys:
+        raise UsageError(f"--api-key-file: {found} holds no key; write one a line")
+    return found, keys
+
+
+def page_token(keys: Sequence[str]) -> str:
+    """What fills the page, and nothing else, so that no key gets into a browser."""
+    return _signed(keys[0], "page")
+
+
+def report_signature(keys: Sequence[str], batch: str) -> str:
+    """What opens the report of this batch alone: a link has no header in which a token could stand."""
+    return _signed(keys[0], f"report {batch}")
+
+
+def _signed(key: str, what: str) -> str:
+    return hmac.new(key.encode(), f"outrider {what}".encode(), hashlib.sha256).hexdigest()[:32]
+
+
+class Guard:
+    """Asks for a key and looks at the name under which it was called, before anything else of the application runs."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], names: Sequence[str] = ()) -> None:
+        self._app = app
+        self._keys = list(keys)
+        self._names = frozenset({"localhost", *(name.lower() for name in names)})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if not self._is_called(headers.get(b"host", b"").decode("latin-1")):
+            refusal = ApiError(421, "this server does not go by that name; see --hostname", "Host", "unknown_host")
+            await _refused(refusal)(scope, receive, send)
+        elif scope["path"] in OPEN or self._may(scope, headers):
+            await self._app(scope, receive, send)
+        else:
+            await _refused(not_a_key())(scope, receive, send)
+
+    def _is_called(self, host: str) -> bool:
+        """A page of somebody else's can make a browser ask us, but only under a name that he has given us."""
+        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name.lower() in self._names
+        return True
+
+    def _may(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        path: str = scope["path"]
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        known = list(self._keys)
+        if path.startswith(REPORTS):
+            given_here = parse_qs(scope["query_string"].decode("latin-1")).get("sign", [""])[0]
+            if hmac.compare_digest(given_here.encode(), report_signature(self._keys, path[len(REPORTS) :]).encode()):
+                return scope["method"] in ("GET", "HEAD")
+        elif path.startswith(PAGE):
+            known.append(page_token(self._keys))
+        # All are compared, so that the time says nothing of which is near.
+        same = [hmac.compare_digest(given.strip(), key.encode()) for key in known]
+        return scheme.lower() == b"bearer" and any(same)
+
+
+def _refused(error: ApiError) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    return JSONResponse(error.body(), status_code=error.status, headers=headers)

@@ -1,0 +1,47 @@
+"""A batch's files, once nobody works on it any more."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from outrider.runner.job.directory import JOURNAL, describe
+from outrider.runner.job.journal import Counts, Journal
+from outrider.runner.job.results import error_record, write_results
+from outrider.runner.report.report import write_report
+from outrider.runner.report.summary import summarize
+from outrider.workers.errors import JobError
+
+EXPIRED = "batch_expired"
+TOO_LATE = "This request could not be executed before the completion window expired."
+ROWS_AT_ONCE = 1000
+
+
+def write_files(directory: Path, expired: bool) -> Counts | None:
+    """Results, errors and the report; how many rows there are in which. None where no row was ever admitted."""
+    with closing(Journal(directory / JOURNAL)) as journal:
+        if not journal.filled:
+            return None
+        if expired:
+            _expire(journal)
+        write_results(journal, directory)
+        describe(directory, journal, {"summary": summarize(journal)})
+        write_report(journal, directory, running=False)
+        return journal.counts()
+
+
+def counts_of(directory: Path) -> Counts | None:
+    """How far the job is, as its journal knows; None where that cannot be read now, of which whoever runs it will tell."""
+    try:
+        with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
+            return journal.counts()
+    except JobError:
+        return None
+
+
+def _expire(journal: Journal) -> None:
+    last = -1
+    while some := journal.pending(last, ROWS_AT_ONCE):
+        last = some[-1][0]
+        rows = journal.load([row for row, _ in some])
+        journal.record([], [(row.row, error_record(row, EXPIRED, TOO_LATE)) for row in rows])

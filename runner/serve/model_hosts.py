@@ -1,0 +1,309 @@
+"""Who does the batches: a process for each admission, and one that keeps a model loaded. Several models take turns.
+
+A process that dies is started again, and goes on from the journals. Where it dies again and again without a row ending in
+between, its batches are given up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.runner.options import JobSpec
+from outrider.runner.serve.link import Child, Message
+from outrider.runner.serve.names import INPUT
+from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Hear, Left, Progress, Refused
+
+LOOK_SECONDS = 0.5
+# A machine that is short of memory or of processes may have them again later.
+MOST_DEATHS = 10
+# Behind a death, and twice as long behind each further one.
+PAUSE_SECONDS, LONGEST_PAUSE = 2.0, 60.0
+GONE = (503, "the model was taken away before the answer was whole; ask again")
+CLOSING = (503, "the server is being stopped")
+AWAY, LOADING, LOADED, LEAVING = "waiting", "loading", "loaded", "leaving"
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A single request, and whether its client has heard something of the answer."""
+
+    entry: Mapping[str, Any]
+    streamed: bool
+    hear: Callable[[Answer], None]
+    begun: bool = False
+
+
+@dataclass(slots=True)
+class _Model:
+    name: str
+    spec: JobSpec
+    state: str = AWAY
+    child: Child | None = None
+    since: float = 0.0
+    batches: dict[str, BatchJob] = field(default_factory=dict)
+    stopping: set[str] = field(default_factory=set)
+    asked: dict[str, _Asked] = field(default_factory=dict)
+    deaths: int = 0
+    not_before: float = 0.0
+    ended_rows: dict[str, int] = field(default_factory=dict)
+    # What its process has said of its end.
+    error: str | None = None
+    # Another try would bring the same.
+    hopeless: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.batches or self.asked)
+
+
+class ModelHosts:
+    """A ``Runner`` (``running.py``). ``turn`` is how long a model keeps the machine while others are waited for."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, JobSpec],
+        hear: Hear,
+        say: Callable[[str], None],
+        turn: float,
+        child: Callable[..., Child] = Child,
+    ) -> None:
+        self._models = {name: _Model(name, spec) for name, spec in specs.items()}
+        self._hear = hear
+        self._say = say
+        self._turn = turn
+        self._child = child
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._requests = itertools.count()
+        self._admissions: deque[BatchJob] = deque()
+        self._admitting: tuple[BatchJob, Child] | None = None
+        self._told = False
+        # The last that was loaded; those behind it come first.
+        self._last = -1
+        threading.Thread(target=self._run, name="turns", daemon=True).start()
+
+    # What is asked
+
+    def admit(self, job: BatchJob) -> None:
+        with self._lock:
+            self._admissions.append(job)
+            self._next_admission()
+
+    def run(self, job: BatchJob) -> None:
+        with self._lock:
+            model = self._models[job.model]
+            model.batches[job.batch] = job
+            if model.child is not None and model.state != LEAVING:
+                _give(model.child, job)
+
+    def stop(self, batch: str) -> None:
+        with self._lock:
+            if any(job.batch == batch for job in self._admissions):
+                self._admissions = deque(job for job in self._admissions if job.batch != batch)
+                self._hear(Left(batch, whole=False))
+            elif self._admitting is not None and self._admitting[0].batch == batch:
+                self._admitting[1].kill()
+            for model in self._models.values():
+                if model.batches.pop(batch, None) is None:
+                    continue
+                if model.child is None:
+                    self._hear(Left(batch, whole=False))
+                else:
+                    model.stopping.add(batch)
+                    model.child.send({"stop": batch})
+
+    def ask(
+        self, model: str, entry: Mapping[str, Any], streamed: bool, hear: Callable[[Answer], None]
+    ) -> Callable[[], None]:
+        request = f"request-{next(self._requests)}"
+        with self._lock:
+            asked = self._models[model]
+            if self._closing.is_set():
+                hear(Answer(error=CLOSING))
+                return lambda: None
+            asked.asked[request] = _Asked(entry, streamed, hear)
+            if asked.child is not None and asked.state != LEAVING:
+                asked.child.send({"ask": request, "entry": entry, "streamed": streamed})
+
+        def take_back() -> None:
+            with self._lock:
+                if asked.asked.pop(request, None) is not None and asked.child is not None:
+                    asked.child.send({"take_back": request})
+
+        return take_back
+
+    def state(self) -> Mapping[str, str]:
+        with self._lock:
+            return {name: model.state for name, model in self._models.items()}
+
+    def close(self, at_once: bool) -> None:
+        with self._lock:
+            self._closing.set()
+            self._admissions.clear()
+            children = [model.child for model in self._models.values() if model.child is not None]
+            if self._admitting is not None:
+                # It has written all or nothing, and is started anew.
+                _, admitting = self._admitting
+                children.append(admitting)
+                admitting.kill()
+            for model in self._models.values():
+                if model.child is not None:
+                    model.child.send({"close": "at once" if at_once else "drain"})
+        for child in children:
+            child.wait()
+        with self._lock:
+            for model in self._models.values():
+                self._refuse_all(model, CLOSING)
+
+    # Admissions, one at a time
+
+    def _next_admission(self) -> None:
+        if self._admitting is not None or not self._admissions or self._closing.is_set():
+            return
+        job = self._admissions.popleft()
+        update = {"input": job.directory / INPUT, "out": job.directory}
+        spec = self._models[job.model].spec.model_copy(update=update)
+        asked = {"options": _options(spec), "endpoint": job.endpoint, "model": job.model}
+        self._told = False
+        ended = lambda complaint: self._admission_ended(job, complaint)  # noqa: E731
+        self._admitting = job, self._child("admission_child", asked, lambda said: self._hear_of(job, said), ended)
+
+    def _hear_of(self, job: BatchJob, said: Message) -> None:
+        match said:
+            case {"note": note}:
+                self._say(f"{job.batch}: {note}")
+                return
+            case {"admitted": rows}:
+                self._hear(Admitted(job.batch, rows))
+            case {"refused": errors}:
+                self._hear(Refused(job.batch, errors))
+            case {"broken": sentence}:
+                self._hear(Broken(job.batch, sentence))
+        self._told = True
+
+    def _admission_ended(self, job: BatchJob, complaint: str) -> None:
+        with self._lock:
+            self._admitting = None
+            if self._closing.is_set():
+                return
+            if not self._told:
+                # The service knows whether it was asked to stop: what it wanted then comes before this.
+                self._hear(Broken(job.batch, f"its rows could not be checked: {complaint}"))
+            self._next_admission()
+
+    # Turns
+
+    def _run(self) -> None:
+        while not self._closing.wait(LOOK_SECONDS):
+            with self._lock:
+                self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        if self._closing.is_set():
+            return
+        present = next((model for model in self._models.values() if model.child is not None), None)
+        if present is None:
+            if (following := self._following(now)) is not None:
+                self._load(following, now)
+            return
+        others = any(each.wanted for each in self._models.values() if each is not present)
+        over = not present.wanted or now - present.since > self._turn
+        if present.state == LOADED and others and over and present.child is not None:
+            present.state = LEAVING
+            present.child.send({"close": "at once"})
+
+    def _following(self, now: float) -> _Model | None:
+        """Whose turn it is: the next one that is wanted, or, where none is, the next one that is not."""
+        models = list(self._models.values())
+        first = self._last + 1
+        order = [each for each in (*models[first:], *models[:first]) if now >= each.not_before]
+        return next((each for each in order if each.wanted), order[0] if order else None)
+
+    def _load(self, model: _Model, now: float) -> None:
+        self._last = list(self._models).index(model.name)
+        model.state, model.since, model.error, model.hopeless = LOADING, now, None, False
+        model.ended_rows.clear()
+        asked = {"options": _options(model.spec), "name": model.name}
+        hear: Callable[[Message], None] = lambda said: self._hear_host(model, said)  # noqa: E731
+        model.child = self._child("host_child", asked, hear, lambda complaint: self._host_ended(model, complaint))
+        for job in model.batches.values():
+            _give(model.child, job)
+        for request, each in model.asked.items():
+            model.child.send({"ask": request, "entry": each.entry, "streamed": each.streamed})
+
+    def _hear_host(self, model: _Model, said: Message) -> None:
+        with self._lock:
+            match said:
+                case {"note": note}:
+                    self._say(f"{model.name}: {note}")
+                case {"up": count}:
+                    if model.state == LOADING and count:
+                        model.state, model.since = LOADED, time.monotonic()
+                case {"progress": batch, "figures": figures}:
+                    progress = Progress(batch, *figures)
+                    if progress.done + progress.failed > model.ended_rows.get(batch, 1 << 62):
+                        model.deaths = 0
+                    model.ended_rows[batch] = progress.done + progress.failed
+                    self._hear(progress)
+                case {"left": batch, "whole": whole}:
+                    model.batches.pop(batch, None)
+                    model.stopping.discard(batch)
+                    self._hear(Left(batch, whole))
+                case {"broken": batch, "sentence": sentence}:
+                    model.batches.pop(batch, None)
+                    model.stopping.discard(batch)
+                    self._hear(Broken(batch, sentence))
+                case {"answer": request}:
+                    self._answer(model, request, said)
+                case {"error": sentence, "hopeless": hopeless}:
+                    model.error, model.hopeless = sentence, hopeless
+
+    def _answer(self, model: _Model, request: str, said: Message) -> None:
+        if (asked := model.asked.get(request)) is None:
+            return
+        error = said.get("error")
+        answer = Answer(said.get("pieces", ()), said.get("record"), None if error is None else (error[0], error[1]))
+        asked.begun = True
+        if answer.last:
+            model.deaths = 0
+            del model.asked[request]
+        asked.hear(answer)
+
+    def _host_ended(self, model: _Model, complaint: str) -> None:
+        with self._lock:
+            expected, why = model.state == LEAVING or self._closing.is_set(), model.error or complaint
+            model.state, model.child = AWAY, None
+            for batch in model.stopping:
+                self._hear(Left(batch, whole=False))
+            model.stopping.clear()
+            for request in [request for request, asked in model.asked.items() if asked.begun]:
+                model.asked.pop(request).hear(Answer(error=GONE))
+            if expected:
+                return
+            model.deaths = MOST_DEATHS if model.hopeless else model.deaths + 1
+            model.not_before = time.monotonic() + min(LONGEST_PAUSE, PAUSE_SECONDS * 2 ** (model.deaths - 1))
+            self._say(f"{model.name}: {why}; it is started again")
+            if model.deaths >= MOST_DEATHS:
+                for batch in model.batches:
+                    self._hear(Broken(batch, why))
+                model.batches.clear()
+                self._refuse_all(model, (500, why))
+
+    def _refuse_all(self, model: _Model, error: tuple[int, str]) -> None:
+        for asked in model.asked.values():
+            asked.hear(Answer(error=error))
+        model.asked.clear()
+
+
+def _give(child: Child, job: BatchJob) -> None:
+    child.send({"run": job.batch, "directory": str(job.directory)})
+
+
+def _options(spec: JobSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", exclude_defaults=True)

@@ -1,0 +1,44 @@
+"""Ids of files and batches, and where they lie. An id that is not of our making never becomes a path."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+
+from outrider.runner.serve.api_errors import no_such
+
+FILE, BATCH = re.compile(r"file-[0-9a-f]{24}"), re.compile(r"batch_[0-9a-f]{24}")
+INPUT = "input.jsonl"
+
+
+def new_file_id() -> str:
+    return f"file-{secrets.token_hex(12)}"
+
+
+def new_batch_id() -> str:
+    return f"batch_{secrets.token_hex(12)}"
+
+
+class Folders:
+    """What lies where under the server's data directory."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.files, self.batches = data / "files", data / "batches"
+
+    def make(self) -> None:
+        for folder in (self.files, self.batches):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def file(self, name: str) -> Path:
+        """What was uploaded under this id."""
+        if not FILE.fullmatch(name):
+            raise no_such("File", name)
+        return self.files / name
+
+    def batch(self, name: str) -> Path:
+        """A batch's job directory."""
+        if not BATCH.fullmatch(name):
+            raise no_such("Batch", name)
+        return self.batches / name

@@ -1,0 +1,201 @@
+"""``outrider serve``: the data directory taken, the models looked at, and the server until it is told to stop."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.options import JobSpec, ServeSpec
+from outrider.runner.printable import printable
+from outrider.runner.report.display import console
+from outrider.runner.serve.auth import keys_of, page_token
+from outrider.runner.serve.model_hosts import ModelHosts
+from outrider.runner.serve.names import Folders
+from outrider.runner.serve.service import Service
+from outrider.runner.serve.store import Store
+from outrider.runner.serve.uploads import sweep
+from outrider.workers.errors import JobHeldError, UsageError
+
+LOCK = "serve.lock"
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+LOOPBACK = ("127.", "::1", "localhost")
+# Answers under way, at the end.
+GRACE_SECONDS = 10
+# What of the options a batch's job is run with.
+OF_JOBS = sorted((ServeSpec.model_fields.keys() & JobSpec.model_fields.keys()) - {"model"})
+
+
+def named_models(given: list[str]) -> dict[str, str]:
+    """``-m name=path``, or a path or id alone, which then goes by its last part."""
+    found: dict[str, str] = {}
+    for each in given:
+        name, equals, path = each.partition("=")
+        if not equals:
+            name, path = Path(each).name or each, each
+        if not MODEL_NAME.fullmatch(name) or not path:
+            raise UsageError(f'-m: "{each}" is not NAME=MODEL with a name of letters, digits and . _ : / -')
+        if name in found:
+            raise UsageError(f'-m: two models are called "{name}"; name one otherwise: -m NAME=MODEL')
+        found[name] = path
+    return found
+
+
+def serve(spec: ServeSpec) -> None:
+    """Until it is told to stop; what is left then is gone on with by the next one on the same data."""
+    try:
+        import uvicorn
+
+        from outrider.runner.serve.app import application
+    except ModuleNotFoundError as error:
+        raise UsageError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
+    with _private(), _held(spec.data):
+        key_file, keys = keys_of(spec.api_key_file, spec.data)
+        folders = Folders(spec.data.resolve())
+        folders.make()
+        specs = _job_specs(spec)
+        _look_at(specs)
+        listening = _listen(spec.host, spec.port)
+        store = Store(folders.data)
+        sweep(store, folders)
+        service = Service(store, folders, list(specs), lambda hear: ModelHosts(specs, hear, _say, spec.turn))
+        names = (*spec.hostname, spec.host)
+        app = application(service, store, folders, keys, names, spec.most_upload << 20)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            lifespan="on",
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        _tell(spec, list(specs), listening, key_file, keys)
+        with _draining() as told_to_stop:
+            uvicorn.Server(config).run(sockets=[listening])
+            _close(service, told_to_stop)
+
+
+def _job_specs(spec: ServeSpec) -> dict[str, JobSpec]:
+    """How batches of each model are run. Their input and directory come with each."""
+    shared = {name: getattr(spec, name) for name in OF_JOBS if name in spec.model_fields_set}
+    models = spec.models or named_models([spec.model])
+    named_models([f"{name}={path}" for name, path in models.items()])
+    return {name: JobSpec(input=Path("-"), model=path, **shared) for name, path in models.items()}
+
+
+def _look_at(specs: Mapping[str, JobSpec]) -> None:
+    """A model that cannot be used is refused before anybody relies on it."""
+    with TokenizerProcess() as tokenizer_process:
+        for spec in specs.values():
+            for note in tokenizer_process.prepare_pair(spec.model, spec.draft, _say)[3]:
+                _say(f"note: {note}")
+
+
+@contextmanager
+def _private() -> Iterator[None]:
+    """What clients send and get is for this user alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _held(data: Path) -> Iterator[None]:
+    """One server at a time. The kernel lets go when it ends, however it ends."""
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(data / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UsageError(f"--data: {data} cannot be written: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise JobHeldError(
+                f"--data: {data} is served by another outrider serve; stop it, or name another directory"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.socket(found[0], socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(found[4])
+        # Whoever comes once it is told of is answered, if only in a moment.
+        listening.listen(128)
+        return listening
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError(f"--port: {host}:{port} cannot be listened at: {why}; give another --port") from None
+
+
+def _tell(spec: ServeSpec, models: list[str], listening: socket.socket, key_file: Path, keys: list[str]) -> None:
+    port = listening.getsockname()[1]
+    host = "127.0.0.1" if spec.host in ("0.0.0.0", "::") else spec.host
+    at = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    print(f"serving {', '.join(models)} at {at}/v1", flush=True)
+    print(f"key:  {printable(key_file)}", flush=True)
+    print(f"page: {at}/#{page_token(keys)}", flush=True)
+    if not spec.host.startswith(LOOPBACK):
+        _say(f"note: {spec.host} is reached from other machines, and keys travel as they are: put TLS in front of it")
+
+
+@dataclass
+class _Told:
+    """How often it was told to stop."""
+
+    count: int = 0
+
+
+@contextmanager
+def _draining() -> Iterator[_Told]:
+    """uvicorn takes the first signal, and hands it on here when it has ended."""
+    told = _Told()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        told.count += 1
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _close(service: Service, told: _Told) -> None:
+    """The next signal does not wait for rows under way. What is written of them is kept either way."""
+    _say("finishing the rows under way; Ctrl-C again stops at once (either way the next start goes on)")
+    closing = threading.Thread(target=service.close, name="close")
+    before = told.count
+    closing.start()
+    hurried = False
+    while closing.is_alive():
+        closing.join(timeout=0.2)
+        if told.count > before and not hurried:
+            hurried = True
+            service.runner.close(at_once=True)
+
+
+def _say(text: str) -> None:
+    console().print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+logging.getLogger("outrider.serve").addHandler(logging.StreamHandler())

@@ -1,0 +1,466 @@
+"""The batches: what clients ask, what the runner tells, and what becomes of each batch, durable before anybody hears of it.
+
+    validating ──> in_progress ──> finalizing ──> completed
+        │               │
+        │               ├──(its window is over)────────────> expired
+        ├───────────────┴──> cancelling ──────────────────> cancelled
+        └──> failed
+
+``ending`` is what a batch is going to be. It is written before its files are, so a server that was killed in between writes
+them again.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from outrider.runner.job.directory import JOURNAL, held
+from outrider.runner.job.results import ERRORS, RESULTS, sync_folder
+from outrider.runner.serve import batch_requests
+from outrider.runner.serve.api_errors import ApiError, no_such
+from outrider.runner.serve.batch_requests import error_entry
+from outrider.runner.serve.finalizing import counts_of, write_files
+from outrider.runner.serve.names import FILE, INPUT, Folders, new_batch_id, new_file_id
+from outrider.runner.serve.running import Admitted, BatchJob, Broken, Event, Hear, Left, Progress, Refused, Runner
+from outrider.runner.serve.store import ENDED, OUTPUT, Batch, File, Store
+from outrider.runner.serve.store import ERRORS as ERROR_FILE
+from outrider.workers.errors import OutriderError
+
+logger = logging.getLogger("outrider.serve")
+
+TICK_SECONDS = 0.5
+# How far a batch is stands in its journal; what the API shows right after a start may be so old.
+SECONDS_BETWEEN_COUNTS = 30.0
+# Speed is that of the last while.
+SPEED_SECONDS = 60.0
+AGAIN_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Pace:
+    """How far a batch is, and how fast it has been lately."""
+
+    progress: Progress
+    seen: deque[tuple[float, Progress]] = field(default_factory=deque)
+
+    def add(self, progress: Progress, now: float) -> None:
+        if progress.tokens < self.progress.tokens:
+            # Another process has taken the batch up, and counts anew what it writes.
+            self.seen.clear()
+        self.progress = progress
+        self.seen.append((now, progress))
+        while len(self.seen) > 2 and now - self.seen[0][0] > SPEED_SECONDS:
+            self.seen.popleft()
+
+    def speed(self) -> tuple[float, float]:
+        """Rows and tokens a second."""
+        if len(self.seen) < 2 or (seconds := self.seen[-1][0] - self.seen[0][0]) <= 0:
+            return 0.0, 0.0
+        first, last = self.seen[0][1], self.seen[-1][1]
+        rows = last.done + last.failed - first.done - first.failed
+        return rows / seconds, (last.tokens - first.tokens) / seconds
+
+
+class Service:
+    """``start`` takes up what an earlier server has left. Events are handled in one thread, after each other."""
+
+    def __init__(
+        self,
+        store: Store,
+        folders: Folders,
+        models: Sequence[str],
+        runner: Callable[[Hear], Runner],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._folders = folders
+        self.models = list(models)
+        self._now = now
+        # None wakes whoever waits.
+        self._events: SimpleQueue[Event | None] = SimpleQueue()
+        self.runner = runner(self._events.put)
+        self._paces: dict[str, Pace] = {}
+        # What was done since the start, for the metrics.
+        self._done = {"done": 0, "failed": 0, "tokens": 0, "proposed": 0, "accepted": 0}
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._finalizer = ThreadPoolExecutor(1, "finalize")
+        self._finalizing: set[str] = set()
+        self._retry: dict[str, float] = {}
+        self._counted = 0.0
+        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
+
+    def start(self) -> None:
+        with self._lock:
+            self._sweep()
+            for batch in self._store.unended():
+                self._resume(batch)
+        self._thread.start()
+
+    def close(self, at_once: bool = False) -> None:
+        """Rows under way may end, and are recorded; what is left is for the next start."""
+        self._closed.set()
+        self.runner.close(at_once)
+        self._events.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+        self.handle_events()
+        self._finalizer.shutdown(wait=True)
+        self._store.close()
+
+    # Files
+
+    def list_files(self, purpose: str | None, after: str | None, limit: int, newest_first: bool) -> dict[str, Any]:
+        behind = None if after is None else self.file(after).number
+        found = self._store.files(purpose, behind, limit + 1, newest_first)
+        return _page([file.shown() for file in found], limit)
+
+    def file(self, name: str) -> File:
+        found = self._store.file(name) if FILE.fullmatch(name) else None
+        if found is None:
+            raise no_such("File", name)
+        return found
+
+    def path_of(self, file: File) -> Path:
+        if file.batch is None:
+            return self._folders.file(file.id)
+        return self._folders.batch(file.batch) / (ERRORS if file.purpose == ERROR_FILE else RESULTS)
+
+    def delete_file(self, name: str) -> dict[str, Any]:
+        """Of what a batch wrote, its journal holds a copy: that goes with the last of its files."""
+        with self._lock:
+            file = self.file(name)
+            path = self.path_of(file)
+            self._store.remove_file(name)
+            path.unlink(missing_ok=True)
+            if file.batch is not None and not self._store.files_of(file.batch):
+                _remove(self._folders.batch(file.batch))
+        return {"id": name, "object": "file", "deleted": True}
+
+    # Batches
+
+    def create(self, body: object) -> dict[str, Any]:
+        asked = batch_requests.parse(body)
+        file = self._store.file(asked.input_file_id) if FILE.fullmatch(asked.input_file_id) else None
+        if file is None or file.batch is not None:
+            raise ApiError(400, f"No such File object: {asked.input_file_id}", "input_file_id", "not_found")
+        name, now = new_batch_id(), int(self._now())
+        batch = Batch(name, None, "validating", None, _shown(name, asked, now))
+        directory = self._folders.batch(name)
+        with self._lock:
+            self._take_input(file, directory)
+            batch.model, problem = batch_requests.model_of(directory / INPUT, self.models)
+            batch.shown["model"] = batch.model
+            self._store.add_batch(batch)
+            if problem is not None:
+                return self._fail(name, [dict(problem)]).shown
+            self.runner.admit(self._job(batch))
+        return batch.shown
+
+    def _take_input(self, file: File, directory: Path) -> None:
+        """By a second name, so that the client may delete his."""
+        try:
+            directory.mkdir(mode=0o700)
+            (directory / INPUT).hardlink_to(self._folders.file(file.id))
+            sync_folder(directory)
+            sync_folder(directory.parent)
+        except FileNotFoundError:
+            raise ApiError(400, f"No such File object: {file.id}", "input_file_id", "not_found") from None
+        except OSError as error:
+            raise ApiError(507, f"the batch cannot be kept: {error.strerror}", None, "no_space", "server_error") from None
+
+    def retrieve(self, name: str) -> dict[str, Any]:
+        return self._with_counts(self.batch(name))
+
+    def batch(self, name: str) -> Batch:
+        found = self._store.batch(name)
+        if found is None:
+            raise no_such("Batch", name)
+        return found
+
+    def list_batches(self, after: str | None, limit: int) -> dict[str, Any]:
+        behind = None if after is None else self.batch(after).number
+        return _page([self._with_counts(each) for each in self._store.batches(behind, limit + 1)], limit)
+
+    def cancel(self, name: str) -> dict[str, Any]:
+        with self._lock:
+            batch = self.batch(name)
+            if batch.status == "cancelling":
+                return self._with_counts(batch)
+            if batch.status not in ("validating", "in_progress") or batch.ending is not None:
+                said = f"Cannot cancel a batch with status '{batch.status}'."
+                raise ApiError(409, said, "status", "batch_not_cancellable")
+            batch = self._store.change(name, self._ends("cancelled", "cancelling"))
+            self.runner.stop(name)
+            return self._with_counts(batch)
+
+    def report_of(self, name: str) -> Path:
+        self.batch(name)
+        return self._folders.batch(name) / "report.html"
+
+    def pace(self, name: str) -> Pace | None:
+        return self._paces.get(name)
+
+    def _with_counts(self, batch: Batch) -> dict[str, Any]:
+        pace = self._paces.get(batch.id)
+        if pace is None or batch.status in ENDED:
+            return batch.shown
+        counts = {**batch.shown["request_counts"], "completed": pace.progress.done, "failed": pace.progress.failed}
+        return {**batch.shown, "request_counts": counts}
+
+    def totals(self) -> dict[str, Any]:
+        """For the metrics: batches by status, and what was done since the start."""
+        with self._lock:
+            rows = {"completed": self._done["done"], "failed": self._done["failed"]}
+            return {"batches": self._store.counts(), "rows": rows, **self._done}
+
+    # What the runner tells
+
+    def handle_events(self) -> None:
+        """All that have come so far."""
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except Empty:
+                return
+            if event is not None:
+                with self._lock:
+                    self._handle(event)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                event = self._events.get(timeout=TICK_SECONDS)
+            except Empty:
+                event = None
+            if event is not None:
+                with self._lock:
+                    self._handle(event)
+            try:
+                self.tick()
+            except OutriderError as error:
+                logger.error("%s", error)
+                self._closed.wait(TICK_SECONDS)
+
+    def _handle(self, event: Event) -> None:
+        batch = self._store.batch(event.batch)
+        if batch is None or batch.status in ENDED:
+            return
+        match event:
+            case Admitted(name, rows):
+                if batch.ending is not None:
+                    return  # it has been asked to stop, and that is still to come
+                self._run_batch(self._store.change(name, self._begins(rows)))
+            case Refused(name, errors):
+                if batch.ending is None:
+                    self._fail(name, [dict(each) for each in errors])
+                else:
+                    self._finalize(name)
+            case Progress(name):
+                counts = batch.shown["request_counts"]
+                begun = Progress(name, counts["completed"], counts["failed"], 0, 0, 0, 0.0)
+                pace = self._paces.setdefault(name, Pace(begun))
+                self._count(pace.progress, event)
+                pace.add(event, time.monotonic())
+            case Left(name, whole):
+                if batch.ending is not None:
+                    self._finalize(name)
+                elif whole:
+                    self._store.change(name, self._ends("completed", "finalizing"))
+                    self._finalize(name)
+            case Broken(name, sentence):
+                logger.error("%s: %s", name, sentence)
+                if batch.ending is None:
+                    told = {"object": "list", "data": [error_entry("job_error", sentence)]}
+
+                    def breaks(batch: Batch) -> None:
+                        batch.ending = "failed"
+                        batch.shown["errors"] = told
+
+                    self._store.change(name, breaks)
+                self._finalize(name)
+
+    def _count(self, before: Progress, now: Progress) -> None:
+        """Rows are the batch's, over all processes that have had it; the rest is what this one has done."""
+        for name in self._done:
+            known = getattr(before, name) if name in ("done", "failed") or now.tokens >= before.tokens else 0
+            self._done[name] += max(0, getattr(now, name) - known)
+
+    def tick(self) -> None:
+        """What time brings: windows that are over, files that could not be written, counts that are kept."""
+        now = self._now()
+        with self._lock:
+            for batch in self._store.unended():
+                if batch.ending is None and now >= batch.shown["expires_at"]:
+                    self._store.change(batch.id, self._ends("expired"))
+                    self.runner.stop(batch.id)
+                if (due := self._retry.get(batch.id)) is not None and time.monotonic() >= due:
+                    del self._retry[batch.id]
+                    self._finalize(batch.id)
+            if time.monotonic() - self._counted > SECONDS_BETWEEN_COUNTS:
+                self._counted = time.monotonic()
+                for name, pace in self._paces.items():
+                    self._store.change(name, _counted(pace.progress.done, pace.progress.failed))
+
+    def _resume(self, batch: Batch) -> None:
+        if batch.ending is not None:
+            self._finalize(batch.id)
+        elif batch.model is None or batch.model not in self.models:
+            said = (
+                f'the model "{batch.model}" is not served any more; start outrider serve with it, and send the batch anew'
+            )
+            self._handle(Broken(batch.id, said))
+        elif batch.status == "validating":
+            self.runner.admit(self._job(batch))
+        else:
+            counts = counts_of(self._folders.batch(batch.id))
+            if counts is not None:
+                self._store.change(batch.id, _counted(counts.done, counts.failed))
+            self._run_batch(batch)
+
+    def _run_batch(self, batch: Batch) -> None:
+        # The rows stand in the journal by now.
+        (self._folders.batch(batch.id) / INPUT).unlink(missing_ok=True)
+        self.runner.run(self._job(batch))
+
+    def _job(self, batch: Batch) -> BatchJob:
+        assert batch.model is not None
+        return BatchJob(batch.id, batch.model, batch.shown["endpoint"], self._folders.batch(batch.id))
+
+    def _sweep(self) -> None:
+        """What a server has left that was killed before it had told anybody of a batch, or amid its removal."""
+        for directory in self._folders.batches.iterdir():
+            batch = self._store.batch(directory.name)
+            if batch is None:
+                if not (directory / JOURNAL).exists():
+                    _remove(directory)
+            elif batch.status in ENDED and not self._store.files_of(batch.id):
+                _remove(directory)
+
+    # How batches end
+
+    def _begins(self, rows: int) -> Callable[[Batch], None]:
+        def change(batch: Batch) -> None:
+            batch.status = "in_progress"
+            batch.shown["in_progress_at"] = int(self._now())
+            batch.shown["request_counts"]["total"] = rows
+
+        return change
+
+    def _ends(self, ending: str, status: str | None = None) -> Callable[[Batch], None]:
+        def change(batch: Batch) -> None:
+            batch.ending = ending
+            if status is not None:
+                batch.status = status
+                batch.shown[f"{status}_at"] = int(self._now())
+
+        return change
+
+    def _fail(self, name: str, errors: list[dict[str, Any]]) -> Batch:
+        def change(batch: Batch) -> None:
+            batch.status = batch.ending = "failed"
+            batch.shown["failed_at"] = int(self._now())
+            batch.shown["errors"] = {"object": "list", "data": errors}
+
+        failed = self._store.change(name, change)
+        _remove(self._folders.batch(name))
+        return failed
+
+    def _finalize(self, name: str) -> None:
+        if name not in self._finalizing:
+            self._finalizing.add(name)
+            self._finalizer.submit(self._write, name)
+
+    def _write(self, name: str) -> None:
+        """In a thread of its own: a million rows take a while."""
+        try:
+            self._write_files(name)
+        except OutriderError as error:
+            logger.error("%s: %s; this is tried again", name, error)
+            self._retry[name] = time.monotonic() + AGAIN_SECONDS
+        except Exception:
+            logger.exception("%s could not be written", name)
+            self._retry[name] = time.monotonic() + AGAIN_SECONDS
+        finally:
+            self._finalizing.discard(name)
+
+    def _write_files(self, name: str) -> None:
+        batch = self._store.batch(name)
+        assert batch is not None and batch.ending is not None
+        directory, ending = self._folders.batch(name), batch.ending
+        written = None
+        if (directory / JOURNAL).exists():
+            with held(directory):
+                written = write_files(directory, expired=ending == "expired")
+        now = int(self._now())
+        files: list[File] = []
+        counts = batch.shown["request_counts"]
+        if written is not None:
+            counts = {"total": written.rows, "completed": written.done, "failed": written.failed}
+            for path, rows, purpose in ((RESULTS, written.done, OUTPUT), (ERRORS, written.failed, ERROR_FILE)):
+                if rows:
+                    size = (directory / path).stat().st_size
+                    called = f"{name}_{'output' if purpose == OUTPUT else 'error'}.jsonl"
+                    files.append(File(new_file_id(), now, size, called, purpose, name))
+
+        def change(batch: Batch) -> None:
+            batch.status = ending
+            batch.shown[f"{ending}_at"] = now
+            batch.shown["request_counts"] = counts
+            for file in files:
+                batch.shown["error_file_id" if file.purpose == ERROR_FILE else "output_file_id"] = file.id
+
+        with self._lock:
+            self._store.change(name, change, files)
+            if not files:
+                _remove(directory)
+            self._paces.pop(name, None)
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _counted(done: int, failed: int) -> Callable[[Batch], None]:
+    def change(batch: Batch) -> None:
+        batch.shown["request_counts"] |= {"completed": done, "failed": failed}
+
+    return change
+
+
+def _page(shown: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """One was asked for too many, to know whether there are more."""
+    data = shown[:limit]
+    ids = [each["id"] for each in data] or [None]
+    return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": len(shown) > limit}
+
+
+def _shown(name: str, asked: batch_requests.BatchRequest, now: int) -> dict[str, Any]:
+    never = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    return {
+        "id": name,
+        "object": "batch",
+        "endpoint": asked.endpoint,
+        "model": None,
+        "errors": None,
+        "input_file_id": asked.input_file_id,
+        "completion_window": asked.completion_window,
+        "status": "validating",
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": now,
+        "expires_at": now + asked.seconds,
+        **{f"{status}_at": None for status in never},
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "metadata": asked.metadata,
+    }

@@ -1,0 +1,90 @@
+"""The driver of loaded models that several jobs share: it goes on when there are no rows, and hears what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+from outrider.runner.driving import schedule
+from outrider.runner.driving.driver import DriverLoop
+from outrider.runner.driving.schedule import Schedule
+from outrider.runner.hosts.this_machine import Hosts
+from outrider.runner.job.identity import check_same
+from outrider.runner.planning.replica_plan import ReplicaPlan
+from outrider.runner.report.trace import TraceFile
+from outrider.runner.serve.shared_jobs import Job, SharedJobs, first_row
+
+# A row that is streamed is heard of so often.
+STREAMED_SECONDS = 0.25
+
+
+class SharedDriver(DriverLoop):
+    """``inbox`` has what is to be done between two ticks; ``after`` is called at the end of each."""
+
+    def __init__(
+        self,
+        jobs: SharedJobs,
+        plans: Sequence[ReplicaPlan],
+        start_deadline: float,
+        hosts: Hosts,
+        patience: float,
+        inbox: SimpleQueue[Callable[[], None]],
+        after: Callable[[], None],
+    ) -> None:
+        self.jobs = jobs
+        self._inbox = inbox
+        self._after = after
+        # Few rows wait here, so that those of a new job do not wait behind many.
+        waiting = Schedule(range(len(plans)), ahead=1, stays_open=True)
+        super().__init__(
+            jobs,
+            jobs,
+            plans,
+            waiting,
+            start_deadline,
+            self._agree_on_path,
+            hosts,
+            lambda counters: None,
+            TraceFile(None),
+            patience,
+        )
+
+    def offer(self) -> None:
+        """There are rows of a new job, or of a single request."""
+        self._inform(schedule.RowsOffered())
+
+    def withdraw(self, job: Job) -> None:
+        """Nothing more is done for this job, and what is under way is let go."""
+        # Its places are given away at once, and not to its own rows.
+        job.exhausted = True
+        self._inform(schedule.RowsWithdrawn(first_row(job.number), first_row(job.number + 1) - 1))
+
+    def withdraw_single(self, request: str) -> None:
+        number = self.jobs.single.withdraw(request)
+        if number is not None:
+            self._inform(schedule.RowsWithdrawn(number, number))
+            self.jobs.single.forget(number)
+
+    def _agree_on_path(self, path: dict[str, str]) -> None:
+        """All replicas are to be of one; each job is held to its own when it is taken up."""
+        if self.jobs.path is None:
+            self.jobs.path = path
+        else:
+            for job in self.jobs.jobs.values():
+                check_same(self.jobs.path, path, "a numeric path", job.directory)
+
+    def _ask_for_harvests(self) -> None:
+        if not self.jobs.single.streaming:
+            super()._ask_for_harvests()
+            return
+        for replica in self._replicas.values():
+            replica.harvest(STREAMED_SECONDS)
+
+    def _look_around(self) -> None:
+        while True:
+            try:
+                act = self._inbox.get_nowait()
+            except Empty:
+                break
+            act()
+        self._after()

@@ -1,0 +1,315 @@
+"""Several jobs over the same loaded models: their rows in turn, and each row's end in its own journal.
+
+Rows of all jobs go by one numbering: a job's number, then the row's own. So neither the schedule nor the replicas know of
+jobs. Number 0 is that of single requests, which come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.runner.driving import schedule
+from outrider.runner.driving.job_record import JobRecord
+from outrider.runner.driving.replica import Replica
+from outrider.runner.job.directory import JOURNAL, describe, held
+from outrider.runner.job.identity import check_same, kept_identity
+from outrider.runner.job.journal import Journal
+from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.planning.replica_plan import ReplicaPlan
+from outrider.runner.report import statistics
+from outrider.runner.report.counters import JobCounters
+from outrider.runner.report.summary import summarize
+from outrider.runner.report.trace import TraceFile
+from outrider.runner.serve.single_rows import SingleRows
+from outrider.workers.errors import OutriderError
+from outrider.workers.messages import Harvest, PartialTokens, Row, RowFailure, RowResult, TargetCounters, WorkerReport
+
+ROW_BITS = 40
+KEY_BITS = ROW_BITS + (MOST_SAMPLES - 1).bit_length()
+assert MOST_SAMPLES == 1 << (KEY_BITS - ROW_BITS)
+SINGLE = 0
+
+
+def first_row(job: int) -> int:
+    return job << ROW_BITS
+
+
+def job_of(row: int) -> int:
+    return row >> ROW_BITS
+
+
+@dataclass(slots=True)
+class Job:
+    """A batch whose directory this process holds."""
+
+    number: int
+    batch: str
+    directory: Path
+    journal: Journal
+    record: JobRecord
+    hold: ExitStack
+    cursor: int = -1
+    exhausted: bool = False
+    broken: bool = False
+    # Its share of what each replica's target has counted.
+    shares: dict[int, _Share] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        counters = self.record.counters
+        return counters.done + counters.failed >= counters.rows
+
+    def close(self) -> None:
+        """What there is to tell of this run stands in the journal and in job.json."""
+        with self.hold:
+            try:
+                self.record.keep_all()
+                told: dict[str, Any] = {
+                    "pinning": list(self.record.pinned.values()),
+                    "layouts": self.record.layouts,
+                    "costs": self.record.costs,
+                    "rows_by_host": dict(self.record.rows_by_host),
+                    "summary": summarize(self.journal),
+                    "over_time": statistics.over_time(self.journal.meta(statistics.KEY)),
+                    "numeric_path": self.journal.meta("numeric_path"),
+                }
+                describe(self.directory, self.journal, told)
+            finally:
+                self.journal.close()
+
+
+class SharedJobs:
+    """Rows and record of a driver (``driving/driver.py``) for as many jobs as are opened.
+
+    ``broken`` hears of a job that cannot be gone on with: its own file is at fault, and the others go on.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        replicas: int,
+        host_of: Callable[[ReplicaPlan], str],
+        single: SingleRows,
+        broken: Callable[[Job, OutriderError], None],
+    ) -> None:
+        self.counters = JobCounters()
+        self.jobs: dict[int, Job] = {}
+        self.path: dict[str, str] | None = None
+        self.single = single
+        self._model = model
+        self._replicas = replicas
+        self._host_of = host_of
+        self._broken = broken
+        self._next = SINGLE + 1
+        self._turn = 0
+        self._trace = TraceFile(None)
+        # What is up, so that a job that comes later knows it too.
+        self._up: dict[int, tuple[Replica, WorkerReport]] = {}
+        self._actors: dict[tuple[int, str], tuple[Replica, WorkerReport]] = {}
+        self._counted: dict[int, TargetCounters] = {}
+
+    # Jobs
+
+    def open(self, batch: str, directory: Path, asked: Callable[[str], dict[str, Any]]) -> Job:
+        """Take a job up that has its rows. It is held to what it was begun with, the numeric path included."""
+        assert self.path is not None
+        with ExitStack() as hold:
+            hold.enter_context(held(directory))
+            journal = Journal(directory / JOURNAL)
+            hold.callback(journal.close)
+            for note in journal.check():
+                self.counters.note(note)
+            kept = kept_identity(journal)
+            check_same(kept, asked(str(kept.get("input"))), "a model or parameter", directory)
+            if (path := journal.meta("numeric_path")) is None:
+                journal.set_meta("numeric_path", self.path)
+            else:
+                check_same(path, self.path, "a numeric path", directory)
+            record = JobRecord(journal, self._model, self._replicas, self._trace, self._host_of)
+            for (_, role), (replica, report) in self._actors.items():
+                record.actor_is_up(replica, role, report)
+            for replica, report in self._up.values():
+                record.target_is_up(replica, report)
+            job = Job(self._next, batch, directory, journal, record, hold.pop_all())
+        self._next += 1
+        self.jobs[job.number] = job
+        return job
+
+    def leave(self, job: Job) -> None:
+        """Let go of its directory."""
+        del self.jobs[job.number]
+        job.close()
+
+    def _guarded(self, job: Job, act: Callable[..., Any], *arguments: Any) -> Any:
+        """One job is never the end of the others."""
+        try:
+            return None if job.broken else act(*arguments)
+        except OutriderError as error:
+            job.broken = job.exhausted = True
+            self._broken(job, error)
+            return None
+
+    # Where rows come from
+
+    def pending(self, after: int, count: int) -> list[tuple[int, int]]:
+        """The next rows: single requests, then those of all jobs in turn, as many of each."""
+        found = self.single.pending(count)
+        while len(found) < count and (open_jobs := [job for job in self.jobs.values() if not job.exhausted]):
+            # Whose turn it is goes on where it was, also where fewer are asked for than there are jobs.
+            first = self._turn % len(open_jobs)
+            quota = max(1, (count - len(found)) // len(open_jobs))
+            lanes = []
+            for job in (*open_jobs[first:], *open_jobs[:first])[: count - len(found)]:
+                self._turn += 1
+                lanes.append(self._guarded(job, self._next_of, job, quota) or [])
+            found += [row for rank in range(quota) for lane in lanes for row in lane[rank : rank + 1]]
+        return found
+
+    def _next_of(self, job: Job, count: int) -> list[tuple[int, int]]:
+        rows = job.journal.pending(job.cursor, count)
+        job.exhausted = len(rows) < count
+        if rows:
+            job.cursor = rows[-1][0]
+        return [(first_row(job.number) + row, attempts) for row, attempts in rows]
+
+    def count_attempt(self, rows: Sequence[int]) -> None:
+        for job, own in self._by_job(rows):
+            self._guarded(job, job.journal.count_attempt, own)
+
+    # What becomes of them
+
+    def rows_to_send(self, numbers: Sequence[int], replica: int) -> list[Row]:
+        """In the order in which they came, which is what makes the turns fair."""
+        sent = self.single.rows_to_send([row for row in numbers if job_of(row) == SINGLE], replica)
+        by_row: dict[int, list[Row]] = {}
+        for job, own in self._by_job(numbers):
+            for row in self._guarded(job, job.record.rows_to_send, own, replica) or ():
+                shifted = replace(row, key=(job.number << KEY_BITS) + row.key)
+                by_row.setdefault(shifted.key // MOST_SAMPLES, []).append(shifted)
+        return sent + [row for number in numbers for row in by_row.get(number, ())]
+
+    def keys(self, rows: Sequence[int]) -> list[int]:
+        found = self.single.keys([row for row in rows if job_of(row) == SINGLE])
+        for job, own in self._by_job(rows):
+            found += [(job.number << KEY_BITS) + key for key in job.record.keys(own)]
+        return found
+
+    def give_up(self, row: int, reason: str) -> None:
+        if job_of(row) == SINGLE:
+            self.single.give_up(row, reason)
+        for job, [own] in self._by_job([row]):
+            self._guarded(job, job.record.give_up, own, reason)
+
+    def take(self, harvests: Sequence[tuple[Replica, Harvest]]) -> list[schedule.RowsEnded]:
+        """Each job gets what is its own of them."""
+        ended = [each for harvest in harvests for each in self.single.take(*harvest)]
+        theirs: dict[int, list[tuple[Replica, Harvest]]] = {}
+        for replica, harvest in harvests:
+            for number, part in self._parts(replica, harvest).items():
+                theirs.setdefault(number, []).append((replica, part))
+            for note in harvest.notes:
+                self.counters.note(note)
+        for number, parts in theirs.items():
+            job = self.jobs[number]
+            for each in self._guarded(job, job.record.take, parts) or ():
+                rows = tuple(first_row(number) + row for row in each.rows)
+                ended.append(schedule.RowsEnded(each.replica, rows))
+        return ended
+
+    def _parts(self, replica: Replica, harvest: Harvest) -> dict[int, Harvest]:
+        """What the target did is shared out by the tokens that each job has gained by it."""
+        ended: dict[int, list[RowResult | RowFailure]] = {}
+        written: dict[int, list[PartialTokens]] = {}
+        gained: dict[int, int] = {}
+        for each in harvest.ended:
+            number = each.key >> KEY_BITS
+            ended.setdefault(number, []).append(replace(each, key=each.key - (number << KEY_BITS)))
+            gained[number] = gained.get(number, 0) + 1
+        for some in harvest.written:
+            number = some.key >> KEY_BITS
+            written.setdefault(number, []).append(replace(some, key=some.key - (number << KEY_BITS)))
+            gained[number] = gained.get(number, 0) + len(some.tokens)
+        before = self._counted.get(replica.number, TargetCounters())
+        together = sum(gained.values())
+        parts = {}
+        if together:
+            self._counted[replica.number] = harvest.counters
+        for number, tokens in gained.items():
+            if (job := self.jobs.get(number)) is None:
+                continue
+            share = job.shares.setdefault(replica.number, _Share())
+            share.add(before, harvest.counters, tokens / together)
+            own_ended, own_written = tuple(ended.get(number, ())), tuple(written.get(number, ()))
+            parts[number] = replace(harvest, ended=own_ended, written=own_written, counters=share.counters(), notes=())
+        return parts
+
+    # Replicas
+
+    def target_is_up(self, replica: Replica, report: WorkerReport) -> None:
+        self.actor_is_up(replica, "target", report)
+        self._up[replica.number] = (replica, report)
+        for job in self.jobs.values():
+            job.record.target_is_up(replica, report)
+
+    def actor_is_up(self, replica: Replica, role: str, report: WorkerReport) -> None:
+        self._actors[replica.number, role] = (replica, report)
+        for note in (*report.notes, *report.pinned["warnings"], *report.differences):
+            self.counters.note(note)
+        if role != "target":
+            for job in self.jobs.values():
+                job.record.actor_is_up(replica, role, report)
+
+    def replica_stopped(self, replica: int) -> None:
+        self._up.pop(replica, None)
+        self._counted.pop(replica, None)
+        self.single.replica_stopped(replica)
+        for job in self.jobs.values():
+            job.shares.pop(replica, None)
+            job.record.replica_stopped(replica)
+
+    # What is kept beside rows
+
+    def keep_due(self) -> None:
+        for job in list(self.jobs.values()):
+            self._guarded(job, job.record.keep_due)
+
+    def keep_all(self) -> None:
+        for job in list(self.jobs.values()):
+            self._guarded(job, self.leave, job)
+
+    def _by_job(self, rows: Iterable[int]) -> list[tuple[Job, list[int]]]:
+        """Rows of jobs that are there, by their own numbers."""
+        found: dict[int, list[int]] = {}
+        for row in rows:
+            found.setdefault(job_of(row), []).append(row - first_row(job_of(row)))
+        return [(self.jobs[number], own) for number, own in found.items() if number in self.jobs]
+
+
+class _Share:
+    """A job's part of what a target has counted, in fractions, so that nothing is lost by rounding."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._lengths: list[float] = []
+
+    def add(self, before: TargetCounters, now: TargetCounters, part: float) -> None:
+        for name in NUMBERS:
+            gained = getattr(now, name) - getattr(before, name)
+            self._sums[name] = self._sums.get(name, 0.0) + gained * part
+        lengths = self._lengths or [0.0] * len(now.accepted_lengths)
+        gained_lengths = zip(lengths, now.accepted_lengths, before.accepted_lengths, strict=True)
+        self._lengths = [kept + part * (after - earlier) for kept, after, earlier in gained_lengths]
+
+    def counters(self) -> TargetCounters:
+        usual = TargetCounters()
+        sums = {
+            name: value if isinstance(getattr(usual, name), float) else round(value) for name, value in self._sums.items()
+        }
+        return TargetCounters(**sums, accepted_lengths=list(map(round, self._lengths)))  # type: ignore[arg-type]
+
+
+NUMBERS = [each.name for each in fields(TargetCounters) if each.name != "accepted_lengths"]

@@ -1,0 +1,152 @@
+"""A single request: a row like those of batches, answered at once or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from outrider.runner.serve.api_errors import INVALID, SERVER, ApiError
+from outrider.runner.serve.running import Answer
+from outrider.runner.serve.service import Service
+
+MOST_BODY_BYTES = 64 << 20
+LOOK_SECONDS = 1.0
+# What is told beside the text, or instead of it, once the whole is there.
+NOT_STREAMED = ("logprobs", "echo", "tools")
+CHAT = "/v1/chat/completions"
+
+
+async def answer(service: Service, request: Request, body: object) -> Response:
+    if not isinstance(body, dict):
+        raise ApiError(400, "send an object (application/json)")
+    asked = dict(body)
+    streamed, options = asked.pop("stream", None) or False, asked.pop("stream_options", None)
+    model = _model(service, asked)
+    usage = _checked_stream(streamed, options, asked)
+    entry = {"custom_id": "single", "method": "POST", "url": request.url.path, "body": asked}
+    answers: asyncio.Queue[Answer] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def hear(answer: Answer) -> None:
+        # Whoever tells it may outlive the loop.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(answers.put_nowait, answer)
+
+    take_back = service.runner.ask(model, entry, streamed, hear)
+    first: Answer | None = None
+    try:
+        first = await _next(answers, request)
+        while not streamed and not first.last:
+            first = await _next(answers, request)
+    finally:
+        if first is None:
+            take_back()
+    if first.error is not None:
+        raise _refusal(first)
+    if streamed:
+        chat = request.url.path == CHAT
+        stream = _events(first, answers, model, chat, usage, take_back)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    assert first.record is not None
+    return JSONResponse(_whole(first.record, model))
+
+
+async def _next(answers: asyncio.Queue[Answer], request: Request) -> Answer:
+    """Nobody's answer is not written."""
+    while True:
+        try:
+            return await asyncio.wait_for(answers.get(), LOOK_SECONDS)
+        except TimeoutError:
+            if await request.is_disconnected():
+                raise ApiError(499, "the client has gone") from None
+
+
+def _model(service: Service, asked: Mapping[str, Any]) -> str:
+    model = asked.get("model")
+    if model is None and len(service.models) == 1:
+        return service.models[0]
+    if model is None:
+        raise ApiError(400, "you must provide a model parameter", "model", "missing_required_parameter")
+    if not isinstance(model, str) or model not in service.models:
+        raise ApiError(404, f"The model '{model}' does not exist", "model", "model_not_found")
+    return model
+
+
+def _checked_stream(streamed: object, options: object, asked: Mapping[str, Any]) -> bool:
+    """Whether a stream is to end with what was used."""
+    if not isinstance(streamed, bool):
+        raise ApiError(400, '"stream" must be true or false', "stream", "invalid_type")
+    if options is not None and (not isinstance(options, dict) or options.keys() - {"include_usage"} or not streamed):
+        said = '"stream_options" may have "include_usage", where "stream" is true'
+        raise ApiError(400, said, "stream_options", "unsupported_parameter")
+    for key in NOT_STREAMED:
+        if streamed and asked.get(key):
+            raise ApiError(400, f'"{key}" is not supported where "stream" is true', key, "unsupported_parameter")
+    return bool(options and options.get("include_usage"))
+
+
+def _refusal(answer: Answer) -> ApiError:
+    assert answer.error is not None
+    status, sentence = answer.error
+    return ApiError(status, sentence, kind=INVALID if status < 500 else SERVER)
+
+
+def _whole(record: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Records of jobs hold no time, so that two runs of one are the same; this one is not compared with another."""
+    return {**record, "created": int(time.time()), "model": model}
+
+
+async def _events(
+    first: Answer,
+    answers: asyncio.Queue[Answer],
+    model: str,
+    chat: bool,
+    usage: bool,
+    take_back: Callable[[], None],
+) -> AsyncIterator[str]:
+    """As OpenAI's clients read them. Where the client goes, the row is taken back."""
+    created, answer, ended = int(time.time()), first, False
+    head = {"object": "chat.completion.chunk" if chat else "text_completion", "created": created, "model": model}
+    begun: set[int] = set()
+    name = f"{'chatcmpl' if chat else 'cmpl'}-{id(answers):x}{created:x}"
+    try:
+        while True:
+            for piece in answer.pieces:
+                choice = _choice(piece, chat, begun)
+                yield _event({"id": name, **head, "choices": [choice]})
+            if answer.last:
+                break
+            answer = await answers.get()
+        ended = True
+        if answer.error is not None:
+            yield _event(_refusal(answer).body())
+        elif usage and answer.record is not None:
+            yield _event({"id": name, **head, "choices": [], "usage": answer.record["usage"]})
+        yield "data: [DONE]\n\n"
+    finally:
+        if not ended:
+            take_back()
+
+
+def _choice(piece: Mapping[str, Any], chat: bool, begun: set[int]) -> dict[str, Any]:
+    """A piece has ``index``, ``text``, perhaps ``reasoning``, and a ``finish_reason`` where it is the last."""
+    index, reason = piece["index"], piece.get("finish_reason")
+    if not chat:
+        return {"index": index, "text": piece["text"], "logprobs": None, "finish_reason": reason}
+    delta: dict[str, Any] = {} if index in begun else {"role": "assistant"}
+    begun.add(index)
+    if piece.get("reasoning"):
+        delta["reasoning_content"] = piece["reasoning"]
+    if piece["text"] or reason is None:
+        delta["content"] = piece["text"]
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def _event(content: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

@@ -1,0 +1,155 @@
+"""A file that a client sends, written to disk as it comes: neither memory nor a temporary folder holds it whole."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import IO
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
+
+from outrider.runner.job.results import sync_folder
+from outrider.runner.serve.api_errors import ApiError
+from outrider.runner.serve.names import Folders, new_file_id
+from outrider.runner.serve.store import File, Store
+
+PURPOSE = "batch"
+# Of a form's other fields together, and of a part's headers.
+MOST_FIELD_BYTES = 16 << 10
+# So much is given to the parser at a time, which answers nobody else meanwhile.
+AT_ONCE = 64 << 10
+UNFINISHED = ".upload-"
+
+
+async def receive(content_type: str, stream: AsyncIterator[bytes], store: Store, folders: Folders, most: int) -> File:
+    """Take a form with a ``file`` and its ``purpose``, and keep the file."""
+    kind, options = parse_options_header(content_type.encode("latin-1"))
+    if kind != b"multipart/form-data" or b"boundary" not in options:
+        raise ApiError(400, 'send a form (multipart/form-data) with "file" and "purpose"', "file")
+    name = new_file_id()
+    temporary = folders.files / f"{UNFINISHED}{name}"
+    try:
+        with await run_in_threadpool(temporary.open, "xb") as target:
+            form = _Form(options[b"boundary"], target, most)
+            async for some in stream:
+                for first in range(0, len(some), AT_ONCE):
+                    await run_in_threadpool(form.feed, some[first : first + AT_ONCE])
+            form.end()
+            await run_in_threadpool(os.fsync, target.fileno())
+        return await run_in_threadpool(_keep, temporary, form, name, store, folders)
+    except FormParserError as error:
+        raise ApiError(400, f"the form cannot be read: {error}", "file") from None
+    except OSError as error:
+        raise ApiError(507, f"the file cannot be kept: {error.strerror}", "file", "no_space", "server_error") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _keep(temporary: Path, form: _Form, name: str, store: Store, folders: Folders) -> File:
+    """First the file, then that it is there: a kill between the two leaves a file that the next start removes."""
+    file = File(name, int(time.time()), form.size, form.filename, PURPOSE)
+    temporary.replace(folders.file(name))
+    sync_folder(folders.files)
+    store.add_file(file)
+    return file
+
+
+def sweep(store: Store, folders: Folders) -> None:
+    """Remove what a server has left that was killed amid an upload or a deletion."""
+    known = store.file_ids()
+    for path in folders.files.iterdir():
+        if path.name not in known:
+            path.unlink()
+
+
+class _Form:
+    """The parser's callbacks: the bytes of ``file`` go to the target, ``purpose`` is kept."""
+
+    def __init__(self, boundary: bytes, target: IO[bytes], most: int) -> None:
+        self.size = 0
+        self.filename = ""
+        self._target = target
+        self._most = most
+        self._fields: dict[str, bytes] = {}
+        self._name = ""
+        self._header, self._value, self._headers = b"", b"", dict[bytes, bytes]()
+        self._small = 0
+        self._has_file = self._ended = False
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._part_begins,
+                "on_header_field": self._header_field,
+                "on_header_value": self._header_value,
+                "on_header_end": self._header_ends,
+                "on_headers_finished": self._headers_end,
+                "on_part_data": self._data,
+                "on_end": self._end,
+            },
+        )
+
+    def feed(self, some: bytes) -> None:
+        self._parser.write(some)
+
+    def end(self) -> None:
+        """The whole form is there: is it what was asked for?"""
+        self._parser.finalize()
+        if not self._ended:
+            raise ApiError(400, "the form ends in the middle; send it anew", "file")
+        if unknown := sorted(self._fields.keys() - {"purpose"}):
+            raise ApiError(400, f'"{unknown[0]}" is not supported; leave it out', unknown[0], "unsupported_parameter")
+        if not self._has_file:
+            raise ApiError(400, '"file" is missing', "file", "missing_required_parameter")
+        purpose = self._fields.get("purpose", b"").decode(errors="replace")
+        if purpose != PURPOSE:
+            raise ApiError(400, f'"purpose" must be "{PURPOSE}", got "{purpose}"', "purpose", "invalid_purpose")
+        if not self.size:
+            raise ApiError(400, "the file is empty", "file", "empty_file")
+
+    def _part_begins(self) -> None:
+        self._headers, self._header, self._value = {}, b"", b""
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += self._counted(data[start:end])
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += self._counted(data[start:end])
+
+    def _header_ends(self) -> None:
+        self._headers[self._header.lower()] = self._value
+        self._header, self._value = b"", b""
+
+    def _headers_end(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._name = options.get(b"name", b"").decode(errors="replace")
+        if self._name != "file":
+            self._fields.setdefault(self._name, b"")
+            return
+        if self._has_file:
+            raise ApiError(400, 'the form holds several parts called "file"; send one at a time', "file")
+        self._has_file = True
+        # As it is shown again, and never as a path.
+        self.filename = Path(options.get(b"filename", b"").decode(errors="replace")).name or "input.jsonl"
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._name != "file":
+            self._fields[self._name] += self._counted(data[start:end])
+            return
+        self.size += end - start
+        if self.size > self._most:
+            said = f"the file is larger than the {self._most:,} bytes that this server takes; see --most-upload"
+            raise ApiError(413, said, "file", "file_too_large")
+        self._target.write(memoryview(data)[start:end])
+
+    def _end(self) -> None:
+        self._ended = True
+
+    def _counted(self, some: bytes) -> bytes:
+        self._small += len(some)
+        if self._small > MOST_FIELD_BYTES:
+            raise ApiError(400, "the form's fields are too long", "purpose")
+        return some

@@ -1,0 +1,124 @@
+"""Rows that grow beyond the length up to which the usual frequencies of rope hold, and come back."""
+
+import numpy as np
+import pytest
+from kernel_models import LONG, all_logits, assert_same_bits, packed, tokens
+
+from outrider.kernels.library import CacheFull
+from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeStopRule
+from outrider.kernels.program import Format
+
+SWITCH = LONG.longest
+TEXT = tokens(LONG, 44)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return packed(LONG, Format.W4A8)
+
+
+@pytest.fixture(scope="module")
+def whole(model):
+    with model.model() as engine:
+        return all_logits(engine, engine.open(), TEXT)
+
+
+@pytest.mark.parametrize("pieces", [(1,) * 43, (SWITCH,), (SWITCH - 1, 2), (SWITCH + 1,), (18, 1, 1, 1, 1)])
+def test_where_the_pieces_end_changes_no_bit(model, whole, pieces):
+    with model.model() as engine:
+        assert_same_bits(all_logits(engine, engine.open(), TEXT, pieces), whole)
+
+
+def test_a_row_comes_back_over_the_switch(model, whole):
+    with model.model() as engine:
+        row, other = engine.open(), engine.open()
+        for length, fed in ((30, 5), (18, 4), (17, 2), (SWITCH, 3), (SWITCH - 1, 25), (2, 1)):
+            engine.truncate(row, min(engine.length(row), length))
+            while (at := engine.length(row)) < length + fed:
+                part = TEXT[at : length if at < length else length + fed]
+                wanted = len(part) if at >= length else 0
+                feeds = [NativeFeed(other, [3], choose=0), NativeFeed(row, part, choose=wanted, logits=wanted)]
+                found = engine.forward(feeds)[1].logits
+            assert_same_bits(found, whole[length : length + fed])
+
+
+@pytest.mark.parametrize("prompt", [0, 6, 40])
+def test_a_prompt_that_is_read_in_pieces(model, whole, prompt):
+    with model.model() as engine:
+        row = engine.open(prompt=prompt)
+        engine.forward([NativeFeed(row, TEXT[:6], choose=0)])
+        fork = engine.fork(row, 5, prompt=9)
+        engine.forward([NativeFeed(row, TEXT[6:30], choose=0)])
+        late = engine.fork(row, 12)
+        assert_same_bits(engine.forward([NativeFeed(row, TEXT[30:], logits=3)])[0].logits, whole[-3:])
+        assert_same_bits(engine.forward([NativeFeed(fork, TEXT[5:10], logits=2)])[0].logits, whole[8:10])
+        assert_same_bits(engine.forward([NativeFeed(late, TEXT[12:25], logits=9)])[0].logits, whole[16:25])
+
+
+def written(engine, start, count):
+    """A text that the model itself goes on with."""
+    (chosen, _, _), *_ = engine.decode([NativeDecodeFeed(engine.open(), start, count)], NativeStopRule())[0]
+    return start + chosen
+
+
+@pytest.mark.parametrize("wrong", [None, 18, 19, SWITCH, 22])
+def test_branches_and_log_probabilities_on_both_sides(model, wrong):
+    """Candidates hold up to the ``wrong`` one; what is behind it is not asked again."""
+    branches = [(6, 11), (1, 12), (3, 13), (4, 14)]
+    with model.model() as engine:
+        text = written(engine, TEXT[:17], 8)
+        if wrong is not None:
+            text[wrong] = (text[wrong] + 1) % LONG.vocabulary
+        # Up to the switch all choices are made; if one of them is not what follows, none of those beyond.
+        known = 8 if wrong in (None, 22) else SWITCH - 17
+        row = engine.open()
+        engine.forward([NativeFeed(row, text[:17], choose=0)])
+        found = engine.forward([NativeFeed(row, text[17:], choose=8, logprobs=2, branches=branches)])[0]
+        assert found.tokens[known:8] == [-1] * (8 - known)
+        for at in range(known):
+            alone = engine.forward([NativeFeed(engine.open(), text[: 18 + at], logprobs=2)])[0]
+            assert (alone.tokens, alone.logprobs) == ([found.tokens[at]], [found.logprobs[at]])
+        for (after, token), chosen, explained in zip(branches, found.tokens[8:], found.logprobs[8:], strict=True):
+            if known < 8 and after >= known:
+                assert chosen == -1
+                continue
+            alone = engine.forward([NativeFeed(engine.open(), [*text[: 17 + after], token], logprobs=2)])[0]
+            assert (alone.tokens, alone.logprobs) == ([chosen], [explained])
+        assert engine.length(row) == 25
+        # On from there, from a fork of it, and from where the candidates held.
+        later = engine.forward([NativeFeed(engine.open(), [*text, 5, 6], choose=2)])[0].tokens
+        fork, earlier = engine.fork(row, 24), engine.fork(row, 19)
+        assert engine.forward([NativeFeed(row, [5, 6], choose=2)])[0].tokens == later
+        assert engine.forward([NativeFeed(fork, [text[24], 5, 6], choose=2)])[0].tokens == later
+        assert engine.forward([NativeFeed(earlier, [*text[19:], 5, 6], choose=2)])[0].tokens == later
+
+
+def test_several_steps_in_one_call(model):
+    with model.model() as engine:
+        row, single = engine.open(), engine.open()
+        (chosen, _, _), *_ = engine.decode([NativeDecodeFeed(row, TEXT[:16], 12)], NativeStopRule())[0]
+        fed, found = TEXT[:16], []
+        for _ in range(12):
+            found += engine.forward([NativeFeed(single, fed)])[0].tokens
+            fed = found[-1:]
+        assert chosen == found
+
+
+def test_a_cache_that_is_full_feeds_nothing(model, whole):
+    with model.model(cache_bytes=1 << 21) as engine:
+        row = engine.open()
+        engine.forward([NativeFeed(row, TEXT[:10], choose=0)])
+        others = []
+        with pytest.raises(CacheFull):
+            while True:
+                others.append(engine.open())
+                engine.forward([NativeFeed(others[-1], TEXT[:30], choose=0)])
+        engine.truncate(row, 10)
+        with pytest.raises(CacheFull):
+            for _ in range(50):
+                engine.forward([NativeFeed(row, (TEXT * 20)[10:600], choose=0)])
+        for other in others:
+            engine.close_row(other)
+        assert engine.length(row) == 10
+        assert_same_bits(engine.forward([NativeFeed(row, TEXT[10:40], logits=25)])[0].logits, whole[15:40])
+        assert np.isfinite(whole).all()

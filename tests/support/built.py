@@ -1,0 +1,102 @@
+"""Targets and drafts built whole, in this process: what the actors hold, without Ray between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llguidance import LLTokenizer
+
+from outrider.workers.build import Draft, Target, TextTokenizer, build_draft, build_target
+from outrider.workers.draft.drafter import Drafter
+from outrider.workers.engines.costs import CostCurve
+from outrider.workers.messages import DraftReply, DraftRequest, ModelSpec, ReplicaSpec, Row, RowResult
+from outrider.workers.models.opening import OpenModel, open_model
+from outrider.workers.target.verifier import Verifier
+
+END = 0
+# Counts of candidates are fixed here, so what passes cost decides nothing, and need not be measured.
+CURVE = CostCurve({1: 1.0})
+
+
+class Numbers:
+    """A tokenizer whose tokens are numbers, for models that have none of their own."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(f"{token} " for token in tokens)
+
+    @property
+    def token_bytes(self) -> Numbers:
+        return self
+
+    def bytes_of(self, token: int) -> bytes:
+        return f"{token} ".encode()
+
+    def silent(self, token: int) -> bool:
+        return False
+
+    def for_grammars(self, vocabulary: int, end: int) -> LLTokenizer:
+        raise AssertionError("numbers are under no constraint: tests/support/constrained.py has a pair for that")
+
+
+@dataclass(frozen=True)
+class Answered:
+    reply: DraftReply
+
+    def ready(self, timeout: float) -> bool:
+        return True
+
+    def take(self) -> DraftReply:
+        return self.reply
+
+
+class InProcess:
+    """A transport to a draft in this process, which has answered before it is waited for."""
+
+    name = "in process"
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+
+    def ask(self, request: DraftRequest) -> Answered:
+        return Answered(self._drafter.propose(request))
+
+    def reconfigure(self, cores: Sequence[int], run_ahead: bool, timeout: float) -> None:
+        pass
+
+
+def opened(path: Path, engine: str, precision: str, threads: int = 2, device: str = "cpu") -> OpenModel:
+    """With an end token of the test's own, since tiny models have none."""
+    spec = ModelSpec(str(path), engine, precision, device, 0 if engine == "hf" else threads)
+    return replace(open_model(spec), end_tokens=(END,))
+
+
+def draft_of(model: OpenModel, prefix_tokens: int = 0) -> Draft:
+    return build_draft(ModelSpec("", model.kind, "", prefix_tokens=prefix_tokens), ReplicaSpec(1, None), model)
+
+
+def target_of(
+    model: OpenModel,
+    batch: int,
+    count: int,
+    draft: Draft | None = None,
+    lookup: bool = False,
+    prefix_tokens: int = 0,
+    tokenizer: TextTokenizer | None = None,
+) -> Target:
+    replica_spec = ReplicaSpec(batch, count, model=draft is not None, lookup=lookup)
+    spec = ModelSpec("", model.kind, "", prefix_tokens=prefix_tokens)
+    target = build_target(spec, replica_spec, model, tokenizer or Numbers(), CURVE)
+    if draft is not None:
+        target.link.attach(InProcess(draft.drafter))
+    return target
+
+
+def write(target: Target, rows: Sequence[Row]) -> tuple[dict[int, RowResult], Verifier]:
+    """The rows' results, and the verifier that has counted what it took."""
+    target.verifier.add(rows)
+    ended: dict[int, RowResult] = {}
+    while not target.verifier.idle:
+        ended.update({result.key: result for result in target.verifier.round() if isinstance(result, RowResult)})
+    return ended, target.verifier

@@ -1,0 +1,72 @@
+"""The bundled pair under constraints, in this process: it writes code, and knows no JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from outrider.workers.build import Draft, build_draft
+from outrider.workers.constraints.grammars import grammar_of
+from outrider.workers.constraints.matching import Grammars, Matching
+from outrider.workers.messages import ModelSpec, ReplicaSpec
+from outrider.workers.models.model_info import find
+from outrider.workers.models.opening import OpenModel, open_model
+from outrider.workers.models.tokenizer import Tokenizer
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 10},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 2},
+        "address": {
+            "type": "object",
+            "properties": {"street": {"type": "string", "maxLength": 8}, "number": {"type": "integer", "maximum": 99}},
+            "required": ["street", "number"],
+            "additionalProperties": False,
+        },
+        "member": {"type": "boolean"},
+    },
+    "required": ["name", "age", "tags", "address", "member"],
+    "additionalProperties": False,
+}
+CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "record": {"kind": "json", "value": RECORD},
+    "spaced": {"kind": "json", "value": RECORD, "options": {"whitespace_flexible": True}},
+    "regex": {"kind": "regex", "value": "(ab|cd){2,5}[0-9]+x?"},
+    "choice": {"kind": "choice", "value": ["red", "redder", "green", 'a "b"\n', "grün"]},
+    "grammar": {"kind": "grammar", "value": 'start: "(" inner ")"\ninner: /[a-c]{1,3}/ | start'},
+}
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer(find("pocket"))
+
+
+@cache
+def grammar(name: str) -> str:
+    return grammar_of(CONSTRAINTS[name])
+
+
+@cache
+def model(name: str, engine: str = "native", precision: str = "fp32") -> OpenModel:
+    return open_model(ModelSpec(str(find(name)), engine, precision, threads=2 if engine == "native" else 0))
+
+
+class AtOnce:
+    """Constraints for a draft that are there when they are asked for."""
+
+    def __init__(self, opened: OpenModel) -> None:
+        vocabulary = opened.engine.vocabulary
+        self._grammars = Grammars(lambda: tokenizer().for_grammars(vocabulary, opened.end_tokens[0]), vocabulary)
+
+    def matching(self, grammar: str, ends: Sequence[int]) -> Matching:
+        return self._grammars.matching(grammar, ends)
+
+
+def draft_of_the_pair(prefix_tokens: int = 0, constrained: bool = True) -> Draft:
+    opened = model("pocket-draft", precision="w8a8")
+    spec = ModelSpec("", opened.kind, "", prefix_tokens=prefix_tokens)
+    return build_draft(spec, ReplicaSpec(1, None), opened, AtOnce(opened) if constrained else None)

@@ -1,0 +1,59 @@
+"""Texts of a tiny checkpoint by the native engine, several rows in one batch with candidates, beside transformers' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from native_models import open_native
+from tiny_models import one_by_one
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.families.check import TIE, write
+from outrider.workers.models.probe import written_by_transformers
+
+LENGTHS = (3, 17, 46, 60, 85, 110)
+WRITTEN = 16
+
+
+def prompt(length: int, seed: int, vocabulary: int) -> list[int]:
+    """A part that comes again and again, so that lookup proposes, with something else in between."""
+    ids = [7 + (seed * 13 + length + index * 37) % (vocabulary - 8) for index in range(7)]
+    return [ids[index % 7] if index % 11 else 7 + (index * 5) % (vocabulary - 8) for index in range(length)]
+
+
+def difference(model: PreTrainedModel, given: list[int], written: list[int]) -> str:
+    """Where a text leaves transformers' own, unless that is where two scores of the reference tie."""
+    expected = written_by_transformers(model, given, len(written))
+    for place, (ours, theirs) in enumerate(zip(written, expected.written, strict=True)):
+        if ours != theirs:
+            scores = expected.scores[place]
+            lead = float(scores[theirs] - scores[ours]) / float(scores.abs().max())
+            return "" if lead < TIE else f"of {len(given)} tokens: token {place} is {ours}, not {theirs} ({lead:.1e})"
+    return ""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@one_thread()
+@torch.inference_mode()
+def differences(path: Path, seed: int = 0, precision: str = "fp32") -> tuple[list[str], int]:
+    """What differs, and how many candidates were tried."""
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    # One thread, which is plenty for them: on a busy machine several wait for each other.
+    one_by_one(reference)
+    engine = open_native(path, precision, threads=1)
+    prompts = [prompt(length, seed, engine.vocabulary) for length in LENGTHS]
+    texts, (proposed, _) = write(engine, prompts)
+    found = [difference(reference, given, text) for given, text in zip(prompts, texts, strict=True)]
+    return [each for each in found if each], proposed

@@ -1,0 +1,177 @@
+"""GGUF files, written by the gguf package from a checkpoint of Hugging Face's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from outrider.workers.models.formats.gguf.blocks import BY_NAME
+
+# GGUF's name of each part of a block, by Hugging Face's.
+PARTS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+Matrix = NDArray[np.float32]
+Choose = Callable[[str, Matrix], str]
+
+
+def blocks_of(values: Matrix, type_: str) -> NDArray[np.uint8]:
+    """Rows as blocks of a type: by the gguf package, and the types that it only reads by rounding to their grids here."""
+    if type_ in ("Q4_K", "Q5_K", "Q6_K"):
+        return _super_blocks(values, type_)
+    packed: NDArray[np.uint8] = gguf.quantize(values, getattr(Type, type_))
+    return packed
+
+
+def _super_blocks(values: Matrix, type_: str) -> NDArray[np.uint8]:
+    kind = BY_NAME[type_]
+    rows = values.reshape(len(values), -1, 256)
+    if type_ == "Q6_K":
+        groups = rows.reshape(*rows.shape[:2], 16, 16)
+        factor = np.abs(groups).max(axis=3) / 31
+        scale = np.maximum(factor.max(axis=2, keepdims=True) / 127, 1e-12).astype(np.float16)
+        factors = np.rint(factor / scale.astype(np.float32)).clip(1, 127).astype(np.int8)
+        steps = scale.astype(np.float32) * factors
+        codes = (np.rint(groups / steps[..., None]) + 32).clip(0, 63).astype(np.uint8).reshape(*rows.shape[:2], 2, 4, 32)
+        low = codes & 15
+        lower = np.concatenate([low[..., 0:2, :] | low[..., 2:4, :] << 4], axis=-2).reshape(*rows.shape[:2], 128)
+        high = codes >> 4
+        upper = high[..., 0, :] | high[..., 1, :] << 2 | high[..., 2, :] << 4 | high[..., 3, :] << 6
+        parts = [lower, upper.reshape(*rows.shape[:2], 64), factors.view(np.uint8), scale.view(np.uint8)]
+        return np.concatenate(parts, axis=2).reshape(len(values), -1)
+    most = 15 if type_ == "Q4_K" else 31
+    groups = rows.reshape(*rows.shape[:2], 8, 32)
+    low = np.minimum(groups.min(axis=3), 0)
+    step = (np.maximum(groups.max(axis=3), 0) - low) / most
+    scale = np.maximum(step.max(axis=2, keepdims=True) / 63, 1e-12).astype(np.float16)
+    minimum = np.maximum((-low).max(axis=2, keepdims=True) / 63, 1e-12).astype(np.float16)
+    factors = np.rint(step / scale.astype(np.float32)).clip(1, 63).astype(np.uint8)
+    minima = np.rint(-low / minimum.astype(np.float32)).clip(0, 63).astype(np.uint8)
+    steps, lows = scale.astype(np.float32) * factors, minimum.astype(np.float32) * minima
+    codes = np.rint((groups + lows[..., None]) / steps[..., None]).clip(0, most).astype(np.uint8)
+    first = factors[..., :4] | factors[..., 4:] >> 4 << 6
+    second = minima[..., :4] | minima[..., 4:] >> 4 << 6
+    third = factors[..., 4:] & 15 | (minima[..., 4:] & 15) << 4
+    low_bits = (codes[..., 0::2, :] & 15) | (codes[..., 1::2, :] & 15) << 4
+    parts = [scale.view(np.uint8), minimum.view(np.uint8), first, second, third]
+    if type_ == "Q5_K":
+        parts.append(np.bitwise_or.reduce((codes >> 4) << np.arange(8, dtype=np.uint8)[:, None], axis=2))
+    parts.append(low_bits.reshape(*rows.shape[:2], 128))
+    packed = np.concatenate(parts, axis=2)
+    assert packed.shape[2] == kind.bytes
+    return packed.reshape(len(values), -1)
+
+
+def permuted(values: NDArray[Any], heads: int) -> NDArray[Any]:
+    """llama.cpp's order of the rows of queries and keys (its own converter's lines)."""
+    shape = values.shape
+    return values.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+
+
+def mostly(type_: str, otherwise: str = "Q8_0") -> Choose:
+    """Matrices in one type, or another where their rows have no whole blocks of it; vectors in F32."""
+
+    def choose(name: str, values: Matrix) -> str:
+        if values.ndim == 1:
+            return "F32"
+        return type_ if values.shape[1] % BY_NAME[type_].values == 0 else otherwise
+
+    return choose
+
+
+def write_gguf(source: Path, out: Path, choose: Choose, architecture: str = "llama", **more: Any) -> Path:
+    """``more`` are further keys of metadata."""
+    config = json.loads((source / "config.json").read_text())
+    writer = gguf.GGUFWriter(str(out), architecture)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
+    head = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
+    add_tokenizer(writer, source, config)
+    for key, value in more.items():
+        writer.add_key_value(key.replace("__", "."), value, *_value_types(value))
+    for name, tensor in load_file(source / "model.safetensors").items():
+        values = tensor.float().numpy()
+        module, _, part = name.rpartition(".")
+        if architecture == "llama" and "q_proj" in name:
+            values = permuted(values, heads)
+        if architecture == "llama" and "k_proj" in name:
+            values = permuted(values, kv_heads)
+        stored = f"{_module(module)}.{part}"
+        type_ = choose(stored, values)
+        if type_ in ("F32", "F16"):
+            writer.add_tensor(stored, values.astype(np.float16 if type_ == "F16" else np.float32))
+        else:
+            packed = blocks_of(np.ascontiguousarray(values), type_)
+            writer.add_tensor(stored, packed, raw_dtype=getattr(Type, type_))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def _value_types(value: Any) -> tuple[Any, ...]:
+    kinds = {str: gguf.GGUFValueType.STRING, int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32}
+    return (kinds[type(value)],)
+
+
+def _module(module: str) -> str:
+    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    if module in whole:
+        return whole[module]
+    _, _, layer, part = module.split(".", 3)
+    return f"blk.{layer}.{PARTS[part]}"
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, source: Path, config: dict[str, Any], cut: str = "gpt-2") -> None:
+    """A byte-level tokenizer's vocabulary and merges; a tiny model without one gets numbers for tokens."""
+    file = source / "tokenizer.json"
+    size = config["vocab_size"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(cut)
+    if file.exists():
+        described = json.loads(file.read_text())
+        ids = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+        tokens = [token for token, _ in sorted(ids.items(), key=lambda item: item[1])]
+        special = {added["content"] for added in described["added_tokens"]}
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in described["model"]["merges"]]
+    else:
+        tokens, special, merges = [f"t{number}" for number in range(size)], set(), ["t 0"]
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens])
+    writer.add_token_merges(merges)
+    if isinstance(config.get("eos_token_id"), int):
+        writer.add_eos_token_id(config["eos_token_id"])
+        writer.add_bos_token_id(config["bos_token_id"])
+    template = source / "chat_template.jinja"
+    if template.exists():
+        writer.add_chat_template(template.read_text())

@@ -1,0 +1,198 @@
+"""The batch server with a runner that has no models: rows are admitted as always, and answered at once or when told to."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import uvicorn
+
+from outrider.runner.job.directory import JOURNAL, held
+from outrider.runner.job.journal import Journal, StoredRow
+from outrider.runner.job.prompts import BadRow, read_rows
+from outrider.runner.job.results import error_record, result_record
+from outrider.runner.job.source import Source
+from outrider.runner.serve.admission_child import foreign_rows
+from outrider.runner.serve.app import application
+from outrider.runner.serve.batch_requests import error_entry
+from outrider.runner.serve.names import INPUT, Folders
+from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Hear, Left, Progress, Refused
+from outrider.runner.serve.service import Service
+from outrider.runner.serve.store import Store
+from outrider.runner.serve.uploads import sweep
+from outrider.workers.messages import RowResult
+
+KEY = "sk-test"
+MODELS = ("small", "large")
+
+
+class FakeRunner:
+    """Batches whose rows say "fail" have those fail. ``held`` batches do no more rows than they are told to."""
+
+    def __init__(self, hear: Hear, at_once: bool = True) -> None:
+        self.hear = hear
+        self.at_once = at_once
+        self.jobs: dict[str, BatchJob] = {}
+        self.closed = False
+        self.asked: list[Mapping[str, Any]] = []
+        self.taken_back = 0
+
+    def admit(self, job: BatchJob) -> None:
+        errors = list(foreign_rows(job.directory / INPUT, job.endpoint, job.model))
+        rows, parsed = [], read_rows(Source(job.directory / INPUT))
+        for number, row in enumerate(parsed):
+            if isinstance(row, BadRow):
+                errors.append(error_entry(row.code, row.message, row.line))
+            else:
+                rows.append(StoredRow(number, row.custom_id, row.line, "completion", {"n": 1}, (1, 2)))
+        if errors:
+            self.hear(Refused(job.batch, errors))
+            return
+        with closing(Journal(job.directory / JOURNAL)) as journal:
+            if not journal.filled:
+                journal.fill(rows, (), {"identity": {}})
+        self.hear(Admitted(job.batch, len(rows)))
+
+    def run(self, job: BatchJob) -> None:
+        self.jobs[job.batch] = job
+        if self.at_once:
+            self.do(job.batch, 1 << 30)
+
+    def do(self, batch: str, most: int) -> None:
+        """So many rows more."""
+        job = self.jobs[batch]
+        with held(job.directory), closing(Journal(job.directory / JOURNAL)) as journal:
+            found = journal.pending(-1, most)
+            rows = journal.load([row for row, _ in found]) if len(found) < 500 else self._all(journal)
+            fails = [row for row in rows if "fail" in row.custom_id]
+            done = [(row.row, result_record(row, [_result(row)], job.model)) for row in rows if row not in fails]
+            journal.record(done, [(row.row, error_record(row, "invalid_request", "it fails")) for row in fails])
+            counts = journal.counts()
+        self.hear(Progress(batch, counts.done, counts.failed, 3 * counts.done, 2 * counts.done, counts.done, 1.0))
+        if not counts.pending:
+            del self.jobs[batch]
+            self.hear(Left(batch, whole=True))
+
+    @staticmethod
+    def _all(journal: Journal) -> list[StoredRow]:
+        rows: list[StoredRow] = []
+        while some := journal.pending(rows[-1].row if rows else -1, 500):
+            rows += journal.load([row for row, _ in some])
+        return rows
+
+    def break_down(self, batch: str) -> None:
+        del self.jobs[batch]
+        self.hear(Broken(batch, "the model is gone"))
+
+    def stop(self, batch: str) -> None:
+        if self.jobs.pop(batch, None) is not None:
+            self.hear(Left(batch, whole=False))
+
+    def ask(
+        self, model: str, entry: Mapping[str, Any], streamed: bool, hear: Callable[[Answer], None]
+    ) -> Callable[[], None]:
+        self.asked.append(entry)
+        chat = entry["url"].endswith("chat/completions")
+        body = entry["body"]
+        if body.get("prompt") == "refuse":
+            hear(Answer(error=(400, '"prompt" is not liked')))
+        elif body.get("prompt") != "never":
+            if streamed:
+                hear(Answer([{"index": 0, "text": "one ", "reasoning": None}]))
+                hear(Answer([{"index": 0, "text": "two", "reasoning": None}]))
+            last = [{"index": 0, "text": "", "reasoning": None, "finish_reason": "stop"}] if streamed else []
+            hear(Answer(last, record=_body(chat)))
+
+        def take_back() -> None:
+            self.taken_back += 1
+
+        return take_back
+
+    def state(self) -> Mapping[str, str]:
+        return dict.fromkeys(MODELS, "loaded")
+
+    def close(self, at_once: bool) -> None:
+        self.closed = True
+
+
+def _result(row: StoredRow) -> RowResult:
+    return RowResult(row.row * 128, (1, 2, 3), f"answer {row.custom_id}", "stop", 3, 2, 1, 0.1)
+
+
+def _body(chat: bool) -> dict[str, Any]:
+    said = {"message": {"role": "assistant", "content": "one two"}} if chat else {"text": "one two"}
+    return {
+        "id": "cmpl-1",
+        "object": "chat.completion" if chat else "text_completion",
+        "created": 0,
+        "model": "small",
+        "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+    }
+
+
+class World:
+    """A server over a folder. Several of them one after the other are one that was killed and started again."""
+
+    def __init__(
+        self, data: Path, at_once: bool = True, most_upload: int = 1 << 30, models: tuple[str, ...] = MODELS
+    ) -> None:
+        data.mkdir(mode=0o700, exist_ok=True)
+        self.folders = Folders(data)
+        self.folders.make()
+        self.store = Store(data)
+        sweep(self.store, self.folders)
+        self.time = time.time()
+        self.runners: list[FakeRunner] = []
+
+        def runner(hear: Hear) -> FakeRunner:
+            self.runners.append(FakeRunner(hear, at_once))
+            return self.runners[0]
+
+        self.service = Service(self.store, self.folders, models, runner, lambda: self.time)
+        self.app = application(self.service, self.store, self.folders, [KEY, "sk-other"], ["batch.example"], most_upload)
+
+    @property
+    def runner(self) -> FakeRunner:
+        return self.runners[0]
+
+    @contextmanager
+    def served(self) -> Iterator[str]:
+        """On a port of this machine; ends as a killed server does, with nothing put away but what was durable."""
+        config = uvicorn.Config(self.app, port=0, log_level="error", access_log=False, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join()
+            self.service.close(at_once=True)
+
+    @contextmanager
+    def client(self, key: str = KEY) -> Iterator[openai.OpenAI]:
+        with self.served() as url, openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+            yield client
+
+
+def line(custom_id: str, **body: Any) -> str:
+    row = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions"}
+    return json.dumps({**row, "body": {"model": "small", "prompt": "Row", **body}}) + "\n"
+
+
+def until(come: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := come()):
+        assert time.monotonic() < deadline, f"no {what} within {seconds} s"
+        time.sleep(0.01)
+    return found

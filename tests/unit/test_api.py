@@ -1,0 +1,433 @@
+"""The Python door before any model loads: what it takes, what it refuses, and what it reads of a job."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+import outrider
+from outrider.runner import api, job_process
+from outrider.runner.cli.main import main
+from outrider.runner.job.journal import Journal, StoredRow
+from outrider.runner.job.results import error_record, result_record
+from outrider.runner.job.row_lines import write_lines
+from outrider.runner.options import JobSpec
+from outrider.runner.progress import ProgressLine
+from outrider.runner.report.summary import Summary, summarize
+from outrider.runner.run_arguments import RunArguments
+from outrider.workers.errors import InputError, JobError, JobStoppedError, UsageError
+from outrider.workers.messages import RowResult
+
+HEAVY = ("torch", "ray", "transformers", "numpy", "pydantic", "typer", "rich", "yaml", "outrider.runner")
+
+
+def test_the_package_imports_nothing_that_is_heavy_and_is_there_at_once() -> None:
+    program = (
+        "import sys, time\nstarted = time.process_time()\nimport outrider\nseconds = time.process_time() - started\n"
+        f"assert not [name for name in {HEAVY} if name in sys.modules]\n"
+        "assert {'run', 'open', 'Job', 'OutriderError'} <= set(dir(outrider))\n"
+        "outrider.run\n"
+        "print(seconds, *(name for name in ('torch', 'ray', 'transformers', 'numpy', 'rich') if name in sys.modules))"
+    )
+    # The machine may be busy: it has to be possible in that time.
+    times = []
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        seconds, *loaded = done.stdout.split()
+        assert loaded == [], "the door itself waits with these for a job"
+        times.append(float(seconds))
+        if times[-1] < 0.1:
+            break
+    assert min(times) < 0.1, times
+
+
+def without_annotations(kind: Any) -> Any:
+    """A type as a caller has it: a path may be a text too."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, UnionType):
+        return Union[tuple(map(without_annotations, get_args(kind)))]  # noqa: UP007  (made of a tuple)
+    return Union[str, os.PathLike[str]] if kind is Path else kind  # noqa: UP007
+
+
+def test_the_typed_arguments_are_the_options_of_a_job() -> None:
+    typed = get_type_hints(RunArguments)
+    hints = get_type_hints(JobSpec, include_extras=True)
+    assert {name: without_annotations(hints[name]) for name in JobSpec.model_fields if name != "input"} == typed
+
+
+def test_help_names_every_option_with_its_default() -> None:
+    shown = inspect.signature(outrider.run).parameters
+    for name, field in JobSpec.model_fields.items():
+        assert name in shown
+        if name != "input":
+            assert shown[name].default == field.default
+            assert f"    {name}: " in (outrider.run.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("rows", "lines"),
+    [
+        (["a", {"id": "b", "prompt": "c"}], ['{"prompt": "a"}', '{"id": "b", "prompt": "c"}']),
+        (("two\nlines", "\u00fc \ud83d"), ['{"prompt": "two\\nlines"}', '{"prompt": "\\u00fc \\ud83d"}']),
+        (iter(["x"]), ['{"prompt": "x"}']),
+    ],
+)
+def test_rows_become_lines_and_the_same_rows_the_same_lines(rows: Any, lines: list[str]) -> None:
+    file, again = io.BytesIO(), io.BytesIO()
+    digest = write_lines(rows, file)
+    assert file.getvalue().decode().splitlines() == lines
+    assert digest == write_lines([json.loads(line) for line in lines], again)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"prompt": "a"}, r"the input is one row; give a list of rows, such as \[row\]"),
+        (["a", 5], "rows:2: must be a dict or a prompt, got 5"),
+        ([{"prompt": "a", "temperature": float("nan")}], "rows:1: cannot be written as JSON: Out of range float values"),
+        ([{"prompt": b"a"}], "rows:1: cannot be written as JSON: Object of type bytes is not JSON serializable"),
+        ([], "the input has no rows"),
+        (5, r"the input must be a path or rows \(dicts or prompts\), got 5"),
+        (b"prompts.txt", "the input must be a path or rows"),
+    ],
+)
+def test_what_are_no_rows(rows: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(outrider.OutriderError, match=said) as caught:
+        outrider.run(rows)
+    assert caught.value.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("input", "options", "said"),
+    [
+        (["a"], {"max_tokens": 0}, "--max-tokens: must be at least 1, got 0"),
+        (["a"], {"max_token": 1}, 'unknown option "max_token"; known are address'),
+        (["a"], {"format": "text"}, "--format: rows are written as lines of JSON"),
+        (["a"], {"config": "none.yaml"}, "--config: none.yaml cannot be read: No such file or directory"),
+        ("", {}, "INPUT: must be a name that is not empty"),
+        ("-", {}, "INPUT: - is this program's own"),
+        ("/dev/stdin", {}, "INPUT: /dev/stdin is this program's own"),
+    ],
+)
+def test_what_is_refused_before_a_process_is_started(
+    input: Any, options: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job_process.subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    with pytest.raises(UsageError, match=said):
+        outrider.run(input, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["none.jsonl"], ["kept/job.json", "-o", "kept"]])
+def test_an_error_is_the_sentence_of_the_command_line_with_its_code(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["outrider", "run", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    with pytest.raises(UsageError) as caught:
+        outrider.run(words[0], out=words[2] if len(words) > 2 else None, progress=True)
+    assert f"outrider: {caught.value}\n" == capsys.readouterr().err
+    assert caught.value.exit_code == ended.value.code == 2
+
+
+def child(program: str, monkeypatch: pytest.MonkeyPatch) -> job_process.JobProcess:
+    """A process as a job's, with this program in the place of the job."""
+    begin = "import json, os, signal, sys, time\nasked = json.loads(sys.argv[1])\n"
+    begin += "def tell(**event): os.write(asked['told'], json.dumps(event).encode() + b'\\n')\n" + program
+    monkeypatch.setattr(job_process, "BEGIN", begin.replace("{", "{{").replace("}", "}}"))
+    return job_process.JobProcess(JobSpec(input=Path("in.jsonl")))
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ("tell(ended=0)", None),
+        ("tell(ended=3); sys.exit(3)", None),
+        # What it told counts: others may have asked for its exit code first.
+        ("tell(ended=0); sys.exit(1)", None),
+        (
+            "tell(error={'kind': 'InputError', 'sentence': 'two rows are wrong', 'lines': ['a', 'b']}); sys.exit(2)",
+            InputError("two rows are wrong", ["a", "b"]),
+        ),
+        (
+            "tell(ended=130); sys.exit(130)",
+            JobStoppedError("the job was stopped from outside; the same call goes on with it"),
+        ),
+        (
+            "print('first'); print('no memory', file=sys.stderr); sys.stdout.flush(); os._exit(1)",
+            JobError("the process of the job ended with exit code 1 (no memory); the same call goes on with it"),
+        ),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            JobError("the process of the job was killed by signal 9; the same call goes on with it"),
+        ),
+    ],
+)
+def test_what_becomes_of_a_process(program: str, error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = child(program, monkeypatch)
+    assert process.follow(lambda event: None)
+    if error is None:
+        return process.check()
+    for _ in range(2):
+        with pytest.raises(type(error)) as caught:
+            process.check()
+        assert caught.value.args == error.args
+    return None
+
+
+DRAINS = """
+asked_to = []
+signal.signal(signal.SIGTERM, lambda *_: asked_to.append(1))
+tell(note="ready")
+while len(asked_to) < {times}:
+    time.sleep(0.01)
+tell(note=f"asked {{len(asked_to)}}", ended=130)
+sys.exit(130)
+"""
+
+
+def test_what_is_told_is_followed_and_a_process_that_was_asked_to_stop_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process, told = child(DRAINS.format(times=1), monkeypatch), []
+    while not told:
+        assert not process.follow(told.append, seconds=0.05)
+    process.drain()
+    assert process.follow(told.append)
+    process.check()
+    assert told == [{"note": "ready"}, {"note": "asked 1", "ended": 130}]
+    process.drain()  # nobody is there any more
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupt_drains_and_a_second_one_stops(
+    times: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = api.Job(tmp_path, child(DRAINS.format(times=times), monkeypatch), progress=True)
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt() -> None:
+        for _ in range(times):
+            while len(job._notes) < 1:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            job.wait()
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert job.notes == ("ready", f"asked {times}")
+    assert "finishing the rows under way" in capsys.readouterr().err
+    assert job.wait() is job, "it was asked for, so it is no error"
+
+
+def test_a_job_that_takes_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job = api.Job(tmp_path, child(DRAINS.format(times=1), monkeypatch))
+    with pytest.raises(TimeoutError, match=r"still runs after 0\.05 s"):
+        job.wait(timeout=0.05)
+    assert job.status == "starting"
+    while not job.notes:
+        time.sleep(0.01)
+    assert job.cancel().status == "stopped"
+
+
+WATCHED = """
+import os, signal, sys, time
+from pathlib import Path
+from outrider.runner.job_child import _outlive_by_little
+signal.signal(signal.SIGTERM, lambda *_: (Path(sys.argv[1]).write_text("drains"), os._exit(0)))
+CALLER = os.getpid()
+if os.fork() == 0:
+    time.sleep(DELAY)
+    _outlive_by_little(CALLER)
+    time.sleep(60)
+time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("delay", ["0", "0.5"])
+def test_a_caller_that_is_gone_is_noticed(tmp_path: Path, delay: str) -> None:
+    """Also one that was gone before anybody looked."""
+    file = tmp_path / "said"
+    subprocess.run([sys.executable, "-c", WATCHED.replace("DELAY", delay), str(file)], check=True, timeout=60)
+    deadline = time.monotonic() + 30
+    while not file.exists() or file.read_text() != "drains":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """A job with three rows that have ended, of which one failed, and one that has not."""
+    rows = [
+        StoredRow(number, custom_id, number + 1, kind, {"n": count}, (1, 2, 3))
+        for number, (custom_id, kind, count) in enumerate(
+            [("a", "completion", 1), ("b", "chat", 2), ("bad", "completion", 1), ("d", "completion", 1)]
+        )
+    ]
+    journal = Journal(tmp_path / "job.db")
+    journal.fill(rows, [], {"identity": {}})
+    answers = [
+        RowResult(key, tuple(range(count)), text, "stop", count, 0, 0, 1.0)
+        for key, text, count in ((0, "x", 4), (1, "y", 2), (2, "z", 3))
+    ]
+    done = [(0, result_record(rows[0], answers[:1], "m")), (1, result_record(rows[1], answers[1:], "m"))]
+    journal.record(done, [(2, error_record(rows[2], "invalid_request", "it is empty"))], {"tokens": 9.0, "seconds": 2.0})
+    yield tmp_path
+    journal.close()
+
+
+def test_a_job_that_is_there_is_read(directory: Path) -> None:
+    job = outrider.open(directory)
+    assert (job.directory, job.status) == (directory, "stopped")
+    assert repr(job) == f"Job({str(directory)!r}, stopped: 4 rows, 2 done, 1 failed)"
+    found = list(job.results())
+    assert [(row.id, row.text, row.tokens, row.finish_reason, row.prompt_tokens) for row in found] == [
+        ("a", "x", 4, "stop", 3),
+        ("b", "y", 5, "stop", 3),
+    ]
+    assert [choice.text for choice in found[1].choices] == ["y", "z"]
+    assert (found[0].logprobs, found[0].error, found[0].carried) == (None, None, {})
+    [error] = job.errors()
+    assert (error.id, error.text, error.tokens, error.error_code, error.error) == (
+        *("bad", "", 0),
+        *("invalid_request", "it is empty"),
+    )
+    assert job.report() == directory / "report.html"
+    assert "of 4 done" in job.report().read_text()
+    assert job.wait() is job and job.cancel() is job, "nobody runs it"
+
+
+def test_records_come_in_portions_between_which_a_job_may_write(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.runner.job import records
+
+    monkeypatch.setattr(records, "ROWS_AT_ONCE", 1)
+    found = outrider.open(directory).results()
+    assert next(found).id == "a"
+    journal = Journal(directory / "job.db")
+    assert journal._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0, "no reader is in its way"
+    journal.close()
+    assert [row.id for row in found] == ["b"]
+
+
+def test_the_summary_has_the_attributes_of_job_json(directory: Path) -> None:
+    summary = outrider.open(directory).summary
+    journal = Journal(directory / "job.db", read_only=True)
+    assert vars(summary) == summarize(journal)
+    journal.close()
+    assert list(vars(summary)) == list(Summary.__annotations__), "a new one has its type"
+    assert (summary.rows, summary.done, summary.failed, summary.pending, summary.tokens) == (4, 2, 1, 1, 9.0)
+
+
+def test_a_damaged_record_is_no_answer(directory: Path) -> None:
+    journal = Journal(directory / "job.db")
+    journal._db.execute("UPDATE records SET record = '{}' WHERE row = 1")
+    journal.close()
+    with pytest.raises(JobError, match="the record of row 1 is damaged"):
+        list(outrider.open(directory).results())
+
+
+def test_what_is_no_job(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is not a job directory: it has no job.db"):
+        outrider.open(tmp_path)
+
+
+def test_parquet(directory: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(outrider.open(directory).to_parquet(directory / "rows.parquet"))
+    assert table.column_names[:5] == ["id", "text", "tokens", "finish_reason", "logprobs"]
+    rows = table.to_pylist()
+    assert [(row["id"], row["text"], row["tokens"], row["texts"], row["error"]) for row in rows] == [
+        ("a", "x", 4, None, None),
+        ("b", "y", 5, ["y", "z"], None),
+        ("bad", None, 0, None, "it is empty"),
+    ]
+    with pytest.raises(UsageError, match=r"none/rows.parquet cannot be written"):
+        outrider.open(directory).to_parquet(directory / "none" / "rows.parquet")
+    assert not list(directory.glob(".rows.parquet*"))
+
+
+def test_parquet_without_pyarrow_says_what_to_install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"pip install 'outrider\[data\]'"):
+        outrider.open(directory).to_parquet(directory / "rows.parquet")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_at_a_terminal_is_one_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = ProgressLine(None)
+    for line in ("running: 1/10 rows", "done"):
+        progress.show(line)
+    progress.say("note")
+    progress.end()
+    assert terminal.getvalue() == "\rrunning: 1/10 rows\rdone              \rnote\n"
+
+
+def test_progress_is_not_shown_where_nobody_looks_and_harms_nothing_where_it_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quiet = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", quiet)
+    ProgressLine(None).say("a")
+    ProgressLine(False).say("b")
+    ProgressLine(True).say("c")
+    assert quiet.getvalue() == "c\n"
+    broken = Terminal()
+    monkeypatch.setattr(sys, "stderr", broken)
+    progress = ProgressLine(None)
+    broken.close()
+    progress.show("running")
+
+
+def test_progress_in_a_notebook_is_shown_below_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = type("Shell", (), {"kernel": object()})()
+    monkeypatch.setitem(sys.modules, "IPython", type("Module", (), {"get_ipython": staticmethod(lambda: shell)}))
+    cell = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", cell)
+    progress = ProgressLine(None)
+    progress.show("running: 1/2 rows")
+    progress.show("running: 2/2 rows")
+    assert cell.getvalue() == "\rrunning: 1/2 rows\rrunning: 2/2 rows"
+
+
+def test_every_python_example_of_the_docs_can_be_read() -> None:
+    """They are run in tests/ray/test_python_door.py; that they are Python and name what there is shows here."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text()
+    blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
+    assert len(blocks) >= 4
+    known = {"job": {*dir(api.Job), "directory"}, "outrider": dir(outrider)}
+    for node in (node for block in blocks for node in ast.walk(ast.parse(block))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known:
+            assert node.attr in known[node.value.id]

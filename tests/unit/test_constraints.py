@@ -1,0 +1,312 @@
+"""Answers that must be something: which tokens may come, and the same text assisted or not, in any batch, resumed too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from built import target_of, write
+from constrained import CONSTRAINTS, RECORD, AtOnce, draft_of_the_pair, grammar, model, tokenizer
+from jsonschema import Draft202012Validator
+from llguidance import LLTokenizer
+from numpy.typing import NDArray
+
+from outrider.workers.constraints.grammars import BadConstraint, grammar_of, refuse_unusable
+from outrider.workers.constraints.matching import Matching
+from outrider.workers.engines.engine import Feed
+from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
+from outrider.workers.models.model_info import find
+from outrider.workers.models.tokenizer import Tokenizer
+from outrider.workers.target import constraints
+from outrider.workers.target.constraints import MaskMaker, fitting
+from outrider.workers.target.live_row import LiveRow
+from outrider.workers.target.proposers import Proposal
+from outrider.workers.target.text_and_stop_strings import TextWriter
+
+END = 0
+WORDS = 4096 // 32
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.getbasetemp() / "packed"))
+
+
+def begun(name: str, ends: tuple[int, ...] = (END,)) -> Matching:
+    return AtOnce(model("pocket")).matching(grammar(name), ends)
+
+
+def mask_of(matching: Matching) -> NDArray[np.uint32]:
+    mask = np.full(WORDS, 0xFFFFFFFF, np.uint32)
+    matching.fill(mask)
+    return mask
+
+
+def allowed(matching: Matching) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(mask_of(matching).view(np.uint8), bitorder="little")).tolist())
+
+
+def spelled(tokens: list[int]) -> bytes:
+    return b"".join(map(tokenizer().token_bytes.bytes_of, tokens))
+
+
+def wander(matching: Matching, random: np.random.Generator, most: int = 60) -> list[int]:
+    """Go on at random as far as the grammar lets."""
+    while len(matching) < most and (may := sorted(allowed(matching))):
+        assert matching.take(int(random.choice(may)))
+    return list(matching.tokens)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_mask_holds_the_tokens_that_go_on_towards_one_of_the_texts(seed: int) -> None:
+    """Held against the texts themselves: where nothing is forced a token may come if some text goes on with it."""
+    random = np.random.default_rng(seed)
+    texts = [text.encode() for text in CONSTRAINTS["choice"]["value"]]
+    pieces = {token: spelled([token]) for token in range(1, 4096) if not tokenizer().token_bytes.silent(token)}
+    matching = begun("choice")
+    while not matching.ended:
+        so_far = spelled(list(matching.tokens))
+        fits = {token for token, piece in pieces.items() if piece and any(t.startswith(so_far + piece) for t in texts)}
+        fits |= {END} if so_far in texts else set()
+        found = allowed(matching)
+        if matching.forced:
+            assert found == {matching.forced[0]} <= fits
+        else:
+            assert found == fits
+        assert matching.take(int(random.choice(sorted(found))))
+    assert spelled(list(matching.tokens[:-1])) in texts
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+@pytest.mark.parametrize("seed", range(4))
+def test_what_may_come_depends_on_what_is_written_alone(name: str, seed: int) -> None:
+    """However much was tried and taken back on the way, and whether a mask was made there."""
+    random = np.random.default_rng(seed)
+    tokens = wander(begun(name), random)
+    tried, straight, unasked = begun(name), begun(name), begun(name)
+    for at, token in enumerate(tokens):
+        if at % 3 == seed % 3:
+            wander(tried, random, at + 5)
+            tried.back(at)
+        # Wrong tokens change nothing.
+        assert not any(map(tried.take, (wrong for wrong in range(1, 60) if wrong not in allowed(straight))))
+        np.testing.assert_array_equal(mask_of(tried), mask_of(straight))
+        assert tried.forced == straight.forced == unasked.forced
+        assert tried.take(token) and straight.take(token) and unasked.take(token)
+    np.testing.assert_array_equal(mask_of(unasked), mask_of(straight))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_records_written_at_random_fit_and_are_compact(seed: int) -> None:
+    tokens = wander(begun("record"), np.random.default_rng(seed), 400)
+    assert tokens[-1] == END
+    text = spelled(tokens[:-1]).decode()
+    Draft202012Validator(RECORD).validate(json.loads(text))
+    assert text == json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")) or "\\" in text
+
+
+def test_forced_text_has_the_spelling_of_the_tokenizer() -> None:
+    matching = begun("record")
+    assert matching.forced == tuple(tokenizer().encode_rendered('{"name":'))
+    other = tokenizer().encode_rendered("{")[0], tokenizer().encode_rendered('"n')[0]
+    assert not matching.take(other[1])
+
+
+def test_every_end_of_the_row_may_end_it_where_it_may_end() -> None:
+    matching = begun("regex", (END, 7, 9))
+    for token in tokenizer().encode_rendered("abcd1"):
+        assert not {END, 7, 9} & allowed(matching)
+        assert matching.take(token)
+    assert allowed(matching) >= {END, 7, 9}
+    # Where it must, the end has one spelling.
+    assert matching.take(tokenizer().encode_rendered("x")[0])
+    assert allowed(matching) == {END}
+    assert matching.take(END)
+    assert matching.ended and not allowed(matching)
+
+
+def live(name: str, logprobs: int | None = None) -> LiveRow:
+    row = Row(0, (1,), 200, Sampling(grammar=grammar(name), end_tokens=(END,)), logprobs=logprobs)
+    return LiveRow(row, [1], TextWriter(tokenizer().decode, (), (END,)), 0.0, matching=begun(name))
+
+
+def test_candidates_are_cut_where_they_do_not_fit_and_what_is_forced_follows() -> None:
+    row = live("record", logprobs=0)
+    encode = tokenizer().encode_rendered
+    name = encode('{"name":')
+    # Nothing is proposed: what is certain is a candidate all the same.
+    assert fitting(row, Proposal(), 64).tokens == name
+    assert fitting(row, Proposal([name[0], 5, 6]), 64).tokens == name
+    assert fitting(row, Proposal(), 2).tokens == name[:2]
+    for token in [*name, *encode('"'), *encode("bob")]:
+        row.append(token, (END,), 500)
+    closed = encode('",')
+    assert fitting(row, Proposal([*closed, 5], [(0, 5)]), 64) == Proposal([*closed, *encode('"age":')])
+    assert fitting(row, Proposal([END, 5]), 64).tokens == []
+    assert list(row.tokens[1:]) == list(row.matching.tokens if row.matching else ())
+
+
+@pytest.mark.parametrize(("at_once", "cores"), [(1.0, 1), (-1.0, 1), (-1.0, 16)])
+def test_masks_of_a_pass_are_those_of_its_positions(at_once: float, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made before the pass, in a thread beside it, and in several."""
+    monkeypatch.setattr(constraints, "AT_ONCE_SECONDS", at_once)
+    monkeypatch.setattr(constraints, "_all_cores", lambda: {*range(cores)})
+    monkeypatch.setattr(constraints, "_on_all_cores", lambda: None)
+    rows = [live("record"), live("regex")]
+    candidates = [tokenizer().encode_rendered('{"name":"bo'), tokenizer().encode_rendered("abab")]
+    maker = MaskMaker(4096)
+    feeds = [Feed(at, [1, *tokens], len(tokens) + 1) for at, tokens in enumerate(candidates)]
+    masked = maker.begin(rows, feeds)
+    assert (maker._threads is None) == (at_once > 0)
+    maker.finish()
+    for row, feed, tokens in zip(rows, masked, candidates, strict=True):
+        assert feed.masks is not None and row.matching is not None
+        for index, token in enumerate([*tokens, None]):
+            np.testing.assert_array_equal(feed.masks.of.words[feed.masks.first + index], mask_of(row.matching))
+            assert token is None or row.matching.take(token)
+
+
+def rows_of_all_kinds(count: int, tokens: int = 90, seed: int = 5) -> list[Row]:
+    random = np.random.default_rng(seed)
+    names = ["", *CONSTRAINTS]
+    head = tokenizer().encode("def read(path):\n    with open(path) as file:\n        return file.read()\n\n\n")
+    rows = []
+    for key in range(count):
+        prompt = [*head, *tokenizer().encode(f"def f{key % 7}(x):\n    return")]
+        sampling = Sampling(
+            temperature=float(random.choice([0.0, 0.7, 1.0, 1.5])),
+            top_k=int(random.choice([0, 0, 2, 50])),
+            top_p=float(random.choice([1.0, 1.0, 0.8])),
+            seed=key,
+            repetition_penalty=float(random.choice([1.0, 1.0, 1.3])),
+            logit_bias=((12, 4.0), (2, -3.0)) if random.random() < 0.3 else (),
+            end_tokens=(END, 199) if random.random() < 0.2 else (END,),
+            grammar=grammar(name) if (name := names[key % len(names)]) else "",
+        )
+        stop = ("4", "re") if random.random() < 0.15 else ()
+        logprobs = int(random.integers(3)) if random.random() < 0.3 else None
+        rows.append(Row(key, tuple(prompt), int(random.choice([7, tokens])), sampling, stop, logprobs))
+    return rows
+
+
+def what_counts(results: dict[int, RowResult]) -> dict[int, tuple[object, ...]]:
+    return {key: (each.tokens, each.text, each.finish_reason, each.logprobs) for key, each in sorted(results.items())}
+
+
+def test_the_same_text_assisted_or_not_in_any_batch_resumed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, rows = model("pocket"), rows_of_all_kinds(30)
+    plain, alone = write(target_of(opened, 1, 0, tokenizer=tokenizer()), rows)
+    assert {result.finish_reason for result in plain.values()} == {"stop", "length"}
+    assert alone.counters.forced_tokens > 30
+    for row in rows:
+        if row.sampling.grammar == grammar("record") and plain[row.key].tokens[-1] == END:
+            Draft202012Validator(RECORD).validate(json.loads(plain[row.key].text))
+    for batch, count, draft, lookup in [
+        (7, 0, None, False),
+        (1, 3, draft_of_the_pair(), False),
+        (6, 5, draft_of_the_pair(500), False),
+        (5, 6, draft_of_the_pair(constrained=False), False),
+        (4, 4, None, True),
+        (9, 2, draft_of_the_pair(), True),
+    ]:
+        monkeypatch.setattr(constraints, "AT_ONCE_SECONDS", 1.0 if count % 2 else -1.0)
+        assisted, verifier = write(target_of(opened, batch, count, draft, lookup, 500, tokenizer()), rows)
+        assert what_counts(assisted) == what_counts(plain)
+        assert not count or 0 < verifier.counters.accepted < verifier.counters.proposed
+    half = []
+    random = np.random.default_rng(2)
+    for row in rows:
+        whole = plain[row.key]
+        cut = int(random.integers(0, len(whole.tokens) + 1))
+        told: tuple[tuple[tuple[int, float], ...], ...] = ()
+        if whole.logprobs is not None:
+            own = zip(whole.tokens, whole.logprobs.chosen, whole.logprobs.likeliest, strict=True)
+            told = tuple(((token, chosen), *likeliest) for token, chosen, likeliest in own)[:cut]
+        half.append(replace(row, resumed=whole.tokens[:cut], resumed_logprobs=told))
+    for batch, count, draft in [(1, 0, None), (6, 4, draft_of_the_pair(300))]:
+        resumed, _ = write(target_of(opened, batch, count, draft, tokenizer=tokenizer()), half)
+        assert what_counts(resumed) == what_counts(plain)
+
+
+def test_what_an_earlier_target_wrote_under_another_grammar_is_written_anew() -> None:
+    opened = model("pocket")
+    [row] = [row for row in rows_of_all_kinds(2) if row.sampling.grammar]
+    plain, _ = write(target_of(opened, 1, 0, tokenizer=tokenizer()), [row])
+    again, _ = write(target_of(opened, 1, 0, tokenizer=tokenizer()), [replace(row, resumed=(55, 56))])
+    assert what_counts(again) == what_counts(plain)
+
+
+def test_a_draft_under_masks_is_right_more_often() -> None:
+    rows = [
+        replace(row, logprobs=None, stop=(), max_tokens=90, sampling=replace(row.sampling, grammar=grammar("record")))
+        for row in rows_of_all_kinds(12)
+    ]
+    shares = []
+    for constrained in (True, False):
+        target = target_of(model("pocket"), 4, 4, draft_of_the_pair(constrained=constrained), tokenizer=tokenizer())
+        _, verifier = write(target, rows)
+        shares.append(verifier.counters.tokens / verifier.counters.rounds)
+    assert shares[0] > 1.2 * shares[1]
+
+
+@pytest.mark.slow
+def test_on_the_hf_engine_tokens_are_the_same() -> None:
+    opened, rows = model("pocket", "hf"), rows_of_all_kinds(18, 60)
+    plain, _ = write(target_of(opened, 1, 0, tokenizer=tokenizer()), rows)
+    assisted, verifier = write(target_of(opened, 5, 3, draft_of_the_pair(), tokenizer=tokenizer()), rows)
+    turned = [key for key in plain if plain[key].tokens != assisted[key].tokens]
+    assert len(turned) <= verifier.counters.near_ties
+
+
+def test_where_the_model_has_no_token_for_it_the_row_fails_and_says_so() -> None:
+    class Larger(Tokenizer):
+        """It has tokens that the model does not score."""
+
+        def __init__(self) -> None:
+            super().__init__(find("pocket"))
+
+        def for_grammars(self, vocabulary: int, end: int) -> LLTokenizer:
+            return super().for_grammars(vocabulary + 32, end)
+
+    target = target_of(model("pocket"), 2, 0, tokenizer=Larger())
+    hopeless = Row(0, (1, 2), 9, Sampling(grammar=grammar_of({"kind": "grammar", "value": "start: <[4100]>"})))
+    target.verifier.add([hopeless, Row(1, (1, 2), 9, Sampling(grammar="{}"))])
+    ended = [result for _ in range(4) for result in target.verifier.round()]
+    failures = {result.key: result.message for result in ended if isinstance(result, RowFailure)}
+    assert failures[0] == "behind 0 tokens none that the model can write fits what the answer must be"
+    assert failures[1].startswith("what the answer must be is not usable: it cannot be compiled")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "sentence"),
+    [
+        ({"kind": "json", "value": {"type": "objekt"}}, "it cannot be compiled: "),
+        ({"kind": "json", "value": {"properties": {"a": {"type": "string", "format": "nonsense"}}}}, "it cannot be"),
+        ({"kind": "json", "value": {"not": {"type": "string"}}}, "it cannot be compiled: "),
+        ({"kind": "json", "value": {"x-guidance": {"lenient": True}}}, '"x-guidance" of a schema holds .* "lenient"'),
+        ({"kind": "json", "value": {"x-guidance": 3}}, '"x-guidance" of a schema holds'),
+        ({"kind": "json", "value": {"$ref": "#/$defs/none"}}, "it cannot be compiled: "),
+        ({"kind": "regex", "value": "(a"}, "it cannot be compiled: "),
+        ({"kind": "regex", "value": "a(?=b)"}, "it cannot be compiled: "),
+        ({"kind": "grammar", "value": "start: nobody"}, "it cannot be compiled: "),
+        (
+            {"kind": "grammar", "value": "start[max_tokens=3]: /a+/"},
+            'the grammar\'s attribute "max_tokens" is not supported',
+        ),
+        ({"kind": "grammar", "value": 'root ::= "a'}, "the grammar cannot be read|it cannot be compiled"),
+    ],
+)
+def test_what_cannot_be_compiled_says_why(constraint: dict[str, object], sentence: str) -> None:
+    opened = model("pocket")
+    vocabulary = tokenizer().for_grammars(opened.engine.vocabulary, END)
+    with pytest.raises(BadConstraint, match=f"^({sentence})"):
+        refuse_unusable(grammar_of(constraint), vocabulary)
+
+
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer()._tokenizer.__class__, "backend_tokenizer", None)
+    with pytest.raises(BadConstraint, match=r"no tokenizer\.json"):
+        tokenizer().for_grammars(4096, END)

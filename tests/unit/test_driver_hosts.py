@@ -1,0 +1,210 @@
+"""The driver and its places: hosts that leave and join, cores that others hold, replicas that compute otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_world import PLAN, PLANNED, Future, World, driver, fake_world, fill
+from ray.exceptions import RayActorError, RayTaskError
+
+from outrider.runner.driving import lifecycle
+from outrider.runner.driving.schedule import MOST_ATTEMPTS
+from outrider.runner.hosts.this_machine import LocalHost
+from outrider.runner.job.journal import Counts, Journal
+from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.planning.replica_plan import ReplicaPlan
+from outrider.workers.errors import JobChangedError, JobError, LeaseError
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return fake_world(monkeypatch)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "job.db")
+
+
+class NoEvent:
+    """Stands for the drain's event, and counts the waits."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> bool:
+        self.waits += 1
+        return False
+
+
+def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) -> None:
+    """It neither spins nor counts as dead."""
+    fill(journal, 5)
+    world.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
+    asked: list[int] = []
+
+    def plan_anew() -> ReplicaPlan | None:
+        asked.append(1)
+        if len(asked) < 4:
+            return None
+        world.dies_at_start.clear()
+        return PLAN
+
+    made = driver(journal, hosts=LocalHost(plan_anew, lambda: None, lambda: None))
+    made._drain = event = NoEvent()  # type: ignore[assignment]
+    made.run()
+    assert event.waits >= 2
+    assert made.counters.target_deaths == 0
+    assert journal.counts() == Counts(5, 5, 0)
+
+
+class Moving:
+    """A fleet of one host after the other: each leaves when its target dies, and the next one joins."""
+
+    def __init__(self, plans: list[ReplicaPlan]) -> None:
+        self.plans = plans
+        self.left: list[ReplicaPlan] = []
+        self.released: list[ReplicaPlan] = []
+
+    def lost(self) -> str | None:
+        return None
+
+    def new_replica_plans(self, unplaced: int) -> list[ReplicaPlan]:
+        return [self.plans.pop()] if unplaced and self.plans else []
+
+    def gone(self, plan: ReplicaPlan) -> bool:
+        return plan in self.left
+
+    def sign_of_life(self, plan: ReplicaPlan) -> Any:
+        return None
+
+    def release(self, plan: ReplicaPlan) -> None:
+        self.released.append(plan)
+
+    def host(self, plan: ReplicaPlan) -> str:
+        return plan.target.actor.host
+
+
+def on(host: str) -> ReplicaPlan:
+    return replace(PLAN, target=replace(PLAN.target, actor=replace(PLANNED, host=host)))
+
+
+def test_a_host_that_leaves_takes_no_row_with_it_and_blames_none(world: World, journal: Journal) -> None:
+    fill(journal, 40)
+    hosts = Moving([on(f"host {number}") for number in range(6)])
+    made = driver(journal, hosts=hosts)
+    made._drain = NoEvent()  # type: ignore[assignment]
+    turns = count()
+
+    def leave() -> None:
+        # Row 0 is under way each time, more often than a row may see its replica die.
+        leaving = next(turns) < 2 * MOST_ATTEMPTS - 1
+        world.poison = {row.key // MOST_SAMPLES for row in made._replicas[0].rows} if leaving else set()  # type: ignore[attr-defined]
+        hosts.left = [made._replicas[0].plan] if world.poison else []
+
+    world.after_harvest = leave
+    made.run()
+    assert len(hosts.released) >= MOST_ATTEMPTS
+    assert journal.counts() == Counts(40, 40, 0)
+    assert made.counters.target_deaths == 0
+    assert sum(made.record.rows_by_host.values()) == 40
+
+
+def test_a_host_that_joins_gets_rows(world: World, journal: Journal) -> None:
+    fill(journal, 400)
+    joining = [on("new")]
+
+    class Growing(Moving):
+        def new_replica_plans(self, unplaced: int) -> list[ReplicaPlan]:
+            return [joining.pop()] if joining else []
+
+    made = driver(journal, hosts=Growing([]))
+    made.run()
+    assert set(made.record.rows_by_host) == {"here", "new"}
+    assert journal.counts() == Counts(400, 400, 0)
+
+
+def test_a_job_without_any_place_gives_up_in_the_end(world: World, journal: Journal) -> None:
+    fill(journal, 5)
+    world.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
+    made = driver(journal, patience=-1.0)
+    made._drain = NoEvent()  # type: ignore[assignment]
+    with pytest.raises(JobError, match="no replica has had a place for"):
+        made.run()
+
+
+def test_a_replica_that_computes_otherwise_is_left_out(world: World, journal: Journal) -> None:
+    fill(journal, 50)
+    paths = count()
+
+    def agree(path: dict[str, str]) -> None:
+        if next(paths) == 1:
+            raise JobChangedError("instruction_set: avx512 then, avx2 now")
+
+    made = driver(journal, replicas=2, agree_on_path=agree)
+    made.run()
+    assert journal.counts() == Counts(50, 50, 0)
+    assert any("is not used: instruction_set: avx512 then" in note for note in made.counters.notes)
+
+
+@pytest.mark.parametrize(("sign", "host_lives"), [("comes", True), ("breaks", False), ("is never seen", True)])
+def test_a_death_is_blamed_only_where_the_host_lives_on(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch, sign: str, host_lives: bool
+) -> None:
+    fill(journal, 20)
+    if sign == "is never seen":
+        monkeypatch.setattr(lifecycle, "SIGN_SECONDS", 0.0)
+
+    class Doubted(Moving):
+        def sign_of_life(self, plan: ReplicaPlan) -> Any:
+            return Future(lambda: RayActorError() if sign == "breaks" else None, ready=sign != "is never seen")
+
+    made = driver(journal, hosts=Doubted([on("next")]))
+    made._drain = NoEvent()  # type: ignore[assignment]
+    deaths = count()
+
+    def die_once() -> None:
+        world.poison = {row.key // MOST_SAMPLES for row in made._replicas[0].rows} if next(deaths) == 1 else set()  # type: ignore[attr-defined]
+
+    world.after_harvest = die_once
+    made.run()
+    assert journal.counts() == Counts(20, 20, 0)
+    assert made.counters.target_deaths == host_lives
+    assert set(made.record.rows_by_host) == ({"here"} if host_lives else {"here", "next"})
+
+
+def test_a_target_whose_weights_have_changed_is_left_out_and_alone_ends_the_job(world: World, journal: Journal) -> None:
+    """Half of the rows by another model must be impossible, so it is not tried again either."""
+    fill(journal, 6)
+    changed = JobChangedError("the files of /models/tiny have changed since this run looked at them")
+    world.dies_at_start[1] = RayTaskError("load", "Traceback", changed)
+    made = driver(journal, replicas=2)
+    made.run()
+    assert journal.counts() == Counts(6, 6, 0)
+    assert world.starts.count(1) == 1
+    assert any(
+        "replica 1 on here is not used: the files of /models/tiny have changed" in note for note in made.counters.notes
+    )
+
+
+def test_a_target_that_comes_up_again_with_other_weights_ends_the_job(world: World, journal: Journal) -> None:
+    fill(journal, 6)
+
+    def die_once() -> None:
+        """After the first rows, and what starts in its place finds other files."""
+        if journal.counts().done and not world.poison:
+            world.poison = set(range(6))
+            world.dies_at_start[0] = RayTaskError("load", "Traceback", JobChangedError("the files have changed"))
+
+    world.after_harvest = die_once
+    with pytest.raises(JobChangedError, match="the files have changed"):
+        driver(journal, batch=1).run()
+    assert 0 < journal.counts().done < 6
+    assert world.starts == [0, 0]

@@ -1,0 +1,213 @@
+"""GGUF files: what they say is held against what they are, and the tokenizer inside is the model's own."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from gguf_models import mostly, write_gguf
+from native_models import logits, open_native
+from quantised_models import save_small
+from tiny_models import tiny_model
+from tokenizers import Tokenizer as Fast
+from tokenizers import decoders, models, normalizers
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models.formats.gguf.file import read_gguf
+from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
+from outrider.workers.models.model_info import find, read_model_info
+from outrider.workers.models.opening import check_weights
+from outrider.workers.models.tokenizer import Tokenizer
+
+POCKET = find("pocket")
+TEXTS = ["def f(x):\n    return x + 1\n", "Grüße, 12345 — don't\t\n\n  class A:", "<|endoftext|>x", " ", "日本 🙂"]
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def key(name: str, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+def tensor(name: str = "t", shape: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+def file_of(keys: list[bytes], tensors: list[bytes], data: int = 128, counts: tuple[int, int] | None = None) -> bytes:
+    found = counts or (len(tensors), len(keys))
+    head = b"GGUF" + struct.pack("<IQQ", 3, *found) + b"".join(keys) + b"".join(tensors)
+    return head + bytes(-len(head) % 32) + bytes(data)
+
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "no GGUF": (b"GGML" + bytes(100), "is no GGUF file"),
+    "another byte order": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(64), "GGUF of version 50331648"),
+    "an end in the middle": (file_of([key("a", 4, bytes(4))], [tensor()])[:30], "for which it has too few bytes"),
+    "tensors without number": (file_of([], [], counts=(1 << 62, 0)), "tells of 4,611,686,018,427,387,904 tensors"),
+    "keys without number": (file_of([], [], counts=(0, 1 << 40)), "keys of metadata, for which it has too few bytes"),
+    "a text of gigabytes": (file_of([text("a") + struct.pack("<IQ", 8, 1 << 33)], []), "bytes, more than it has"),
+    "a list of gigabytes": (file_of([text("a") + struct.pack("<IIQ", 9, 4, 1 << 61)], []), "values in 'a', for which"),
+    "a list of lists": (file_of([text("a") + struct.pack("<IIQ", 9, 9, 1)], []), "lists of the type 9"),
+    "a value of no type": (file_of([key("a", 77, b"")], []), "type 77, which GGUF does not know"),
+    "a key twice": (file_of([key("a", 4, bytes(4))] * 2, []), "the key 'a' twice"),
+    "a key that is no text": (file_of([struct.pack("<Q", 1) + b"\xff" + struct.pack("<I", 4) + bytes(4)], []), "no UTF-8"),
+    "a size that wraps": (file_of([], [tensor(shape=(1 << 40, 1 << 40))]), "it is truncated"),
+    "a product of nothing": (file_of([], [tensor(shape=(0, 1 << 63))]), "the shape (9223372036854775808, 0)"),
+    "an offset outside": (file_of([], [tensor(offset=1 << 50)]), "it is truncated"),
+    "an offset between": (file_of([], [tensor(offset=5)]), "no multiple of 32"),
+    "one over another": (file_of([], [tensor("a"), tensor("b", offset=96)]), "over another"),
+    "the same twice": (file_of([], [tensor("a"), tensor("a", offset=128)], data=512), "the tensor 'a' twice"),
+    "an unknown type": (file_of([], [tensor(kind=10)]), "in GGUF's type 10, which is not read"),
+    "half a block": (file_of([], [tensor(shape=(40,), kind=8)]), "32 values make a block"),
+    "too many dimensions": (file_of([], [tensor(shape=(1,) * 9)]), "9 dimensions"),
+    "an alignment of nothing": (file_of([key("general.alignment", 4, bytes(4))], []), '"general.alignment" of 0'),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_that_cannot_be_what_it_says_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    content, said = HOSTILE[name]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelError) as error:
+        read_gguf(path)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_cut_of_a_file_is_read_or_leads_elsewhere_than_to_a_sentence(tmp_path: Path) -> None:
+    whole = write_gguf(save_small(tmp_path), tmp_path / "whole.gguf", mostly("Q8_0")).read_bytes()
+    path = tmp_path / "cut.gguf"
+    for end in [*range(0, 400, 7), len(whole) // 2, len(whole) - 1]:
+        path.write_bytes(whole[:end])
+        with pytest.raises(ModelError):
+            read_gguf(path)
+
+
+def small(path: Path, architecture: str = "llama", **more: Any) -> Path:
+    save_small(path)
+    return write_gguf(path, path / "model.gguf", mostly("Q8_0"), architecture, **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"llama__expert_count": 8}, "'llama.expert_count': 8, which the native engine does not know"),
+        ({"llama__attention__scale": 0.5}, "'llama.attention.scale'"),
+        ({"llama__rope__scaling__type": "longrope"}, "lacks"),
+        ({"split__count": 3}, "one of 3 parts"),
+    ],
+)
+def test_metadata_that_is_not_honoured_is_refused(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+    if said == "lacks":
+        more, said = more | {"llama__rope__scaling__factor": 2.0}, "rope scaling 'longrope'"
+    with pytest.raises(ModelError, match=said.replace("(", r"\(")):
+        read_model_info(str(small(tmp_path, **more)))
+
+
+def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="architecture 'gemma3'; of GGUF files, llama, qwen2, qwen3, starcoder are run"):
+        read_model_info(str(small(tmp_path, "gemma3")))
+
+
+def test_the_hf_engine_refuses_gguf(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="the hf engine does not read GGUF"):
+        check_weights(str(small(tmp_path)), "hf")
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        find(str(tmp_path / "nothing.gguf"))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-gqa-8", "llama-linear", "qwen2", "qwen3", "mistral"])
+def test_a_family_computes_the_same_from_gguf(name: str, tmp_path: Path) -> None:
+    """In F32, bit for bit: names, the order of rows, norms, rope and windows are those of the model."""
+    model = tiny_model(name)
+    model.save_pretrained(tmp_path)
+    architecture = name.split("-")[0].replace("mistral", "llama")
+    more: dict[str, Any] = {}
+    if name == "llama-linear":
+        more = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0}
+    if name == "mistral":
+        more = {"llama__attention__sliding_window": 7}
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", mostly("F32"), architecture, **more)
+    wanted, found = logits(open_native(tmp_path, "fp32")), logits(open_native(path, "fp32"))
+    assert (wanted == found).all()
+
+
+@pytest.fixture(scope="module")
+def pocket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(POCKET, tmp_path_factory.mktemp("pocket") / "pocket.gguf", mostly("Q4_0"))
+
+
+def test_the_tokenizer_inside_is_the_models_own(pocket: Path) -> None:
+    wanted, found = Tokenizer(POCKET), Tokenizer(pocket)
+    for sample in TEXTS:
+        assert found.encode(sample) == wanted.encode(sample)
+        assert found.decode(found.encode(sample)) == wanted.decode(wanted.encode(sample))
+    conversation = [{"role": "user", "content": "hello"}]
+    assert found.encode_chat(conversation) == wanted.encode_chat(conversation)
+    assert found.meanings() == wanted.meanings()
+    assert [found.token_bytes.bytes_of(token) for token in range(300)] == [
+        wanted.token_bytes.bytes_of(token) for token in range(300)
+    ]
+    assert read_model_info(str(pocket)).end_tokens == read_model_info(str(POCKET)).end_tokens
+
+
+def tokenizer_file(path: Path, fill: Callable[[gguf.GGUFWriter], None]) -> Path:
+    writer = gguf.GGUFWriter(str(path), "llama")
+    fill(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+PIECES = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((f"<0x{byte:02X}>", 0.0) for byte in range(256))]
+WORDS = ["▁", "a", "b", "c", "ab", "▁a", "bc", "▁ab", "abc"]
+
+
+def test_sentence_pieces_are_joined_by_their_scores(tmp_path: Path) -> None:
+    pieces = [*PIECES, *((word, -float(rank)) for rank, word in enumerate(WORDS))]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * len(WORDS)]
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([piece for piece, _ in pieces])
+        writer.add_token_scores([score for _, score in pieces])
+        writer.add_token_types(kinds)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
+
+    found = gguf_tokenizer(tokenizer_file(tmp_path / "t.gguf", fill))
+    # What transformers makes of such a sentencepiece model: unions in the order of their scores.
+    vocabulary = {piece: number for number, (piece, _) in enumerate(pieces)}
+    merges = [("a", "b"), ("▁", "a"), ("b", "c"), ("▁a", "b"), ("▁", "ab"), ("ab", "c"), ("a", "bc")]
+    wanted = Fast(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    wanted.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    wanted.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    for sample in ("abc", "ab bc", "a ä b", "cab"):
+        ids = found(sample)["input_ids"]
+        assert ids == [1, *wanted.encode(sample).ids]
+        assert found.decode(ids, skip_special_tokens=True) == sample
+
+
+def test_a_way_of_cutting_text_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("chatglm-bpe")
+        writer.add_token_list(["a", "b"])
+        writer.add_token_merges(["a b"])
+
+    with pytest.raises(ModelError, match="cuts text in the way 'chatglm-bpe', which is not known here"):
+        gguf_tokenizer(tokenizer_file(tmp_path / "t.gguf", fill))

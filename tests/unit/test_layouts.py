@@ -1,0 +1,43 @@
+"""Which layouts are tried where."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.runner.planning.layouts import layouts_of
+from outrider.runner.planning.placement import PlannedActor
+
+
+def actor(role: str, cores: tuple[int, ...]) -> PlannedActor:
+    return PlannedActor(role, 0, "here", cores, (0,), len(cores), "cpu", "", {}, (), {})
+
+
+def names(target: tuple[int, ...], draft: tuple[int, ...] | None, movable: bool) -> list[str]:
+    of_draft = None if draft is None else actor("draft", draft)
+    return [each.name for each in layouts_of(actor("target", target), of_draft, movable)]
+
+
+@pytest.mark.parametrize("movable", [True, False])
+def test_on_cores_of_its_own_the_draft_runs_ahead(movable: bool) -> None:
+    assert names((1, 2), (0,), movable) == ["ahead"]
+
+
+def test_on_shared_cores_both_take_turns_unless_they_can_be_divided() -> None:
+    both = (0, 1)
+    assert names(both, both, movable=False) == ["turns"]
+    assert names((0,), (0,), movable=True) == ["turns"]
+    assert names(both, both, movable=True) == ["turns", "plain", "ahead"]
+
+
+def test_without_a_draft_there_is_no_other_layout() -> None:
+    assert names((0, 1), None, movable=True) == ["turns"]
+
+
+def test_no_core_is_given_twice_nor_lost_when_they_are_divided() -> None:
+    cores = tuple(range(2, 30))
+    for each in layouts_of(actor("target", cores), actor("draft", cores), True):
+        if each.kind == "turns":
+            assert each.target_cores == each.draft_cores == cores
+        else:
+            assert sorted(each.target_cores + each.draft_cores) == list(cores)
+            assert len(each.draft_cores) == 3

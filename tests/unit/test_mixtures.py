@@ -1,0 +1,145 @@
+"""Mixtures of experts as checkpoints keep them: one by one, together, in MXFP4."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from family_texts import LENGTHS, WRITTEN, difference, one_thread, prompt
+from native_models import TOKENS, logits, open_native
+from quantised_models import Tensors, compressed, rewritten, set_config
+from safetensors.torch import load_file
+from tiny_models import tiny_model
+from transformers import AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from benchmarks.families.check import write
+from outrider.kernels.program import Codes, Format, Kind
+from outrider.workers.errors import ModelError
+from outrider.workers.models.families import build_program
+from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.model_info import read_model_info
+from outrider.workers.precisions import PRECISIONS
+from outrider.workers.quantising.quantiser import program_of
+
+MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe"])
+def test_experts_that_lie_together_are_those_that_lie_apart(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name)
+    model.save_pretrained(tmp_path)
+    apart = load_file(tmp_path / "model.safetensors")
+    assert any(".experts.0." in tensor for tensor in apart)
+    found = logits(open_native(tmp_path, "bf16", threads=1))
+    tied = model.config.tie_word_embeddings
+    together = {key: value for key, value in model.state_dict().items() if not (tied and key == "lm_head.weight")}
+    rewritten(tmp_path, lambda tensors: together)
+    assert any(tensor.endswith("experts.gate_up_proj") for tensor in load_file(tmp_path / "model.safetensors"))
+    np.testing.assert_array_equal(logits(open_native(tmp_path, "bf16", threads=1)), found)
+
+
+def in_mxfp4(path: Path, tensors: Tensors, plain: Tensors) -> Tensors:
+    """Random codes and scales in place of every layer's experts; the numbers that they stand for go to ``plain``."""
+    generator = torch.Generator().manual_seed(7)
+    result = dict(tensors)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, columns, rows = result.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(121, 125, (experts, rows, columns // 32), dtype=torch.uint8, generator=generator)
+        plain[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        assert plain[name].shape == (experts, columns, rows)
+        result |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    return result
+
+
+@pytest.fixture
+def mxfp4(tmp_path: Path) -> tuple[Path, Path]:
+    """A checkpoint as gpt-oss is published, and one with the numbers that its codes stand for."""
+    path, dequantised = tmp_path / "mxfp4", tmp_path / "plain"
+    model = tiny_model("gpt-oss")
+    model.save_pretrained(path)
+    model.save_pretrained(dequantised)
+    plain: Tensors = {}
+    rewritten(path, lambda tensors: in_mxfp4(path, tensors, plain))
+    kept = load_file(path / "model.safetensors")
+    rewritten(
+        dequantised,
+        lambda tensors: {name: plain.get(name, kept.get(name, value).float()) for name, value in tensors.items()},
+    )
+    set_config(path, quantization_config=MXFP4)
+    return path, dequantised
+
+
+@one_thread()
+@torch.inference_mode()
+def test_mxfp4_is_what_its_codes_stand_for(mxfp4: tuple[Path, Path]) -> None:
+    path, dequantised = mxfp4
+    model = AutoModelForCausalLM.from_pretrained(dequantised, dtype=torch.float32, attn_implementation="eager").eval()
+    expected = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    for precision, bound in (("fp32", 1e-4), ("w8af32", 1e-4), ("w4abf16", 0.03), ("w4a8", 0.06)):
+        distance = np.abs(logits(open_native(path, precision, threads=1)) - expected).max() / np.abs(expected).max()
+        assert distance < bound, f"{precision}: {distance:.1e}"
+    assert read_model_info(str(path)).made_for == "w4abf16"
+    laid_out = lay_out(path, PRECISIONS["w4abf16"])
+    assert "mxfp4, 4 bits, groups of 32" in laid_out.weights and laid_out.kept
+    op = next(op for op in laid_out.program.ops if op.kind is Kind.EXPERTS)
+    assert laid_out.program.weights[op.weight].stored.codes is Codes.E2M1
+    # Codes as they are and activations in fp32: the texts are transformers'.
+    engine = open_native(path, "w8af32", threads=1)
+    prompts = [prompt(length, 1, engine.vocabulary) for length in LENGTHS]
+    texts, (proposed, _) = write(engine, prompts)
+    assert proposed > 10 and all(len(text) == WRITTEN for text in texts)
+    assert not [each for given, text in zip(prompts, texts, strict=True) if (each := difference(model, given, text))]
+
+
+def test_a_scale_that_is_no_number_is_refused(mxfp4: tuple[Path, Path]) -> None:
+    path, _ = mxfp4
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+
+    def change(tensors: Tensors) -> Tensors:
+        tensors[name][2, 3, 1] = 255
+        return tensors
+
+    rewritten(path, change)
+    with pytest.raises(ModelError, match=r"down_proj_scales. \(mxfp4\) holds a scale that is not a finite number"):
+        open_native(path, "w4abf16", threads=1)
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    config = tiny_model("mixtral").config.to_dict()
+    with pytest.raises(ModelError, match=r'"num_experts_per_tok" is 9, there are 5 experts'):
+        build_program(config | {"num_experts_per_tok": 9}, Format.BF16)
+    assert build_program(config, Format.W4A8).integer and not build_program(config, Format.BF16).integer
+    tiny_model("mixtral").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="is a mixture of experts, which is not quantised"):
+        program_of(tmp_path)
+    name = "model.layers.0.block_sparse_moe.experts.3.w2.weight"
+    rewritten(tmp_path, lambda tensors: {key: value for key, value in tensors.items() if key != name})
+    with pytest.raises(ModelError, match=r"lacks the weight .model\.layers\.0\.mlp\.experts\.3\.down_proj\.weight"):
+        lay_out(tmp_path, PRECISIONS["bf16"])
+
+
+@pytest.mark.parametrize("name", ["phi3", "qwen3-moe", "qwen2-moe", "mixtral"])
+def test_codes_of_fused_matrices_and_of_experts_are_kept(name: str, tmp_path: Path) -> None:
+    sizes = {"intermediate_size": 192, "head_dim": 16, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
+    sizes = {key: size for key, size in sizes.items() if hasattr(tiny_model(name).config, key)}
+    model = tiny_model(name, **sizes)
+    model.save_pretrained(tmp_path)
+    compressed(tmp_path, num_bits=4, strategy="group", group_size=32)
+    laid_out = lay_out(tmp_path, PRECISIONS["w8af32"])
+    assert laid_out.kept
+    kept = [weight for weight in laid_out.program.weights if weight.storage is not None]
+    assert {weight.stored.codes for weight in kept} == {Codes.INT4} and len(kept) >= 8
+    found, dequantised = (logits(open_native(tmp_path, each, threads=1)) for each in ("w8af32", "fp32"))
+    assert np.abs(found - dequantised).max() < 1e-4 * np.abs(dequantised).max()

@@ -1,0 +1,189 @@
+"""What is known of a model before its weights are loaded, and every way in which a directory can be no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models.model_info import POCKET, find, read_model_info, weight_files
+
+CONFIG = {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64, "eos_token_id": 2, "dtype": "bfloat16"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    write_weights(directory, 7)
+    return directory
+
+
+def write_weights(directory: Path, *values: float) -> None:
+    save_file({"model.norm.weight": np.array(values, np.float32)}, directory / "model.safetensors")
+
+
+def configure(model: Path, **changes: Any) -> None:
+    (model / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+
+
+def message(name: str | Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        read_model_info(str(name))
+    return str(caught.value)
+
+
+def test_a_whole_model(model: Path) -> None:
+    model_info = read_model_info(str(model))
+    assert (model_info.family, model_info.context, model_info.vocabulary, model_info.dtype) == (
+        "llama",
+        64,
+        100,
+        "bfloat16",
+    )
+    assert (model_info.end_tokens, model_info.weight_bytes) == ((2,), (model / "model.safetensors").stat().st_size)
+    assert model_info.path == str(model)
+
+
+@pytest.mark.parametrize(("declared", "end"), [(5, (5,)), ([7, 3], (3, 7)), (None, (2,))])
+def test_generation_settings_go_over_the_configuration(model: Path, declared: Any, end: tuple[int, ...]) -> None:
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": declared}))
+    assert read_model_info(str(model)).end_tokens == end
+
+
+def test_a_model_may_have_no_end(model: Path) -> None:
+    configure(model, eos_token_id=None)
+    assert read_model_info(str(model)).end_tokens == ()
+
+
+def test_limits_may_stand_one_level_down(model: Path) -> None:
+    configure(model, text_config={"vocab_size": 7, "n_positions": 9})
+    model_info = read_model_info(str(model))
+    assert (model_info.vocabulary, model_info.context) == (7, 9)
+
+
+def test_directories_that_are_no_model(model: Path, tmp_path: Path) -> None:
+    assert message(tmp_path) == f"{tmp_path} has no config.json: is this a language model's directory?"
+    (model / "model.safetensors").unlink()
+    assert message(model) == f"{model} holds no weights: neither *.safetensors nor *.bin"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"{", "config.json cannot be read: Expecting property name"),
+        (b"\xff\xfe", "config.json cannot be read: 'utf-8' codec can't decode"),
+        (b"[]", "config.json does not hold a JSON object"),
+        (b"{}", 'config.json has no "model_type"'),
+    ],
+)
+def test_broken_configurations(model: Path, content: bytes, expected: str) -> None:
+    (model / "config.json").write_bytes(content)
+    assert expected in message(model)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vocab_size": None},
+        {"vocab_size": "100"},
+        {"vocab_size": 0},
+        {"vocab_size": True},
+        {"max_position_embeddings": -1},
+        {"max_position_embeddings": None},
+        {"text_config": {"vocab_size": 5}},
+    ],
+)
+def test_limits_that_are_none(model: Path, changes: dict[str, Any]) -> None:
+    configure(model, **changes)
+    assert "does not say how long a row may be or how many tokens there are" in message(model)
+
+
+def test_a_text_config_that_is_none_is_passed_over(model: Path) -> None:
+    configure(model, text_config=5)
+    assert read_model_info(str(model)).vocabulary == 100
+
+
+@pytest.mark.parametrize("end", ["</s>", [1, "2"], {"a": 1}, 1.5, True])
+def test_end_tokens_that_are_no_ids(model: Path, end: Any) -> None:
+    configure(model, eos_token_id=end)
+    assert '"eos_token_id" must be a token id or a list of them' in message(model)
+
+
+def test_safetensors_go_before_pickles(model: Path) -> None:
+    (model / "pytorch_model.bin").write_bytes(b"old")
+    (model / "training_args.bin").write_bytes(b"no weights")
+    assert [path.name for path in weight_files(model)] == ["model.safetensors"]
+    (model / "model.safetensors").unlink()
+    assert [path.name for path in weight_files(model)] == ["pytorch_model.bin"]
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/no/where/at/all", "a/b/c"])
+def test_paths_that_do_not_exist_are_not_looked_for_on_the_hub(name: str) -> None:
+    assert message(name) == f'the model directory "{name}" does not exist'
+
+
+def test_paths_that_cannot_exist() -> None:
+    assert message("~nobody-of-that-name/x").startswith('the model directory "~nobody-of-that-name/x" does not exist')
+    assert message("/" + "x" * 5000).startswith('the model directory "/xxx')
+
+
+def test_a_hub_id_that_is_not_cached_and_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert message("someone/a-model") == (
+        f'"someone/a-model" is neither a directory nor in the local cache ({tmp_path}), and HF_HUB_OFFLINE is set: '
+        "give a directory, or unset it where there is a network"
+    )
+
+
+@pytest.mark.parametrize("name", ["not a name", "a--b", "x..y/z", "-a/b"])
+def test_names_that_no_hub_could_have(name: str) -> None:
+    assert message(name) == f'"{name}" is neither a directory nor a name that a model hub could have'
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    def unreachable(self: object, name: str, timeout: float) -> None:
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    found = message("someone/a-model")
+    assert "the model hub cannot be reached (Name or service not known): give a directory" in found
+
+
+def test_end_tokens_that_the_model_does_not_have_are_left_out(model: Path) -> None:
+    configure(model, eos_token_id=[-1, 5, 10**30])
+    assert read_model_info(str(model)).end_tokens == (5,)
+
+
+def test_the_digest_is_of_the_content(model: Path) -> None:
+    before = read_model_info(str(model)).digest
+    assert read_model_info(str(model)).digest == before
+    write_weights(model, 8)
+    after = read_model_info(str(model)).digest
+    (model / "tokenizer.json").write_text("{}")
+    assert len({before, after, read_model_info(str(model)).digest}) == 3
+
+
+def test_the_digest_does_not_depend_on_the_place(model: Path, tmp_path: Path) -> None:
+    before = read_model_info(str(model)).digest
+    assert read_model_info(str(model.rename(tmp_path / "elsewhere"))).digest == before
+
+
+def test_the_pocket_model_is_found_or_its_lack_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("outrider.workers.models.model_info.files", lambda package: tmp_path)
+    with pytest.raises(ModelError, match=r"the bundled pocket model is missing from .*: reinstall outrider"):
+        find(POCKET)

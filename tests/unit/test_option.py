@@ -1,0 +1,132 @@
+"""One declaration of an option, and everything that is made of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+from typer.testing import CliRunner
+
+from outrider.runner.cli.main import app
+from outrider.runner.job.identity import identity, kept_identity
+from outrider.runner.job.journal import Journal, StoredRow
+from outrider.runner.option import Option, OptionModel, build_options, deciding, flag_of, option_of, sections
+from outrider.runner.options import BenchSpec, JobSpec, Options, TopologySpec
+from outrider.workers.errors import UsageError
+from outrider.workers.models.model_info import ModelInfo
+
+COMMANDS: dict[str, type[OptionModel]] = {"run": JobSpec, "bench": BenchSpec, "topology": TopologySpec}
+
+
+def test_an_option_that_does_not_say_whether_it_decides_a_text_is_an_error() -> None:
+    with pytest.raises(TypeError, match="decides_text"):
+        Option(help="How loud.")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "said"),
+    [
+        (int, "Loud.volume needs one Option, which says its help and whether it decides a text"),
+        (Annotated[int, Field(ge=0)], "Loud.volume needs one Option"),
+        (Annotated[int, Option(help="", decides_text=False)], "Loud.volume says nothing for --help"),
+        (
+            Annotated[int, Option(help="How loud.", decides_text=False, spellings=("--seed",))],
+            "Loud.volume and seed are both --seed",
+        ),
+    ],
+)
+def test_an_option_that_says_too_little_is_an_error_when_it_is_declared(annotation: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        type("Loud", (Options,), {"__annotations__": {"volume": annotation}, "volume": 3, "__module__": __name__})
+
+
+def help_of(command: str) -> str:
+    done = CliRunner().invoke(app, [command, "--help"])
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_tells_of_every_option_with_all_its_spellings_under_its_heading(command: str) -> None:
+    shown, kind = help_of(command), COMMANDS[command]
+    for section, names in sections(kind).items():
+        assert f"{section.__doc__}: " in shown
+        for name in names:
+            option = option_of(kind.model_fields[name])
+            if not option.on_command_line:
+                assert f"{flag_of(kind, name)} " not in shown
+                continue
+            assert option.help in re.sub(r"(?<=\w)- (?=\w)", "-", shown), name
+            switches = (each.flags[0].split("/")[0] for each in option.switches)
+            for flag in (flag_of(kind, name), *option.spellings, *switches):
+                assert re.search(rf"(?<![\w-]){flag}(?![\w-])", shown), flag
+
+
+def test_help_of_options_imports_nothing_that_is_heavy() -> None:
+    program = (
+        "import sys\nfrom outrider.runner.cli.main import app\n"
+        "try:\n    app(['run', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('torch', 'ray', 'numpy', 'transformers') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+
+
+def test_the_identity_of_a_job_has_what_it_always_had() -> None:
+    model_info = ModelInfo("tiny", "/models/tiny", "llama", 20, 100, "float32", (0,), 5, "digest")
+    spec = JobSpec(input=Path("in.jsonl"), out=Path("job"), seed=7, temperature=0.5, draft="none")
+    assert identity(spec, model_info, "input", "native", "bf16") == {
+        "input": "input",
+        "format": "auto",
+        "prompt_column": None,
+        "template": None,
+        "carry": "auto",
+        "chat": False,
+        "split": None,
+        "skip_bad": False,
+        "model": "digest",
+        "engine": "native",
+        "precision": "bf16",
+        "max_tokens": 128,
+        "min_tokens": 0,
+        "ignore_eos": False,
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "seed": 7,
+    }
+    # What tells of the machine, of speed or of where things lie may differ between two runs of a job.
+    free = set(JobSpec.model_fields) - set(deciding(JobSpec))
+    assert {"out", "draft", "draft_tokens", "batch", "replicas", "devices", "address", "trace", "runners_up"} <= free
+
+
+def test_an_option_that_a_job_was_begun_without_was_as_usual(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "job.db")
+    journal.fill([StoredRow(0, "a", 1, "completion", {}, (1,))], [], {"identity": {"seed": 3, "model": "digest"}})
+    kept = kept_identity(journal)
+    assert (kept["seed"], kept["model"], kept["min_tokens"], kept["skip_bad"]) == (3, "digest", 0, False)
+    assert "input" not in kept, "what must be given has no usual value"
+    journal.close()
+
+
+def test_an_option_that_nobody_knows_is_named() -> None:
+    with pytest.raises(UsageError, match='unknown option "max_token"; known are address, allow_pickle'):
+        build_options(JobSpec, {"input": "a", "max_token": 3})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--per", "rack"], "--per: must be 'auto', 'node', 'socket' or 'machine', got 'rack'"),
+        (["--replicas", "0"], "--replicas: must be at least 1, got 0"),
+    ],
+)
+def test_topology_says_what_is_wrong_as_run_does(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["topology", *arguments])
+    assert str(done.exception) == said

@@ -1,0 +1,96 @@
+"""How fast a job is, and when it will be through: by the last minutes, in words."""
+
+from __future__ import annotations
+
+import pytest
+from driver_world import REQUEST
+
+from outrider.runner.driving.partial_results import PartialResults
+from outrider.runner.job.journal import KeptTokens, StoredRow
+from outrider.runner.report.counters import JobCounters
+from outrider.runner.report.latencies import Latencies
+from outrider.runner.report.pace import Pace, Rates, duration, left_words, speed_words
+
+
+def test_speed_is_that_of_the_last_minutes() -> None:
+    pace = Pace()
+    for second in range(2001):
+        # Slow for half an hour, then ten times as fast.
+        ended = second if second <= 1500 else 1500 + 10 * (second - 1500)
+        pace.add(float(second), ended, 100 * ended, 7 * ended)
+    rates = pace.rates()
+    assert rates is not None
+    assert 295 <= rates.seconds <= 310
+    assert (rates.rows, rates.tokens, rates.prompt_tokens) == pytest.approx((10, 1000, 70))
+    assert rates.left(600) == pytest.approx(60)
+    assert len(pace.record()) < 100, "it stays small, however often it is asked"
+
+
+def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
+    pace = Pace()
+    assert pace.rates() is None
+    pace.add(0.0, 0, 0, 0)
+    assert pace.rates() is None
+    pace.add(2.0, 2, 20, 4)
+    rates = pace.rates()
+    assert rates is not None and rates.left(100) is None
+    assert left_words(rates, 100) == left_words(None, 100) == "time left not known yet"
+    assert speed_words(None) == "no speed known yet"
+
+
+def test_rows_that_had_ended_before_are_no_speed() -> None:
+    """Bad rows of the input, and those of earlier runs."""
+    pace = Pace()
+    pace.add(0.0, 5000, 0, 0)
+    pace.add(10.0, 5010, 0, 0)
+    rates = pace.rates()
+    assert rates is not None and rates.rows == 1.0
+
+
+def test_it_goes_on_where_it_was_kept() -> None:
+    pace = Pace()
+    for second in range(60):
+        pace.add(float(second), second, second, second)
+    again = Pace(pace.record())
+    assert again.rates() == pace.rates()
+    again.add(70.0, 70, 70, 70)
+    rates = again.rates()
+    assert rates is not None and rates.rows == pytest.approx(1.0)
+
+
+def test_it_says_what_it_rests_on() -> None:
+    rates = Rates(300.0, 1230, 4.1, 512.3, 2048.0)
+    assert speed_words(rates) == "4.1 rows/s, 512 tok/s, prompts 2,048 tok/s"
+    assert left_words(rates, 8856) == "about 36 min left (by the 1,230 rows of the last 5 min)"
+    assert speed_words(Rates(300.0, 6, 0.02, 1.0, 2.0)).startswith("0.02 rows/s")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "0 s"), (59.4, "59 s"), (61, "1 min 1 s"), (300, "5 min"), (599, "9 min 59 s"), (600, "10 min"),
+        (3599, "60 min"), (3600, "1 h"), (5400, "1 h 30 min"), (86400, "24 h"), (200000, "2 d 7 h"), (172800, "2 d"),
+    ],
+)  # fmt: skip
+def test_durations_are_said_as_people_do(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize("kept", [[[1, 2]], [["x", 1, 2, 3]], 5, [None]])
+def test_what_is_damaged_is_noticed(kept: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Pace(kept)  # type: ignore[arg-type]
+
+
+def test_what_is_read_twice_is_counted() -> None:
+    def row(number: int) -> StoredRow:
+        return StoredRow(number, f"id-{number}", number + 1, "completion", {**REQUEST}, (1, 2, 3))
+
+    counters = JobCounters()
+    results = PartialResults("m", counters, Latencies(None))
+    results.add([row(0)], [], replica=0)
+    assert counters.read_again == 0, "once is not twice"
+    results.add([row(0)], [], replica=1)
+    assert counters.read_again == 3, "a second replica reads the prompt"
+    results.add([row(1)], [KeptTokens(1, 0, 0, (7, 8))], replica=0)
+    assert counters.read_again == 8, "a resumed row is read with what was written of it"

@@ -1,0 +1,298 @@
+"""What the server asks of whoever asks it: keys, names, limits, shapes; and single requests, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from serve_world import KEY, World, line, until
+from starlette.testclient import TestClient
+
+from outrider.runner.serve.auth import keys_of, page_token, report_signature
+from outrider.runner.serve.running import Progress
+from outrider.workers.errors import UsageError
+
+AUTHORISED = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "data", most_upload=1000)
+
+
+@pytest.fixture
+def client(world: World) -> Iterator[TestClient]:
+    with TestClient(world.app, base_url="http://127.0.0.1:8000", headers=AUTHORISED) as client:
+        yield client
+    world.service.close(at_once=True)
+
+
+PLACES = [
+    ("GET", "/v1/files"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files/file-000000000000000000000000/content"),
+    ("GET", "/v1/batches"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/models"),
+    ("POST", "/v1/completions"),
+    ("GET", "/metrics"),
+    ("GET", "/page/data"),
+    ("GET", "/page/reports/batch_000000000000000000000000"),
+    ("GET", "/nowhere"),
+]
+
+
+@pytest.mark.parametrize(("method", "place"), PLACES)
+@pytest.mark.parametrize("given", ["", "Bearer wrong", f"Bearer {KEY}x", f"Basic {KEY}", KEY])
+def test_without_a_key_nothing_is_said(client: TestClient, method: str, place: str, given: str) -> None:
+    answer = client.request(method, place, headers={"Authorization": given})
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert KEY not in answer.text
+
+
+def test_the_real_client_raises_what_it_raises_at_openai(world: World) -> None:
+    with world.client(key="wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.batches.list()
+
+
+def test_each_key_of_the_file_is_one(client: TestClient) -> None:
+    assert client.get("/v1/models", headers={"Authorization": "Bearer sk-other"}).status_code == 200
+    assert client.get("/v1/models", headers={"Authorization": "bearer sk-other"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["127.0.0.1:8000", "localhost:9", "LOCALHOST", "[::1]:8000", "10.0.0.7", "batch.example:80"]
+)
+def test_names_of_its_own_are_answered(client: TestClient, name: str) -> None:
+    assert client.get("/health", headers={"Host": name}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", ""])
+def test_other_names_are_not(client: TestClient, name: str) -> None:
+    """A page in a browser could give its own name this machine's address."""
+    answer = client.get("/v1/models", headers={"Host": name})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (421, "unknown_host")
+
+
+def test_health_and_the_empty_page_need_no_key(client: TestClient) -> None:
+    assert client.get("/health", headers={"Authorization": ""}).json() == {"status": "ok"}
+    page = client.get("/", headers={"Authorization": ""})
+    assert page.status_code == 200
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_the_pages_token_opens_the_page_and_nothing_else(client: TestClient) -> None:
+    page = {"Authorization": f"Bearer {page_token([KEY])}"}
+    assert client.get("/page/data", headers=page).json()["batches"] == []
+    assert client.get("/v1/batches", headers=page).status_code == 401
+    assert client.get("/metrics", headers=page).status_code == 401
+
+
+def test_a_reports_link_opens_that_report_alone(world: World, client: TestClient) -> None:
+    name = "batch_" + "1" * 24
+    sign = report_signature([KEY, "sk-other"], name)
+    nobody = {"Authorization": ""}
+    assert client.get(f"/page/reports/{name}?sign={sign}", headers=nobody).status_code == 404
+    assert client.get(f"/page/reports/batch_{'2' * 24}?sign={sign}", headers=nobody).status_code == 401
+    assert client.get(f"/page/data?sign={sign}", headers=nobody).status_code == 401
+
+
+def send(client: TestClient, content: bytes, purpose: str = "batch", **more: str) -> Any:
+    return client.post("/v1/files", files={"file": ("rows.jsonl", content)}, data={"purpose": purpose, **more})
+
+
+def test_uploads_have_a_limit_and_leave_nothing_behind(world: World, client: TestClient) -> None:
+    assert send(client, b"x" * 1000).status_code == 200
+    answer = send(client, b"x" * 1001)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "file_too_large")
+    assert len(list(world.folders.files.iterdir())) == 1
+
+
+def test_what_an_upload_cannot_be_is_refused(world: World, client: TestClient) -> None:
+    assert send(client, b"row", purpose="fine-tune").json()["error"]["param"] == "purpose"
+    expiring = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    assert "expires_after" in send(client, b"row", **expiring).json()["error"]["message"]
+    assert send(client, b"").json()["error"]["code"] == "empty_file"
+    assert send(client, b"row", **{"x" * 20000: "y"}).status_code == 400
+    assert client.post("/v1/files", content=b"row").status_code == 400
+    whole = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nrow\r\n'
+    kind = {"Content-Type": "multipart/form-data; boundary=b"}
+    cut = client.post("/v1/files", content=whole, headers=kind)
+    assert (cut.status_code, cut.json()["error"]["message"]) == (400, "the form ends in the middle; send it anew")
+    assert list(world.folders.files.iterdir()) == []
+
+
+def test_a_name_from_outside_is_never_a_path(world: World, client: TestClient) -> None:
+    sent = client.post("/v1/files", files={"file": ("../../evil\r\n.jsonl", b"row")}, data={"purpose": "batch"}).json()
+    assert "/" not in sent["filename"]
+    got = client.get(f"/v1/files/{sent['id']}/content")
+    assert got.content == b"row"
+    assert [path.name for path in world.folders.files.iterdir()] == [sent["id"]]
+
+
+def test_errors_have_openais_shape(client: TestClient) -> None:
+    for answer in (client.get("/v1/nowhere"), client.put("/v1/files"), client.post("/v1/batches", content=b"{")):
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert client.get("/v1/batches?limit=0").json()["error"]["param"] == "limit"
+    assert client.get("/v1/files?colour=red").json()["error"]["param"] == "colour"
+    assert client.get("/v1/models/nobody").status_code == 404
+
+
+def test_models_are_listed(world: World) -> None:
+    with world.client() as client:
+        assert [model.id for model in client.models.list()] == ["small", "large"]
+        assert client.models.retrieve("large").owned_by == "outrider"
+
+
+def test_the_metrics_count_what_was_done(client: TestClient) -> None:
+    file = send(client, (line("a") + line("fail")).encode()).json()["id"]
+    asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = client.post("/v1/batches", json=asked).json()["id"]
+    until(lambda: client.get(f"/v1/batches/{batch}").json()["status"] == "completed", "end")
+    lines = client.get("/metrics").text.splitlines()
+    assert 'outrider_batches{status="completed"} 1' in lines
+    assert 'outrider_rows_total{outcome="completed"} 1' in lines
+    assert 'outrider_rows_total{outcome="failed"} 1' in lines
+    assert "outrider_accepted_total 1" in lines
+    assert 'outrider_model_state{model="small",state="loaded"} 1' in lines
+    assert all(line.startswith(("# HELP ", "# TYPE ", "outrider_")) for line in lines)
+
+
+def test_what_another_process_takes_up_is_counted_once(world: World, client: TestClient) -> None:
+    """Its rows are the batch's, and its tokens begin anew."""
+    world.runner.at_once = False
+    file = send(client, "".join(line(str(number)) for number in range(9)).encode()).json()["id"]
+    asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = client.post("/v1/batches", json=asked).json()["id"]
+    until(lambda: batch in world.runner.jobs, "run of the batch")
+    for figures in ((2, 0, 20, 8, 4, 1.0), (4, 1, 50, 20, 10, 2.0), (4, 1, 0, 0, 0, 0.0), (7, 1, 30, 12, 6, 1.0)):
+        world.runner.hear(Progress(batch, *figures))
+    until(lambda: client.get(f"/v1/batches/{batch}").json()["request_counts"]["completed"] == 7, "seven rows")
+    lines = client.get("/metrics").text.splitlines()
+    assert 'outrider_rows_total{outcome="completed"} 7' in lines
+    assert {"outrider_tokens_total 80", "outrider_proposed_total 32", "outrider_accepted_total 16"} <= set(lines)
+    [shown] = client.get("/page/data").json()["batches"]
+    assert shown["tokens_per_second"] >= 0
+
+
+# Single requests
+
+
+def test_a_completion_and_a_chat(world: World) -> None:
+    with world.client() as client:
+        answer = client.completions.create(model="small", prompt="Row", max_tokens=3)
+        assert (answer.choices[0].text, answer.model) == ("one two", "small")
+        assert answer.created > 0
+        chat = client.chat.completions.create(model="large", messages=[{"role": "user", "content": "Hello"}])
+        assert chat.choices[0].message.content == "one two"
+    asked = world.runner.asked
+    assert [each["url"] for each in asked] == ["/v1/completions", "/v1/chat/completions"]
+    assert asked[0]["body"] == {"model": "small", "prompt": "Row", "max_tokens": 3}
+
+
+def test_streams_end_as_openais_do(world: World) -> None:
+    with world.client() as client:
+        events = list(client.completions.create(model="small", prompt="Row", stream=True))
+        assert "".join(event.choices[0].text for event in events) == "one two"
+        assert [event.choices[0].finish_reason for event in events] == [None, None, "stop"]
+        messages: Any = [{"role": "user", "content": "Hello"}]
+        options: Any = {"include_usage": True}
+        chat = list(client.chat.completions.create(model="small", messages=messages, stream=True, stream_options=options))
+        said = [event.choices[0].delta for event in chat if event.choices]
+        assert [delta.content for delta in said] == ["one ", "two", None]
+        assert [delta.role for delta in said] == ["assistant", None, None]
+        assert chat[-1].usage is not None and chat[-1].usage.total_tokens == 5
+
+
+WRONG: list[tuple[dict[str, Any], int, str | None]] = [
+    ({"model": "nobody", "prompt": "Row"}, 404, "model"),
+    ({"prompt": "Row"}, 400, "model"),
+    ({"model": "small", "prompt": "refuse"}, 400, None),
+    ({"model": "small", "prompt": "refuse", "stream": True}, 400, None),
+    ({"model": "small", "prompt": "Row", "stream": "yes"}, 400, "stream"),
+    ({"model": "small", "prompt": "Row", "stream": True, "logprobs": 1}, 400, "logprobs"),
+    ({"model": "small", "prompt": "Row", "stream": True, "tools": [{"type": "function"}]}, 400, "tools"),
+    ({"model": "small", "prompt": "Row", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), WRONG)
+def test_what_cannot_be_answered_is_refused(
+    client: TestClient, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_row_that_nobody_waits_for_is_taken_back(world: World) -> None:
+    with world.client() as client:
+        with pytest.raises(openai.APITimeoutError):
+            client.with_options(timeout=0.2).completions.create(model="small", prompt="never")
+        until(lambda: world.runner.taken_back == 1, "taking back")
+
+
+# The keys
+
+
+def test_a_key_is_made_once_for_its_user_alone(tmp_path: Path) -> None:
+    path, [key] = keys_of(None, tmp_path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(key) > 40
+    assert keys_of(None, tmp_path) == (path, [key])
+
+
+def test_key_files_that_others_may_read_or_that_are_empty_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\n\ntwo \n")
+    file.chmod(0o640)
+    with pytest.raises(UsageError, match="others may use"):
+        keys_of(file, tmp_path)
+    file.chmod(0o600)
+    assert keys_of(file, tmp_path)[1] == ["one", "two"]
+    file.write_text("\n")
+    with pytest.raises(UsageError, match="holds no key"):
+        keys_of(file, tmp_path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        keys_of(tmp_path / "nothing", tmp_path)
+
+
+def test_the_page_lists_batches_with_their_reports(client: TestClient) -> None:
+    file = send(client, line("a").encode()).json()["id"]
+    asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = client.post("/v1/batches", json=asked).json()["id"]
+    until(lambda: client.get(f"/v1/batches/{batch}").json()["status"] == "completed", "end")
+    [shown] = client.get("/page/data").json()["batches"]
+    assert (shown["id"], shown["status"], shown["completed"], shown["total"]) == (batch, "completed", 1, 1)
+    report = client.get(shown["report"], headers={"Authorization": ""})
+    assert report.status_code == 200
+    assert "sandbox" in report.headers["content-security-policy"]
+    assert "<html" in report.text
+
+
+def test_nothing_of_a_data_directory_is_for_others(world: World, client: TestClient) -> None:
+    before = os.umask(0o077)
+    try:
+        send(client, line("a").encode())
+    finally:
+        os.umask(before)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in world.folders.files.iterdir())
+    assert world.folders.files.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("body", ['{"a": "\\ud800"}', "[" * 100_000, '{"a": NaN}', "{", b"\xff"])
+def test_what_is_no_text_is_no_request(client: TestClient, body: str | bytes) -> None:
+    for place in ("/v1/batches", "/v1/completions"):
+        answer = client.post(place, content=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def test_json_is_told_in_errors_as_text(client: TestClient) -> None:
+    answer = client.post("/v1/batches", json=[1])
+    assert json.loads(answer.text)["error"]["message"] == "send an object (application/json)"

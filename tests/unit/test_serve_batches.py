@@ -1,0 +1,295 @@
+"""Files and batches as OpenAI's own client sees them, over a runner without models; and what a killed server leaves."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from serve_world import FakeRunner, World, line, until
+
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def upload(client: openai.OpenAI, content: str, name: str = "rows.jsonl") -> str:
+    return client.files.create(file=(name, content.encode()), purpose="batch").id
+
+
+def create(client: openai.OpenAI, content: str, **more: Any) -> openai.types.Batch:
+    file = upload(client, content)
+    asked: dict[str, Any] = {"endpoint": "/v1/completions", "completion_window": "24h", **more}
+    return client.batches.create(input_file_id=file, **asked)
+
+
+def ended(client: openai.OpenAI, batch: str) -> openai.types.Batch:
+    def look() -> openai.types.Batch | None:
+        found = client.batches.retrieve(batch)
+        return found if found.status in ENDED else None
+
+    found: openai.types.Batch = until(look, "end of the batch")
+    return found
+
+
+def rows_of(client: openai.OpenAI, file: str | None) -> list[dict[str, Any]]:
+    assert file is not None
+    return [json.loads(each) for each in client.files.content(file).text.splitlines()]
+
+
+def test_a_batch_is_uploaded_run_and_fetched(tmp_path: Path) -> None:
+    with World(tmp_path / "data").client() as client:
+        batch = create(client, line("a") + line("fail b") + line("c"), metadata={"who": "me"})
+        assert batch.status == "validating"
+        assert (batch.object, batch.endpoint, batch.metadata) == ("batch", "/v1/completions", {"who": "me"})
+        done = ended(client, batch.id)
+        assert done.status == "completed"
+        assert done.request_counts is not None
+        assert done.request_counts.to_dict() == {"total": 3, "completed": 2, "failed": 1}
+        moments = (done.created_at, done.in_progress_at, done.finalizing_at, done.completed_at)
+        assert list(moments) == sorted(each or 0 for each in moments)
+        assert done.expires_at == done.created_at + 24 * 3600
+        assert [row["custom_id"] for row in rows_of(client, done.output_file_id)] == ["a", "c"]
+        [failed] = rows_of(client, done.error_file_id)
+        assert (failed["custom_id"], failed["error"]["code"]) == ("fail b", "invalid_request")
+        assert done.output_file_id is not None
+        file = client.files.retrieve(done.output_file_id)
+        assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+        assert file.bytes == len(client.files.content(file.id).content)
+
+
+def test_without_failures_there_is_no_error_file(tmp_path: Path) -> None:
+    with World(tmp_path / "data").client() as client:
+        assert ended(client, create(client, line("a")).id).error_file_id is None
+
+
+def test_batches_and_files_are_listed_in_pages(tmp_path: Path) -> None:
+    with World(tmp_path / "data").client() as client:
+        ids = [create(client, line("a")).id for _ in range(5)]
+        first = client.batches.list(limit=2)
+        assert [each.id for each in first.data] == ids[:-3:-1]
+        assert first.has_more
+        assert [each.id for each in client.batches.list(limit=2)] == ids[::-1], "the client turns the pages"
+        for each in ids:
+            ended(client, each)
+        uploaded = [each.id for each in client.files.list(purpose="batch", order="asc", limit=3)]
+        assert len(uploaded) == 5
+        assert [each.id for each in client.files.list(purpose="batch", limit=2)] == uploaded[::-1]
+        assert len(list(client.files.list(purpose="batch_output"))) == 5
+        assert len(list(client.files.list())) == 10
+
+
+BAD = [
+    ("{not json\n", "invalid_json_line", 1),
+    (line("a") + '{"custom_id": "b"}\n', "missing_required_parameter", 2),
+    (line("a") + line("b").replace("completions", "embeddings"), "invalid_url", 2),
+    (line("a") + line("b", model="large"), "mismatched_model", 2),
+    (line("a", model="nobody"), "model_not_found", 1),
+    ("\n" + line("a", model="nobody"), "model_not_found", 2),
+    (line("a", temperature=-1), "invalid_request", 1),
+    (line("a", model="\ud800"), "model_not_found", 1),
+    ("[" * 100_000 + "\n", "invalid_json_line", 1),
+]
+
+
+@pytest.mark.parametrize(("content", "code", "number"), BAD, ids=[code for _, code, _ in BAD])
+def test_bad_input_fails_the_batch_and_says_where(tmp_path: Path, content: str, code: str, number: int) -> None:
+    with World(tmp_path / "data").client() as client:
+        failed = ended(client, create(client, content).id)
+        assert failed.status == "failed"
+        assert failed.failed_at
+        assert failed.errors is not None and failed.errors.data is not None
+        assert (failed.errors.data[0].code, failed.errors.data[0].line) == (code, number)
+        assert failed.output_file_id is None
+        until(lambda: not any((tmp_path / "data" / "batches").iterdir()), "removal of what is left of it")
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"endpoint": "/v1/embeddings"}, "endpoint"),
+    ({"completion_window": "soon"}, "completion_window"),
+    ({"completion_window": "0h"}, "completion_window"),
+    ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+    ({"metadata": {"key": "x" * 513}}, "metadata"),
+    ({"extra_body": {"output_expires_after": {"anchor": "created_at", "seconds": 9}}}, "output_expires_after"),
+]
+
+
+@pytest.mark.parametrize(("asked", "param"), REFUSED, ids=[param for _, param in REFUSED])
+def test_what_a_batch_cannot_be_is_refused_by_name(tmp_path: Path, asked: dict[str, Any], param: str) -> None:
+    with World(tmp_path / "data").client() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            create(client, line("a"), **asked)
+        assert (refused.value.param, refused.value.type) == (param, "invalid_request_error")
+        assert client.batches.list().data == []
+
+
+@pytest.mark.parametrize("name", ["file-1", "../../../etc/passwd", "..%2f..%2fserve.db", "file-" + "0" * 24, "api-key"])
+def test_ids_that_are_none_of_ours_are_not_found(tmp_path: Path, name: str) -> None:
+    with World(tmp_path / "data").client() as client:
+        for ask in (client.files.retrieve, client.files.content, client.files.delete, client.batches.retrieve):
+            with pytest.raises(openai.NotFoundError):
+                ask(name)
+        with pytest.raises(openai.NotFoundError):
+            client.batches.cancel(name)
+        with pytest.raises(openai.BadRequestError):
+            client.batches.create(input_file_id=name, endpoint="/v1/completions", completion_window="24h")
+
+
+def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path) -> None:
+    world = World(tmp_path / "data", at_once=False)
+    with world.client() as client:
+        batch = create(client, "".join(line(str(number)) for number in range(6)))
+        until(lambda: batch.id in world.runner.jobs, "run of the batch")
+        world.runner.do(batch.id, 2)
+        cancelling = client.batches.cancel(batch.id)
+        assert cancelling.cancelling_at
+        done = ended(client, batch.id)
+        assert done.status == "cancelled"
+        assert done.cancelled_at
+        assert done.request_counts is not None
+        assert (done.request_counts.total, done.request_counts.completed) == (6, 2)
+        assert len(rows_of(client, done.output_file_id)) == 2
+        with pytest.raises(openai.ConflictError):
+            client.batches.cancel(batch.id)
+
+
+def test_a_batch_whose_window_is_over_expires_with_an_error_for_each_row(tmp_path: Path) -> None:
+    world = World(tmp_path / "data", at_once=False)
+    with world.client() as client:
+        batch = create(client, "".join(line(str(number)) for number in range(5)), completion_window="1h")
+        until(lambda: batch.id in world.runner.jobs, "run of the batch")
+        world.runner.do(batch.id, 2)
+        world.time += 3601
+        done = ended(client, batch.id)
+        assert done.status == "expired"
+        assert len(rows_of(client, done.output_file_id)) == 2
+        assert {row["error"]["code"] for row in rows_of(client, done.error_file_id)} == {"batch_expired"}
+        assert done.request_counts is not None
+        assert done.request_counts.to_dict() == {"total": 5, "completed": 2, "failed": 3}
+
+
+def test_a_batch_that_cannot_be_run_fails_with_what_it_has(tmp_path: Path) -> None:
+    world = World(tmp_path / "data", at_once=False)
+    with world.client() as client:
+        batch = create(client, line("a") + line("b"))
+        until(lambda: batch.id in world.runner.jobs, "run of the batch")
+        world.runner.do(batch.id, 1)
+        world.runner.break_down(batch.id)
+        done = ended(client, batch.id)
+        assert done.status == "failed"
+        assert done.errors is not None and done.errors.data is not None
+        assert done.errors.data[0].message == "the model is gone"
+        assert len(rows_of(client, done.output_file_id)) == 1
+
+
+def test_deleted_files_are_gone_and_the_batchs_journal_with_the_last(tmp_path: Path) -> None:
+    world = World(tmp_path / "data")
+    with world.client() as client:
+        batch = create(client, line("a") + line("fail"))
+        client.files.delete(batch.input_file_id)
+        done = ended(client, batch.id)
+        assert done.status == "completed", "the batch has its own"
+        assert done.output_file_id is not None and done.error_file_id is not None
+        directory = tmp_path / "data" / "batches" / batch.id
+        assert client.files.delete(done.output_file_id).deleted
+        assert not (directory / "results.jsonl").exists()
+        with pytest.raises(openai.NotFoundError):
+            client.files.content(done.output_file_id)
+        assert directory.exists()
+        client.files.delete(done.error_file_id)
+        assert not directory.exists()
+        assert client.batches.retrieve(batch.id).status == "completed"
+        assert list((tmp_path / "data" / "files").iterdir()) == []
+
+
+# A server that ends at each of these moments, and one that comes after it
+
+
+def test_what_was_admitted_goes_on(tmp_path: Path) -> None:
+    world = World(tmp_path / "data", at_once=False)
+    with world.client() as client:
+        batch = create(client, "".join(line(str(number)) for number in range(6)))
+        until(lambda: batch.id in world.runner.jobs, "run of the batch")
+        world.runner.do(batch.id, 4)
+    with World(tmp_path / "data").client() as client:
+        done = ended(client, batch.id)
+        assert done.status == "completed"
+        assert [row["custom_id"] for row in rows_of(client, done.output_file_id)] == list("012345")
+
+
+def test_what_was_to_be_checked_is_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without:
+        without.setattr(FakeRunner, "admit", lambda self, job: None)
+        with World(tmp_path / "data").client() as client:
+            batch = create(client, line("a"))
+    with World(tmp_path / "data").client() as client:
+        assert ended(client, batch.id).status == "completed"
+
+
+@pytest.mark.parametrize("ending", ["completed", "cancelled"])
+def test_files_that_were_not_written_are_written(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without:
+        without.setattr("outrider.runner.serve.service.Service._write_files", _killed)
+        world = World(tmp_path / "data", at_once=False)
+        with world.client() as client:
+            batch = create(client, line("a") + line("b"))
+            until(lambda: batch.id in world.runner.jobs, "run of the batch")
+            world.runner.do(batch.id, 2 if ending == "completed" else 1)
+            if ending == "cancelled":
+                client.batches.cancel(batch.id)
+            status = {"completed": "finalizing", "cancelled": "cancelling"}[ending]
+            until(lambda: client.batches.retrieve(batch.id).status == status, status)
+    with World(tmp_path / "data").client() as client:
+        done = ended(client, batch.id)
+        assert done.status == ending
+        assert len(rows_of(client, done.output_file_id)) == (2 if ending == "completed" else 1)
+
+
+def _killed(service: object, name: str) -> None:
+    """As if the server had ended before."""
+
+
+def test_what_a_killed_upload_has_left_is_removed(tmp_path: Path) -> None:
+    with World(tmp_path / "data").client() as client:
+        kept = upload(client, line("a"))
+    files = tmp_path / "data" / "files"
+    (files / ".upload-file-000000000000000000000000").write_text("half")
+    (files / "file-000000000000000000000000").write_text("whole, and never told of")
+    (tmp_path / "data" / "batches" / "batch_000000000000000000000000").mkdir()
+    with World(tmp_path / "data").client() as client:
+        assert [path.name for path in files.iterdir()] == [kept]
+        assert client.files.content(kept).text == line("a")
+        assert list((tmp_path / "data" / "batches").iterdir()) == []
+
+
+def test_a_batch_of_a_model_that_is_served_no_more_fails_with_what_to_do(tmp_path: Path) -> None:
+    world = World(tmp_path / "data", at_once=False)
+    with world.client() as client:
+        batch = create(client, line("a"))
+        until(lambda: batch.id in world.runner.jobs, "run of the batch")
+    with World(tmp_path / "data", models=("other",)).client() as client:
+        done = ended(client, batch.id)
+        assert done.status == "failed"
+        assert done.errors is not None and done.errors.data is not None
+        assert "is not served any more" in (done.errors.data[0].message or "")
+
+
+def test_many_rows_end_once_each(tmp_path: Path) -> None:
+    """Killed three times on its way."""
+    name = ""
+    for least in (0, 200, 400):
+        world = World(tmp_path / "data", at_once=False)
+        with world.client() as client:
+            name = name or create(client, "".join(line(f"row {number}") for number in range(600))).id
+            until(partial(_runs, world, name), "run of the batch")
+            counts = client.batches.retrieve(name).request_counts
+            assert counts is not None and counts.completed == least, "what was done is known from the start"
+            world.runner.do(name, 200)
+    with World(tmp_path / "data").client() as client:
+        rows = rows_of(client, ended(client, name).output_file_id)
+        assert [row["custom_id"] for row in rows] == [f"row {number}" for number in range(600)]
+
+
+def _runs(world: World, name: str) -> bool:
+    return name in world.runner.jobs

@@ -1,0 +1,269 @@
+"""Processes of the server: turns of several models, those that die, what was asked meanwhile; and the line to them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.runner.options import JobSpec, ServeSpec
+from outrider.runner.serve import model_hosts
+from outrider.runner.serve.admission_child import foreign_rows
+from outrider.runner.serve.link import Child, Line
+from outrider.runner.serve.model_hosts import MOST_DEATHS, ModelHosts
+from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Event, Left, Progress, Refused
+from outrider.runner.serve.serve import _job_specs, named_models
+from outrider.workers.errors import UsageError
+
+
+class FakeChild:
+    """A process of which the test says what it says."""
+
+    made: list[FakeChild]
+
+    def __init__(
+        self, module: str, asked: Mapping[str, Any], hear: Callable[[Any], None], ended: Callable[[str], None]
+    ) -> None:
+        self.module, self.asked, self.hear, self.ended = module, asked, hear, ended
+        self.sent: list[Mapping[str, Any]] = []
+        self.alive = True
+        FakeChild.made.append(self)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.sent.append(message)
+        if "close" in message:
+            self.end()
+
+    def kill(self) -> None:
+        self.end()
+
+    def end(self, complaint: str = "its process was killed by signal 9") -> None:
+        if self.alive:
+            self.alive = False
+            self.ended(complaint)
+
+    def wait(self) -> None:
+        assert not self.alive
+
+
+class Hosts:
+    def __init__(self, *models: str) -> None:
+        FakeChild.made = []
+        self.heard: list[Event] = []
+        self.said: list[str] = []
+        specs = {name: JobSpec(input=Path("-"), model=f"/models/{name}") for name in models or ("small", "large")}
+        self.hosts = ModelHosts(specs, self.heard.append, self.said.append, 100.0, child=FakeChild)  # type: ignore[arg-type]
+        # Turns are taken when the test says so.
+        self.hosts._closing.set()
+        self.hosts._closing = type(self.hosts._closing)()
+        self.now = 1000.0
+
+    def look(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+        self.hosts._look(self.now)
+
+    def child(self) -> FakeChild:
+        return FakeChild.made[-1]
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_hosts.threading.Thread, "start", lambda self: None)
+
+
+def job(name: str = "batch", model: str = "small") -> BatchJob:
+    return BatchJob(name, model, "/v1/completions", Path("/data/batches") / name)
+
+
+def test_admissions_come_one_after_the_other() -> None:
+    world = Hosts()
+    world.hosts.admit(job("first"))
+    world.hosts.admit(job("second"))
+    [child] = FakeChild.made
+    assert (child.module, child.asked["model"]) == ("admission_child", "small")
+    assert child.asked["options"]["input"] == "/data/batches/first/input.jsonl"
+    child.hear({"note": "reading"})
+    child.hear({"admitted": 5})
+    child.end()
+    assert world.heard == [Admitted("first", 5)]
+    assert world.said == ["first: reading"]
+    world.child().hear({"refused": [{"code": "x"}]})
+    assert world.heard[-1] == Refused("second", [{"code": "x"}])
+
+
+def test_an_admission_that_dies_says_of_what() -> None:
+    world = Hosts()
+    world.hosts.admit(job())
+    world.child().end()
+    [broken] = world.heard
+    assert isinstance(broken, Broken)
+    assert "its rows could not be checked: its process was killed by signal 9" in broken.sentence
+
+
+def test_one_model_is_loaded_before_anybody_asks() -> None:
+    world = Hosts("only")
+    world.look()
+    assert world.child().asked == {"options": {"input": "-", "model": "/models/only"}, "name": "only"}
+    assert world.hosts.state() == {"only": "loading"}
+    world.child().hear({"up": 1})
+    assert world.hosts.state() == {"only": "loaded"}
+
+
+def test_a_model_keeps_the_machine_for_its_turn_and_then_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Hosts()
+    monkeypatch.setattr(model_hosts.time, "monotonic", lambda: world.now)
+    world.hosts.run(job("first", "small"))
+    world.look()
+    small = world.child()
+    assert small.sent == [{"run": "first", "directory": "/data/batches/first"}]
+    small.hear({"up": 1})
+    world.hosts.run(job("second", "large"))
+    world.look(50)
+    assert {"close": "at once"} not in small.sent
+    world.look(60)
+    assert small.sent[-1] == {"close": "at once"}
+    world.look()
+    large = world.child()
+    assert large.asked["name"] == "large"
+    large.hear({"up": 1})
+    large.hear({"left": "second", "whole": True})
+    world.look()
+    assert large.sent[-1] == {"close": "at once"}, "it has nothing to do, and another one has"
+    world.look()
+    assert world.child().asked["name"] == "small"
+    assert world.child().sent == [{"run": "first", "directory": "/data/batches/first"}], "it goes on"
+    assert world.heard == [Left("second", whole=True)]
+
+
+def test_a_process_that_dies_is_started_again_with_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Hosts("only")
+    monkeypatch.setattr(model_hosts.time, "monotonic", lambda: world.now)
+    answers: list[Answer] = []
+    world.hosts.run(job("batch", "only"))
+    world.hosts.ask("only", {"url": "/v1/completions"}, False, answers.append)
+    begun: list[Answer] = []
+    world.look()
+    world.hosts.ask("only", {"url": "/v1/completions"}, True, begun.append)
+    first = world.child()
+    first.hear({"answer": "request-1", "pieces": [{"index": 0, "text": "a"}]})
+    first.end()
+    assert begun[-1].error is not None and begun[-1].error[0] == 503, "what was told cannot be told again"
+    world.look(0.5)
+    assert world.child() is first, "after a pause"
+    world.look(5)
+    again = world.child()
+    assert [set(message) & {"run", "ask"} for message in again.sent] == [{"run"}, {"ask"}]
+    again.hear({"answer": "request-0", "record": {"id": 1}})
+    assert answers == [Answer(record={"id": 1})]
+
+
+def test_one_that_dies_again_and_again_gives_its_batches_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Hosts("only")
+    monkeypatch.setattr(model_hosts.time, "monotonic", lambda: world.now)
+    world.hosts.run(job("batch", "only"))
+    for death in range(2 * MOST_DEATHS - 2):
+        world.look(100)
+        assert world.heard == [] or not any(isinstance(each, Broken) for each in world.heard), f"after {death} deaths"
+        if death == MOST_DEATHS - 2:
+            # A row has ended in between: it is not hopeless.
+            world.child().hear({"progress": "batch", "figures": [1, 0, 5, 0, 0, 1.0]})
+            world.child().hear({"progress": "batch", "figures": [2, 0, 9, 0, 0, 1.0]})
+        world.child().hear({"error": "no core is free", "hopeless": False})
+        world.child().end()
+    assert world.heard[:2] == [Progress("batch", 1, 0, 5, 0, 0, 1.0), Progress("batch", 2, 0, 9, 0, 0, 1.0)]
+    assert world.heard[2:] == [Broken("batch", "no core is free")]
+
+
+def test_a_model_that_cannot_be_used_is_not_tried_again_for_the_same_batch() -> None:
+    world = Hosts("only")
+    world.hosts.run(job("batch", "only"))
+    world.look()
+    world.child().hear({"error": "the model is gone", "hopeless": True})
+    world.child().end()
+    assert world.heard == [Broken("batch", "the model is gone")]
+
+
+def test_a_batch_is_stopped_wherever_it_is() -> None:
+    world = Hosts()
+    world.hosts.admit(job("first"))
+    world.hosts.admit(job("second"))
+    world.hosts.stop("second")
+    assert world.heard == [Left("second", whole=False)]
+    world.hosts.run(job("third", "small"))
+    world.hosts.stop("third")
+    assert world.heard[-1] == Left("third", whole=False), "no process has it"
+    world.hosts.run(job("fourth", "small"))
+    world.look()
+    world.hosts.stop("fourth")
+    assert world.child().sent[-1] == {"stop": "fourth"}
+    world.child().end()
+    assert world.heard[-1] == Left("fourth", whole=False), "its process died over it"
+
+
+def test_closing_ends_all_and_answers_who_waits() -> None:
+    world = Hosts("only")
+    answers: list[Answer] = []
+    world.hosts.admit(job("first", "only"))
+    world.hosts.run(job("second", "only"))
+    world.look()
+    world.hosts.ask("only", {}, False, answers.append)
+    world.hosts.close(at_once=False)
+    assert not any(child.alive for child in FakeChild.made)
+    assert {"close": "drain"} in world.child().sent
+    assert [answer.error is not None and answer.error[0] for answer in answers] == [503]
+    assert world.heard == [], "what is left is for the next start"
+    world.hosts.ask("only", {}, False, answers.append)
+    assert answers[-1].error is not None
+
+
+def test_a_line_ends_with_its_other_end() -> None:
+    ours, theirs = socket.socketpair()
+    line, other = Line(ours), Line(theirs)
+    line.send({"text": "é\n"})
+    assert other.receive() == {"text": "é\n"}
+    theirs.sendall(b'{"cut": ')
+    other.close()
+    assert line.receive() is None
+    line.send({"nobody": "hears"})
+
+
+def test_models_are_named_by_hand_or_by_their_paths(tmp_path: Path) -> None:
+    assert named_models(["big=/models/x", "pocket", "org/name"]) == {
+        "big": "/models/x", "pocket": "pocket", "name": "org/name"}  # fmt: skip
+    for given in (["a=x", "a=y"], ["=x"], ["a="], ["a b=x"], ["../a=x"]):
+        with pytest.raises(UsageError):
+            named_models(given)
+
+
+def test_what_decides_a_text_reaches_the_jobs() -> None:
+    spec = ServeSpec(models={"a": "/models/a"}, seed=7, max_tokens=9, batch=3, port=1)
+    made = _job_specs(spec)["a"]
+    assert (made.model, made.seed, made.max_tokens, made.batch) == ("/models/a", 7, 9, 3)
+
+
+def test_rows_of_other_batches_are_told_by_line(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    row = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "small"}}'
+    lines = [row, "", "[1]", '{"prompt": "simple"}', row.replace("small", "large"), row.replace("/v1/c", "/v1/chat/c"), "{"]
+    file.write_text("\n".join(lines))
+    found = [(each["line"], each["code"]) for each in foreign_rows(file, "/v1/completions", "small")]
+    assert found == [
+        (3, "invalid_json_line"),
+        (4, "missing_required_parameter"),
+        (5, "mismatched_model"),
+        (6, "invalid_url"),
+        (7, "invalid_json_line"),
+    ]
+
+
+def test_a_child_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    heard: list[Any] = []
+    ended: list[str] = []
+    child = Child("no_such_module", {}, heard.append, ended.append)
+    child.wait()
+    assert heard == []
+    assert "exit code 1" in ended[0] and "no_such_module" in ended[0]

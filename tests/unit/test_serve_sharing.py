@@ -1,0 +1,298 @@
+"""Several jobs over the same replicas: rows in turn, each in its own journal, one taken away without the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from driver_world import PLAN, REQUEST, fake_world, fill, ids
+from driver_world import World as Replicas
+
+from outrider.runner.driving.replica import Replica
+from outrider.runner.hosts.this_machine import LocalHost
+from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
+from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.serve.shared_driver import SharedDriver
+from outrider.runner.serve.shared_jobs import Job, SharedJobs, first_row, job_of
+from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText
+from outrider.workers.errors import JobChangedError, OutriderError
+from outrider.workers.messages import Harvest, PartialTokens, RowResult, TargetCounters
+
+
+class Shared:
+    """A driver over fake replicas, and jobs that are opened between two of its ticks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, replicas: int = 1) -> None:
+        self.replicas: Replicas = fake_world(monkeypatch)
+        self.folder = folder
+        self.answers: list[tuple[str, Any]] = []
+        self.broken: list[tuple[str, str]] = []
+        self.left: list[str] = []
+        self.after: Callable[[], None] = lambda: None
+        single = SingleRows(
+            "tiny",
+            lambda row, sample, tokens: self.answers.append((row.request, tokens)),
+            lambda row, record: self.answers.append((row.request, record)),
+        )
+        self.jobs = SharedJobs("tiny", replicas, lambda plan: "here", single, self._break)
+        self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        hosts = LocalHost(lambda: None, lambda: None, lambda: None)
+        self.driver = SharedDriver(self.jobs, [PLAN] * replicas, 60.0, hosts, 3600.0, self.inbox, self._after)
+        self._wanted: list[str] = []
+
+    def job(self, name: str, rows: int, samples: int = 1) -> Path:
+        directory = self.folder / name
+        directory.mkdir(exist_ok=True)
+        with closing(Journal(directory / "job.db")) as journal:
+            fill(journal, rows, samples)
+        self._wanted.append(name)
+        return directory
+
+    def run(self) -> None:
+        self.driver.run()
+
+    def open(self, name: str) -> Job:
+        return self.jobs.open(name, self.folder / name, lambda digest: {})
+
+    def _after(self) -> None:
+        if self.jobs.path is not None and self._wanted:
+            for name in self._wanted:
+                self.open(name)
+            self._wanted = []
+            self.driver.offer()
+        for job in list(self.jobs.jobs.values()):
+            if job.whole and not job.broken:
+                self.jobs.leave(job)
+                self.left.append(job.batch)
+        self.after()
+        if not self.jobs.jobs and not self._wanted:
+            self.driver.drain()
+
+    def _break(self, job: Job, error: OutriderError) -> None:
+        self.broken.append((job.batch, str(error)))
+
+        def go() -> None:
+            self.driver.withdraw(job)
+            del self.jobs.jobs[job.number]
+
+        self.inbox.put(go)
+
+
+def done(directory: Path, state: int = DONE) -> list[str]:
+    with closing(Journal(directory / "job.db", read_only=True)) as journal:
+        return ids(journal, state)
+
+
+def test_two_jobs_take_turns_and_each_row_ends_in_its_own_journal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = Shared(monkeypatch, tmp_path)
+    first, second = shared.job("first", 40), shared.job("second", 10)
+    shared.run()
+    assert done(first) == [f"id-{number}" for number in range(40)]
+    assert done(second) == [f"id-{number}" for number in range(10)]
+    assert shared.left == ["second", "first"], "the small one does not wait for the large one"
+    order = [job_of(row) for row in shared.replicas.submitted]
+    assert sorted(set(order)) == [1, 2]
+    assert abs(order[:16].count(1) - 8) <= 2, "as many of each"
+    described = json.loads((second / "job.json").read_text())
+    assert described["summary"]["done"] == 10
+    assert described["summary"]["tokens"] == 20
+
+
+def test_a_job_that_comes_later_begins_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = Shared(monkeypatch, tmp_path)
+    shared.job("long", 200)
+
+    def come() -> None:
+        if len(done(tmp_path / "long")) >= 20 and not (tmp_path / "short").exists():
+            shared.job("short", 4)
+
+    shared.after = come
+    shared.run()
+    assert shared.left == ["short", "long"]
+    submitted = shared.replicas.submitted
+    arrived = next(index for index, row in enumerate(submitted) if job_of(row) == 2)
+    assert arrived < 60, "few rows of the other were ahead of it"
+
+
+def test_what_the_target_counts_is_shared_out_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = Shared(monkeypatch, tmp_path)
+    directories = [shared.job("first", 30), shared.job("second", 10)]
+    shared.run()
+    summaries = [json.loads((each / "job.json").read_text())["summary"] for each in directories]
+    assert abs(sum(each["rounds"] for each in summaries) - 40) <= 2
+    assert abs(summaries[0]["rounds"] - 30) <= 2
+
+
+def test_a_job_that_is_withdrawn_leaves_its_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = Shared(monkeypatch, tmp_path)
+    shared.job("cancelled", 50, samples=3)
+    other = shared.job("other", 20)
+
+    def cancel() -> None:
+        found = [job for job in shared.jobs.jobs.values() if job.batch == "cancelled"]
+        if found and found[0].record.counters.done >= 3:
+            shared.driver.withdraw(found[0])
+            shared.jobs.leave(found[0])
+
+    shared.after = cancel
+    shared.run()
+    assert 3 <= len(done(tmp_path / "cancelled")) < 50
+    assert len(done(other)) == 20
+    keys = shared.replicas.cancelled
+    assert keys, "what was under way is let go"
+    by_row = {key // MOST_SAMPLES for key in keys}
+    assert len(keys) == 3 * len(by_row), "all samples of a row"
+    assert {job_of(row) for row in by_row} == {1}
+
+
+def test_a_job_whose_journal_breaks_is_not_the_end_of_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = Shared(monkeypatch, tmp_path)
+    shared.job("broken", 50)
+    other = shared.job("other", 20)
+
+    def damage() -> None:
+        for job in shared.jobs.jobs.values():
+            if job.batch == "broken" and job.record.counters.done >= 4:
+                job.journal.close()
+
+    shared.after = damage
+    shared.run()
+    assert [name for name, _ in shared.broken] == ["broken"]
+    assert len(done(other)) == 20
+    assert 4 <= len(done(tmp_path / "broken")) < 50
+
+
+def test_a_failing_row_is_its_own_jobs_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = Shared(monkeypatch, tmp_path, replicas=2)
+    first, second = shared.job("first", 10), shared.job("second", 10)
+    shared.replicas.refused = {first_row(1) + 3}
+    shared.replicas.poison = {first_row(2) + 5}
+    shared.run()
+    assert done(first, FAILED) == ["id-3"]
+    assert done(second, FAILED) == ["id-5"]
+    assert len(done(first)) == len(done(second)) == 9
+
+
+def test_a_job_of_another_numeric_path_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = Shared(monkeypatch, tmp_path)
+    directory = shared.job("old", 3)
+    with closing(Journal(directory / "job.db")) as journal:
+        journal.set_meta("numeric_path", {"engine": "another"})
+    shared.jobs.path = {"engine": "fake"}
+    with pytest.raises(JobChangedError, match="numeric path"):
+        shared.open("old")
+    assert not shared.jobs.jobs
+    with closing(Journal(directory / "job.db")) as journal:
+        journal.set_meta("numeric_path", {"engine": "fake"})
+    assert shared.open("old").batch == "old", "it was let go of"
+
+
+# Single requests
+
+
+def stored(number: int, **request: Any) -> StoredRow:
+    return StoredRow(number, "single", 1, "completion", {**REQUEST, **request}, (1, 2))
+
+
+def test_single_requests_come_before_rows_that_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = Shared(monkeypatch, tmp_path)
+    shared.job("batch", 100)
+    asked: list[int] = []
+
+    def ask() -> None:
+        if not asked and shared.replicas.submitted:
+            asked.append(len(shared.replicas.submitted))
+            shared.jobs.single.add(SingleRow("request-1", stored(0), streamed=False))
+            shared.driver.offer()
+
+    shared.after = ask
+    shared.run()
+    [(request, record)] = shared.answers
+    assert request == "request-1"
+    assert record["response"]["body"]["choices"][0]["text"] == "text 0"
+    place = [job_of(row) for row in shared.replicas.submitted].index(0)
+    assert place - asked[0] <= 20
+    assert len(done(tmp_path / "batch")) == 100
+
+
+def test_a_single_request_that_is_taken_back_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = Shared(monkeypatch, tmp_path)
+    shared.job("batch", 10)
+    shared.replicas.hangs_on = {(0, 0)}
+    seen: list[int] = []
+
+    def ask() -> None:
+        seen.append(0)
+        if len(seen) == 1:
+            shared.jobs.single.add(SingleRow("request-1", stored(0, n=2), streamed=True))
+            shared.driver.offer()
+        if len(seen) > 5 and 0 in shared.replicas.submitted:
+            shared.driver.withdraw_single("request-1")
+
+    shared.after = ask
+    shared.run()
+    assert shared.replicas.cancelled[:2] == [0, 1]
+    assert shared.answers == []
+    assert not shared.jobs.single.streaming
+
+
+def test_tokens_are_told_once_each_whoever_tells_them() -> None:
+    told: list[tuple[int, ...]] = []
+    rows = SingleRows("tiny", lambda row, sample, tokens: told.append(tokens), lambda row, record: told.append(()))
+    rows.add(SingleRow("request-1", stored(7), streamed=True))
+    assert rows.pending(5) == [(7, 0)]
+    [row] = rows.rows_to_send([7], 0)
+    replica = Replica(0, PLAN)
+
+    def harvest(start: int, *tokens: int) -> Harvest:
+        return Harvest((), TargetCounters(), written=(PartialTokens(row.key, start, tokens),))
+
+    rows.take(replica, harvest(0, 1, 2))
+    rows.take(replica, harvest(0, 1, 2))
+    rows.take(replica, harvest(1, 2, 3))
+    rows.take(replica, harvest(5, 9))
+    assert told == [(1, 2), (1, 2, 3)]
+    result = RowResult(row.key, (1, 2, 3), "text", "stop", 1, 0, 0, 0.1)
+    assert rows.take(replica, Harvest((result,), TargetCounters()))[0].rows == (7,)
+    assert told[-1] == ()
+
+
+TEXT = "One sentence. Another END of it"
+
+
+@pytest.mark.parametrize(
+    ("stop", "whole"), [([], TEXT), (["END"], "One sentence. Another "), ([" of it", "xyz"], TEXT[:-6])]
+)
+def test_what_is_streamed_is_the_text_that_a_batch_would_have(stop: list[str], whole: str) -> None:
+    stream = StreamedText(stored(0, stop=stop))
+    pieces = [stream.grown(TEXT[:length]).content for length in range(1, len(TEXT) + 1)]
+    assert whole.startswith("".join(pieces))
+    rest = stream.rest(None, whole)
+    assert rest is not None
+    assert "".join([*pieces, rest.content]) == whole
+
+
+def test_half_a_character_waits_for_its_other_half() -> None:
+    stream = StreamedText(stored(0))
+    assert [stream.grown(text).content for text in ("a", "a\ufffd", "aé", "aé b")] == ["a", "", "é", " b"]
+
+
+def test_thoughts_are_streamed_apart() -> None:
+    stream = StreamedText(stored(0, reasoning=["<think>", "</think>", False]))
+    text = "<think>\nfirst\nthen</think>\n\nThe answer"
+    grown = [stream.grown(text[:length]) for length in range(1, len(text) + 1)]
+    rest = stream.rest("first\nthen", "The answer")
+    assert rest is not None
+    assert "".join(each.reasoning or "" for each in (*grown, rest)) == "first\nthen"
+    assert "".join(each.content for each in (*grown, rest)) == "The answer"
+
+
+def test_a_text_that_was_told_otherwise_is_not_passed_over() -> None:
+    stream = StreamedText(stored(0))
+    stream.grown("one")
+    assert stream.rest(None, "two") is None

@@ -1,0 +1,128 @@
+"""Every test that CI runs beside the fast ones, side by side: a third less time on two cores than one after the other.
+
+    python tools/all_tests.py [--logs DIR]
+
+Tests that start a Ray wait most of their time, so there are two streams of them, each with core leases and shared memory of
+its own (one after the other where a mount namespace cannot be had). What only computes has the processor time that these
+leave. What failed has a second turn, alone, when all else has ended: two cores are few for some deadlines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NEWEST = ".venv/bin/python"
+OLDEST = ".venv-oldest-ray/bin/python"
+PARALLEL = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadfile")
+DOOR = "tests/ray/test_python_door.py"
+
+# A mount namespace with a /dev/shm of its own, where core leases and Ray's shared memory lie.
+APART = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh")
+# Only what nobody else wants of the processors.
+IDLE = ("chrt", "--idle", "0")
+
+
+@dataclass(frozen=True)
+class Tests:
+    name: str
+    python: str
+    arguments: tuple[str, ...]
+
+    def command(self, logs: Path) -> list[str]:
+        return [self.python, "-m", "pytest", "-q", "-o", f"cache_dir={logs / f'cache-{self.name}'}", *self.arguments]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Sets of tests that run one after the other."""
+
+    sets: tuple[Tests, ...]
+    within: tuple[str, ...]
+
+
+STREAMS = (
+    Stream(
+        (
+            Tests("jobs", NEWEST, ("-m", "slow and ray", "tests/ray", "--ignore", DOOR)),
+            Tests("jobs-oldest-ray", OLDEST, ("-m", "oldest_ray", "tests/ray")),
+        ),
+        APART,
+    ),
+    Stream((Tests("hosts", NEWEST, ("-m", "slow and (ray or cluster)", "tests/cluster", "tests/unit", DOOR)),), APART),
+    Stream(
+        (
+            Tests("computing", NEWEST, ("-m", "slow and not ray and not cluster", *PARALLEL)),
+            Tests("fast-oldest-ray", OLDEST, PARALLEL),
+        ),
+        IDLE,
+    ),
+)
+
+
+def can(words: Sequence[str]) -> bool:
+    return subprocess.run([*words, "true"], cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+def last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def run(tests: Tests, within: Sequence[str], logs: Path, *more: str) -> bool:
+    log = logs / f"{tests.name}.log"
+    with log.open("a") as file:
+        code = subprocess.run(
+            [*within, *tests.command(logs), *more], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False
+        ).returncode
+    print(f"{time.strftime('%H:%M:%S')} {tests.name}: {last_line(log)}", flush=True)
+    return code == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--logs", type=Path, default=ROOT / "build" / "tests")
+    logs = parser.parse_args().logs.resolve()
+    logs.mkdir(parents=True, exist_ok=True)
+    for old in logs.glob("*.log"):
+        old.unlink()
+    failed: list[Tests] = []
+    one_ray = threading.Lock()
+    apart, idle = can(APART), can(IDLE)
+
+    def go_through(stream: Stream) -> None:
+        starts_ray = stream.within is APART
+        within = stream.within if (apart if starts_ray else idle) else ()
+        if starts_ray and not apart:
+            one_ray.acquire()
+        try:
+            failed.extend(tests for tests in stream.sets if not run(tests, within, logs))
+        finally:
+            if starts_ray and not apart:
+                one_ray.release()
+
+    threads = [threading.Thread(target=go_through, args=(stream,)) for stream in STREAMS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lost = []
+    for tests in failed:
+        print((logs / f"{tests.name}.log").read_text(errors="replace"), flush=True)
+        print(f"{tests.name}: what failed, once more and alone", flush=True)
+        if not run(tests, (), logs, "--last-failed", "--last-failed-no-failures", "none"):
+            lost.append(tests)
+    for tests in lost:
+        print((logs / f"{tests.name}.log").read_text(errors="replace"), flush=True)
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

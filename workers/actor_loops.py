@@ -1,0 +1,165 @@
+"""A loaded model at work: the target's loop in its own thread, and the draft that answers it. No Ray in here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from outrider.workers.draft.drafter import Drafter
+from outrider.workers.errors import WorkerError
+from outrider.workers.messages import DraftReply, DraftRequest, Harvest, PartialTokens, Row, RowFailure, RowResult, Trace
+from outrider.workers.target.layout_tuner import LayoutTuner
+from outrider.workers.target.verifier import Verifier
+from outrider.workers.timeline import Timeline
+
+# What the rows under way have gained is put together no more often than this.
+SECONDS_BETWEEN_TELLING = 0.5
+
+
+class TargetLoop:
+    """Runs a verifier as long as there are rows, and hands out what has ended.
+
+    ``submit`` and ``harvest`` may be called from any thread; the verifier is touched by its own thread only.
+    """
+
+    def __init__(self, verifier: Verifier, tuner: LayoutTuner | None = None) -> None:
+        self._verifier = verifier
+        self._tuner = tuner
+        self._changed = threading.Condition()
+        self._inbox: list[Row] = []
+        self._cancelled: set[int] = set()
+        self._held: str | None = None
+        self._ended: list[RowResult | RowFailure] = []
+        self._written: list[PartialTokens] = []
+        self._failure: BaseException | None = None
+        verifier.statistics.start()
+        threading.Thread(target=self._run, name="verify", daemon=True).start()
+
+    def submit(self, rows: Sequence[Row]) -> None:
+        with self._changed:
+            self._inbox.extend(rows)
+            self._changed.notify_all()
+
+    def cancel(self, keys: Sequence[int]) -> None:
+        with self._changed:
+            self._cancelled.update(keys)
+            self._changed.notify_all()
+
+    def set_layout(self, name: str | None) -> None:
+        """From the next round on hold to this layout; None leaves the choice open again."""
+        self._held = name
+
+    def harvest(self, timeout: float) -> Harvest:
+        """What has ended since the last harvest; waits no longer than the timeout.
+
+        As long as there are rows in store for half a batch there is no hurry, so that many rows share one answer.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure or (self._ended and self._runs_short()), timeout=max(0.0, deadline - time.monotonic())
+            )
+            # What ended before the failure is good, and goes out first.
+            if self._failure is not None and not self._ended:
+                raise WorkerError(f"the target failed: {self._failure!r}") from self._failure
+            ended, self._ended = tuple(self._ended), []
+            written, self._written = tuple(self._written), []
+            statistics = self._verifier.statistics
+            trace = Trace() if statistics.timeline is None else statistics.timeline.fetch()
+            layout = None if self._tuner is None else self._tuner.record
+            costs = {} if self._tuner is None else self._tuner.costs()
+            return Harvest(ended, statistics.snapshot(), trace, layout, costs, written)
+
+    def _runs_short(self) -> bool:
+        return len(self._inbox) + self._verifier.in_store <= self._verifier.batch // 2
+
+    def _run(self) -> None:
+        before = told = time.perf_counter()
+        try:
+            while True:
+                with self._changed:
+                    if self._verifier.idle and not self._inbox:
+                        with self._verifier.statistics.idling():
+                            self._changed.wait_for(lambda: self._inbox or self._cancelled)
+                        before = time.perf_counter()
+                    rows, self._inbox = self._inbox, []
+                    cancelled, self._cancelled = self._cancelled, set()
+                if self._tuner is not None:
+                    self._tuner.hold(self._held)
+                self._verifier.add(rows)
+                if cancelled:
+                    self._verifier.cancel(cancelled)
+                ended = self._verifier.round()
+                now = time.perf_counter()
+                if self._tuner is not None:
+                    self._tuner.after_round(now - before)
+                    now = time.perf_counter()
+                before = now
+                written: list[PartialTokens] = []
+                if now - told > SECONDS_BETWEEN_TELLING:
+                    written, told = self._verifier.written(), now
+                if ended or written:
+                    with self._changed:
+                        self._ended.extend(ended)
+                        self._written.extend(written)
+                        self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+
+class DraftLoop:
+    """Answers requests; told to, it also runs ahead between them, one step at a time.
+
+    The one who asks never waits for more than the step that is under way.
+    """
+
+    def __init__(self, drafter: Drafter, timeline: Timeline | None = None) -> None:
+        self._drafter = drafter
+        self._timeline = timeline
+        self._runs_ahead = False
+        self._turn = threading.Lock()
+        self._asked = threading.Event()
+        self._answered = threading.Event()
+        threading.Thread(target=self._run_ahead, name="run ahead", daemon=True).start()
+
+    def reconfigure(self, run_ahead: bool, move: Callable[[], None]) -> None:
+        """From now on run ahead or do not; ``move`` is called while nothing else is under way."""
+        self._asked.set()
+        with self._turn:
+            self._asked.clear()
+            self._runs_ahead = run_ahead
+            move()
+
+    def propose(self, request: DraftRequest) -> DraftReply:
+        self._asked.set()
+        with self._turn:
+            self._asked.clear()
+            started = time.perf_counter()
+            candidates = self._drafter.propose(request)
+            if self._timeline is not None:
+                proposed = sum(map(len, candidates.tokens.values()))
+                self._timeline.add("propose", started, time.perf_counter(), len(request.rows), proposed)
+        if self._runs_ahead:
+            self._answered.set()
+        return candidates
+
+    def _run_ahead(self) -> None:
+        while self._answered.wait():
+            self._answered.clear()
+            more = True
+            while more and not self._asked.is_set():
+                with self._turn:
+                    started = time.perf_counter()
+                    more = self._drafter.run_ahead()
+                    if more and self._timeline is not None:
+                        self._timeline.add("run ahead", started, time.perf_counter())
+
+    def trace(self, seconds: float) -> Trace:
+        """What the timeline gains in that time."""
+        if self._timeline is None:
+            return Trace()
+        time.sleep(seconds)
+        return self._timeline.fetch()

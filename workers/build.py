@@ -1,0 +1,167 @@
+"""A target and a draft, whole, from what they are to load and how they are to work. No Ray and no process in here.
+
+The actors put these into processes of their own (``actors.py``); a test or a benchmark uses them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from llguidance import LLTokenizer
+
+from outrider.workers.constraints.matching import Grammars
+from outrider.workers.draft.constraints import Constraints, LoadedAside
+from outrider.workers.draft.drafter import Drafter
+from outrider.workers.engines.costs import CostCurve, measure
+from outrider.workers.machine.pin_check import move_threads
+from outrider.workers.messages import ModelSpec, ReplicaSpec, Row
+from outrider.workers.models.hide_torch import hide_torch
+from outrider.workers.models.model_info import check_unchanged
+from outrider.workers.models.opening import OpenModel, open_model
+from outrider.workers.target.draft_link import DraftLink
+from outrider.workers.target.layout_tuner import LayoutTuner
+from outrider.workers.target.logprobs import TokenBytes
+from outrider.workers.target.proposers import EitherProposer, LookupProposer, NoProposer, Proposer
+from outrider.workers.target.statistics import TargetStatistics
+from outrider.workers.target.text_and_stop_strings import TextWriter
+from outrider.workers.target.verifier import Verifier
+from outrider.workers.timeline import Timeline
+
+
+class TextTokenizer(Protocol):
+    """What a target asks of a tokenizer."""
+
+    @property
+    def token_bytes(self) -> TokenBytes | None: ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+    def for_grammars(self, vocabulary: int, end: int) -> LLTokenizer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``verifier`` leads the rounds, ``tuner`` is told of each, and ``link`` is where a draft is attached."""
+
+    model: OpenModel
+    verifier: Verifier
+    tuner: LayoutTuner
+    link: DraftLink
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    model: OpenModel
+    drafter: Drafter
+
+
+def open_unchanged(spec: ModelSpec, rows: int) -> OpenModel:
+    """The model, with memory for so many rows; refused where its files are not those that were meant."""
+    check_unchanged(spec.path, spec.digest)
+    model = open_model(spec)
+    if model.reserve is not None:
+        model.reserve(rows)
+    return model
+
+
+def build_target(
+    spec: ModelSpec,
+    replica_spec: ReplicaSpec,
+    model: OpenModel | None = None,
+    tokenizer: TextTokenizer | None = None,
+    verify_seconds: CostCurve | None = None,
+) -> Target:
+    """What is given is taken as it is: a model that is open, another tokenizer, what passes cost."""
+    if model is None:
+        model = open_unchanged(spec, replica_spec.rows_at_once)
+    if tokenizer is None:
+        tokenizer = tokenizer_of(spec)
+    if verify_seconds is None:
+        verify_seconds = _measured(model)
+    statistics = TargetStatistics(Timeline() if replica_spec.trace else None)
+    link = DraftLink(replica_spec.draft_deadline, replica_spec.draft_confidence, statistics)
+    verifier = Verifier(
+        engine=model.engine,
+        new_writer=partial(_writer, model, tokenizer),
+        proposer=_proposer(replica_spec, link, lambda tokens: verifier.policy.verify_seconds(tokens)),
+        batch=replica_spec.batch,
+        draft_tokens=replica_spec.draft_tokens,
+        verify_seconds=verify_seconds,
+        end_tokens=model.end_tokens,
+        prefix_tokens=spec.prefix_tokens,
+        statistics=statistics,
+        runners_up=replica_spec.runners_up,
+        grammars=_grammars(model, lambda: tokenizer) if model.end_tokens else None,
+    )
+    tuner = LayoutTuner(
+        verifier,
+        link,
+        replica_spec.layouts,
+        partial(move, model),
+        lambda only: measure(model.engine, only=only),
+        replica_spec.memory_key,
+        replica_spec.rows,
+    )
+    return Target(model, verifier, tuner, link)
+
+
+def build_draft(
+    spec: ModelSpec,
+    replica_spec: ReplicaSpec,
+    model: OpenModel | None = None,
+    constraints: Constraints | None = None,
+) -> Draft:
+    if model is None:
+        model = open_unchanged(spec, replica_spec.rows_at_once)
+    if constraints is None and spec.path and model.end_tokens:
+        constraints = LoadedAside(_grammars(model, lambda: _tokenizer_aside(model, spec)))
+    return Draft(model, Drafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints))
+
+
+def move(model: OpenModel, cores: Sequence[int]) -> None:
+    """Take the engine, and every other thread of the process, to these cores of its own."""
+    if cores and model.use_cores is not None:
+        move_threads(cores)
+        model.use_cores(cores)
+
+
+def tokenizer_of(spec: ModelSpec) -> TextTokenizer:
+    # The hf engine has imported transformers with torch by now; a native target's process has none (``hide_torch``).
+    from outrider.workers.models.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(spec.path)
+    # Again, now that everything has been read: rows must not come from what lay there for a moment.
+    check_unchanged(spec.path, spec.digest)
+    return tokenizer
+
+
+def _tokenizer_aside(model: OpenModel, spec: ModelSpec) -> TextTokenizer:
+    if model.kind == "native":
+        hide_torch()
+    return tokenizer_of(spec)
+
+
+def _grammars(model: OpenModel, tokenizer: Callable[[], TextTokenizer]) -> Grammars:
+    vocabulary = model.engine.vocabulary
+    return Grammars(lambda: tokenizer().for_grammars(vocabulary, model.end_tokens[0]), vocabulary)
+
+
+def _measured(model: OpenModel) -> CostCurve:
+    # The thread that asks for a pass stays on the engine's first core: not this one, which answers calls later.
+    with ThreadPoolExecutor(1) as aside:
+        return aside.submit(measure, model.engine).result()
+
+
+def _writer(model: OpenModel, tokenizer: TextTokenizer, row: Row) -> TextWriter:
+    ends = {*model.end_tokens, *(row.sampling.end_tokens or ())}
+    return TextWriter(tokenizer.decode, row.stop, ends, row.sampling.min_tokens, tokenizer.token_bytes)
+
+
+def _proposer(replica_spec: ReplicaSpec, link: DraftLink, verify_seconds: Callable[[int], float]) -> Proposer:
+    if replica_spec.model:
+        return EitherProposer(link, verify_seconds) if replica_spec.lookup else link
+    return LookupProposer() if replica_spec.lookup else NoProposer()

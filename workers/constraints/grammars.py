@@ -1,0 +1,90 @@
+"""From what a row asks of its answer to a grammar of llguidance, and whether that can be used.
+
+For a process that may be ended: a schema is a stranger's program.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# As the library has them by default, spelled out so that another version of it refuses no row that this one takes.
+LIMITS = LLParserLimits(
+    max_items_in_row=2000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=250_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+LONGEST_SAID = 300
+# What a schema may tell the library of its own accord. Others would let it leave out what it does not know.
+SCHEMA_OPTIONS = frozenset({"whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"})
+COMPACT = {"whitespace_flexible": False}
+# Attributes of rules by which the library asks for what is none of a grammar's business here.
+NOT_HONOURED = ("max_tokens=", "temperature=")
+
+
+class BadConstraint(ValueError):
+    """Why a row's constraint cannot be used, as the end of a sentence."""
+
+
+def grammar_of(constraint: Mapping[str, Any]) -> str:
+    """``constraint`` has a ``kind`` (json, regex, choice, grammar) and its ``value``, for json also ``options``."""
+    kind, value = constraint["kind"], constraint["value"]
+    match kind:
+        case "json":
+            return _json_grammar(value, constraint.get("options", {}))
+        case "regex":
+            return LLMatcher.grammar_from_regex(value)
+        case "choice":
+            # A string of Lark is spelled as one of JSON.
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in value))
+        case _:
+            return _own_grammar(value)
+
+
+def _json_grammar(schema: Any, options: Mapping[str, Any]) -> str:
+    own = schema.get("x-guidance", {}) if isinstance(schema, dict) else {}
+    if not isinstance(own, dict) or (unknown := sorted(own.keys() - SCHEMA_OPTIONS)):
+        named = f'"{unknown[0]}"' if isinstance(own, dict) else "what stands there"
+        raise BadConstraint(f'"x-guidance" of a schema holds {", ".join(sorted(SCHEMA_OPTIONS))}; remove {named}')
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, defaults=cast("JsonCompileOptions", {**COMPACT, **options}))
+    except ValueError as error:
+        raise BadConstraint(f"the schema cannot be compiled: {shortened(error)}") from None
+
+
+def _own_grammar(text: str) -> str:
+    if found := next((word for word in NOT_HONOURED if word in text.replace(" ", "")), None):
+        raise BadConstraint(f'the grammar\'s attribute "{found[:-1]}" is not supported; remove it')
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(text))
+    except Exception as error:  # the conversion from GBNF is Python that may stumble over any text
+        raise BadConstraint(f"the grammar cannot be read: {shortened(error)}") from None
+
+
+def refuse_unusable(grammar: str, tokenizer: LLTokenizer) -> None:
+    """A BadConstraint where no answer can be begun by it."""
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise BadConstraint(f"it cannot be compiled: {shortened(matcher.get_error())}")
+
+
+def shortened(error: object) -> str:
+    """What the library says, as part of one line."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    line = "".join(letter if letter.isprintable() else " " for letter in line).rstrip(".,:; ")
+    return line if len(line) <= LONGEST_SAID else f"{line[:LONGEST_SAID]}…"

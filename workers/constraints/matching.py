@@ -1,0 +1,169 @@
+"""How far a row's answer has come in its grammar, and what may come next.
+
+The set of allowed tokens is a function of the tokens written so far, and of nothing else: not of how many were tried and
+taken back, nor of where an earlier process stopped. Where the grammar forces text, llguidance spells it in tokens once, as
+the tokenizer would; that spelling is kept until it is used up, and no other is allowed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from outrider.workers.constraints.grammars import LIMITS, BadConstraint, shortened
+
+# Compiled grammars that are kept: most jobs have a few, each for many rows.
+MOST_COMPILED = 64
+
+
+class Matching:
+    """One row's place in its grammar. ``ends`` are the tokens that end it, the one that is written where it must end first.
+
+    A token that ends the row may come wherever the grammar allows the text to end, and is no part of it.
+    """
+
+    def __init__(self, compiled: LLMatcher, tokenizer: LLTokenizer, ends: Sequence[int], vocabulary: int) -> None:
+        """``vocabulary`` is how many ids the model scores; a tokenizer may have more."""
+        self._compiled = compiled
+        self._vocabulary = vocabulary
+        self._matcher = compiled.deep_copy()
+        self._end_bit = tokenizer.eos_token
+        self._scratch = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+        self._ends = tuple(ends)
+        self._tokens: list[int] = []
+        # After each of the tokens, and before the first: what is forced to come next, as far as it is spelled.
+        self._forced: list[tuple[int, ...]] = [self._spelled()]
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """What must come next, where that is known; more may be behind it."""
+        return self._forced[-1]
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._tokens) and self._tokens[-1] in self._ends
+
+    @property
+    def problem(self) -> str:
+        """What the library gave up at; "" where it did not."""
+        return self._matcher.get_error()
+
+    def take(self, token: int) -> bool:
+        """Go on with the token; False, and nothing is changed, where it may not come."""
+        forced = self.forced
+        # Less than 0 is what an engine answers where it could choose nothing.
+        if token < 0 or self.ended or (forced and token != forced[0]):
+            return False
+        if token in self._ends:
+            if not forced and not self._matcher.is_accepting() and self._matcher.validate_tokens([token]) != 1:
+                return False
+            self._tokens.append(token)
+            self._forced.append(())
+            return True
+        if not forced and self._matcher.validate_tokens([token]) != 1:
+            return False
+        if not self._matcher.consume_token(token):
+            self._begin_again()
+            return False
+        self._tokens.append(token)
+        self._forced.append(forced[1:] or self._spelled())
+        return True
+
+    def back(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens."""
+        gone = len(self._tokens) - length
+        if not gone:
+            return
+        known = gone - self.ended  # the library was never told of an end
+        del self._tokens[length:], self._forced[length + 1 :]
+        if known and not self._matcher.rollback(known):
+            self._begin_again()
+
+    def fill(self, mask: NDArray[np.uint32]) -> None:
+        """Set the bits of the tokens that may come next. ``mask`` is as long as the model's vocabulary asks for."""
+        mask[:] = 0
+        if self.ended:
+            return
+        if forced := self.forced:
+            _allow(mask, forced[0])
+            return
+        words = self._scratch
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            return
+        end_word, end_bit = self._end_bit // 32, np.uint32(1 << self._end_bit % 32)
+        may_end = bool(words[end_word] & end_bit)
+        words[end_word] &= ~end_bit
+        shorter = min(len(words), len(mask))
+        mask[:shorter] = words[:shorter]
+        if may_end:
+            # Where nothing else may come, the end has one spelling too: `_spelled` may or may not have seen that it must.
+            for end in self._ends if words.any() else self._ends[:1]:
+                _allow(mask, end)
+
+    def mend(self) -> None:
+        """After the library gave up at something that was only tried."""
+        if self._matcher.is_error():
+            self._begin_again()
+
+    def _spelled(self) -> tuple[int, ...]:
+        forced = tuple(self._matcher.compute_ff_tokens())
+        if not forced and self._matcher.is_stopped() and not self._matcher.is_error():
+            return self._ends[:1]
+        return tuple(takewhile(lambda token: token < self._vocabulary, forced))
+
+    def _begin_again(self) -> None:
+        """A matcher in which the library gave up stays like that: another one is brought to the same place."""
+        self._matcher = self._compiled.deep_copy()
+        known = self._tokens[:-1] if self.ended else self._tokens
+        if known:
+            self._matcher.consume_tokens(list(known))
+
+
+def _allow(mask: NDArray[np.uint32], token: int) -> None:
+    if token // 32 < len(mask):
+        mask[token // 32] |= np.uint32(1 << token % 32)
+
+
+class Grammars:
+    """Compiled grammars over one tokenizer, the model's own. For one thread at a time."""
+
+    def __init__(self, load: Callable[[], LLTokenizer], vocabulary: int) -> None:
+        """``load`` is called when the first row comes that needs it: it takes a second for a large vocabulary."""
+        self._load = load
+        self._vocabulary = vocabulary
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def load(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = self._load()
+        return self._tokenizer
+
+    def matching(self, grammar: str, ends: Sequence[int]) -> Matching:
+        """The beginning of an answer. A BadConstraint where there can be none."""
+        tokenizer = self.load()
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = self._compiled[grammar] = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+            if len(self._compiled) > MOST_COMPILED:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.move_to_end(grammar)
+        if compiled.is_error():
+            raise BadConstraint(f"it cannot be compiled: {shortened(compiled.get_error())}")
+        eos = tokenizer.eos_token
+        first = [eos] if eos in ends else []
+        return Matching(compiled, tokenizer, [*first, *(end for end in ends if end != eos)], self._vocabulary)

@@ -1,0 +1,63 @@
+"""The decoder families of the native engine, one short builder each: a config becomes a program over named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from outrider.kernels.builder import Builder, Keeping
+from outrider.kernels.program import Format, Program
+from outrider.workers.errors import ModelError
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families import gemma, gpt_bigcode, gpt_neox, llama, mixtures, olmo, opt, phi3
+from outrider.workers.models.families.parts import Begin
+
+FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
+    "gemma": gemma.gemma,
+    "gemma2": gemma.gemma2,
+    "gemma3_text": gemma.gemma3,
+    "gpt_bigcode": gpt_bigcode.gpt_bigcode,
+    "gpt_neox": gpt_neox.gpt_neox,
+    "gpt_oss": mixtures.gpt_oss,
+    "granite": llama.granite,
+    "llama": llama.llama,
+    "mistral": llama.mistral,
+    "mixtral": mixtures.mixtral,
+    "olmo2": olmo.olmo2,
+    "olmo3": olmo.olmo3,
+    "olmoe": mixtures.olmoe,
+    "opt": opt.opt,
+    "phi3": phi3.phi3,
+    "qwen2": llama.qwen2,
+    "qwen2_moe": mixtures.qwen2_moe,
+    "qwen3": llama.qwen3,
+    "qwen3_moe": mixtures.qwen3_moe,
+    "smollm3": llama.smollm3,
+}
+
+
+def build_program(
+    values: Mapping[str, Any],
+    precision: Format,
+    group: int = 0,
+    source: str = "config.json",
+    keeping: Keeping | None = None,
+) -> Program:
+    """The program of a config.json's content; a ModelError where the native engine cannot compute that model.
+
+    ``keeping`` says how the tensors of a checkpoint that comes quantised are kept; without it ``precision`` does.
+    """
+
+    def begin(vocabulary: int, context: int) -> Builder:
+        return Builder(vocabulary, context, precision, group, keeping)
+
+    config = Config(values, source)
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        raise ModelError(f"the native engine does not know the family {values.get('model_type')!r}; the hf engine may")
+    try:
+        program = family(config, begin)
+        config.check_all_read()
+    except (ValueError, TypeError, ArithmeticError) as error:  # a value of a kind, or a size, that nobody could mean
+        raise ModelError(f"{source}: the native engine cannot lay this model out: {error}") from error
+    return program

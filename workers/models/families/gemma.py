@@ -1,0 +1,82 @@
+"""Gemma 1 to 3 (text): scaled embeddings, norms that multiply by 1 + w, soft caps, alternating windows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.kernels import packing
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Activation, Program
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.parts import FULL, SLIDING, Begin, activation, layer_types, windows
+from outrider.workers.models.families.skeleton import HeadNorms, Norms, Sizes, Style, decoder, read_sizes
+from outrider.workers.models.rope import read_ropes
+
+
+def gemma(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, head_size=256, layers=28)
+    config.only("use_bidirectional_attention", False)
+    bias = config.flag("attention_bias", False)
+    # The first releases said gelu and meant this one.
+    legacy = config.get("hidden_act") == "gelu"
+    config.get("hidden_activation")
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        plus=1.0,
+        tied=True,
+        embedding_scale=lambda builder: _normaliser(builder, sizes),
+        activation=Activation.GELU_TANH if legacy else activation(config, "hidden_act", "gelu_pytorch_tanh"),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def gemma2(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=4, head_size=256, layers=26)
+    types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 2 else FULL)
+    cap = _cap(config, "attn_logit_softcapping", 50.0)
+    return decoder(config, begin, sizes, _style(config, sizes, types, 30.0, attention_cap=cap))
+
+
+def gemma3(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=4, head_size=256, layers=26)
+    pattern = config.size("sliding_window_pattern", 6)
+    types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % pattern else FULL)
+    config.only("attn_logit_softcapping", None)
+    theta = config.number("rope_theta", 1000000.0)
+    local = config.number("rope_local_base_freq", 10000.0)
+    ropes = read_ropes(config, sizes.head_size, sizes.context, {FULL: theta, SLIDING: local})
+    style = _style(config, sizes, types, None, head_norms=HeadNorms.EACH, ropes=[ropes[kind] for kind in types])
+    return decoder(config, begin, sizes, style)
+
+
+def _style(config: Config, sizes: Sizes, types: list[str], logit_cap: float | None, **more: object) -> Style:
+    config.only("use_bidirectional_attention", False)
+    config.get("hidden_act")  # older configurations have it beside the one that counts
+    bias = config.flag("attention_bias", False)
+    common = dict(
+        qkv_bias=bias,
+        output_bias=bias,
+        norms=Norms.AROUND,
+        plus=1.0,
+        tied=True,
+        windows=windows(types, config.window(4096)),
+        embedding_scale=lambda builder: _normaliser(builder, sizes),
+        attention_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        logit_cap=_cap(config, "final_logit_softcapping", logit_cap),
+        activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+    )
+    return Style(**(common | more))
+
+
+def _cap(config: Config, key: str, default: float | None) -> float:
+    """Here null is a value: no cap."""
+    if config.stated(key, default) is None:
+        return 0.0
+    return config.positive(key, default or 0.0)
+
+
+def _normaliser(builder: Builder, sizes: Sizes) -> float:
+    """The square root of the width, rounded to the type of the embeddings: transformers multiplies in that."""
+    root = np.array([np.sqrt(np.float64(sizes.hidden))], np.float32)
+    return float(root[0] if builder.precision.fp32 else packing.from_bf16(packing.to_bf16(root))[0])

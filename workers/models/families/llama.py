@@ -1,0 +1,88 @@
+"""Llama and the families that differ from it in what their configuration says: Mistral, Qwen 2 and 3, Granite, SmolLM 3."""
+
+from __future__ import annotations
+
+from outrider.kernels.program import Program
+from outrider.workers.errors import ModelError
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.parts import FULL, SLIDING, Begin, windows
+from outrider.workers.models.families.skeleton import HeadNorms, Style, decoder, read_sizes
+from outrider.workers.models.rope import read_rope
+
+
+def llama(config: Config, begin: Begin) -> Program:
+    return decoder(config, begin, read_sizes(config), _biased(config))
+
+
+def _biased(config: Config) -> Style:
+    bias = config.flag("attention_bias", False)
+    return Style(qkv_bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias", False))
+
+
+def mistral(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=8)
+    return decoder(config, begin, sizes, Style(windows=[config.window(4096)] * sizes.layers))
+
+
+def qwen2(config: Config, begin: Begin) -> Program:
+    return decoder(config, begin, read_sizes(config, kv_heads=32), Style(qkv_bias=True, windows=qwen_windows(config)))
+
+
+def qwen3(config: Config, begin: Begin) -> Program:
+    bias = config.flag("attention_bias", False)
+    style = Style(qkv_bias=bias, output_bias=bias, head_norms=HeadNorms.EACH, windows=qwen_windows(config))
+    return decoder(config, begin, read_sizes(config, kv_heads=32, head_size=128), style)
+
+
+def qwen_windows(config: Config) -> list[int]:
+    """Qwen's windows are off unless asked for, and then only from a certain layer on."""
+    layers = config.size("num_hidden_layers", 32)
+    window = config.window(4096) if config.flag("use_sliding_window", False) else 0
+    config.get("sliding_window")
+    first = config.number("max_window_layers", 28)
+    types = config.get("layer_types") or [SLIDING if window and layer >= first else "" for layer in range(layers)]
+    if len(types) != layers or not set(types) <= {SLIDING, FULL, ""}:
+        raise ModelError(f'{config.source}: the native engine cannot follow "layer_types": {types!r}')
+    return windows(types, window)
+
+
+def granite(config: Config, begin: Begin) -> Program:
+    """Llama, with multipliers of embeddings, scores, what is added to residuals, and logits."""
+    bias = config.flag("attention_bias", False)
+    embedding = config.number("embedding_multiplier", 1.0)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=config.flag("mlp_bias", False),
+        embedding_scale=lambda builder: embedding,
+        attention_scale=config.number("attention_multiplier", 1.0),
+        residual_scale=config.number("residual_multiplier", 1.0),
+        logit_scale=1.0 / config.number("logits_scaling", 1.0),
+    )
+    return decoder(config, begin, read_sizes(config), style)
+
+
+def smollm3(config: Config, begin: Begin) -> Program:
+    """Llama, with layers that have no rope."""
+    sizes = read_sizes(config, kv_heads=4)
+    interval = config.size("no_rope_layer_interval", 4)
+    rotated = config.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(sizes.layers)]
+    if len(rotated) < sizes.layers or not set(rotated) <= {0, 1}:
+        raise ModelError(f'{config.source}: the native engine cannot follow "no_rope_layers": {rotated!r}')
+    config.get("max_window_layers")  # Qwen's, and not used
+    window = config.window(None)
+    sliding = config.flag("use_sliding_window", False) and window
+    types = config.get("layer_types") or [SLIDING if sliding and not rotates else FULL for rotates in rotated]
+    if len(types) < sizes.layers or not set(types) <= {SLIDING, FULL} or (SLIDING in types and not window):
+        raise ModelError(f'{config.source}: the native engine cannot follow "layer_types": {types!r}')
+    rope = read_rope(config, sizes.head_size, sizes.context, theta=2000000.0)
+    bias = config.flag("attention_bias", False)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=config.flag("mlp_bias", False),
+        windows=windows(types, window),
+        ropes=[rope if rotates else None for rotates in rotated],
+        tied=True,
+    )
+    return decoder(config, begin, sizes, style)

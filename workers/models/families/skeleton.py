@@ -1,0 +1,197 @@
+"""Llama's skeleton, which most families share: attention and a gated layer, each with norms and a residual around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Activation, Norm, Program, Slice, Tensor
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.parts import Begin, Linear, activation
+from outrider.workers.models.rope import Rope, read_rope
+
+
+class Norms(Enum):
+    """Where a layer's norms stand."""
+
+    BEFORE = "before attention and the gated layer"
+    BEHIND = "behind both, before the residual is added"
+    AROUND = "before and behind"
+
+
+class HeadNorms(Enum):
+    """What of queries and keys is normalised."""
+
+    NONE = "nothing"
+    EACH = "each head by itself"
+    ALL = "all heads together"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a model: what its configuration says under the names that all these families use."""
+
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    context: int
+    epsilon: float
+
+
+def read_sizes(
+    config: Config, *, kv_heads: int | None = None, head_size: int | None = None, epsilon: float = 1e-6, layers: int = 32
+) -> Sizes:
+    """The arguments are what the family takes where its configuration does not say."""
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", 32)
+    return Sizes(
+        hidden=hidden,
+        ffn=config.size("intermediate_size"),
+        layers=config.size("num_hidden_layers", layers),
+        heads=heads,
+        kv_heads=config.size("num_key_value_heads", kv_heads or heads),
+        head_size=config.size("head_dim", head_size or hidden // heads),
+        vocabulary=config.size("vocab_size"),
+        context=config.size("max_position_embeddings"),
+        epsilon=config.number("rms_norm_eps", epsilon),
+    )
+
+
+# Puts a layer's part behind its second norm into the program: (builder, its input, the layer's number, residual) -> output.
+Mixer = Callable[[Builder, Slice, int, Slice | None], Slice]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Where the families differ. Of ``windows`` and ``ropes`` there is one for each layer: 0 is no window, None no rope.
+
+    ``plus`` is added to every norm's weight. ``tied``: whether the head is the embedding where the configuration does not
+    say. ``mixer`` stands for the gated layer, where that is another.
+    """
+
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    fused: bool = False
+    norms: Norms = Norms.BEFORE
+    head_norms: HeadNorms = HeadNorms.NONE
+    windows: Sequence[int] = ()
+    ropes: Sequence[Rope | None] = ()
+    plus: float = 0.0
+    tied: bool = False
+    embedding_scale: Callable[[Builder], float] = lambda builder: 1.0
+    attention_scale: float | None = None
+    attention_cap: float = 0.0
+    sinks: bool = False
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+    activation: Activation | None = None
+    mixer: Mixer | None = None
+
+
+def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program:
+    ropes = style.ropes or [read_rope(config, sizes.head_size, sizes.context)] * sizes.layers
+    mixer = style.mixer or _gated(config, sizes, style)
+    builder = begin(sizes.vocabulary, sizes.context)
+    embedding = Tensor("model.embed_tokens.weight", (sizes.vocabulary, sizes.hidden))
+    x = builder.embed(embedding, style.embedding_scale(builder))
+
+    def norm(y: Slice, weight: Tensor, residual: Slice | None = None) -> Slice:
+        return builder.norm(y, weight, kind=Norm.RMS, epsilon=sizes.epsilon, residual=residual)
+
+    before, behind = style.norms is not Norms.BEHIND, style.norms is not Norms.BEFORE
+    # Before the gated layer stands what Llama's names say, unless a norm behind the attention has that name.
+    second = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
+    for layer in range(sizes.layers):
+        block = Linear(f"model.layers.{layer}.")
+        vector = [block.vector(name, sizes.hidden, style.plus) for name in ("input_layernorm", second)]
+        h = norm(x, vector[0]) if before else x
+        residual = None if behind else x
+        a = _attention(builder, h, layer, ropes[layer], sizes, style, residual)
+        x = norm(a, block.vector("post_attention_layernorm", sizes.hidden, style.plus), x) if behind else a
+        h = norm(x, vector[1]) if before else x
+        m = mixer(builder, h, layer, None if behind else x)
+        x = norm(m, block.vector("post_feedforward_layernorm", sizes.hidden, style.plus), x) if behind else m
+    x = norm(x, Tensor("model.norm.weight", (sizes.hidden,), plus=style.plus))
+    tied = config.flag("tie_word_embeddings", style.tied)
+    head = embedding if tied else Tensor("lm_head.weight", (sizes.vocabulary, sizes.hidden))
+    return builder.finish(builder.linear(x, [head], scale=style.logit_scale, cap=style.logit_cap))
+
+
+def _attention(
+    builder: Builder, h: Slice, layer: int, rope: Rope | None, sizes: Sizes, style: Style, residual: Slice | None
+) -> Slice:
+    attention = Linear(f"model.layers.{layer}.self_attn.")
+    heads, kv_heads, hidden = sizes.heads, sizes.kv_heads, sizes.hidden
+    width, kv_width = heads * sizes.head_size, kv_heads * sizes.head_size
+    projections = [("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)]
+    if style.fused:
+        projections = [("qkv_proj", width + 2 * kv_width)]
+    matrices = [attention.weight(name, rows, hidden) for name, rows in projections]
+    qkv = builder.linear(h, matrices, biases=attention.biases(style.qkv_bias, *projections))
+    query, key, value = qkv.split(width, kv_width, kv_width)
+    for part, name, count in ((query, "q_norm", heads), (key, "k_norm", kv_heads)):
+        if style.head_norms is not HeadNorms.NONE:
+            each = style.head_norms is HeadNorms.EACH
+            weight = attention.vector(name, sizes.head_size if each else part.width, style.plus)
+            builder.head_norm(part, weight, heads=count if each else 1, epsilon=sizes.epsilon)
+        if rope is not None:
+            rotate(builder, part, rope, count)
+    window = style.windows[layer] if style.windows else 0
+    sinks = Tensor(f"{attention.prefix}sinks", (heads,)) if style.sinks else None
+    a = builder.attention(
+        query,
+        key,
+        value,
+        heads=heads,
+        kv_heads=kv_heads,
+        scale=style.attention_scale,
+        window=window,
+        cap=style.attention_cap,
+        sinks=sinks,
+    )
+    output = [attention.weight("o_proj", hidden, width)]
+    biases = attention.biases(style.output_bias, ("o_proj", hidden))
+    return builder.linear(a, output, biases=biases, residual=residual, scale=style.residual_scale)
+
+
+def rotate(builder: Builder, x: Slice, rope: Rope, heads: int) -> None:
+    builder.rope(
+        x,
+        rope.frequencies,
+        heads=heads,
+        factor=rope.factor,
+        long_frequencies=rope.long_frequencies,
+        longest=rope.longest,
+    )
+
+
+def _gated(config: Config, sizes: Sizes, style: Style) -> Mixer:
+    function = style.activation if style.activation is not None else activation(config, "hidden_act", "silu")
+
+    def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        mlp = Linear(f"model.layers.{layer}.mlp.")
+        m = gated(builder, h, mlp, sizes.ffn, function, bias=style.mlp_bias, fused=style.fused)
+        down = [mlp.weight("down_proj", sizes.hidden, sizes.ffn)]
+        biases = mlp.biases(style.mlp_bias, ("down_proj", sizes.hidden))
+        return builder.linear(m, down, biases=biases, residual=residual, scale=style.residual_scale)
+
+    return mixer
+
+
+def gated(
+    builder: Builder, h: Slice, mlp: Linear, ffn: int, function: Activation, *, bias: bool = False, fused: bool = False
+) -> Slice:
+    """``fused``: gate and up are one tensor, the one behind the other."""
+    if fused:
+        shape = (2 * ffn, h.width)
+        both = f"{mlp.prefix}gate_up_proj.weight"
+        return builder.gated(h, Tensor(both, shape, ((0, ffn),)), Tensor(both, shape, ((ffn, 2 * ffn),)), function)
+    gate, up = mlp.weight("gate_proj", ffn, h.width), mlp.weight("up_proj", ffn, h.width)
+    return builder.gated(h, gate, up, function, biases=mlp.biases(bias, ("gate_proj", ffn), ("up_proj", ffn)))

@@ -1,0 +1,157 @@
+"""compressed-tensors: integers packed into words ("pack-quantized"), or int8 and fp8 as they are ("int-quantized",
+"float-quantized", "naive-quantized")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.kernels.quantised import QuantisedRows, Scheme, Values
+from outrider.workers.models.formats.gptq import group_order
+from outrider.workers.models.formats.matrix import Held, Parts
+from outrider.workers.models.formats.raw import to_float32, unpacked
+
+SCALE_TYPES = ("F16", "BF16", "F32")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a configuration says of the weights of a group of layers. ``group`` 0: one scale for a row or for everything.
+    ``block`` is (rows, columns) under one scale, where scales belong to blocks."""
+
+    bits: int
+    float: bool
+    symmetric: bool
+    strategy: str
+    group: int = 0
+    block: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """``weight_packed`` int32 [N, K bits/32] holds code = value + 2^(bits-1), ``weight_scale`` [N, K/G],
+    ``weight_zero_point`` (asymmetric only) likewise packed along N, ``weight_shape`` N and K, ``weight_g_idx`` the group of
+    each column."""
+
+    source: Parts
+    scheme: Scheme
+    shape: tuple[int, int]
+    order: NDArray[np.int32] | None
+    _zeros: Held[NDArray[np.uint8]] = field(default_factory=Held)
+
+    @classmethod
+    def of(cls, source: Parts, shape: tuple[int, int], weights: Weights) -> PackedMatrix:
+        rows, columns = shape
+        group = source.check_group(weights.group or columns, columns)
+        source.entry("weight_packed", (rows, -(-columns * weights.bits // 32)), "I32")
+        scales = source.entry("weight_scale", (rows, columns // group), *SCALE_TYPES)
+        if source.has("weight_shape"):
+            source.entry("weight_shape", (2,), "I64", "I32")
+            if tuple(source.whole("weight_shape")) != shape:
+                source.refuse(f'has a "weight_shape" of {source.whole("weight_shape").tolist()}, config.json says {shape}')
+        if not weights.symmetric:
+            source.entry("weight_zero_point", (-(-rows * weights.bits // 32), columns // group), "I32")
+        order = None
+        if source.has("weight_g_idx"):
+            source.entry("weight_g_idx", (columns,), "I32", "I64")
+            order = group_order(source, source.whole("weight_g_idx"), group)
+        scheme = Scheme(
+            "compressed-tensors pack-quantized",
+            weights.bits,
+            group,
+            symmetric=weights.symmetric,
+            scale_type=scales.type,
+            ordered=order is not None,
+        )
+        return cls(source, scheme, shape, order)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.source.used)
+
+    def rows(self, start: int, stop: int) -> QuantisedRows:
+        bits = self.scheme.bits
+        codes = unpacked(self.source.rows("weight_packed", start, stop), bits, self.shape[1])
+        if self.order is not None:
+            codes = codes[:, self.order]
+        scales = self.source.finite("weight_scale", to_float32(self.source.rows("weight_scale", start, stop)))
+        if self.scheme.symmetric:
+            zeros = np.full(scales.shape, 1 << (bits - 1), np.uint8)
+        else:
+            stored = self._zeros.get(lambda: unpacked(self.source.whole("weight_zero_point").T, bits, self.shape[0]))
+            zeros = np.ascontiguousarray(stored[:, start:stop].T)
+        return QuantisedRows(self.scheme, np.ascontiguousarray(codes), scales, zeros)
+
+    def done(self) -> None:
+        self._zeros.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMatrix:
+    """``weight`` int8 or e4m3 [N, K] and its scales: one, one a row, for groups of a row, or for blocks. ``scale`` is their
+    tensor's name: "weight_scale", or "weight_scale_inv" where a checkpoint calls it so (it multiplies all the same)."""
+
+    source: Parts
+    scheme: Scheme
+    shape: tuple[int, int]
+    scale: str
+    # How many rows a row of the scales is for; 0: all of them.
+    scale_rows: int
+    order: None = None
+
+    @classmethod
+    def of(
+        cls, source: Parts, shape: tuple[int, int], weights: Weights, *, name: str, scale: str = "weight_scale"
+    ) -> PlainMatrix:
+        rows, columns = shape
+        group, scale_rows = weights.group, 1
+        if weights.block is not None:
+            scale_rows, group = weights.block
+        group = source.check_group(group or columns, columns)
+        source.entry("weight", shape, "F8_E4M3" if weights.float else "I8")
+        if weights.strategy == "tensor":
+            # One number: as a scalar, or as a vector or a matrix that has nothing else.
+            stored = source.raw.entries.get(f"{source.module}.{scale}")
+            extents = stored.shape if stored is not None and stored.shape in ((), (1,), (1, 1)) else (1,)
+            scales = source.entry(scale, extents, *SCALE_TYPES)
+            scale_rows = 0
+        else:
+            scales = source.entry(scale, (-(-rows // scale_rows), columns // group), *SCALE_TYPES)
+        if not weights.symmetric:
+            source.entry("weight_zero_point", scales.shape, "I8")
+        values = Values.E4M3 if weights.float else Values.INTEGER
+        type_ = scales.type
+        scheme = Scheme(name, weights.bits, group, values, symmetric=weights.symmetric, scale_type=type_)
+        return cls(source, scheme, shape, scale, scale_rows)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.source.used)
+
+    def rows(self, start: int, stop: int) -> QuantisedRows:
+        codes = self.source.rows("weight", start, stop)
+        scales = self.source.finite(self.scale, self._for_rows(to_float32(self.source.whole(self.scale)), start, stop))
+        if self.scheme.values is Values.E4M3:
+            if ((codes & 127) == 127).any():
+                self.source.refuse("holds a value that is not a finite number")
+            return QuantisedRows(self.scheme, codes, scales, np.zeros(scales.shape, np.uint8))
+        middle = 1 << (self.scheme.bits - 1)
+        if self.scheme.bits < 8 and (codes.min() < -middle or codes.max() >= middle):
+            self.source.refuse(f"holds values beyond {self.scheme.bits} bits")
+        zeros = np.full(scales.shape, middle, np.uint8)
+        if not self.scheme.symmetric:
+            stored = self._for_rows(self.source.whole("weight_zero_point"), start, stop)
+            zeros = (stored.astype(np.int16) + middle).astype(np.uint8)
+        return QuantisedRows(self.scheme, (codes.astype(np.int16) + middle).astype(np.uint8), scales, zeros)
+
+    def _for_rows(self, values: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+        """[n, groups] from what the file states once for a row, for several, or for all."""
+        if self.scale_rows == 0:
+            return np.broadcast_to(values.reshape(1, 1), (stop - start, 1)).copy()
+        return np.ascontiguousarray(values[np.arange(start, stop) // self.scale_rows])
+
+    def done(self) -> None:
+        pass

@@ -1,0 +1,74 @@
+"""Experts that a checkpoint keeps together in one tensor of a layer, seen as the tensors of single experts.
+
+Builders ask for ``…mlp.experts.3.gate_proj.weight``. Checkpoints also have, in front of ``.experts.``:
+
+- ``gate_up_proj`` [experts, 2 ffn, hidden], gate rows before up rows, and ``down_proj`` [experts, hidden, ffn]
+- of gpt-oss ``gate_up_proj`` [experts, hidden, 2 ffn] and ``down_proj`` [experts, ffn, hidden], gate and up columns in
+  turn, and biases ``gate_up_proj_bias`` [experts, 2 ffn] and ``down_proj_bias`` [experts, hidden]; what has biases lies so
+- the same in MXFP4 (formats/mxfp4.py), rows as they are used, gate and up in turn
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.kernels.program import Tensor
+from outrider.workers.models.formats.raw import TYPES, Array, RawTensors
+from outrider.workers.models.headers import Entry
+
+NAME = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an expert's matrix or bias lies: ``first`` and ``step`` among the outputs of the tensor that holds it."""
+
+    source: str
+    expert: int
+    first: int
+    step: int
+    transposed: bool = False
+    bias: bool = False
+
+    def shape(self, entry: Entry) -> tuple[int, ...]:
+        """What a tensor of that shape gives for one expert."""
+        outputs = entry.shape[-1] if self.transposed or self.bias else entry.shape[1]
+        count = outputs // 2 if "gate_up_proj" in self.source else outputs
+        return (count,) if self.bias else (count, entry.shape[1] if self.transposed else entry.shape[-1])
+
+    def rows(self, raw: RawTensors, start: int, stop: int) -> Array:
+        if self.bias:
+            return np.ascontiguousarray(
+                raw.rows(self.source, self.expert, self.expert + 1)[0, self.first :: self.step][start:stop]
+            )
+        if self.transposed:
+            whole = raw.rows(self.source, self.expert, self.expert + 1)[0]
+            return np.ascontiguousarray(whole[:, self.first :: self.step][:, start:stop].T)
+        entry = raw.entries[self.source]
+        values = np.empty((stop - start, entry.shape[2]), TYPES[entry.type])
+        row = (self.expert * entry.shape[1] + self.first + start) * entry.shape[2]
+        raw.fill(entry.file, entry.offset + row * values.itemsize, values.reshape(-1).view(np.uint8), self.source)
+        return values
+
+
+def place_of(tensor: Tensor, entries: Mapping[str, Entry]) -> Place | None:
+    """None where the name is no expert's, or no tensor holds that expert beside others."""
+    found = NAME.fullmatch(tensor.name)
+    if found is None:
+        return None
+    experts, expert, kind, part = found[1], int(found[2]), found[3], found[4]
+    joined = f"{experts}.{'down_proj' if kind == 'down' else 'gate_up_proj'}"
+    biased = f"{joined}_bias" in entries
+    source = f"{joined}_bias" if part == "bias" else joined
+    entry = entries.get(source)
+    rank = 2 if part == "bias" else 3
+    if entry is None or len(entry.shape) != rank or expert >= entry.shape[0]:
+        return None
+    if part == "bias" or biased:
+        step = 1 if kind == "down" else 2
+        return Place(source, expert, int(kind == "up"), step, transposed=part == "weight", bias=part == "bias")
+    return Place(source, expert, entry.shape[1] // 2 if kind == "up" else 0, 1)

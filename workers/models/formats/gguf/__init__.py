@@ -1,0 +1,1 @@
+"""GGUF: a model in a single file, its configuration, tokenizer and tensors."""

@@ -1,0 +1,89 @@
+"""GPTQ: 4 or 8 bits, the columns (inputs) of a row one after the other in words, and perhaps in an order of their own.
+
+Version 1 stores zero points less one. Its writers take the one from whole words of eight (or four) zero points, borrowing
+from the next where one was zero, so it is given back to whole words. gptqmodel, which writes both versions, reads it so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.kernels.quantised import QuantisedRows, Scheme
+from outrider.workers.models.formats.matrix import Held, Parts
+from outrider.workers.models.formats.raw import unpacked
+
+ONE_EACH = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}
+
+
+@dataclass(frozen=True, slots=True)
+class GptqMatrix:
+    """``qweight`` int32 [K bits/32, N], ``qzeros`` int32 [K/G, N bits/32], ``scales`` [K/G, N], ``g_idx`` int32 [K]."""
+
+    source: Parts
+    scheme: Scheme
+    shape: tuple[int, int]
+    order: NDArray[np.int32] | None
+    stored_less_one: bool
+    _held: Held[tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]] = field(default_factory=Held)
+
+    @classmethod
+    def of(
+        cls, source: Parts, shape: tuple[int, int], *, bits: int, group: int, symmetric: bool, stored_less_one: bool
+    ) -> GptqMatrix:
+        rows, columns = shape
+        group = source.check_group(group, columns)
+        in_word = 32 // bits
+        if rows % in_word or columns % in_word:
+            source.refuse(f"has {rows} rows and {columns} columns, {in_word} of which lie in one word")
+        source.entry("qweight", (columns // in_word, rows), "I32")
+        source.entry("qzeros", (columns // group, rows // in_word), "I32")
+        scales = source.entry("scales", (columns // group, rows), "F16", "BF16", "F32")
+        order = _order(source, columns, group) if source.has("g_idx") else None
+        type_ = scales.type
+        scheme = Scheme("gptq", bits, group, symmetric=symmetric, scale_type=type_, ordered=order is not None)
+        return cls(source, scheme, shape, order, stored_less_one)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.source.used)
+
+    def rows(self, start: int, stop: int) -> QuantisedRows:
+        bits = self.scheme.bits
+        # A row lies across the whole tensor, so all of it is read at once; packed it is small.
+        weights, zeros, scales = self._held.get(self._whole)
+        codes = unpacked(weights[:, start:stop].T, bits, self.shape[1])
+        if self.order is not None:
+            codes = codes[:, self.order]
+        zeros = np.ascontiguousarray(zeros[:, start:stop].T)
+        if self.scheme.symmetric:
+            self.source.check_symmetric(zeros, bits)
+        scales = np.ascontiguousarray(scales[:, start:stop].T)
+        return QuantisedRows(self.scheme, np.ascontiguousarray(codes), scales, zeros)
+
+    def _whole(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+        zeros = self.source.whole("qzeros")
+        if self.stored_less_one:
+            zeros = (zeros.view(np.uint32) + ONE_EACH[self.scheme.bits]).view(np.int32)
+        zeros = unpacked(zeros, self.scheme.bits, self.shape[0])
+        return self.source.whole("qweight"), zeros, self.source.scales("scales")
+
+    def done(self) -> None:
+        self._held.clear()
+
+
+def _order(source: Parts, columns: int, group: int) -> NDArray[np.int32] | None:
+    """The columns group by group; None where they lie so already."""
+    source.entry("g_idx", (columns,), "I32")
+    return group_order(source, source.whole("g_idx"), group)
+
+
+def group_order(source: Parts, groups: NDArray[np.int32], group: int) -> NDArray[np.int32] | None:
+    """From the group of each column: the columns of group 0 in ascending order, then those of group 1, and so on."""
+    order = np.argsort(groups, kind="stable").astype(np.int32)
+    if not np.array_equal(groups[order], np.arange(len(groups)) // group):
+        source.refuse(f"has a g_idx that does not give each group {group} columns")
+    return None if np.array_equal(order, np.arange(len(groups))) else order

@@ -1,0 +1,122 @@
+"""What a reader of a quantised format gives the loader: one matrix, its scheme, and its rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.kernels.quantised import QuantisedRows, Scheme
+from outrider.workers.errors import ModelError
+from outrider.workers.models.formats.raw import RawTensors, to_float32
+from outrider.workers.models.headers import Entry, quoted
+
+Kept = TypeVar("Kept")
+
+
+class Held(Generic[Kept]):
+    """What is read once for all rows of a matrix, whichever thread asks first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._value: Kept | None = None
+
+    def get(self, read: Callable[[], Kept]) -> Kept:
+        with self._lock:
+            if self._value is None:
+                self._value = read()
+            return self._value
+
+    def clear(self) -> None:
+        self._value = None
+
+
+class Matrix(Protocol):
+    """A quantised matrix of a checkpoint. Its making has checked types and shapes; nothing but the order has been read."""
+
+    @property
+    def scheme(self) -> Scheme: ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows (outputs) and columns (inputs)."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the tensors that it is read from."""
+
+    @property
+    def order(self) -> NDArray[np.int32] | None:
+        """Of each column as it comes the input channel that it multiplies; None where they come in their own order."""
+
+    def rows(self, start: int, stop: int) -> QuantisedRows: ...
+
+    def done(self) -> None:
+        """It will not be read again."""
+
+
+class Parts:
+    """The tensors under one module's name, each checked when it is asked for."""
+
+    def __init__(self, raw: RawTensors, module: str, format: str) -> None:
+        self.raw = raw
+        self.module = module
+        self.format = format
+        self.used: list[str] = []
+
+    def has(self, part: str) -> bool:
+        return f"{self.module}.{part}" in self.raw.entries
+
+    def entry(self, part: str, shape: tuple[int | None, ...], *types: str) -> Entry:
+        """The tensor, of this shape (None: of any extent) and one of these types; else a sentence."""
+        name = f"{self.module}.{part}"
+        entry = self.raw.entries.get(name)
+        if entry is None:
+            raise ModelError(f'the weight {quoted(self.module)} ({self.format}) lacks its "{part}"')
+        if entry.type not in types:
+            raise ModelError(
+                f"{entry.file}: {quoted(name)} ({self.format}) must be of type {' or '.join(types)}, it is {entry.type}"
+            )
+        same = len(shape) == len(entry.shape) and all(
+            wanted in (None, found) for wanted, found in zip(shape, entry.shape, strict=True)
+        )
+        if not same:
+            raise ModelError(
+                f"{entry.file}: {quoted(name)} ({self.format}) has shape {entry.shape}, "
+                f"{tuple('any' if extent is None else extent for extent in shape)} is asked for"
+            )
+        self.used.append(name)
+        return entry
+
+    def whole(self, part: str) -> NDArray[Any]:
+        return self.raw.whole(f"{self.module}.{part}")
+
+    def rows(self, part: str, start: int, stop: int) -> NDArray[Any]:
+        return self.raw.rows(f"{self.module}.{part}", start, stop)
+
+    def scales(self, part: str) -> NDArray[np.float32]:
+        """All of a tensor of scales; a ModelError unless all are finite numbers."""
+        return self.finite(part, to_float32(self.whole(part)))
+
+    def finite(self, part: str, scales: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not np.isfinite(scales).all():
+            raise ModelError(f"{quoted(f'{self.module}.{part}')} ({self.format}) holds a scale that is not a finite number")
+        return scales
+
+    def refuse(self, what: str) -> NoReturn:
+        raise ModelError(f"the weight {quoted(self.module)} ({self.format}) {what}")
+
+    def check_symmetric(self, zeros: NDArray[np.uint8], bits: int) -> None:
+        """Where the configuration says that all zero points are the middle, hold the checkpoint to it."""
+        if (zeros != 1 << (bits - 1)).any():
+            self.refuse(f"has zero points other than {1 << (bits - 1)}, quantization_config says that it is symmetric")
+
+    def check_group(self, group: int, columns: int) -> int:
+        """The group, or all columns for what stands for "no groups"."""
+        group = columns if group == -1 else group
+        if group < 1 or columns % group:
+            self.refuse(f"has {columns} columns, which its groups of {group} do not divide")
+        return group

@@ -1,0 +1,47 @@
+"""Tensors that nobody asked for. What a checkpoint holds beyond what its configuration needs is refused, not passed over:
+it would be part of the model that was meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models.headers import quoted
+
+# What tools leave beside quantised weights: each is of no use without knowing how, which only a configuration says.
+OF_QUANTISED = ("qweight", "qzeros", "weight_packed", "weight_scale_inv", "weight_scale", "SCB", "absmax", "quant_map")
+# Buffers that older versions of transformers saved, which follow from the configuration.
+HARMLESS = re.compile(
+    r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(bias|masked_bias)|attention\.(bias|masked_bias)|"
+    r"embed_positions\._float_tensor|decoder\.version|position_ids)"
+)
+# Of activations, keys and values: a checkpoint's scales for them are not used, as these get their scales by token, or none.
+OF_ACTIVATIONS = re.compile(r".*\.(input_scale|output_scale|input_zero_point|[kqv]_scale|[kqv]_zero_point)")
+HEADS = ("lm_head.weight", "embed_out.weight")
+
+
+def check_plain(names: Iterable[str]) -> None:
+    """Refuse what only a quantised checkpoint has, where no ``quantization_config`` says how it is meant."""
+    for name in names:
+        if name.rpartition(".")[2] in OF_QUANTISED:
+            raise ModelError(
+                f"the checkpoint holds {quoted(name)}, as quantised ones do, and its config.json has no "
+                "quantization_config that says how: put back the config.json that belongs to it"
+            )
+
+
+def refuse_strays(names: Iterable[str], quantised: bool) -> None:
+    """Of the names of tensors that no part of the model asks for. A head among them says what the embedding says
+    (tied_head.py)."""
+    strays = sorted(
+        name
+        for name in names
+        if not HARMLESS.fullmatch(name) and name not in HEADS and not (quantised and OF_ACTIVATIONS.fullmatch(name))
+    )
+    if strays:
+        more = f" and {len(strays) - 1:,} more" if len(strays) > 1 else ""
+        raise ModelError(
+            f"the checkpoint holds {quoted(strays[0])}{more}, which no part of this model asks for: its config.json "
+            "belongs to another model, or to a variant that is not known here"
+        )

@@ -1,0 +1,168 @@
+"""From a model's directory to a running transformers engine."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from outrider.workers.engines.engine import Feed
+from outrider.workers.engines.hf import HfEngine
+from outrider.workers.engines.hf_masks import NotHonoured
+from outrider.workers.engines.hf_rows import HfRowEngine
+from outrider.workers.errors import ModelError, first_line
+from outrider.workers.messages import ModelSpec, Sampling
+from outrider.workers.models import ipex
+from outrider.workers.models.formats.strays import refuse_strays
+from outrider.workers.models.known_ways import said_of, way_of
+from outrider.workers.models.model_info import ModelInfo, read_model_info, weight_files
+from outrider.workers.models.probe import find_way
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
+# How far (relative to the largest logit) the ragged path may lie from the model's own forward pass: rounding, no more.
+PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+logger = logging.getLogger(__name__)
+
+
+def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[str]]:
+    """The engine, the model's card, and what a person should know about how it runs."""
+    model_info = read_model_info(spec.path)
+    if spec.threads:
+        torch.set_num_threads(spec.threads)
+    with said_of(model_info):
+        way = way_of(Path(model_info.path), spec.fast_attention)
+    model = _load_weights(model_info, DTYPES[spec.precision], spec)
+    notes = []
+    if extension := ipex.used_for(spec):
+        said = f"{model_info.name}: through Intel's extension {extension} (ipex.optimize) in {spec.precision}"
+        model, trouble = _optimize(model)
+        if trouble:
+            # The weights were packed in place.
+            model = _load_weights(model_info, DTYPES[spec.precision], spec)
+            said = f"{model_info.name}: without Intel's extension {extension}, since with it {trouble}"
+        notes.append(said)
+    if way.ragged:
+        engine = HfEngine(model, model_info.context, fused=spec.fast_attention)
+        if _ragged_agrees(engine):
+            return engine, model_info, notes
+        engine.release()
+        alone = find_way(model.config, spec.fast_attention, ragged=False)
+        way = replace(alone, why=f"on {spec.device} in {spec.precision} rows that share a pass change one another")
+    return (
+        HfRowEngine(model, model_info.context, way.feeding),
+        model_info,
+        [*notes, f"{model_info.name} ({model_info.family}): {way.note}"],
+    )
+
+
+def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) -> PreTrainedModel:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    safe = weight_files(Path(model_info.path))[0].suffix == ".safetensors"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # A .bin file is read with weights_only, so that it cannot run code.
+            model, report = AutoModelForCausalLM.from_pretrained(
+                model_info.path,
+                dtype=dtype,
+                # transformers' default for the model: fused where it has one.
+                attn_implementation=None if spec.fast_attention else "eager",
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=safe,
+                weights_only=not spec.allow_pickle,
+                output_loading_info=True,
+            )
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{model_info.name} holds more than weights in its .bin files; --allow-pickle runs what is in them"
+        ) from error
+    except Exception as error:  # whatever a checkpoint can be wrong with surfaces here, in many types
+        raise ModelError(f"{model_info.name} cannot be loaded: {first_line(error)}") from error
+    _check_complete(model_info, report)
+    if getattr(model.config, "quantization_config", None) is None:
+        # Else its library takes tensors for itself.
+        refuse_strays(report.get("unexpected_keys") or (), quantised=False)
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter.sum()):
+            raise ModelError(f'{model_info.name}: the weight "{name}" holds a value that is not a number')
+    if spec.device == "cpu":
+        _leave_the_files(model)
+    return model.eval().to(spec.device)
+
+
+def _leave_the_files(model: PreTrainedModel) -> None:
+    """Copy what is still mapped from the files: who writes to one would change the model amid its work.
+
+    The copies also lie on the memory nodes that the process is bound to, where a file's pages belong to whoever came first.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+
+
+def _check_complete(model_info: ModelInfo, report: dict[str, Any]) -> None:
+    missing = sorted(report.get("missing_keys") or ())
+    wrong = sorted(str(entry) for entry in report.get("mismatched_keys") or ())
+    if missing:
+        raise ModelError(f'{model_info.name} lacks {len(missing)} of its weights, first "{missing[0]}"')
+    if wrong:
+        raise ModelError(
+            f"{model_info.name}: {len(wrong)} weights have another shape than config.json says, first {wrong[0]}"
+        )
+
+
+@torch.inference_mode()
+def _optimize(model: PreTrainedModel) -> tuple[PreTrainedModel, str | None]:
+    """A model put through Intel's extension, in place, and what is wrong with it then: None where it computes what it did.
+
+    The extension packs the weights of linear layers and convolutions for its own modules. Some families (mamba) hand such a
+    weight to a function of their own instead.
+    """
+    probe = torch.tensor([[token % model.config.vocab_size for token in PROBE]])
+    expected = model(input_ids=probe).logits.float()
+    try:
+        model = ipex.optimize(model, model.dtype)
+        logits = model(input_ids=probe).logits.float()
+    except (TypeError, AttributeError, RuntimeError) as error:
+        return model, f"it fails ({first_line(error)})"
+    distance = float((logits - expected).abs().max() / expected.abs().max())
+    # A NaN is not less.
+    agrees = distance < PROBE_TOLERANCE[model.dtype]
+    return model, None if agrees else f"its scores lie {distance:.2g} (of the largest) from its own"
+
+
+@torch.inference_mode()
+def _ragged_agrees(engine: HfEngine) -> bool:
+    """Whether a probe fed in two pieces, beside another row, gives the logits of the model's own attention.
+
+    What a model asks for was found out on a small twin of it, on the CPU in fp32. This is the model itself: its precision,
+    its device and the kernels of both.
+    """
+    model = engine.model
+    probe = [token % engine.vocabulary for token in PROBE]
+    model.set_attn_implementation(engine.own_attention)
+    expected = model(input_ids=torch.tensor([probe], device=model.device), use_cache=False).logits[0, -1].float().cpu()
+    model.set_attn_implementation(engine.attention)
+    for row in (0, 1):
+        engine.open(row, Sampling(), len(probe))
+    try:
+        engine.feed([Feed(0, probe[:5], 0), Feed(1, probe[:2], 0)])
+        logits = engine.logits([Feed(1, probe[2:4], 0), Feed(0, probe[5:], 1)])[-1]
+    except (TypeError, AttributeError, RuntimeError, NotHonoured) as error:
+        logger.info("the ragged path does not run %s: %s", model.config.model_type, error)
+        return False
+    finally:
+        for row in (0, 1):
+            engine.close(row)
+    distance = (logits - expected).abs().max() / expected.abs().max()
+    return bool(distance < PROBE_TOLERANCE[model.dtype])

@@ -1,0 +1,111 @@
+"""How each model was found to run on the hf engine, remembered on disk: it depends on config.json and on versions alone.
+
+So a job asks before it starts any actor, and its actors need not try again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from outrider.workers import engines
+from outrider.workers.engines.ways import RowFeeding, Way
+from outrider.workers.errors import ModelError
+from outrider.workers.models.limits import limited
+from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.packed_cache import cache_directory, make_directory
+
+FOLDER = "ways"
+# Of the processor, for what takes one or two.
+TRIAL_SECONDS = 120.0
+
+
+def way_of(path: Path, fused: bool) -> Way:
+    """The best way to run the model in this directory; a ModelError with a sentence where there is none."""
+    known = known_way(path, fused)
+    if known is not None:
+        return known
+    from transformers import AutoConfig
+
+    from outrider.workers.models.probe import find_way, said
+
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a config.json can be wrong with surfaces here, in many types
+        raise ModelError(f"transformers cannot read its config.json ({said(error)})") from error
+    try:
+        way = find_way(config, fused)
+    except ModelError as error:
+        _remember(path, fused, {"refused": str(error)})
+        raise
+    _remember(path, fused, {"ragged": way.ragged, "feeding": way.feeding.value, "why": way.why})
+    return way
+
+
+def is_known(model_info: ModelInfo, fused: bool) -> bool:
+    """Whether it is remembered that the hf engine runs the model; a ModelError where it is that it does not."""
+    with said_of(model_info):
+        return known_way(Path(model_info.path), fused) is not None
+
+
+def try_within_limits(model_info: ModelInfo, fused: bool) -> None:
+    """For a process of its own, which may be ended for it: what the configuration asks for is not ours."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    with said_of(model_info), limited(TRIAL_SECONDS):
+        way_of(Path(model_info.path), fused)
+
+
+@contextmanager
+def said_of(model_info: ModelInfo) -> Iterator[None]:
+    """What is refused within is said of this model."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{model_info.name} ({model_info.family}) cannot be run by the hf engine: {error}") from error
+
+
+def known_way(path: Path, fused: bool) -> Way | None:
+    """What was found before; None where nothing was, or what was written of it cannot be read."""
+    try:
+        found = json.loads(_file(path, fused).read_bytes())
+        if "refused" not in found:
+            return Way(bool(found["ragged"]), RowFeeding(found["feeding"]), str(found["why"]))
+        refusal = str(found["refused"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    raise ModelError(refusal)
+
+
+def _remember(path: Path, fused: bool, found: dict[str, object]) -> None:
+    """A wish: a cache that cannot be written only costs the next one a second."""
+    file = _file(path, fused)
+    with suppress(OSError):
+        make_directory(file.parent)
+        descriptor, partial = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(descriptor, "w") as stream:
+            json.dump(found, stream)
+        Path(partial).replace(file)
+
+
+def _file(path: Path, fused: bool) -> Path:
+    known = hashlib.sha256()
+    for part in (version("transformers"), version("torch"), str(fused), _own_digest()):
+        known.update(part.encode() + b"\0")
+    known.update((path / "config.json").read_bytes())
+    return cache_directory() / FOLDER / f"{known.hexdigest()}.json"
+
+
+def _own_digest() -> str:
+    here = Path(__file__).parent
+    files = [*sorted(Path(str(engines.__path__[0])).glob("hf*.py")), here / "probe.py", here / "twins.py"]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()

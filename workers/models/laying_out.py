@@ -1,0 +1,87 @@
+"""From a checkpoint to the native engine's program over it: what the configuration asks for, held against what is there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.kernels.builder import Keeping
+from outrider.kernels.program import Format, Program, Tensor, Weight
+from outrider.kernels.quantised import Scheme
+from outrider.workers.errors import ModelError
+from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
+from outrider.workers.models.config_file import config_path, read_config
+from outrider.workers.models.families import build_program
+from outrider.workers.models.formats.keeping import AsItComes, EightBitFloats
+from outrider.workers.models.formats.strays import refuse_strays
+from outrider.workers.models.tied_head import has_untied_head
+from outrider.workers.precisions import Precision, rounding
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """A program, and how a checkpoint that comes quantised is quantised: each scheme with the number of its matrices.
+
+    ``rounded`` says how floats are rounded on load.
+    """
+
+    program: Program
+    quantised: str = ""
+    schemes: tuple[tuple[Scheme, int], ...] = ()
+    rounded: str = ""
+
+    @property
+    def kept(self) -> bool:
+        """Whether codes are kept as they come, rather than dequantised."""
+        return any(weight.storage is not None for weight in self.program.weights)
+
+    @property
+    def weights(self) -> str:
+        """What the weights are, for job.json; empty where they are floats that come as floats."""
+        if self.rounded:
+            return self.rounded
+        schemes = "; ".join(f"{scheme} ({count})" for scheme, count in self.schemes)
+        return schemes and (schemes if self.kept else f"dequantised from {schemes}")
+
+
+def lay_out(path: Path, precision: Precision, allow_pickle: bool = False) -> LaidOut:
+    """A ModelError where the checkpoint lacks something, holds something else, or holds more than the model has."""
+    checkpoint = open_checkpoint(path, allow_pickle)
+    try:
+        return _lay_out(path, precision, checkpoint)
+    finally:
+        checkpoint.close()
+
+
+def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint) -> LaidOut:
+    file, values = config_path(path), read_config(path)
+    quantised = checkpoint.quantisation is not None
+    if quantised and precision.group:
+        raise ModelError(
+            f"{path}: the checkpoint comes quantised and has groups of its own; name the precision without a group"
+        )
+    format = precision.format
+    keeping: Keeping | None = None
+    if quantised and format.integer:
+        keeping = AsItComes(checkpoint, format)
+    elif quantised and format is Format.BF16:
+        keeping = EightBitFloats(checkpoint)
+    program = build_program(values, format, precision.group, str(file), keeping)
+    sources = _sources(program.weights)
+    for source in sources:
+        checkpoint.check(source)
+    if has_untied_head(program, checkpoint):
+        program = build_program(values | {"tie_word_embeddings": False}, format, precision.group, str(file), keeping)
+        sources = _sources(program.weights)
+    asked = {name for source in sources for name in checkpoint.parts(source)}
+    refuse_strays(set(checkpoint.names) - asked, quantised)
+    if checkpoint.quantisation is None:
+        return LaidOut(program, rounded=rounding(precision))
+    found = (checkpoint.matrix(source) for source in sources)
+    counted = Counter(matrix.scheme for matrix in found if matrix is not None)
+    return LaidOut(program, checkpoint.quantisation.name, tuple(counted.most_common()))
+
+
+def _sources(weights: tuple[Weight, ...]) -> list[Tensor]:
+    return list(dict.fromkeys(source for weight in weights for source in weight.sources))

@@ -1,0 +1,221 @@
+"""What is known of a model before its weights are loaded: where it lies, its limits, and a digest of its content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from outrider.workers.errors import JobChangedError, ModelError
+from outrider.workers.models.config_file import config_path, quantisation_of, read_config
+from outrider.workers.models.digests import digest_of
+from outrider.workers.models.files import check_describing, read_json, state_of
+from outrider.workers.models.formats.gguf.file import is_gguf, read_gguf
+from outrider.workers.models.headers import Outline, quoted, read_outline
+from outrider.workers.models.hub_names import hub_id
+from outrider.workers.models.size_check import check_fits
+
+POCKET = "pocket"
+POCKET_DRAFT = "pocket-draft"
+# The files beside the weights that have a say in what a model writes.
+DESCRIBING = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.bpe", "additional_chat_templates/*.jinja")
+# Names under which configurations state how long a row may be, the most binding first.
+CONTEXT_KEYS = (
+    *("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length", "n_ctx"),
+    *("seq_length", "model_max_length", "context_length"),
+)
+# Families that read a row of any length: they have a state, and no limit to positions.
+WITHOUT_LIMIT = frozenset(("mamba", "mamba2", "falcon_mamba", "xlstm", "rwkv", "recurrent_gemma"))
+LONGEST_ROW = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    name: str
+    path: str
+    family: str
+    context: int
+    vocabulary: int
+    dtype: str
+    end_tokens: tuple[int, ...]
+    weight_bytes: int
+    digest: str
+    # Of a checkpoint that comes quantised in a way that the native engine knows: the precision that it was made for.
+    made_for: str = ""
+
+
+def find(name: str) -> Path:
+    """The local directory (or GGUF file) of a model named by a path, a hub id, or ``pocket``; downloads what is missing."""
+    if name in (POCKET, POCKET_DRAFT):
+        return _pocket(name)
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir() or (is_gguf(path) and path.exists()):
+            return path
+        if path.is_symlink() and not path.exists():
+            raise ModelError(f'the model directory "{name[:80]}" does not exist: it is a link to nowhere, or to itself')
+    except (OSError, RuntimeError) as error:  # a name too long, or a home that nobody has
+        raise ModelError(f'the model directory "{name[:80]}" does not exist: {error}') from None
+    if is_gguf(path):
+        raise ModelError(f'the GGUF file "{name}" does not exist')
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelError(f'the model directory "{name}" does not exist')
+    return _from_hub(hub_id(name))
+
+
+def _pocket(name: str) -> Path:
+    role = "target" if name == POCKET else "draft"
+    path = Path(str(files("outrider.workers"))) / "pocket" / role
+    if not (path / "config.json").is_file():
+        raise ModelError(f"the bundled pocket model is missing from {path}: reinstall outrider")
+    return path
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        cached = Path(snapshot_download(name, local_files_only=True))
+        if weight_files(cached):
+            return cached
+    except HFValidationError as error:
+        raise ModelError(f'"{name}" is neither a directory nor a name that a model hub could have') from error
+    except LocalEntryNotFoundError:
+        pass
+    if constants.HF_HUB_OFFLINE:
+        raise ModelError(
+            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE '
+            "is set: give a directory, or unset it where there is a network"
+        )
+    try:
+        published = [entry.rfilename for entry in HfApi().model_info(name, timeout=10).siblings or []]
+        # One set of weights is enough, and safetensors is the one that can hold nothing but weights.
+        weights = "*.safetensors" if any(entry.endswith(".safetensors") for entry in published) else "*.bin"
+        return Path(snapshot_download(name, allow_patterns=[weights, "*.json", "*.model", "*.txt", "*.jinja"]))
+    except RepositoryNotFoundError as error:
+        raise ModelError(f'the model hub has no "{name}" that may be read from here') from error
+    except Exception as error:  # the transport below the hub's client, and so its errors, change with its version
+        raise ModelError(
+            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and the model hub cannot '
+            f"be reached ({error}): give a directory, or fill the cache where there is a network"
+        ) from error
+
+
+def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None) -> ModelInfo:
+    """Read and check what can be known without loading the weights.
+
+    Their bytes are read too if nothing remembers them (``workers/models/digests.py``): ``tell`` hears how many, if that
+    takes long.
+    """
+    path = find(name)
+    source = config_path(path)
+    config = read_config(path)
+    # Models that see or hear keep the language model's limits one level down.
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    family = config.get("model_type")
+    if not isinstance(family, str):
+        raise ModelError(f'{source} has no "model_type": is this a language model\'s directory?')
+    weights = _there(path)
+    context = next((text[key] for key in CONTEXT_KEYS if _is_count(text.get(key))), None)
+    vocabulary = text.get("vocab_size")
+    if context is None and family in WITHOUT_LIMIT:
+        context = LONGEST_ROW
+    if context is None or not _is_count(vocabulary):
+        raise ModelError(f"{source} does not say how long a row may be or how many tokens there are")
+    end_tokens = _end_tokens(path, text, vocabulary)
+    check_describing(described(path))
+    check_fits(path, text, _outline(path, weights))
+    return ModelInfo(
+        name=name,
+        path=str(path),
+        family=family,
+        context=context,
+        vocabulary=vocabulary,
+        dtype=str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "float32"),
+        end_tokens=end_tokens,
+        weight_bytes=sum(state_of(file).st_size for file in weights),
+        digest=digest(path, tell),
+        made_for=_made_for(path),
+    )
+
+
+def _made_for(path: Path) -> str:
+    """Empty also for what only another engine may know; the native one then says what it does not."""
+    try:
+        quantisation = quantisation_of(path)
+    except ModelError:
+        return ""
+    return "" if quantisation is None else quantisation.made_for
+
+
+def _outline(path: Path, weights: list[Path]) -> Outline:
+    if is_gguf(path):
+        file = read_gguf(path)
+        return Outline(len(file.tensors), file.size)
+    return read_outline(path, weights)
+
+
+def weight_bytes(name: str) -> int:
+    """What the weights take as they are on disk."""
+    path = find(name)
+    return _outline(path, _there(path)).size
+
+
+def _there(path: Path) -> list[Path]:
+    weights = weight_files(path)
+    if not weights:
+        raise ModelError(f"{path} holds no weights: neither *.safetensors nor *.bin")
+    return weights
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files that hold the model: safetensors where there are any, else pickled ``.bin`` ones; or a GGUF file itself."""
+    if is_gguf(path):
+        return [path]
+    return sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+
+
+def digest(path: Path, tell: Callable[[int], None] = lambda size: None) -> str:
+    """A digest of the configuration, the tokenizer and the weights."""
+    return digest_of([*described(path), *weight_files(path)], tell)
+
+
+def described(path: Path) -> list[Path]:
+    return sorted({file for pattern in DESCRIBING for file in path.glob(pattern)})
+
+
+def check_unchanged(path: str | Path, expected: str) -> None:
+    """Refuse a model whose files are no longer those that ``expected`` is the digest of."""
+    if expected and (found := digest(Path(path))) != expected:
+        raise JobChangedError(
+            f"the files of {path} have changed since this run looked at them ({shown(expected)} then, {shown(found)} now): "
+            "put them back as they were and run this again, or begin another job with another --out"
+        )
+
+
+def shown(digest: str) -> str:
+    """Enough of a digest to tell it from another."""
+    return f"{digest.rpartition(':')[2][:12]}…"
+
+
+def _end_tokens(path: Path, config: dict[str, Any], vocabulary: int) -> tuple[int, ...]:
+    """Ids that end a text: the generation settings' where there are any, else the model's."""
+    generation = path / "generation_config.json"
+    declared = (read_json(generation) if os.path.lexists(generation) else {}).get("eos_token_id")
+    if declared is None:
+        declared = config.get("eos_token_id")
+    if declared is None:
+        return ()
+    ids = declared if isinstance(declared, list) else [declared]
+    if not all(type(id_) is int for id_ in ids):
+        raise ModelError(f'{path}: "eos_token_id" must be a token id or a list of them, got {quoted(declared)}')
+    # Families have ids of their own where nothing is said, also for models with fewer tokens.
+    return tuple(sorted({id_ for id_ in ids if 0 <= id_ < vocabulary}))
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value > 0

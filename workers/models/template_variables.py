@@ -1,0 +1,27 @@
+"""Which variables a chat template asks for."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+
+# What every template is given, or finds in its surroundings.
+GIVEN = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "raise_exception", "strftime_now")
+)
+
+
+class Generation(Extension):
+    """``{% generation %}``, by which transformers marks what the model wrote."""
+
+    tags = {"generation"}  # noqa: RUF012 (as in its base)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def template_variables(template: str) -> frozenset[str]:
+    environment = Environment(extensions=[Generation, "jinja2.ext.loopcontrols"])
+    return frozenset(meta.find_undeclared_variables(environment.parse(template))) - GIVEN - environment.globals.keys()

@@ -1,0 +1,82 @@
+"""The bytes that single tokens of a tokenizer stand for. A token alone may be less than a character."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+# No decoder needs more than to write one letter in several bytes.
+MOST_GROWTH = 64
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenizerBytes:
+    def __init__(self, tokenizer: Any) -> None:
+        """``tokenizer`` is one of transformers'."""
+        self._tokenizer = tokenizer
+        self._added: dict[int, Any] = tokenizer.added_tokens_decoder
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = getattr(backend, "decoder", None)
+        self._decoders = list(_flat(json.loads(decoder.__getstate__()))) if decoder is not None else []
+        self._kinds = {decoder["type"] for decoder in self._decoders}
+        if (growth := math.prod(map(_growth, self._decoders))) > MOST_GROWTH:
+            raise ValueError(f"its decoder makes a token up to {growth:.3g} times as long")
+
+    def silent(self, token: int) -> bool:
+        return token in self._added and bool(self._added[token].special)
+
+    def bytes_of(self, token: int) -> bytes:
+        if token in self._added:
+            return str(self._added[token].content).encode()
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        if name is None:  # an id that pads the vocabulary
+            return b""
+        if "ByteLevel" in self._kinds:
+            return b"".join(_byte_of(letter) for letter in name)
+        if "ByteFallback" in self._kinds and (found := BYTE_TOKEN.fullmatch(name)):
+            return bytes.fromhex(found[1])
+        if self._kinds & {"Replace", "Metaspace"}:
+            return self._replaced(name).encode()
+        # Whatever is left joins words by rules of its own; alone, a token is what the tokenizer makes of it.
+        return str(self._tokenizer.decode([token])).encode()
+
+    def _replaced(self, name: str) -> str:
+        for decoder in self._decoders:
+            if decoder["type"] == "Replace" and "String" in decoder["pattern"]:
+                name = name.replace(decoder["pattern"]["String"], decoder["content"])
+            elif decoder["type"] == "Metaspace":
+                name = name.replace(decoder["replacement"], " ")
+        return name
+
+
+def _growth(decoder: dict[str, Any]) -> float:
+    """How many times as long a decoder makes a text at most, by what it puts in the place of what."""
+    if decoder["type"] != "Replace":
+        return 1.0
+    return max(1.0, len(decoder["content"]) / max(1, len(decoder["pattern"].get("String", ""))))
+
+
+def _flat(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A decoder may be a sequence of others."""
+    if decoder["type"] == "Sequence":
+        for inner in decoder["decoders"]:
+            yield from _flat(inner)
+    else:
+        yield decoder
+
+
+def _letters() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for letters from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+LETTERS = _letters()
+
+
+def _byte_of(letter: str) -> bytes:
+    return bytes((LETTERS[letter],)) if letter in LETTERS else letter.encode()

@@ -1,0 +1,146 @@
+"""The folder in which a smaller checkpoint grows: a file for each layer that is done, and activations behind the last.
+
+It lies beside its final place and moves there when all is in it. Every file is written under another name first, so that
+what bears its name is whole; a run that finds the folder goes on behind the last layer in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider.workers.errors import JobChangedError, UsageError
+from outrider.workers.models.headers import INDEX
+from outrider.workers.models.model_info import described, weight_files
+
+SUFFIX = ".unfinished"
+PLAN = "plan.json"
+STATE = "activations.safetensors"
+LAYER = "layer"
+
+
+class Folder:
+    """``plan`` is all that decides a byte of the result; what an earlier run did by another plan is refused."""
+
+    def __init__(self, out: Path, plan: Mapping[str, Any], layers: int) -> None:
+        self.out = out
+        self._layers = layers
+        self.path = out.with_name(out.name + SUFFIX)
+        text = json.dumps(plan, indent=2, sort_keys=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if (self.path / PLAN).exists():
+                self._check_same(plan, json.loads((self.path / PLAN).read_text()))
+            else:
+                self._write_text(PLAN, text)
+        except OSError as error:
+            raise UsageError(f"--out: {self.path} cannot be written: {error.strerror}") from None
+
+    def _check_same(self, plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        for key in sorted(plan.keys() | found.keys()):
+            if plan.get(key) != found.get(key):
+                raise JobChangedError(
+                    f"{self.path} was begun with another {key} ({found.get(key)}, now {plan.get(key)}): give it as it was "
+                    "to go on there, or remove that folder to begin anew"
+                )
+
+    def done(self) -> tuple[int, dict[int, Tensor] | None]:
+        """How many layers are there, and the activations behind the last of them (None: there are none, or none kept)."""
+        state = self.path / STATE
+        if not state.exists():
+            count = 0
+            while count < self._layers and self._layer(count).exists():
+                count += 1
+            return count, None
+        with safe_open(str(state), "pt") as opened:
+            found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        count = int(found.pop(LAYER))
+        return count, {int(name): part for name, part in found.items()}
+
+    def keep_layer(self, index: int, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> None:
+        # In a file of its own, since safetensors orders what it is told as it likes; the layer's says that both are there.
+        self._write_text(f"{LAYER}-{index}.json", json.dumps(dict(told)))
+        self._write(self._layer(index), tensors)
+
+    def keep_state(self, count: int, buffers: Mapping[int, Tensor]) -> None:
+        """The activations behind the first ``count`` layers, whose files are there."""
+        named = {str(number): part for number, part in buffers.items()}
+        self._write(self.path / STATE, named | {LAYER: torch.tensor(count)})
+
+    def told(self, index: int) -> dict[str, str]:
+        """What was told of a layer that is done."""
+        return dict(json.loads((self.path / f"{LAYER}-{index}.json").read_text()))
+
+    def finish(self, source: Path, rest: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+        """All files in their final form, and the folder in its final place."""
+        self._write(self._layer(-1), rest)
+        weights, size = {}, 0
+        for part in [self._layer(index) for index in range(-1, self._layers)]:
+            with safe_open(str(part), "pt") as opened:
+                for tensor in opened.keys():  # noqa: SIM118
+                    weights[tensor] = part.name
+            size += part.stat().st_size
+        self._write_text(INDEX, json.dumps({"metadata": {"total_size": size}, "weight_map": weights}, indent=2) + "\n")
+        for file in described(source):
+            if file.name != "config.json" and not file.name.endswith(".index.json"):
+                target = self.path / file.relative_to(source)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, target)
+        self._write_text("config.json", json.dumps(dict(config), indent=2) + "\n")
+        (self.path / STATE).unlink(missing_ok=True)
+        self.path.rename(self.out)
+        _sync(self.out.parent)
+        # Only now: what goes on here needs them.
+        for name in (PLAN, *(f"{LAYER}-{index}.json" for index in range(self._layers))):
+            (self.out / name).unlink()
+
+    def _layer(self, index: int) -> Path:
+        """Its file; -1 stands for what is in no layer."""
+        return self.path / f"model-{index + 2:05}-of-{self._layers + 1:05}.safetensors"
+
+    def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        partial = path.with_suffix(".partial")
+        ready = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(ready, str(partial), {"format": "pt"})
+        self._settle(partial, path)
+
+    def _write_text(self, name: str, text: str) -> None:
+        partial = self.path / f"{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        self._settle(partial, self.path / name)
+
+    def _settle(self, partial: Path, path: Path) -> None:
+        with partial.open("rb") as stream:
+            os.fsync(stream.fileno())
+        partial.rename(path)
+        _sync(self.path)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def digest_of_tokens(windows: Tensor) -> str:
+    return hashlib.sha256(windows.to(torch.int64).numpy().tobytes()).hexdigest()
+
+
+def check_free(out: Path, source: Path) -> None:
+    """Refuse a place that holds something, or the model itself."""
+    if out.exists() or out.is_symlink():
+        raise UsageError(f"--out: {out} is there already; name a folder that is not, or remove it")
+    if not weight_files(source):
+        raise UsageError(f"{source} holds no weights")

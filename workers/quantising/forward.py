@@ -1,0 +1,147 @@
+"""A program's operations in torch, float32, over many sequences of equal length at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.kernels.program import Activation, Kind, Norm, Op, Program, Slice, Weight
+
+# Tokens that are worked on together: what lies between two operations of a gated layer is as wide as both its matrices.
+TOKENS_AT_ONCE = 2048
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.NONE: lambda x: x,
+    Activation.RELU: F.relu,
+    Activation.GELU_ERF: F.gelu,
+    Activation.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
+    Activation.SILU: F.silu,
+}
+
+# What a buffer of the program holds: [tokens, width], the sequences one behind the other.
+Buffers = dict[int, Tensor]
+# Hears the input of every matrix before it is multiplied, and may give another in its place.
+Watch = Callable[[int, Tensor], Tensor]
+
+
+class Forward:
+    """``tensors`` are the checkpoint's, by name, float32; only those that are asked for need be there."""
+
+    def __init__(self, program: Program, tensors: Mapping[str, Tensor], length: int) -> None:
+        self._program = program
+        self._tensors = tensors
+        self._length = length
+
+    def run(self, start: int, stop: int, buffers: Buffers, tokens: Tensor, watch: Watch | None = None) -> None:
+        """Operations ``start`` to ``stop``, which read and write the buffers."""
+        for number in range(start, stop):
+            op = self._program.ops[number]
+            result = self._run(number, op, buffers, tokens, watch)
+            output = op.input if op.kind is Kind.ROPE else op.output
+            width = self._program.buffers[output.buffer]
+            if output.width == width:
+                buffers[output.buffer] = result
+            else:
+                buffers.setdefault(output.buffer, torch.empty(len(tokens), width))
+                _part(buffers, output).copy_(result)
+
+    def _run(self, number: int, op: Op, buffers: Buffers, tokens: Tensor, watch: Watch | None) -> Tensor:
+        if op.kind is Kind.EMBED:
+            return self._weight(op.weight)[tokens] * op.scale
+        x = _part(buffers, op.input)
+        if op.kind is Kind.POSITION:
+            positions = torch.arange(self._length) + op.integer
+            return x + self._weight(op.weight)[positions].repeat(len(tokens) // self._length, 1)
+        if op.kind is Kind.SELECT:
+            return x
+        residual = _part(buffers, op.residual) if op.residual.buffer >= 0 else None
+        if op.kind is Kind.NORM:
+            normalised = _norm(op, x, self._weight(op.weight), None if op.bias < 0 else self._weight(op.bias))
+            return normalised if residual is None else normalised + residual
+        if op.kind is Kind.LINEAR:
+            return self._linear(op, x if watch is None else watch(number, x), residual)
+        if op.kind is Kind.ROPE:
+            long = op.longest and self._length > op.longest
+            frequencies = self._program.weights[op.bias if long else op.weight].values
+            return _rope(op, x, torch.tensor(frequencies), self._length)
+        if op.kind is Kind.ATTENTION:
+            return _attention(op, x, _part(buffers, op.key), _part(buffers, op.value), self._length)
+        raise ValueError(f"{op.kind} has no output")
+
+    def _weight(self, index: int) -> Tensor:
+        return _stacked(self._program.weights[index], self._tensors)
+
+    def _linear(self, op: Op, x: Tensor, residual: Tensor | None) -> Tensor:
+        weight = self._program.weights[op.weight]
+        matrix = self._weight(op.weight)
+        bias = None if op.bias < 0 else self._weight(op.bias)
+        activate = ACTIVATIONS[op.activation]
+        if not weight.gated:
+            y = _cap(activate(F.linear(x, matrix, bias)), op.cap) * op.scale
+            return y if residual is None else y + residual
+        parts = []
+        for some in x.split(TOKENS_AT_ONCE):
+            gate, up = F.linear(some, matrix, bias).chunk(2, dim=1)
+            parts.append(activate(gate) * up)
+        return torch.cat(parts)
+
+
+def _part(buffers: Buffers, slice: Slice) -> Tensor:
+    return buffers[slice.buffer][:, slice.offset : slice.offset + slice.width]
+
+
+def _stacked(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
+    parts = [tensors[source.name][start:stop] + source.plus for source in weight.sources for start, stop in source.ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _norm(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if op.integer == Norm.LAYER:
+        return F.layer_norm(x, (op.head_size,), weight, bias, op.epsilon)
+    heads = x.reshape(len(x), op.heads, op.head_size)
+    scaled = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + op.epsilon) * weight
+    return (scaled if bias is None else scaled + bias).reshape(x.shape)
+
+
+def _rope(op: Op, x: Tensor, frequencies: Tensor, length: int) -> Tensor:
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    cosine, sine = (angles.cos() * op.scale)[:, None], (angles.sin() * op.scale)[:, None]
+    half = op.rotated // 2
+    first, second, rest = x.reshape(-1, length, op.heads, op.head_size).split([half, half, op.head_size - 2 * half], dim=3)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=3).reshape(x.shape)
+
+
+def _cap(x: Tensor, cap: float) -> Tensor:
+    return torch.tanh(x / cap) * cap if cap else x
+
+
+def _attention(op: Op, query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor:
+    queries = query.reshape(-1, length, op.heads, op.head_size).transpose(1, 2)
+    keys, values = (x.reshape(-1, length, op.kv_heads, op.head_size).transpose(1, 2) for x in (key, value))
+    mask = None
+    if op.window:
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        mask = (distance >= 0) & (distance < op.window)
+    outputs = []
+    for q, k, v in zip(queries, keys, values, strict=True):
+        if op.cap:
+            outputs.append(_capped_attention(op, q, k, v))
+            continue
+        attended = F.scaled_dot_product_attention(
+            q[None], k[None], v[None], attn_mask=mask, is_causal=mask is None, scale=op.scale, enable_gqa=True
+        )
+        outputs.append(attended[0])
+    return torch.stack(outputs).transpose(1, 2).reshape(query.shape)
+
+
+def _capped_attention(op: Op, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Of one sequence, whose scores are softly bounded: heads, tokens, head size."""
+    keys, values = (x.repeat_interleave(op.heads // op.kv_heads, dim=0) for x in (key, value))
+    scores = _cap(query @ keys.transpose(1, 2) * op.scale, op.cap)
+    places = torch.arange(query.shape[1])
+    distance = places[:, None] - places
+    seen = (distance >= 0) & (distance < (op.window or len(places)))
+    return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1) @ values

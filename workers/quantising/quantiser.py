@@ -1,0 +1,277 @@
+"""A checkpoint made smaller, one decoder layer after the other: what is in memory is one of them and the activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.kernels.program import Format, Kind, Program
+from outrider.kernels.program import Tensor as Named
+from outrider.workers.errors import ModelError, UsageError
+from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
+from outrider.workers.models.families import build_program
+from outrider.workers.models.files import read_json
+from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.model_info import check_unchanged, read_model_info
+from outrider.workers.models.tied_head import has_untied_head
+from outrider.workers.quantising.compressed import description, tensors_of
+from outrider.workers.quantising.folder import Folder, check_free, digest_of_tokens
+from outrider.workers.quantising.forward import Buffers, Forward
+from outrider.workers.quantising.grids import Form
+from outrider.workers.quantising.layers import Layer, layers_of
+from outrider.workers.quantising.methods import (
+    GPTQ,
+    Choice,
+    after,
+    best_of,
+    rounded_in_all_ways,
+)
+
+# Raised with whatever changes the bytes that come of a plan: a run that was killed goes on with its own version only.
+VERSION = 1
+USUAL_GROUP, LEAST_GROUP = 32, 8
+# One window in so many is not calibrated on; the ways to round a layer are compared by it.
+HELD_OUT_EVERY = 8
+SCALE_TYPES = {"bfloat16": torch.bfloat16}
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for. ``windows`` of calibration text are of equal length; a method that needs none gets none."""
+
+    path: str
+    out: str
+    bits: int
+    method: str
+    group: int | None
+    windows: tuple[tuple[int, ...], ...]
+    digest: str
+    allow_pickle: bool = False
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What came of it: how many layers took which method, and bits of a rounded weight, scales included."""
+
+    methods: dict[str, int]
+    bits: float
+    group: int
+    size: int
+
+
+def program_of(path: Path, allow_pickle: bool = False) -> tuple[Program, dict[str, Any]]:
+    """Of a checkpoint that can be made smaller, and its configuration; a ModelError says why another cannot be."""
+    if is_gguf(path):
+        raise ModelError(f"{path} is a GGUF file, which is not quantised again; give the checkpoint that it was made from")
+    file = path / "config.json"
+    values = read_json(file)
+    if values.get("quantization_config"):
+        method = dict(values["quantization_config"]).get("quant_method", "unknown")
+        raise ModelError(f"{path} is quantised already ({method}); give the checkpoint that it was made from")
+    program = build_program(values, Format.W4A8, source=str(file))
+    if any(op.kind is Kind.EXPERTS for op in program.ops):
+        raise ModelError(f"{path} is a mixture of experts, which is not quantised; run it with --precision w4a8 as it is")
+    checkpoint = open_checkpoint(path, allow_pickle)
+    try:
+        untied = has_untied_head(program, checkpoint)
+    finally:
+        checkpoint.close()
+    if untied:
+        values = values | {"tie_word_embeddings": False}
+        program = build_program(values, Format.W4A8, source=str(file))
+    return program, values
+
+
+def choice_of(bits: int, method: str, group: int | None, program: Program, dtype: str) -> Choice:
+    """The form that the matrices take; a UsageError where it cannot be."""
+    widths = {source.shape[1]: source.name for layer in reversed(layers_of(program)) for source in layer.matrices(program)}
+    if bits == 8:
+        if group is not None:
+            raise UsageError("--group: 8 bits have one scale a row, as their readers want it; leave it out")
+        return Choice(method, Form(8, 0, True, SCALE_TYPES.get(dtype, torch.float16)), activations=True)
+    if group is None:
+        common = math.gcd(*widths)
+        group = next((size for size in range(USUAL_GROUP, LEAST_GROUP - 1, -1) if common % size == 0), None)
+        if group is None:
+            raise ModelError(f"no group of {LEAST_GROUP} to {USUAL_GROUP} weights divides the widths {sorted(widths)}")
+    for width, name in sorted(widths.items()):
+        if width % group:
+            raise UsageError(f'--group: {group} does not divide the width {width:,} of "{name}"; choose one that does')
+    return Choice(method, Form(4, group, True, SCALE_TYPES.get(dtype, torch.float16)), activations=False)
+
+
+def quantise(wanted: Wanted, tell: Tell) -> Made:
+    """``tell`` hears how far it is. A run that was killed goes on at the layer where it was, to the same bytes."""
+    model_info = read_model_info(wanted.path)
+    check_unchanged(model_info.path, wanted.digest)
+    if wanted.threads:
+        torch.set_num_threads(wanted.threads)
+    source, out = Path(model_info.path), Path(wanted.out)
+    check_free(out, source)
+    program, values = program_of(source, wanted.allow_pickle)
+    choice = choice_of(wanted.bits, wanted.method, wanted.group, program, model_info.dtype)
+    windows = torch.tensor(wanted.windows, dtype=torch.int64)
+    if choice.calibrated and len(windows) < 2:
+        raise UsageError("--calibration: the text is too short to go by; give some thousand tokens of it")
+    plan = {
+        "version": VERSION,
+        "model": model_info.digest,
+        "bits": wanted.bits,
+        "method": wanted.method,
+        "group": choice.form.group,
+        "calibration": digest_of_tokens(windows),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+    layers = layers_of(program)
+    folder = Folder(out, plan, len(layers))
+    checkpoint = open_checkpoint(source, wanted.allow_pickle)
+    try:
+        with torch.inference_mode():
+            _Quantiser(program, layers, choice, checkpoint, folder, windows, tell).run()
+            check_unchanged(model_info.path, wanted.digest)
+            return _finished(program, layers, choice, checkpoint, folder, source, values)
+    finally:
+        checkpoint.close()
+
+
+class _Quantiser:
+    def __init__(
+        self,
+        program: Program,
+        layers: list[Layer],
+        choice: Choice,
+        checkpoint: Checkpoint,
+        folder: Folder,
+        windows: Tensor,
+        tell: Tell,
+    ) -> None:
+        self._program = program
+        self._layers = layers
+        self._choice = choice
+        self._checkpoint = checkpoint
+        self._folder = folder
+        self._tell = tell
+        held = torch.arange(len(windows)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+        if len(windows) < HELD_OUT_EVERY:
+            held = torch.arange(len(windows)) == len(windows) - 1
+        self._length = windows.shape[1] if len(windows) else 0
+        # Those held out stand behind the others.
+        self._tokens = torch.cat([windows[~held], windows[held]]).flatten()
+        self._calibrating = int((~held).sum()) * self._length
+
+    def run(self) -> None:
+        done, state = self._folder.done()
+        if self._choice.calibrated and state is None and done < len(self._layers):
+            # Killed before the first activations were kept.
+            done = 0
+        if done:
+            self._tell(f"going on behind layer {done} of {len(self._layers)}")
+        buffers = self._beginning() if state is None and self._choice.calibrated else state or {}
+        for layer in self._layers[done:]:
+            buffers = self._round(layer, buffers)
+
+    def _beginning(self) -> Buffers:
+        """Embeddings and the like, of all calibration text."""
+        first = self._layers[0].start
+        named = [source for op in self._program.ops[:first] for index in (op.weight, op.bias) if index >= 0
+                 for source in self._program.weights[index].sources]  # fmt: skip
+        tensors, _ = read(self._checkpoint, named)
+        buffers: Buffers = {}
+        Forward(self._program, tensors, self._length).run(0, first, buffers, self._tokens)
+        return buffers
+
+    def _round(self, layer: Layer, buffers: Buffers) -> Buffers:
+        program, choice, length = self._program, self._choice, self._length
+        tensors, stored = read(self._checkpoint, layer.tensors(program))
+        behind, loss = Buffers(), math.nan
+        calibrating = {number: part[: self._calibrating] for number, part in buffers.items()}
+        held_out = {number: part[self._calibrating :] for number, part in buffers.items()}
+        candidates = rounded_in_all_ways(program, layer, choice, tensors, stored, calibrating, length)
+        best = candidates[0]
+        if choice.calibrated:
+            best, loss, last = best_of(program, layer, choice, candidates, tensors, held_out, length)
+            first = best.behind or after(program, layer, best.tensors, calibrating, length, choice.watch())
+            behind = {number: torch.cat([first[number], last[number]]) for number in first}
+        vectors = {name: tensor.to(stored[name]) for name, tensor in best.tensors.items() if name not in best.rounded}
+        matrices = {part: tensor for name, each in best.rounded.items() for part, tensor in tensors_of(name, each).items()}
+        self._folder.keep_layer(layer.index, vectors | matrices, {"method": best.name, "loss": repr(loss)})
+        if choice.calibrated:
+            self._folder.keep_state(layer.index + 1, behind)
+        how = f"{best.name}, error {100 * loss:.3g}% on text held out" if choice.calibrated else best.name
+        self._tell(f"layer {layer.index + 1} of {len(self._layers)}: {how}")
+        return behind
+
+
+def _finished(
+    program: Program,
+    layers: list[Layer],
+    choice: Choice,
+    checkpoint: Checkpoint,
+    folder: Folder,
+    source: Path,
+    values: Mapping[str, Any],
+) -> Made:
+    inside = {tensor.name for layer in layers for tensor in layer.tensors(program)}
+    others = {part.name: part for weight in program.weights for part in weight.sources if part.name not in inside}
+    tensors, stored = read(checkpoint, list(others.values()))
+    rest = {name: tensor.to(stored[name]) for name, tensor in tensors.items()}
+    # Linear layers outside of the decoder's: the head, and OPT's projections. A head that is the embedding is one, too.
+    names = {
+        part.name.removesuffix(".weight")
+        for op in program.ops
+        if op.weight >= 0 and not program.weights[op.weight].table
+        for part in program.weights[op.weight].sources
+        if part.name not in inside
+    }
+    embeddings = {name for name in names if name.rpartition(".")[2] in ("embed_tokens", "wte")}
+    ignored = sorted((names - embeddings) | {"lm_head"})
+    told = [folder.told(layer.index)["method"] for layer in layers]
+    ordered = any(GPTQ in method for method in told)
+    config = dict(values) | {"quantization_config": description(choice.form, choice.activations, ignored, ordered)}
+    folder.finish(source, rest, config)
+    counts = {method: told.count(method) for method in sorted(set(told))}
+    weights = sum(math.prod(tensor.shape) for layer in layers for tensor in layer.matrices(program))
+    bits = _stored_bits(program, layers, choice.form) / weights
+    size = sum(file.stat().st_size for file in folder.out.glob("*.safetensors"))
+    return Made(counts, bits, choice.form.group, size)
+
+
+def _stored_bits(program: Program, layers: list[Layer], form: Form) -> int:
+    total = 0
+    for layer in layers:
+        for tensor in layer.matrices(program):
+            rows, columns = tensor.shape
+            groups = columns // form.width(columns)
+            total += rows * (columns * form.bits + groups * (16 + (0 if form.symmetric else form.bits)))
+    return total
+
+
+def read(checkpoint: Checkpoint, named: list[Named]) -> tuple[dict[str, Tensor], dict[str, torch.dtype]]:
+    """Whole tensors as float32, and the types that they are stored in."""
+    tensors: dict[str, Tensor] = {}
+    stored: dict[str, torch.dtype] = {}
+    for each in named:
+        checkpoint.check(each)
+        values = checkpoint.rows(each, 0, each.shape[0])
+        tensor = (
+            torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+            if values.dtype == np.uint16
+            else torch.from_numpy(values)
+        )
+        stored[each.name] = tensor.dtype
+        tensors[each.name] = tensor.float()
+        if not torch.isfinite(tensors[each.name]).all():
+            raise ModelError(f'the weight "{each.name}" holds a value that is not a finite number')
+        checkpoint.done(each)
+    return tensors, stored

@@ -1,0 +1,1 @@
+"""How well a model predicts a text, and how far two models lie apart on it."""

@@ -1,0 +1,78 @@
+"""The arithmetic of perplexity, KL divergence and agreement, over the logits of one pass after the other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Sums over scored tokens: their negative log-likelihoods in nats, and against another model its own likewise, the
+    divergences of this model's distributions from the other's, and how many first choices were the same."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    other_loss: float = 0.0
+    divergence: float = 0.0
+    same: int = 0
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(
+            self.tokens + other.tokens,
+            self.loss + other.loss,
+            self.other_loss + other.other_loss,
+            self.divergence + other.divergence,
+            self.same + other.same,
+        )
+
+    @property
+    def perplexity(self) -> float:
+        return _perplexity(self.loss, self.tokens)
+
+    @property
+    def other_perplexity(self) -> float:
+        return _perplexity(self.other_loss, self.tokens)
+
+    @property
+    def kl(self) -> float:
+        """Mean of KL(other || this), in nats a token: what is lost by taking this model's distribution for the other's."""
+        return self.divergence / self.tokens
+
+    @property
+    def agreement(self) -> float:
+        return self.same / self.tokens
+
+
+def _perplexity(loss: float, tokens: int) -> float:
+    mean = loss / tokens
+    # A model may rule a token out altogether.
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+def of_logits(logits: NDArray[np.float32], wanted: NDArray[np.int64]) -> Figures:
+    """Of one model: ``logits[i]`` are its scores of the token that is ``wanted[i]``."""
+    return Figures(len(wanted), loss=float(-_log_probabilities(logits)[np.arange(len(wanted)), wanted].sum()))
+
+
+def of_two(logits: NDArray[np.float32], other: NDArray[np.float32], wanted: NDArray[np.int64]) -> Figures:
+    """Of a model and the one that it is held against. One may know more ids, of padding: the shared ones are compared."""
+    shared = min(logits.shape[1], other.shape[1])
+    places = np.arange(len(wanted))
+    loss, other_loss = (float(-_log_probabilities(each)[places, wanted].sum()) for each in (logits, other))
+    ours, theirs = _log_probabilities(logits[:, :shared]), _log_probabilities(other[:, :shared])
+    # What the other rules out adds nothing, even where this model does, too.
+    with np.errstate(invalid="ignore"):
+        terms = np.where(np.isneginf(theirs), 0.0, np.exp(theirs) * (theirs - ours))
+    same = int((logits[:, :shared].argmax(axis=1) == other[:, :shared].argmax(axis=1)).sum())
+    return Figures(len(wanted), loss, other_loss, divergence=float(terms.sum()), same=same)
+
+
+def _log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    scores = logits.astype(np.float64)
+    scores -= scores.max(axis=1, keepdims=True)
+    scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    return scores

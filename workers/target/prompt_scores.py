@@ -1,0 +1,37 @@
+"""What the model thinks of a prompt's own tokens, which `echo` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outrider.workers.engines.engine import Engine, Feed
+from outrider.workers.messages import Sampling
+
+# Scores of one pass, as float32.
+PASS_BYTES = 32 << 20
+MOST_TOKENS = 512
+
+
+def prompt_scores(engine: Engine, row: int, prompt: Sequence[int], likeliest: int) -> list[list[tuple[int, float]]]:
+    """For each token but the first (token, log-probability): its own, then those of so many of the likeliest.
+
+    ``row`` is a number that no row of the engine has; it is free again afterwards.
+    """
+    entries: list[list[tuple[int, float]]] = []
+    most = max(1, min(MOST_TOKENS, PASS_BYTES // (4 * engine.vocabulary)))
+    engine.open(row, Sampling(), len(prompt))
+    try:
+        for start in range(0, len(prompt) - 1, most):
+            tokens = prompt[start : min(start + most, len(prompt) - 1)]
+            for position, logits in enumerate(engine.scores([Feed(row, tokens, len(tokens))]), start + 1):
+                scores = logits.astype(np.float64) - logits.max()
+                scores -= np.log(np.exp(scores).sum())
+                # The first of equals, as everywhere.
+                best = np.argsort(-scores, kind="stable")[:likeliest]
+                named = [prompt[position], *map(int, best)]
+                entries.append([(token, float(scores[token])) for token in named])
+    finally:
+        engine.close(row)
+    return entries

@@ -1,0 +1,80 @@
+"""From a row's tokens to its text, and where a stop string ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from outrider.workers.messages import Echo, Logprobs, Row
+from outrider.workers.target.logprobs import TokenBytes, describe
+
+
+class Decoder(Protocol):
+    def __call__(self, tokens: Sequence[int]) -> str: ...
+
+
+class TextWriter:
+    """Collects one row's tokens. Only rows with stop strings are decoded before they end.
+
+    A stop string that is complete within the first ``min_tokens`` tokens is text like any other. ``end_tokens`` are not
+    shown in the text. Without ``token_bytes`` nothing can be said of single tokens.
+    """
+
+    def __init__(
+        self,
+        decode: Decoder,
+        stop: Sequence[str],
+        end_tokens: Collection[int],
+        min_tokens: int = 0,
+        token_bytes: TokenBytes | None = None,
+    ) -> None:
+        self._decode = decode
+        self._stop = stop
+        self._end_tokens = end_tokens
+        self._min_tokens = min_tokens
+        self._token_bytes = token_bytes
+        self._tokens: list[int] = []
+        self._shown: list[int] = []
+        # How many of the tokens shown are among the first min_tokens.
+        self._exempt = 0
+        # A token is a character or more, but for those that are a part of one; four of them make any character.
+        self._window = 4 * max((len(word) for word in stop), default=0) + 8
+
+    def stopped_by(self, token: int) -> bool:
+        """Add a token; True if the text now holds a stop string."""
+        self._tokens.append(token)
+        if token not in self._end_tokens:
+            self._shown.append(token)
+        if len(self._tokens) <= self._min_tokens:
+            self._exempt = len(self._shown)
+            return False
+        first = max(0, len(self._shown) - self._window)
+        return bool(self._stop) and self._find_stop(self._decode(self._shown[first:]), first) is not None
+
+    def text(self) -> str:
+        """The text so far, without end tokens, up to the first stop string."""
+        text = self._decode(self._shown)
+        return text[: self._find_stop(text, 0)]
+
+    def logprobs(self, entries: Sequence[Sequence[tuple[int, float]]]) -> Logprobs:
+        """What the entries of an engine say of the tokens so far."""
+        if self._token_bytes is None:
+            raise ValueError("log-probabilities of a row whose tokens have no known pieces")
+        return describe(self._tokens, entries, self.text(), self._token_bytes, self._end_tokens)
+
+    def echo(self, row: Row, entries: Sequence[Sequence[tuple[int, float]]]) -> Echo:
+        """The row's prompt; ``entries`` are what was scored of its tokens but the first, without log-probabilities none."""
+        text = row.echo or self._decode(row.prompt)
+        if row.logprobs is None or self._token_bytes is None:
+            return Echo(text, row.prompt)
+        first = [(row.prompt[0], 0.0)]
+        return Echo(text, row.prompt, describe(row.prompt, [first, *entries], text, self._token_bytes, self._end_tokens))
+
+    def _find_stop(self, text: str, first: int) -> int | None:
+        """Where the first stop string begins that is not complete within the exempt tokens.
+
+        The text is that of the shown tokens from ``first`` on.
+        """
+        exempt = len(self._decode(self._shown[first : self._exempt])) if first < self._exempt else 0
+        found = [text.find(word, max(0, exempt - len(word) + 1)) for word in self._stop]
+        return min((index for index in found if index >= 0), default=None)
