@@ -98,7 +98,7 @@ def test_a_head_that_it_packs_keeps_its_vocabulary(
         def __init__(self, head: torch.nn.Linear) -> None:
             super().__init__()
             self.out_features, self._head = head.out_features, (head.weight.detach(),)
-            self.weight = torch.nn.Parameter(head.weight.detach().reshape(2, -1, head.in_features))
+            self.weight = torch.nn.Parameter(head.weight.detach().reshape(1, -1, head.in_features))
 
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.linear(hidden, self._head[0])
