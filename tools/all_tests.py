@@ -37,7 +37,8 @@ class Tests:
     arguments: tuple[str, ...]
 
     def command(self, logs: Path) -> list[str]:
-        return [self.python, "-m", "pytest", "-q", "-o", f"cache_dir={logs / f'cache-{self.name}'}", *self.arguments]
+        cache = f"cache_dir={logs / f'cache-{self.name}'}"
+        return [self.python, "-m", "pytest", "-q", "-o", cache, "--durations=30", *self.arguments]
 
 
 @dataclass(frozen=True)

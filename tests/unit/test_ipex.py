@@ -110,6 +110,7 @@ def test_a_head_that_it_packs_keeps_its_vocabulary(
     monkeypatch.setattr(sys.modules[ipex.MODULE], "optimize", packing)
     opened = open_model(spec)
     assert opened.numeric_path["ipex"] == TORCH
+    assert opened.engine.vocabulary == expected.vocabulary
     assert scores(opened.engine) == scores(expected)
 
 
