@@ -140,8 +140,10 @@ def test_bad_rows_are_the_sentence_and_the_lines_of_the_command_line(
     assert said.stderr.splitlines() == ['in.jsonl:2: "max_tokens" must be at least 1, got 0', f"outrider: {caught.value}"]
 
 
+# What a shell begins in the background ignores SIGINT, and so would all that it begins.
 INTERRUPTED = """
-import json, outrider
+import json, outrider, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     outrider.run(json.load(open("rows.json")), out="job", batch=4)
 except KeyboardInterrupt:
