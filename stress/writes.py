@@ -33,6 +33,10 @@ from storage import (
 
 # Where every sync costs nothing.
 MEMORY = Path("/dev/shm")
+# Whether it is the one for network file systems.
+JOURNALS = {"write-ahead-log": False, "rollback": True}
+# Of the retried job only the operations of the retry are broken.
+JOBS = {"first": SmallJob, "retried": RetriedJob}
 
 
 def every_fault(job: SmallJob, one_of: int) -> int:
@@ -64,26 +68,30 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one-of", type=int, default=1, help="try only each so many'th")
     parser.add_argument("--variants", type=int, default=4, help="states of chance after a power cut, a moment")
+    parser.add_argument("--journal", choices=JOURNALS, action="append", help="not both")
+    parser.add_argument("--job", choices=JOBS, action="append", help="not both")
     asked = parser.parse_args(given)
     if compiler() is None:
         sys.exit("this needs a C compiler: gcc or cc")
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        for network in (False, True):
-            began = time.monotonic()
-            with SmallJob(Path(folder) / str(network), network) as job:
-                told = {
-                    "journal": "rollback (network file systems)" if network else "write-ahead log",
-                    "operations of the job": describe(job.operations),
-                    "faults": every_fault(job, asked.one_of),
-                    "power cuts": every_power_cut(job, asked.one_of, asked.variants),
-                    "power cuts after a failed sync": every_failed_sync(job, asked.one_of),
-                    "runs of the job": job.runs,
-                    "seconds": round(time.monotonic() - began, 1),
-                }
-            print(json.dumps(told), flush=True)
-            with RetriedJob(Path(folder) / f"{network} again", network) as job:
-                told = {"retry, operations": describe(job.operations), "faults": every_fault(job, asked.one_of)}
-            print(json.dumps(told), flush=True)
+        for journal in asked.journal or JOURNALS:
+            for kind in asked.job or JOBS:
+                began = time.monotonic()
+                # No space in the name: a list of libraries to preload would end there.
+                with JOBS[kind](Path(folder) / f"{journal}-{kind}", JOURNALS[journal]) as job:
+                    told = {
+                        "journal": journal,
+                        "job": kind,
+                        "operations of the job": describe(job.operations),
+                        "faults": every_fault(job, asked.one_of),
+                    }
+                    if kind == "first":
+                        told |= {
+                            "power cuts": every_power_cut(job, asked.one_of, asked.variants),
+                            "power cuts after a failed sync": every_failed_sync(job, asked.one_of),
+                        }
+                    told |= {"runs of the job": job.runs, "seconds": round(time.monotonic() - began, 1)}
+                print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
