@@ -204,6 +204,8 @@ class Promised:
     rows: dict[int, str] = field(default_factory=dict)
     # By file, the digests of what it may hold: the last version that was said to be written, and one that was begun since.
     files: dict[str, list[str]] = field(default_factory=dict)
+    # What files held before anything was said of them.
+    before: dict[str, str] = field(default_factory=dict)
 
     def hear(self, mark: str) -> None:
         match mark.split():
@@ -212,7 +214,7 @@ class Promised:
             case ["row", row, record]:
                 self.rows.setdefault(int(row), record)
             case ["begins", name, version]:
-                self.files.setdefault(name, [""]).append(version)
+                self.files.setdefault(name, [self.before.get(name, "")]).append(version)
             case ["file", name]:
                 del self.files[name][:-1]
 
@@ -384,8 +386,9 @@ class RetriedJob(SmallJob):
         return self
 
 
-def promised_by(operations: Sequence[Operation]) -> Promised:
-    promised = Promised()
+def promised_by(operations: Sequence[Operation], image: Image) -> Promised:
+    texts = {name: content for name, content in image.items() if content is not None and name.endswith((".json", ".jsonl"))}
+    promised = Promised(before={Path(name).name: digest(content.decode()) for name, content in texts.items()})
     for operation in operations:
         if operation.what == MARK:
             promised.hear(operation.path)
@@ -407,7 +410,7 @@ def break_at(job: SmallJob, fault: str, at: int) -> None:
     code = job.run(when, at, which, error, again=job.again)
     if code == EXIT_CODE and job._results() != job.expected:
         raise Violation(f"{when}: it says that all is well, and the results are others")
-    job.check(promised_by(read_log(job.log)), when)
+    job.check(promised_by(read_log(job.log), job.image), when)
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +451,7 @@ def cut_power(job: SmallJob, operations: Sequence[Operation], cut: PowerCut) -> 
     """The job as a power cut left it, with what had been promised until then."""
     heard = [operation for operation in operations if operation.what == MARK][: cut.marks]
     job.begin_anew(cut.image)
-    job.check(promised_by(heard), cut.when)
+    job.check(promised_by(heard, job.image), cut.when)
 
 
 def after_failed_sync(job: SmallJob, at: int) -> list[Operation]:
