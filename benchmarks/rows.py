@@ -3,10 +3,10 @@
     python benchmarks/inflate.py workers/pocket/target /tmp/many-heads --shape 1b --kv-heads 32 --vocabulary 8192
     python benchmarks/rows.py --model /tmp/many-heads --precision w4a8 --rows 1,8,32 --context 8,142,500 [--new 1,4]
 
-The bound of a pass is the larger of its bytes (matrices, keys and values, once each) over the stream and its operations over
-the peak of the units that do them. Stream and peaks are measured between the passes; the best of each counts, as do the best
-passes. The last line is JSON: `ms[rows][context]` and `bound[rows][context]` are milliseconds for one new token a row, those
-of other numbers stand under `ms_new[new]` and `bound_new[new]`.
+The bound of a pass is the larger of its bytes (matrices, keys and values, once each) over the stream and its operations
+over the peak of the units that do them. Stream and peaks are measured between the passes; the best of each counts, as do
+the best passes. The last line is JSON: `ms[rows][context]` and `bound[rows][context]` are milliseconds for one new token a
+row, those of other numbers stand under `ms_new[new]` and `bound_new[new]`. Of a mixture of experts all are counted as read.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def main() -> None:
     news = sorted({1, *arguments.new})
     passes = measure(engine, at, arguments.rows, arguments.context, news, arguments.rounds)
     print(
-        f"{arguments.model}, {arguments.precision}, {arguments.threads} threads, {library.instruction_set()}: stream {at.gbs:.1f} GB/s, "
-        f"int8 {at.int8:.0f} GMAC/s, bf16 {at.bf16:.0f} GMAC/s, fp32 {at.gflops:.0f} GFLOP/s"
+        f"{arguments.model}, {arguments.precision}, {arguments.threads} threads, {library.instruction_set()}: "
+        f"stream {at.gbs:.1f} GB/s, int8 {at.int8:.0f} GMAC/s, bf16 {at.bf16:.0f} GMAC/s, fp32 {at.gflops:.0f} GFLOP/s"
     )
     figures: dict[str, Any] = {
         "model": arguments.model.name,
