@@ -10,11 +10,12 @@
 
 namespace outrider {
 
-// Where one layer's heads lie within a block: kv_heads times (keys, then values).
+// Where one layer's heads lie within a block: the keys of all, then the values of all. So a pass over several heads reads on and
+// on, where areas of a page each would have to be looked up one by one.
 struct CacheLayer {
-  int64_t offset = 0;
-  int64_t key_bytes = 0;   // of one head
-  int64_t head_bytes = 0;  // keys and values of one head
+  int64_t keys = 0;                        // where the first head's begin
+  int64_t values = 0;                      // likewise
+  int64_t key_bytes = 0, value_bytes = 0;  // of one head
 };
 
 class Cache {

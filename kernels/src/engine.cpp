@@ -214,13 +214,14 @@ int32_t Engine::plan_cache(int layers, int64_t limit) {
   int found = 0;
   for (const outrider_op &op : ops) {
     if (op.kind != OUTRIDER_ATTENTION) continue;
-    if (op.integer < 0 || op.integer >= layers || plan[static_cast<size_t>(op.integer)].head_bytes)
+    if (op.integer < 0 || op.integer >= layers || plan[static_cast<size_t>(op.integer)].key_bytes)
       return fail(OUTRIDER_INVALID, "attention layer %d of %d, or twice", op.integer, layers);
     CacheLayer &layer = plan[static_cast<size_t>(op.integer)];
-    layer.offset = block_bytes;
     layer.key_bytes = kBlockTokens * static_cast<int64_t>(op.head_size) * element + scales;
-    layer.head_bytes = layer.key_bytes + kBlockTokens * round_up(op.head_size, kLanes) * element + scales;
-    block_bytes += layer.head_bytes * op.kv_heads;
+    layer.value_bytes = kBlockTokens * round_up(op.head_size, kLanes) * element + scales;
+    layer.keys = block_bytes;
+    layer.values = layer.keys + layer.key_bytes * op.kv_heads;
+    block_bytes = layer.values + layer.value_bytes * op.kv_heads;
     most_attention = std::max(most_attention, attention_scratch(op.head_size));
     ++found;
   }

@@ -220,32 +220,36 @@ struct CacheView {
   char *const *blocks;
   int64_t key_offset;    // bytes from a block's start to this layer's and head's keys
   int64_t value_offset;  // likewise values
-  int32_t format;        // outrider_cache
+  int64_t key_bytes;     // from one head's keys to the next's
+  int64_t value_bytes;
+  int32_t format;  // outrider_cache
 };
 
-// Queries of one kv head that are worked on together.
+// Queries of one kv head, or of some that follow each other, that are worked on together.
 struct Attend {
-  CacheView cache;
+  CacheView cache;       // of the first of them
   const float *query;    // queries' first head of this kv head, first token
   float *out;            // likewise
   int64_t query_stride;  // from one token to the next
   int64_t out_stride;
   int32_t position;     // of the first token
   int32_t first_query;  // queries are (token, head of the group), token-major
-  int32_t query_count;
-  int32_t group;  // query heads per kv head
+  int32_t query_count;  // of each kv head
+  int32_t heads;        // kv heads; of several, no more than kQueryBlock queries each
+  int32_t group;        // query heads per kv head
   int32_t head_size;
   int32_t window;
   float scale;
   float cap;           // of scores, 0: none
-  const float *sinks;  // [group] a score for each head that belongs to no token, or null
+  const float *sinks;  // [heads][group] a score for each head that belongs to no token, or null
   float *scratch;      // attention_scratch floats
 };
 
-constexpr int kQueryBlock = 8;
+// Of several kv heads, at most so many queries in all: what they gather stays in the nearest cache.
+constexpr int kQueryBlock = 8, kMostQueries = 16;
 static inline int64_t attention_scratch(int head_size) {
   const int64_t padded = round_up(head_size, kLanes);
-  return kQueryBlock * (kChunkTokens + 3 * padded + 64);
+  return kMostQueries * (kChunkTokens + 3 * padded);
 }
 
 struct Kernels {

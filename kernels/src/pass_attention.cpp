@@ -43,6 +43,16 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     return (static_cast<int64_t>(feed.count) * group + piece - 1) / piece;
   };
   const auto divided = [&](const FeedState &feed) { return pieces_of_head(feed) > 1; };
+  // Heads with few queries are taken some at a time, since their keys follow each other, as do their values.
+  const int64_t even_heads = static_cast<int64_t>(feeds.size()) * op.kv_heads / even;
+  const auto heads_of_piece = [&](const FeedState &feed) {
+    const int64_t queries = feed.count * int64_t{group};
+    return queries > kQueryBlock ? 1 : std::clamp<int64_t>(even_heads, 1, kMostQueries / queries);
+  };
+  const auto pieces_of = [&](const FeedState &feed) {
+    const int64_t heads = heads_of_piece(feed);
+    return pieces_of_head(feed) * ((op.kv_heads + heads - 1) / heads);
+  };
   const auto attend_branches = [&](const FeedState &feed, int64_t head) {
     for (int b = feed.first_branch; b < feed.end_branch; ++b)
       attend_branch(op, branches[static_cast<size_t>(b)], head, thread);
@@ -52,20 +62,25 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     engine.pool->barrier();
   }
   int64_t items = 0;
-  for (const FeedState &feed : feeds) items += pieces_of_head(feed) * op.kv_heads;
+  for (const FeedState &feed : feeds) items += pieces_of(feed);
   claim(index, items, [&](int64_t item) {
     size_t number = 0;
-    while (item >= pieces_of_head(feeds[number]) * op.kv_heads) item -= pieces_of_head(feeds[number++]) * op.kv_heads;
+    while (item >= pieces_of(feeds[number])) item -= pieces_of(feeds[number++]);
     const FeedState &feed = feeds[number];
-    const int64_t head = item / pieces_of_head(feed), first_query = item % pieces_of_head(feed) * piece;
+    const int64_t heads = heads_of_piece(feed), head = item / pieces_of_head(feed) * heads;
+    const int64_t end_head = std::min<int64_t>(head + heads, op.kv_heads);
+    const int64_t first_query = item % pieces_of_head(feed) * piece;
     Attend task = queries_from(op, feed.first_token, head, thread);
+    task.heads = static_cast<int32_t>(end_head - head);
     task.first_query = static_cast<int32_t>(first_query);
     task.query_count = static_cast<int32_t>(std::min(piece, feed.count * group - first_query));
     if (!divided(feed))
-      for (int t = 0; t < feed.count; ++t) store(op, feed.first_token + t, head);
+      for (int t = 0; t < feed.count; ++t)
+        for (int64_t each = head; each < end_head; ++each) store(op, feed.first_token + t, each);
     engine.kernels->attend(task);
-    // Keys and values of this head are in this processor's caches now, and nobody else reads them.
-    if (!divided(feed)) attend_branches(feed, head);
+    // Keys and values of these heads are in this processor's caches now, and nobody else reads them.
+    if (!divided(feed))
+      for (int64_t each = head; each < end_head; ++each) attend_branches(feed, each);
   });
   // A branch changes the cache for a moment: where several threads read a head, it waits for all of them.
   const auto waits = [&](const FeedState &feed) { return feed.first_branch < feed.end_branch && divided(feed); };
@@ -90,8 +105,12 @@ void Pass::attend_branch(const outrider_op &op, const Branch &branch, int64_t he
 CacheView Pass::view(const outrider_op &op, int64_t token, int64_t head) const {
   const CacheLayer &layer = engine.cache->layer(op.integer);
   const FeedState &feed = feeds[static_cast<size_t>(feed_of[static_cast<size_t>(token)])];
-  const int64_t at = layer.offset + head * layer.head_bytes;
-  return {feed.blocks.data(), at, at + layer.key_bytes, engine.cache_format};
+  return {feed.blocks.data(),
+          layer.keys + head * layer.key_bytes,
+          layer.values + head * layer.value_bytes,
+          layer.key_bytes,
+          layer.value_bytes,
+          engine.cache_format};
 }
 
 // A token's key and value of one head go into the cache.
@@ -112,6 +131,7 @@ Attend Pass::queries_from(const outrider_op &op, int64_t token, int64_t head, in
   task.query = engine.buffer(op.in) + token * task.query_stride + head * group * op.head_size;
   task.out = engine.buffer(op.out) + token * task.out_stride + head * group * op.head_size;
   task.position = position[static_cast<size_t>(token)];
+  task.heads = 1;
   task.group = group;
   task.head_size = op.head_size;
   task.window = op.window;
