@@ -47,7 +47,7 @@ def counts(history: list[int]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("isa", library.available_instruction_sets())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_scores_and_choices_are_the_definitions(isa, data):
     vocabulary = data.draw(st.sampled_from((5, 17, 64, 1000, 4099)))

@@ -89,7 +89,7 @@ def assert_obeyed(rows: Sequence[Row], results: dict[int, RowResult]) -> None:
             assert all(len(each) == row.logprobs for each in result.logprobs.likeliest)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "w4a8"])
+@pytest.mark.parametrize("precision", [pytest.param("bf16", marks=pytest.mark.slow), "w4a8"])
 def test_on_the_native_engine_every_bit_is_the_same(models: Path, precision: str) -> None:
     target, draft = (opened(models / "llama", "native", each) for each in (precision, "w8a8"))
     rows = rows_of_all_kinds(24, tokens=20)
@@ -109,7 +109,7 @@ def test_on_the_native_engine_every_bit_is_the_same(models: Path, precision: str
         assert (verifier.counters.prompt_tokens_reused > 0) == (prefix_tokens > 0)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "w4a8"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("w4a8", marks=pytest.mark.slow)])
 def test_on_the_native_engine_a_row_that_goes_on_is_bit_for_bit_the_same(models: Path, precision: str) -> None:
     target, draft = (opened(models / "llama", "native", each) for each in (precision, "w8a8"))
     rows = rows_of_all_kinds(20, tokens=20, seed=6)
