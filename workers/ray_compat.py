@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -168,7 +169,9 @@ def _option_of_raylet(command: Sequence[str], option: str) -> str | None:
 
 
 def forget_at_exit() -> None:
-    """Do not have Ray wait for its servers when this process ends."""
+    """Do not have Ray wait for its servers when this process ends. Interrupted amid its import, it is not there to wait."""
+    if "ray" not in sys.modules:
+        return
     atexit.unregister(find("ray._private.worker", "shutdown", "to let go of one that is lost"))
 
 

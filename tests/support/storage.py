@@ -387,7 +387,11 @@ class RetriedJob(SmallJob):
 
 
 def promised_by(operations: Sequence[Operation], image: Image) -> Promised:
-    texts = {name: content for name, content in image.items() if content is not None and name.endswith((".json", ".jsonl"))}
+    texts = {
+        name: content
+        for name, content in image.items()
+        if content is not None and name.endswith((".json", ".jsonl", ".html"))
+    }
     promised = Promised(before={Path(name).name: digest(content.decode()) for name, content in texts.items()})
     for operation in operations:
         if operation.what == MARK:

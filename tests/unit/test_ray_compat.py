@@ -135,3 +135,14 @@ def test_a_raylet_is_known_by_its_command() -> None:
     assert ray_compat.session_folder_of(["/x/raylet", "--node_id=1", "--session_dir=/tmp/ray/s"]) == Path("/tmp/ray/s")
     assert ray_compat.session_folder_of(["/x/sleep", "--session_dir=/tmp/ray/s"]) is None
     assert ray_compat.session_folder_of([]) is None
+
+
+def test_interrupted_amid_rays_import_nothing_imports_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What such an import leaves behind cannot be imported: that was a traceback in place of the interrupt's sentence."""
+    monkeypatch.delitem(sys.modules, "ray")
+
+    def refuse(name: str) -> Any:
+        raise AttributeError(f"partially initialized module: {name}")
+
+    monkeypatch.setattr(ray_compat.importlib, "import_module", refuse)
+    ray_compat.forget_at_exit()
