@@ -45,10 +45,11 @@ def grammar_of(constraint: Mapping[str, Any], token_of: TokenOf = lambda mark: N
 
     Of the kind ``tools`` it has what `tool_grammars.py` says, and ``token_of`` knows marks that are tokens.
     """
-    kind, value = constraint["kind"], constraint.get("value")
+    kind = constraint["kind"]
+    if kind == "tools":
+        return tool_grammar(constraint, token_of)
+    value = constraint["value"]
     match kind:
-        case "tools":
-            return tool_grammar(constraint, token_of)
         case "json":
             return _json_grammar(value, constraint.get("options", {}))
         case "regex":

@@ -108,7 +108,9 @@ class Tokenizer:
 
     def special_among(self, marks: Collection[str]) -> tuple[int, ...]:
         """The ids of those marks that are special tokens, which texts leave out."""
-        return tuple(sorted(token for mark in marks if (token := self._added(mark)) is not None and self.token_bytes.silent(token)))
+        return tuple(
+            sorted(token for mark in marks if (token := self._added(mark)) is not None and self.token_bytes.silent(token))
+        )
 
     def tokens_of(self, vocabulary: LLTokenizer) -> Callable[[str], int | None]:
         """For grammars: the token that a mark is, where no other text is spelled with it."""
