@@ -201,7 +201,7 @@ def _begin_to_compile(
 
 
 def _whole(constraint: Constraint, writing: WayOfWriting, inside: bool) -> Constraint | None:
-    """With the form in which the model calls tools; None where that is not known. ``inside`` is where thoughts have begun."""
+    """With the form in which the model calls tools; None where that is not known. ``inside``: thoughts have begun."""
     if constraint["kind"] != "tools":
         return constraint
     if writing.form is None:

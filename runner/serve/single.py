@@ -135,7 +135,7 @@ async def _events(
 
 
 def _choices(piece: Mapping[str, Any], chat: bool, begun: set[int]) -> Iterator[dict[str, Any]]:
-    """A piece has ``index``, ``text``, perhaps ``reasoning`` and ``tool_calls``, and a ``finish_reason`` where it is the last.
+    """A piece has ``index``, ``text``, perhaps ``reasoning`` and ``tool_calls``, and as the last a ``finish_reason``.
 
     As OpenAI has it, calls are told before the reason why the answer ended: each whole, in one piece.
     """
