@@ -59,7 +59,7 @@ def write_tokenizer(directory: Path, family: str) -> int:
 def tool_model(directory: Path, family: str, seed: int = 0) -> ModelInfo:
     """A model of random weights, which scores more ids than its tokenizer has."""
     end = write_tokenizer(directory, family)
-    changes = {"vocab_size": VOCABULARY, "max_position_embeddings": 4096, "hidden_size": 48, "intermediate_size": 64}
+    changes = {"vocab_size": VOCABULARY, "max_position_embeddings": 8192, "hidden_size": 48, "intermediate_size": 64}
     model = tiny_model("llama", seed, **changes, eos_token_id=end, num_attention_heads=3, num_key_value_heads=1)
     model.save_pretrained(directory)
     return read_model_info(str(directory))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from built import target_of, write
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from tool_models import TEMPLATES, VOCABULARY, tool_model, write_tokenizer
@@ -45,6 +45,8 @@ WEATHER = {"type": "function", "function": {"name": "weather", "description": "T
 STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
 NOW = {"type": "function", "function": {"name": "now"}}
 ASKED = [{"role": "user", "content": "Will it rain?"}]
+# Prompts are long, a byte a token, and begin alike.
+PREFIX = 100_000
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ def refusal(model_info: ModelInfo, **body: Any) -> str:
 
 def answers(model_info: ModelInfo, rows: Sequence[StoredRow]) -> list[dict[str, Any]]:
     """The choices of each row in turn, as its record has them."""
-    target = target_of(opened(model_info.path), 6, 0, tokenizer=tokenizer(model_info.path))
+    target = target_of(opened(model_info.path), 8, 0, prefix_tokens=PREFIX, tokenizer=tokenizer(model_info.path))
     written, _ = write(target, [sample for row in rows for sample in samples_of(row)])
     found = []
     for row in rows:
@@ -242,7 +244,7 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=6, deadline=None, derandomize=True, database=None)
+@settings(max_examples=6, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
 @given(some=st.lists(schemas(), min_size=1, max_size=3), choice=st.sampled_from(["required", "named", "one"]))
 def test_a_required_call_parses_and_fits(folder: Path, family: str, some: list[dict[str, Any]], choice: str) -> None:
     """Whatever the weights and the temperature."""
@@ -305,11 +307,10 @@ def test_a_free_answer_is_held_to_strict_schemas_where_it_calls(folder: Path, fa
     calls = text.format("weather", good)
     if form.kind == "hermes":
         assert fits(f"{calls}\n{calls}\nand so on") and not fits(f"{calls} <tool_call>")
-        assert fits(f"{calls}\n{calls.replace('Oslo', '</tool_call>')}") is (family == "hermes")
     elif form.kind == "llama":
         assert fits(f"<|python_tag|>{calls}") and not fits('\n{"answer": 42}') and fits("A { b")
     else:
-        both = text.replace("]", ', {{"name": "now", "arguments": {{}}}}]').format("weather", good)
+        both = f"{calls[:-1]}, {json.dumps({'name': 'now', 'arguments': {}})}]"
         assert fits(both) and not fits("[TOOL_CALLS] []")
     # Of any of them, what is called is what was held to it.
     one = stored(model_info, tools=[STRICT, NOW], parallel_tool_calls=False)
@@ -371,7 +372,7 @@ def draft_of_another(folder: Path, family: str) -> Draft:
     model = opened(model_info.path)
     words = tokenizer(model_info.path)
     grammars = Grammars(lambda: words.for_grammars(VOCABULARY, model.end_tokens[0]), VOCABULARY)
-    return build_draft(ModelSpec("", model.kind, ""), ReplicaSpec(1, None), model, grammars)
+    return build_draft(ModelSpec("", model.kind, "", prefix_tokens=PREFIX), ReplicaSpec(1, None), model, grammars)
 
 
 def rows_of_all_kinds(model_info: ModelInfo) -> list[Row]:
@@ -384,7 +385,7 @@ def rows_of_all_kinds(model_info: ModelInfo) -> list[Row]:
         {"tools": [WEATHER], "parallel_tool_calls": False, "logprobs": True, "top_logprobs": 2},
     ]
     bodies = [
-        {"tools": [STRICT, NOW], "temperature": 1.0, "seed": seed, "max_tokens": 60, **each}
+        {"tools": [STRICT, NOW], "temperature": 1.0, "seed": seed, "max_tokens": 40, **each}
         for seed in (1, 2)
         for each in kinds
     ]
@@ -399,9 +400,9 @@ def said(written: dict[int, RowResult]) -> dict[int, tuple[tuple[int, ...], str,
 def test_the_same_with_a_draft_in_any_batch_and_resumed(folder: Path, family: str) -> None:
     model_info = made(folder, family)
     model, words, rows = opened(model_info.path), tokenizer(model_info.path), rows_of_all_kinds(model_info)
-    plain, _ = write(target_of(model, 1, 0, tokenizer=words), rows)
+    plain, _ = write(target_of(model, 1, 0, prefix_tokens=PREFIX, tokenizer=words), rows)
     for batch, count, draft, lookup in ((5, 3, None, True), (16, 4, draft_of_another(folder, family), False)):
-        assisted, _ = write(target_of(model, batch, count, draft, lookup, tokenizer=words), rows)
+        assisted, _ = write(target_of(model, batch, count, draft, lookup, PREFIX, words), rows)
         assert said(assisted) == said(plain)
     resumed = [
         replace(
@@ -413,7 +414,7 @@ def test_the_same_with_a_draft_in_any_batch_and_resumed(folder: Path, family: st
         )
         for row in rows
     ]
-    again, _ = write(target_of(model, 4, 2, draft_of_another(folder, family), tokenizer=words), resumed)
+    again, _ = write(target_of(model, 4, 2, draft_of_another(folder, family), False, PREFIX, words), resumed)
     assert said(again) == said(plain)
 
 
