@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,12 +26,9 @@ from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options import JobSpec
 from outrider.workers.build import Draft, build_draft
 from outrider.workers.constraints.matching import Grammars
-from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.messages import ModelSpec, ReplicaSpec, Row, RowResult
-from outrider.workers.models import preparation
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.opening import OpenModel, open_model
-from outrider.workers.models.reasoning import ReasoningTags
 from outrider.workers.models.tokenizer import Tokenizer
 
 FAMILIES = ("qwen", "thinking", "hermes", "special", "llama", "mistral")
@@ -69,27 +66,21 @@ def tokenizer(path: str) -> Tokenizer:
     return Tokenizer(path)
 
 
-class InThisProcess:
-    """What the tokenizer process answers, without the process."""
+@cache
+def process() -> TokenizerProcess:
+    """Templates are rendered in a fork, which torch's threads, here, would be in the way of."""
+    return TokenizerProcess()
 
-    def reasoning_tags(self, path: str) -> ReasoningTags | None:
-        return preparation.reasoning_tags(path)
 
-    def tool_form(self, path: str) -> ToolForm | None:
-        return preparation.tool_form(path)
-
-    def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
-        return preparation.encode(path, prompts)
-
-    def begin_to_compile(
-        self, path: str, vocabulary: int, end: int, constraints: list[dict[str, Any]]
-    ) -> Callable[[], list[tuple[str, str]]]:
-        return lambda: preparation.compile_constraints(path, vocabulary, end, constraints)
+@pytest.fixture(scope="module", autouse=True)
+def ended_with_the_tests() -> Iterator[None]:
+    yield
+    process().__exit__(None, None, None)
 
 
 def admitted(model_info: ModelInfo, number: int = 0, **body: Any) -> StoredRow | BadRow:
     entry = {"custom_id": "single", "url": "/v1/chat/completions", "body": {"messages": ASKED, "max_tokens": 300, **body}}
-    return admit_one(entry, number, JobSpec(input=Path("in")), model_info, InThisProcess())  # type: ignore[arg-type]
+    return admit_one(entry, number, JobSpec(input=Path("in")), model_info, process())
 
 
 def stored(model_info: ModelInfo, number: int = 0, **body: Any) -> StoredRow:
@@ -130,7 +121,7 @@ def answers(model_info: ModelInfo, rows: Sequence[StoredRow]) -> list[dict[str, 
 )
 def test_a_template_shows_its_form(tmp_path: Path, family: str, whole: str, shown: tuple[int, ...]) -> None:
     write_tokenizer(tmp_path / "t", family)
-    form = preparation.tool_form(str(tmp_path / "t"))
+    form = process().tool_form(str(tmp_path / "t"))
     assert form is not None
     assert f'{form.begin}{form.head}"f"{form.middle}{{}}{form.tail}{form.end}' == whole
     assert form.shown == shown and form.separators == (", ", ": ")
@@ -145,7 +136,7 @@ def test_spaces_are_the_templates_own(tmp_path: Path, changed: dict[str, str]) -
         assert old in text
         text = text.replace(old, new)
     (tmp_path / "t" / "chat_template.jinja").write_text(text)
-    form = preparation.tool_form(str(tmp_path / "t"))
+    form = process().tool_form(str(tmp_path / "t"))
     assert form is not None
     if "tojson" in changed:
         assert form.separators == (",", ":")
@@ -157,7 +148,7 @@ def test_spaces_are_the_templates_own(tmp_path: Path, changed: dict[str, str]) -
 def test_a_template_that_stumbles_shows_none(tmp_path: Path, template: str) -> None:
     write_tokenizer(tmp_path / "t", "plain")
     (tmp_path / "t" / "chat_template.jinja").write_text(template)
-    assert preparation.tool_form(str(tmp_path / "t")) is None
+    assert process().tool_form(str(tmp_path / "t")) is None
 
 
 def test_models_that_call_in_another_way_or_not_at_all(folder: Path) -> None:
@@ -190,7 +181,7 @@ def test_a_prompt_says_what_there_is_to_call_and_what_was_called(folder: Path, f
     for word in ('"weather"', "Tells it.", '"days"', '"now"', "rain", '"Ø"'):
         assert word in text
     assert "strict" not in text
-    form = preparation.tool_form(model_info.path)
+    form = process().tool_form(model_info.path)
     assert form is not None
     # As the model is to write it.
     call = f'{form.head}"weather"{form.middle}{{"city": "Ø", "days": 1}}'
@@ -288,7 +279,7 @@ TEXTS |= dict.fromkeys(("thinking", "hermes", "special"), TEXTS["qwen"])
 def test_a_free_answer_is_held_to_strict_schemas_where_it_calls(folder: Path, family: str) -> None:
     """Each text letter by letter, so that marks that are no tokens begin and end amid others."""
     model_info, text = made(folder, family), TEXTS[family]
-    form = preparation.tool_form(model_info.path)
+    form = process().tool_form(model_info.path)
     assert form is not None
     row = stored(model_info, tools=[STRICT, NOW])
     end = model_info.end_tokens[0]
@@ -359,7 +350,7 @@ def test_marks_that_are_special_tokens_stand_in_texts_of_rows_with_tools(folder:
     shown = samples_of(row)[0].shown
     assert shown and words.decode([*tokens, end], shown) == text
     assert words.decode([*tokens, end]) != text
-    assert preparation.decode(model_info.path, [tuple(tokens)], shown) == [text]
+    assert process().decode(model_info.path, [tuple(tokens)], shown) == [text]
     assert samples_of(stored(model_info))[0].shown == ()
 
 
@@ -435,9 +426,7 @@ def test_from_the_input_to_the_record(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     spec = JobSpec(input=tmp_path / "in.jsonl", max_tokens=80, skip_bad=True, temperature=1.0)
     journal = Journal(tmp_path / "job.db")
-    with TokenizerProcess() as process:
-        admit(spec, Source(spec.input), model_info, process, journal, lambda digest: {"identity": {"input": digest}})
-        assert process.tool_form(model_info.path) == preparation.tool_form(model_info.path)
+    admit(spec, Source(spec.input), model_info, process(), journal, lambda digest: {"identity": {"input": digest}})
     loaded = journal.load([0, 1, 4])
     assert [row.request.get("tools") for row in loaded] == [["hermes", ["weather"], "required"]] * 2 + [None]
     target = target_of(opened(model_info.path), 3, 0, tokenizer=tokenizer(model_info.path))
