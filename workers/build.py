@@ -5,7 +5,7 @@ The actors put these into processes of their own (``actors.py``); a test or a be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,7 @@ class TextTokenizer(Protocol):
     @property
     def token_bytes(self) -> TokenBytes | None: ...
 
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, tokens: Sequence[int], shown: Collection[int] = ()) -> str: ...
 
     def for_grammars(self, vocabulary: int, end: int) -> LLTokenizer: ...
 
@@ -158,7 +158,8 @@ def _measured(model: OpenModel) -> CostCurve:
 
 def _writer(model: OpenModel, tokenizer: TextTokenizer, row: Row) -> TextWriter:
     ends = {*model.end_tokens, *(row.sampling.end_tokens or ())}
-    return TextWriter(tokenizer.decode, row.stop, ends, row.sampling.min_tokens, tokenizer.token_bytes)
+    decode = partial(tokenizer.decode, shown=frozenset(row.shown)) if row.shown else tokenizer.decode
+    return TextWriter(decode, row.stop, ends, row.sampling.min_tokens, tokenizer.token_bytes)
 
 
 def _proposer(replica_spec: ReplicaSpec, link: DraftLink, verify_seconds: Callable[[int], float]) -> Proposer:

@@ -62,7 +62,8 @@ class Row:
     With ``logprobs`` the answer tells the log-probability of each of its tokens, and of that many of the likeliest. With
     ``echo`` it tells of the prompt, too: its text, which this is (empty: what the tokens decode to), and with ``logprobs``
     those of its tokens. A row that is not ``assisted`` has nothing proposed. ``resumed`` are tokens of the answer that an
-    earlier target wrote, and ``resumed_logprobs`` what it said of each: the row goes on behind them.
+    earlier target wrote, and ``resumed_logprobs`` what it said of each: the row goes on behind them. ``shown`` are special
+    tokens that its text has, though texts leave them out elsewhere.
     """
 
     key: int
@@ -75,6 +76,7 @@ class Row:
     assisted: bool = True
     resumed: tuple[int, ...] = ()
     resumed_logprobs: tuple[TokenLogprobs, ...] = ()
+    shown: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -24,8 +24,10 @@ from outrider.runner.job.results import error_record, message_of
 from outrider.runner.job.row_seed import derived_seed
 from outrider.runner.job.source import Source
 from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.job.tools import Choice
 from outrider.runner.options import JobSpec
 from outrider.runner.validation_errors import must, short, where
+from outrider.workers.constraints.tool_forms import KNOWN, ToolForm
 from outrider.workers.errors import InputError, JobError, UsageError
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.models.model_info import ModelInfo
@@ -37,6 +39,10 @@ PORTIONS_AHEAD = 2
 MOST_ERRORS_SHOWN = 50
 MOST_MODELS_SHOWN = 5
 LEAST_TEMPERATURE = 1e-6
+UNKNOWN_FORM = (
+    "the model's chat template writes calls of tools in no form that is known here "
+    f'(known are {KNOWN}); leave out "tools", or choose another model'
+)
 # How a key spells a token id: one way only, so that no two keys are one token.
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -122,8 +128,8 @@ def _checked_rows(
 ) -> Iterator[StoredRow | FailedRow]:
     """Every row with its prompt in tokens, or what is wrong with it, numbered as they come."""
     # Before anything is encoded: a prompt that ends that process must not be felt here.
-    number, tags = 0, tokenizer_process.reasoning_tags(model_info.path)
-    for some, encoded, compiled in _encoded(iter(rows), model_info, tokenizer_process):
+    number, writing = 0, _way_of_writing(model_info, tokenizer_process)
+    for some, encoded, compiled in _encoded(iter(rows), model_info, tokenizer_process, writing):
         journal.add_carried(rows.carried.take())
         for row in some:
             checked: StoredRow | BadRow
@@ -133,9 +139,20 @@ def _checked_rows(
                 if row.model is not None and len(models) < MOST_MODELS_SHOWN:
                     models.add(row.model)
                 tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
-                checked = _checked(row, tokens, compiled, number, spec, model_info, tags)
+                checked = _checked(row, tokens, compiled, number, spec, model_info, writing)
             yield _failed_row(source, number, checked) if isinstance(checked, BadRow) else checked
             number += 1
+
+
+class WayOfWriting(NamedTuple):
+    """How the model's chat template tells thoughts and calls of tools from an answer's text, where it does."""
+
+    tags: ReasoningTags | None
+    form: ToolForm | None
+
+
+def _way_of_writing(model_info: ModelInfo, tokenizer_process: TokenizerProcess) -> WayOfWriting:
+    return WayOfWriting(tokenizer_process.reasoning_tags(model_info.path), tokenizer_process.tool_form(model_info.path))
 
 
 # By a constraint as JSON: its grammar, or "" and what is wrong with it.
@@ -143,7 +160,7 @@ Compiled = dict[str, tuple[str, str]]
 
 
 def _encoded(
-    rows: Iterator[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess
+    rows: Iterator[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess, writing: WayOfWriting
 ) -> Iterator[tuple[list[Request | BadRow], Iterator[tuple[int, ...] | str], Compiled]]:
     """Rows in portions, each with the tokens of its texts and the grammars of its constraints.
 
@@ -158,18 +175,22 @@ def _encoded(
             more = len(some) == ROWS_AT_ONCE
             texts = [text_of(row) for row in some if isinstance(row, Request) and row.prompt_tokens is None]
             encoding = tokenizer_process.begin_to_encode(path, texts) if texts else list
-            ahead.append((some, encoding, _begin_to_compile(some, model_info, tokenizer_process)))
+            ahead.append((some, encoding, _begin_to_compile(some, model_info, tokenizer_process, writing)))
         if not more or len(ahead) > PORTIONS_AHEAD:
             some, encoding, compiling = ahead.popleft()
             yield some, iter(encoding()), compiling()
 
 
 def _begin_to_compile(
-    rows: list[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess
+    rows: list[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess, writing: WayOfWriting
 ) -> Callable[[], Compiled]:
-    """What is asked of several rows is compiled once."""
+    """What is asked of several rows is compiled once. Whether a prompt ends amid thoughts is not known yet."""
     asked = {
-        _name_of(row.constraint): row.constraint for row in rows if isinstance(row, Request) and row.constraint is not None
+        _name_of(whole): whole
+        for row in rows
+        if isinstance(row, Request) and row.constraint is not None
+        for inside in (False, True)
+        if (whole := _whole(row.constraint, writing, inside)) is not None
     }
     if not asked or not model_info.end_tokens:
         return dict
@@ -177,6 +198,16 @@ def _begin_to_compile(
         model_info.path, model_info.vocabulary, model_info.end_tokens[0], list(asked.values())
     )
     return lambda: dict(zip(asked, answer(), strict=True))
+
+
+def _whole(constraint: Constraint, writing: WayOfWriting, inside: bool) -> Constraint | None:
+    """With the form in which the model calls tools; None where that is not known. ``inside``: thoughts have begun."""
+    if constraint["kind"] != "tools":
+        return constraint
+    if writing.form is None:
+        return None
+    thoughts = None if writing.tags is None else (writing.tags.opening, writing.tags.closing, inside)
+    return {**constraint, "form": writing.form, "thoughts": thoughts}
 
 
 def _name_of(constraint: Constraint) -> str:
@@ -194,7 +225,9 @@ def text_of(row: Request) -> Any:
     if row.messages is None:
         return row.prompt
     messages = [message.model_dump(exclude_none=True) for message in row.messages]
-    return {"messages": messages, "options": row.template_options} if row.template_options else messages
+    options = {"options": row.template_options} if row.template_options else {}
+    tools = {"tools": list(row.tools)} if row.tools else {}
+    return {"messages": messages, **options, **tools} if options or tools else messages
 
 
 def _checked(
@@ -204,10 +237,10 @@ def _checked(
     number: int,
     spec: JobSpec,
     model_info: ModelInfo,
-    tags: ReasoningTags | None,
+    writing: WayOfWriting,
 ) -> StoredRow | BadRow:
     try:
-        return _check(row, tokens, compiled, number, spec, model_info, tags)
+        return _check(row, tokens, compiled, number, spec, model_info, writing)
     except Exception as error:  # one row is never the end of the others
         return unexpected(row.custom_id, row.line, "admitted", error)
 
@@ -225,8 +258,9 @@ def admit_one(
     tokens: tuple[int, ...] | str | None = row.prompt_tokens
     if tokens is None:
         tokens = tokenizer_process.encode(model_info.path, [text_of(row)])[0]
-    compiled = _begin_to_compile([row], model_info, tokenizer_process)()
-    return _checked(row, tokens, compiled, number, spec, model_info, tokenizer_process.reasoning_tags(model_info.path))
+    writing = _way_of_writing(model_info, tokenizer_process)
+    compiled = _begin_to_compile([row], model_info, tokenizer_process, writing)()
+    return _checked(row, tokens, compiled, number, spec, model_info, writing)
 
 
 def _check(
@@ -236,7 +270,7 @@ def _check(
     number: int,
     spec: JobSpec,
     model_info: ModelInfo,
-    tags: ReasoningTags | None,
+    writing: WayOfWriting,
 ) -> StoredRow | BadRow:
     problem = tokens if isinstance(tokens, str) else _limits_problem(row, tokens, model_info)
     if problem is not None:
@@ -248,18 +282,29 @@ def _check(
         problem = f'"min_tokens" is {least} and at most {most} may be written ("max_tokens"); ask for fewer or allow more'
         return BadRow(row.custom_id, row.line, problem)
     prompt = tuple(map(int, tokens))
-    if kind == "chat" and tags is not None:
-        request["reasoning"] = (tags.opening, tags.closing, prompt_ends_inside(tags, prompt))
+    if kind == "chat" and writing.tags is not None:
+        request["reasoning"] = (writing.tags.opening, writing.tags.closing, prompt_ends_inside(writing.tags, prompt))
+    if row.tools and writing.form is None:
+        return BadRow(row.custom_id, row.line, UNKNOWN_FORM)
+    if row.tools and writing.form is not None:
+        names = [tool["function"]["name"] for tool in row.tools]
+        request["tools"] = (writing.form.kind, names, row.tool_choice)
+        request["shown"] = list(writing.form.shown)
     if row.constraint is not None:
         inside = "reasoning" in request and request["reasoning"][2]
-        request["grammar"], problem = _grammar(row.constraint, compiled, request, inside, model_info)
+        request["grammar"], problem = _grammar(row.constraint, compiled, request, inside, model_info, writing)
         if problem:
             return BadRow(row.custom_id, row.line, problem)
     return StoredRow(number, row.custom_id, row.line, kind, request, prompt)
 
 
 def _grammar(
-    constraint: Constraint, compiled: Compiled, request: dict[str, Any], inside: bool, model_info: ModelInfo
+    constraint: Constraint,
+    compiled: Compiled,
+    request: dict[str, Any],
+    inside: bool,
+    model_info: ModelInfo,
+    writing: WayOfWriting,
 ) -> tuple[str, str]:
     """The grammar of a row's constraint, and why it cannot be kept."""
     key = constraint["key"]
@@ -268,12 +313,14 @@ def _grammar(
     if request["min_tokens"] or not set(model_info.end_tokens) & set(request["end_tokens"]):
         option = "--min-tokens" if request["min_tokens"] else "--ignore-eos"
         return "", f'"{key}" says where the answer ends, and does not go with {option}; leave out one of the two'
-    if inside:
+    whole = _whole(constraint, writing, inside)
+    if inside and whole is constraint:
         return "", (
             f'"{key}" cannot be kept: the chat template begins the answer with the model\'s thoughts; ask it for none '
             '("chat_template_kwargs": {"enable_thinking": false})'
         )
-    grammar, problem = compiled[_name_of(constraint)]
+    assert whole is not None, "a row whose calls have no known form is refused before"
+    grammar, problem = compiled[_name_of(whole)]
     return grammar, f'"{key}" cannot be kept: {problem}' if problem else ""
 
 
@@ -362,6 +409,10 @@ class Resolved(TypedDict):
     grammar: NotRequired[StrictStr]
     # The tags around the model's thoughts, and whether the prompt ends behind the first.
     reasoning: NotRequired[tuple[StrictStr, StrictStr, StrictBool]]
+    # In which form the model calls tools, their names, and what the row says of its choice.
+    tools: NotRequired[tuple[Literal["hermes", "llama", "mistral"], list[StrictStr], Choice]]
+    # Special tokens that are marks of calls.
+    shown: NotRequired[list[StrictInt]]
 
 
 RESOLVED = TypeAdapter(Resolved)
@@ -386,6 +437,7 @@ def samples_of(stored: StoredRow) -> list[Row]:
             stop=tuple(request["stop"]),
             logprobs=request.get("logprobs"),
             echo=request.get("echo"),
+            shown=tuple(request.get("shown", ())),
             sampling=Sampling(
                 temperature=request["temperature"],
                 top_p=request["top_p"],

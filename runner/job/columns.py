@@ -20,7 +20,7 @@ PROMPTS = ("prompt", "messages")
 # called "model" or "user" is somebody's data.
 KEYS = frozenset(
     {"id", *PROMPTS, "max_completion_tokens", "top_logprobs", "chat_template_kwargs", "reasoning_effort"}
-    | {"structured_outputs", "response_format", "tools", "tool_choice"}
+    | {"structured_outputs", "response_format", "tools", "tool_choice", "parallel_tool_calls"}
     | Parameters.model_fields.keys()
     | HARMLESS.keys()
 )

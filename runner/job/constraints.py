@@ -37,7 +37,7 @@ def _from_format(asked: object) -> Constraint | None:
     kind = asked.get("type")
     if kind not in ("text", "json_object", "json_schema"):
         raise BadShape(f'"{FORMAT}": "type" must be text, json_object or json_schema, got {shown(kind)}')
-    _no_others(FORMAT, asked, {"type", "json_schema"} if kind == "json_schema" else {"type"})
+    no_others(FORMAT, asked, {"type", "json_schema"} if kind == "json_schema" else {"type"})
     if kind == "text":
         return None
     if kind == "json_object":
@@ -47,7 +47,7 @@ def _from_format(asked: object) -> Constraint | None:
     if not isinstance(named, dict):
         raise BadShape(f'"{FORMAT}": "json_schema" must be an object with a "schema", got {shown(named)}')
     # What "strict" may leave open elsewhere is always kept here.
-    _no_others(place, named, {"name", "description", "schema", "strict"})
+    no_others(place, named, {"name", "description", "schema", "strict"})
     if not isinstance(named.get("strict"), bool | None):
         raise BadShape(f'"{place}": "strict" must be true or false, got {shown(named["strict"])}')
     if not isinstance(schema := named.get("schema"), dict):
@@ -59,7 +59,7 @@ def _from_structure(asked: object) -> Constraint:
     if not isinstance(asked, dict):
         raise BadShape(f'"{STRUCTURED}" must be an object such as {{"regex": "[0-9]+"}}, got {shown(asked)}')
     asked = {key: value for key, value in asked.items() if value is not None}
-    _no_others(STRUCTURED, asked, {*KINDS, *OPTIONS})
+    no_others(STRUCTURED, asked, {*KINDS, *OPTIONS})
     given = [kind for kind in KINDS if kind in asked]
     if len(given) != 1:
         raise BadShape(f'"{STRUCTURED}" must have one of {", ".join(KINDS)}, got {" and ".join(given) or "none"}')
@@ -117,6 +117,6 @@ def _json(key: str, schema: object, options: dict[str, Any] | None = None) -> Co
     return {"key": key, "kind": "json", "value": schema, **({"options": options} if options else {})}
 
 
-def _no_others(place: str, asked: dict[str, Any], known: set[str]) -> None:
+def no_others(place: str, asked: dict[str, Any], known: set[str]) -> None:
     if unknown := sorted(asked.keys() - known):
         raise BadShape(f'"{place}": unknown key "{short(unknown[0])}"; remove it')

@@ -27,14 +27,17 @@ class Choice:
     logprobs: dict[str, Any] | None
     # What the model thought before it answered, where its chat template tells that apart.
     reasoning: str | None = None
+    # As OpenAI has them: each an object with an "id" and a "function", whose "arguments" are JSON.
+    tool_calls: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """A row that has ended: with its answer, or with what was wrong.
 
-    ``tokens`` counts what was written, all answers together; ``text``, ``finish_reason``, ``logprobs`` and ``reasoning``
-    are those of the first answer. Of a row that failed they are empty, and ``error`` and ``error_code`` say why.
+    ``tokens`` counts what was written, all answers together; ``text``, ``finish_reason``, ``logprobs``, ``reasoning`` and
+    ``tool_calls`` are those of the first answer. Of a row that failed they are empty, and ``error`` and ``error_code`` say
+    why.
     """
 
     id: str
@@ -44,6 +47,7 @@ class Record:
     logprobs: dict[str, Any] | None
     prompt_tokens: int = 0
     reasoning: str | None = None
+    tool_calls: tuple[dict[str, Any], ...] = ()
     choices: tuple[Choice, ...] = ()
     error: str | None = None
     error_code: str | None = None
@@ -101,11 +105,14 @@ def _record(line: dict[str, Any]) -> Record:
         logprobs=first.logprobs,
         prompt_tokens=usage["prompt_tokens"],
         reasoning=first.reasoning,
+        tool_calls=first.tool_calls,
         choices=choices,
     )
 
 
 def _choice(choice: dict[str, Any]) -> Choice:
     message = choice.get("message", {})
-    text = message["content"] if message else choice["text"]
-    return Choice(text, choice["finish_reason"], choice.get("logprobs"), message.get("reasoning_content"))
+    # An answer that only calls tools has no content.
+    text = (message["content"] or "") if message else choice["text"]
+    calls = tuple(message.get("tool_calls", ()))
+    return Choice(text, choice["finish_reason"], choice.get("logprobs"), message.get("reasoning_content"), calls)

@@ -16,7 +16,8 @@ from pydantic import (
     ValidationError,
 )
 
-from outrider.runner.job.constraints import BadShape, constraint_of
+from outrider.runner.job.constraints import BadShape, Constraint, constraint_of
+from outrider.runner.job.tools import CHOICE, PARALLEL, TOOLS, Choice, calls_made, in_order_of_calls, tools_of
 from outrider.runner.validation_errors import must, short, shown, where
 
 # What clients send of their own accord and that changes nothing here, with the values that are harmless.
@@ -25,9 +26,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "stream_options": (),
     "best_of": (1,),
     "suffix": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
 }
 IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
@@ -37,8 +35,6 @@ SILENT_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "annotations": (None, []),
     "function_call": (None,),
-    "tool_calls": (None, []),
-    "tool_call_id": (None,),
     "reasoning_content": (None,),
 }
 MOST_STOPS = 16
@@ -70,9 +66,13 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Message(_Strict):
+    """``content`` is empty where only tools are called."""
+
     role: Role
     content: StrictStr
     name: StrictStr | None = None
+    tool_calls: tuple[dict[str, Any], ...] | None = None
+    tool_call_id: StrictStr | None = None
 
 
 class Parameters(_Strict):
@@ -118,8 +118,11 @@ class Request(_Strict):
     messages: tuple[Message, ...] | None = None
     # What the row gives to the chat template beside its messages.
     template_options: dict[str, Any] = {}
+    # What the answer may call, as the template is given it, and whether it must.
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: Choice = "auto"
     parameters: Parameters = Parameters()
-    # What the answer must be (`runner/job/constraints.py`).
+    # What the answer must be (`runner/job/constraints.py`, `runner/job/tools.py`).
     constraint: dict[str, Any] | None = None
     # What the row's author thinks will answer; the job's own model does.
     model: str | None = None
@@ -154,7 +157,7 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
         if "prompt" in fields:
             raise RowError('"prompt" belongs to /v1/completions; /v1/chat/completions takes "messages"')
         _no_echo(fields)
-        return Request(custom_id=custom_id, line=line, **_chat(fields), **_asked(fields), model=model)
+        return Request(custom_id=custom_id, line=line, **_chat(fields), model=model)
     raise RowError(f'"url" must be "/v1/completions" or "/v1/chat/completions", got {shown(url)}')
 
 
@@ -172,7 +175,7 @@ def parse_simple(entry: dict[str, Any], line: int) -> Request:
         raise RowError('a row has either "prompt" or "messages", not both')
     if "messages" in fields:
         _no_echo(fields)
-        return Request(custom_id=str(custom_id), line=line, **_chat(fields), **_asked(fields), model=model)
+        return Request(custom_id=str(custom_id), line=line, **_chat(fields), model=model)
     _no_template(fields)
     _completion_logprobs(fields)
     return Request(custom_id=str(custom_id), line=line, **_prompt(fields), **_asked(fields), model=model)
@@ -217,7 +220,15 @@ def _prompt(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _chat(fields: dict[str, Any]) -> dict[str, Any]:
     _chat_logprobs(fields)
-    return {"messages": _messages(fields), "template_options": _template_options(fields)}
+    conversation = {"messages": _messages(fields), "template_options": _template_options(fields)}
+    try:
+        tools = tools_of(fields)
+    except BadShape as error:
+        raise RowError(str(error)) from None
+    asked = _asked(fields, tools.constraint)
+    if tools.tools and (constraint := asked["constraint"]) is not None and constraint["kind"] != "tools":
+        raise RowError(f'"{constraint["key"]}" says what the answer must be, and "{TOOLS}" that it may be calls; give one')
+    return {**conversation, "tools": tools.tools, "tool_choice": tools.choice, **asked}
 
 
 def _template_options(fields: dict[str, Any]) -> dict[str, Any]:
@@ -241,19 +252,31 @@ def _no_template(fields: dict[str, Any]) -> None:
     for key in ("chat_template_kwargs", "reasoning_effort"):
         if key in fields:
             raise RowError(f'"{key}" belongs to chats; a completion has no template')
+    for key, harmless in ((TOOLS, ([],)), (CHOICE, ("none", "auto")), (PARALLEL, (True, False))):
+        if key in fields and fields.pop(key) not in harmless:
+            raise RowError(f'"{key}" belongs to chats, whose template shows the model its tools; give "messages"')
 
 
 def _messages(fields: dict[str, Any]) -> tuple[Message, ...]:
     messages = fields.pop("messages", None)
     if not isinstance(messages, list) or not messages:
         raise RowError(f'"messages" must be a list that is not empty, got {shown(messages)}')
-    return tuple(_message(f"messages[{index}]", message) for index, message in enumerate(messages))
+    try:
+        read = in_order_of_calls(_message(f"messages[{index}]", message) for index, message in enumerate(messages))
+    except BadShape as error:
+        raise RowError(str(error)) from None
+    return tuple(Message(**message) for message in read)
 
 
-def _message(place: str, message: object) -> Message:
+def _message(place: str, message: object) -> dict[str, Any]:
     """Nothing of a message is left out: what the model would not see is refused."""
     if not isinstance(message, dict):
         raise RowError(f"{place} must be an object, got {shown(message)}")
+    message = dict(message)
+    calls, answered = message.pop("tool_calls", None), message.pop("tool_call_id", None)
+    calls = None if calls == [] else calls
+    if calls is not None and message.get("content") is None:
+        message["content"] = ""
     for key in message.keys() - {"role", "content", "name"}:
         if key not in SILENT_IN_MESSAGES:
             raise RowError(f'{place}: unknown key "{short(key)}"; remove it')
@@ -267,7 +290,15 @@ def _message(place: str, message: object) -> Message:
         raise RowError(f'{place}: "role" must be one of {", ".join(get_args(Role))}, got {shown(role)}')
     if name is not None and (not isinstance(name, str) or not name):
         raise RowError(f'{place}: "name" must be a text that is not empty, got {shown(name)}')
-    return Message(role=role, content=_content(place, message["content"]), name=name)
+    for key, given, whose in (("tool_calls", calls, "assistant"), ("tool_call_id", answered, "tool")):
+        if given is not None and role != whose:
+            raise RowError(f'{place}: "{key}" belongs to the role {whose}, not to {role}; remove it')
+    if answered is not None and (not isinstance(answered, str) or not answered):
+        raise RowError(f'{place}: "tool_call_id" must be a text that is not empty, got {shown(answered)}')
+    read = {"role": role, "content": _content(place, message["content"])}
+    read |= {} if name is None else {"name": name}
+    read |= {} if calls is None else {"tool_calls": calls_made(place, calls)}
+    return read | ({} if answered is None else {"tool_call_id": answered})
 
 
 def _content(place: str, content: object) -> str:
@@ -325,10 +356,10 @@ def _count_of_logprobs(key: str, value: object) -> int:
     return value
 
 
-def _asked(fields: dict[str, Any]) -> dict[str, Any]:
-    """How the row is to be continued, and what the answer must be."""
+def _asked(fields: dict[str, Any], of_tools: Constraint | None = None) -> dict[str, Any]:
+    """How the row is to be continued, and what the answer must be, if its tools do not say that."""
     try:
-        constraint = constraint_of(fields)
+        constraint = constraint_of(fields) or of_tools
     except BadShape as error:
         raise RowError(str(error)) from None
     parameters = _parameters(fields)

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from outrider.runner.job.carried import CarriedReader, spliced
 from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
+from outrider.workers.constraints.tool_forms import MISTRAL, calls_of
 from outrider.workers.errors import JobError, OutriderError
 from outrider.workers.messages import Logprobs, RowResult
 from outrider.workers.models.reasoning import Split, split
@@ -61,14 +62,49 @@ def message_of(record: str) -> str:
 
 
 def _choice(row: StoredRow, index: int, sample: RowResult) -> dict[str, Any]:
-    answer: dict[str, Any] = {"message": _message(row, sample.text)} if row.kind == "chat" else {"text": _text(sample)}
-    return {"index": index, **answer, "logprobs": _logprobs(row.kind, sample), "finish_reason": sample.finish_reason}
+    reason, answer = sample.finish_reason, dict[str, Any]()
+    if row.kind == "chat":
+        answer["message"] = _message(row, index, sample.text)
+        # As OpenAI has it: whoever names the function knows that it is called.
+        if "tool_calls" in answer["message"] and reason == "stop" and row.request["tools"][2] != "named":
+            reason = "tool_calls"
+    else:
+        answer["text"] = _text(sample)
+    return {"index": index, **answer, "logprobs": _logprobs(row.kind, sample), "finish_reason": reason}
 
 
-def _message(row: StoredRow, text: str) -> dict[str, str]:
+def _message(row: StoredRow, index: int, text: str) -> dict[str, Any]:
+    """Calls come behind the model's thoughts."""
     reasoning, content = split(text, *row.request["reasoning"]) if "reasoning" in row.request else Split(None, text)
-    thoughts = {} if reasoning is None else {"reasoning_content": reasoning}
-    return {"role": "assistant", **thoughts, "content": content}
+    message: dict[str, Any] = (
+        {"role": "assistant"}
+        if reasoning is None
+        else {
+            "role": "assistant",
+            "reasoning_content": reasoning,
+        }
+    )
+    kind, names, _ = row.request.get("tools", ("", (), ""))
+    rest, calls = calls_of(content, kind, names) if kind else (content, [])
+    if not calls:
+        return {**message, "content": content}
+    made = [
+        {
+            "id": _call_id(row, index, place, kind),
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for place, call in enumerate(calls)
+    ]
+    return {**message, "content": rest or None, "tool_calls": made}
+
+
+def _call_id(row: StoredRow, index: int, place: int, kind: str) -> str:
+    """The same whenever the row is written. The prompt tells the turns of one conversation apart."""
+    known = f"{row.row}:{row.custom_id}:{index}:{place}:{','.join(map(str, row.prompt))}"
+    digest = hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
+    # Mistral's templates refuse ids of other lengths.
+    return digest[:9] if kind == MISTRAL else f"call_{digest}"
 
 
 def _text(sample: RowResult) -> str:

@@ -65,6 +65,8 @@ LAST = (
     Column("logprobs", "json", lambda record: record.logprobs),
     # What the model thought before it answered.
     Column("reasoning", "string", lambda record: record.reasoning),
+    # Likewise.
+    Column("tool_calls", "json", lambda record: list(record.tool_calls) or None),
     Column("prompt_tokens", "int64", lambda record: record.prompt_tokens),
     # Of rows that asked for several.
     Column("texts", "texts", lambda record: [each.text for each in record.choices] if len(record.choices) > 1 else None),

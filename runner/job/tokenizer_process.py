@@ -15,6 +15,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
+from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.errors import JobError, ModelError
 from outrider.workers.models.limits import MOST_BYTES
 from outrider.workers.models.model_info import ModelInfo
@@ -184,10 +185,10 @@ class TokenizerProcess:
                 self._start_again()
         return "", TOO_HARD
 
-    def decode(self, path: str, answers: list[tuple[int, ...]]) -> list[str]:
-        """The text of each."""
+    def decode(self, path: str, answers: list[tuple[int, ...]], shown: tuple[int, ...] = ()) -> list[str]:
+        """The text of each, with the special tokens that are ``shown``."""
         try:
-            return self._ask(_decode, path, answers)
+            return self._ask(_decode, path, answers, shown)
         except TokenizerProcessDied:
             self._start_again()
             raise
@@ -198,6 +199,13 @@ class TokenizerProcess:
             return self._ask(_reasoning_tags, path)
         except TokenizerProcessDied:
             raise ModelError(UNUSABLE.format(path, "for the tags of its chat template")) from None
+
+    def tool_form(self, path: str) -> ToolForm | None:
+        """How the model's chat template writes calls of tools; None where it writes none, or in no form that is known."""
+        try:
+            return self._ask(_tool_form, path)
+        except TokenizerProcessDied:
+            raise ModelError(UNUSABLE.format(path, "for the calls that its chat template writes")) from None
 
     def _encode_again(
         self, died: ProcessPoolExecutor, path: str, prompts: list[Any], continued: bool
@@ -305,10 +313,16 @@ def _compile(path: str, vocabulary: int, end: int, constraints: list[dict[str, A
     return compile_constraints(path, vocabulary, end, constraints)
 
 
-def _decode(path: str, answers: list[tuple[int, ...]]) -> list[str]:
+def _decode(path: str, answers: list[tuple[int, ...]], shown: tuple[int, ...]) -> list[str]:
     from outrider.workers.models.preparation import decode
 
-    return decode(path, answers)
+    return decode(path, answers, shown)
+
+
+def _tool_form(path: str) -> ToolForm | None:
+    from outrider.workers.models.preparation import tool_form
+
+    return tool_form(path)
 
 
 def _reasoning_tags(path: str) -> ReasoningTags | None:

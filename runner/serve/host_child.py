@@ -262,7 +262,8 @@ class _Host:
     def _tell_text(self, row: SingleRow, sample: int, tokens: tuple[int, ...]) -> None:
         stream = self._streams.setdefault((row.request, sample), StreamedText(row.stored))
         try:
-            [text] = self._tokenizer_process.decode(self._models.target.path, [stream.shown_tokens(tokens)])
+            answers = [stream.shown_tokens(tokens)]
+            [text] = self._tokenizer_process.decode(self._models.target.path, answers, stream.shown)
         except TokenizerProcessDied:
             return  # what it would have told comes with the end
         grown = stream.grown(text)
@@ -289,6 +290,8 @@ class _Host:
                 return
             pieces.append({"index": choice["index"], "text": rest.content, "reasoning": rest.reasoning})
             pieces[-1]["finish_reason"] = choice["finish_reason"]
+            if "tool_calls" in message:
+                pieces[-1]["tool_calls"] = message["tool_calls"]
         self._line.send({"answer": row.request, "pieces": pieces, "record": body})
 
     def _guarded(self, request: str, act: Callable[[], None]) -> None:

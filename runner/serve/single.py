@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -18,7 +18,7 @@ from outrider.runner.serve.service import Service
 MOST_BODY_BYTES = 64 << 20
 LOOK_SECONDS = 1.0
 # What is told beside the text, or instead of it, once the whole is there.
-NOT_STREAMED = ("logprobs", "echo", "tools")
+NOT_STREAMED = ("logprobs", "echo")
 CHAT = "/v1/chat/completions"
 
 
@@ -118,8 +118,8 @@ async def _events(
     try:
         while True:
             for piece in answer.pieces:
-                choice = _choice(piece, chat, begun)
-                yield _event({"id": name, **head, "choices": [choice]})
+                for choice in _choices(piece, chat, begun):
+                    yield _event({"id": name, **head, "choices": [choice]})
             if answer.last:
                 break
             answer = await answers.get()
@@ -134,18 +134,26 @@ async def _events(
             take_back()
 
 
-def _choice(piece: Mapping[str, Any], chat: bool, begun: set[int]) -> dict[str, Any]:
-    """A piece has ``index``, ``text``, perhaps ``reasoning``, and a ``finish_reason`` where it is the last."""
-    index, reason = piece["index"], piece.get("finish_reason")
+def _choices(piece: Mapping[str, Any], chat: bool, begun: set[int]) -> Iterator[dict[str, Any]]:
+    """A piece has ``index``, ``text``, perhaps ``reasoning`` and ``tool_calls``, and as the last a ``finish_reason``.
+
+    As OpenAI has it, calls are told before the reason why the answer ended: each whole, in one piece.
+    """
+    index, reason, calls = piece["index"], piece.get("finish_reason"), piece.get("tool_calls")
     if not chat:
-        return {"index": index, "text": piece["text"], "logprobs": None, "finish_reason": reason}
+        yield {"index": index, "text": piece["text"], "logprobs": None, "finish_reason": reason}
+        return
     delta: dict[str, Any] = {} if index in begun else {"role": "assistant"}
     begun.add(index)
     if piece.get("reasoning"):
         delta["reasoning_content"] = piece["reasoning"]
     if piece["text"] or reason is None:
         delta["content"] = piece["text"]
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    if calls:
+        delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
+        yield {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        delta = {}
+    yield {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
 def _event(content: Mapping[str, Any]) -> str:

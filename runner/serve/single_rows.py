@@ -15,6 +15,7 @@ from outrider.runner.job.prompts import INVALID
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies
+from outrider.workers.constraints.tool_forms import certain
 from outrider.workers.messages import Harvest, Row
 from outrider.workers.models.reasoning import Split, split
 
@@ -118,6 +119,10 @@ class StreamedText:
         self._ends = frozenset(stored.request.get("end_tokens") or ())
         self._reasoning: tuple[str, str, bool] | None = stored.request.get("reasoning")
         self._marks = [*self._stops, *map(str, (self._reasoning or ())[:2])]
+        tools: tuple[str, Sequence[str], str] | None = stored.request.get("tools")
+        self._form = tools[0] if tools else None
+        # Special tokens that its text has.
+        self.shown = tuple(stored.request.get("shown", ()))
         self._told = Split("", "")
 
     def shown_tokens(self, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -131,7 +136,11 @@ class StreamedText:
         opening = self._reasoning[0] if self._reasoning else ""
         if opening.startswith(text.lstrip()):
             return Split(None, "")
-        return self._new(split(text, *self._reasoning) if self._reasoning else Split(None, text))
+        parts = split(text, *self._reasoning) if self._reasoning else Split(None, text)
+        if self._form is not None:
+            # Calls are told whole, at the end; so is what may be one.
+            parts = parts._replace(content=parts.content[: certain(parts.content, self._form)])
+        return self._new(parts)
 
     def rest(self, reasoning: str | None, text: str) -> Split | None:
         """What is left of the whole answer; None where it is not the text that was told, which nobody can take back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ CURVE = CostCurve({1: 1.0})
 class Numbers:
     """A tokenizer whose tokens are numbers, for models that have none of their own."""
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], shown: Collection[int] = ()) -> str:
         return "".join(f"{token} " for token in tokens)
 
     @property

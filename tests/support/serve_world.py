@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from outrider.runner.serve.batch_requests import error_entry
 from outrider.runner.serve.names import INPUT, Folders
 from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Hear, Left, Progress, Refused
 from outrider.runner.serve.service import Service
+from outrider.runner.serve.single_rows import StreamedText
 from outrider.runner.serve.store import Store
 from outrider.runner.serve.uploads import sweep
 from outrider.workers.messages import RowResult
 
 KEY = "sk-test"
 MODELS = ("small", "large")
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
 
 
 class FakeRunner:
@@ -103,6 +106,9 @@ class FakeRunner:
         if body.get("prompt") == "refuse":
             hear(Answer(error=(400, '"prompt" is not liked')))
         elif body.get("prompt") != "never":
+            if body.get("tools"):
+                self._call(streamed, hear)
+                return lambda: None
             if streamed:
                 hear(Answer([{"index": 0, "text": "one ", "reasoning": None}]))
                 hear(Answer([{"index": 0, "text": "two", "reasoning": None}]))
@@ -113,6 +119,25 @@ class FakeRunner:
             self.taken_back += 1
 
         return take_back
+
+    @staticmethod
+    def _call(streamed: bool, hear: Callable[[Answer], None]) -> None:
+        """As a model's process does: pieces, and what is left in the last."""
+        text = f"Let me see.\n{CALL}\n{CALL}"
+        row = StoredRow(0, "single", 0, "chat", {"stop": [], "tools": ["hermes", ["f"], "auto"]}, (1, 2))
+        body = json.loads(result_record(row, [replace(_result(row), text=text)], "small"))["response"]["body"]
+        pieces = []
+        if streamed:
+            stream, message = StreamedText(row), body["choices"][0]["message"]
+            for length in range(4, len(text), 4):
+                grown = stream.grown(text[:length])
+                if grown.content:
+                    hear(Answer([{"index": 0, "text": grown.content, "reasoning": None}]))
+            rest = stream.rest(None, message["content"])
+            assert rest is not None
+            pieces = [{"index": 0, "text": rest.content, "reasoning": None, "tool_calls": message["tool_calls"]}]
+            pieces[0]["finish_reason"] = body["choices"][0]["finish_reason"]
+        hear(Answer(pieces, record=body))
 
     def state(self) -> Mapping[str, str]:
         return dict.fromkeys(MODELS, "loaded")

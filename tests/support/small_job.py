@@ -81,6 +81,9 @@ class FakeTokenizerProcess:
     def reasoning_tags(self, path: str) -> None:
         return None
 
+    def tool_form(self, path: str) -> None:
+        return None
+
     def begin_to_encode(self, path: str, prompts: list[str]) -> Callable[[], list[tuple[int, ...] | str]]:
         return lambda: [tuple(ord(letter) % 100 for letter in one) or "it is empty" for one in prompts]
 

@@ -32,6 +32,9 @@ class FakeTokenizerProcess:
     def reasoning_tags(self, path: str) -> ReasoningTags:
         return ReasoningTags("<think>", "</think>", (7,))
 
+    def tool_form(self, path: str) -> None:
+        return None
+
     def begin_to_encode(self, path: str, prompts: list[Any]) -> Callable[[], list[tuple[int, ...] | str]]:
         assert path == MODEL_INFO.path
         self.asked.append(len(prompts))

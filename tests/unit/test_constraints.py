@@ -280,6 +280,15 @@ def test_where_the_model_has_no_token_for_it_the_row_fails_and_says_so() -> None
     assert failures[1].startswith("what the answer must be is not usable: it cannot be compiled")
 
 
+def test_a_text_may_hold_the_name_of_a_special_token() -> None:
+    """It is spelled in other tokens, since the special one would not stand in the text."""
+    opened = model("pocket")
+    named = "before <|endoftext|> and behind"
+    asked = Row(0, (1, 2), 60, Sampling(grammar=grammar_of({"kind": "choice", "value": [named]})))
+    written, _ = write(target_of(opened, 1, 0, tokenizer=tokenizer()), [asked])
+    assert (written[0].text, written[0].finish_reason) == (named, "stop")
+
+
 @pytest.mark.parametrize(
     ("constraint", "sentence"),
     [

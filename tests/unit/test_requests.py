@@ -91,7 +91,7 @@ def test_roles(role: str) -> None:
     [
         {"stream": True},
         {"best_of": 3},
-        {"tools": [{"type": "function"}]},
+        {"functions": [{"name": "x"}]},
         {"suffix": "x"},
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from serve_world import KEY, World, line, until
 from starlette.testclient import TestClient
 
@@ -210,6 +211,27 @@ def test_streams_end_as_openais_do(world: World) -> None:
         assert chat[-1].usage is not None and chat[-1].usage.total_tokens == 5
 
 
+def test_a_chat_calls_tools_as_openais_client_reads_them(world: World) -> None:
+    with world.client() as client:
+        tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        asked: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}], "tools": tools}
+        whole = client.chat.completions.create(**asked).choices[0]
+        assert whole.finish_reason == "tool_calls" and whole.message.content == "Let me see."
+        calls = whole.message.tool_calls
+        assert calls is not None and len(calls) == 2
+        assert [type(call) for call in calls] == [ChatCompletionMessageFunctionToolCall] * 2
+        assert [call.function.arguments for call in calls if call.type == "function"] == ['{"a": "é"}'] * 2
+        pieces = list(client.chat.completions.create(**asked, stream=True))
+        assert [piece.choices[0].finish_reason for piece in pieces][-2:] == [None, "tool_calls"]
+        assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == "Let me see."
+        # The client's own helper puts the pieces together.
+        with client.chat.completions.stream(**asked) as stream:
+            put_together = stream.get_final_completion().choices[0]
+        assert put_together.finish_reason == "tool_calls" and put_together.message.tool_calls is not None
+        told = [(call.id, call.function.name, call.function.arguments) for call in put_together.message.tool_calls]
+        assert told == [(call.id, call.function.name, call.function.arguments) for call in calls if call.type == "function"]
+
+
 WRONG: list[tuple[dict[str, Any], int, str | None]] = [
     ({"model": "nobody", "prompt": "Row"}, 404, "model"),
     ({"prompt": "Row"}, 400, "model"),
@@ -217,7 +239,6 @@ WRONG: list[tuple[dict[str, Any], int, str | None]] = [
     ({"model": "small", "prompt": "refuse", "stream": True}, 400, None),
     ({"model": "small", "prompt": "Row", "stream": "yes"}, 400, "stream"),
     ({"model": "small", "prompt": "Row", "stream": True, "logprobs": 1}, 400, "logprobs"),
-    ({"model": "small", "prompt": "Row", "stream": True, "tools": [{"type": "function"}]}, 400, "tools"),
     ({"model": "small", "prompt": "Row", "stream_options": {"include_usage": True}}, 400, "stream_options"),
 ]
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
+from outrider.workers.constraints.tool_forms import ToolForm
+from outrider.workers.constraints.tool_grammars import TokenOf, schema_in, tool_grammar
+
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
@@ -37,9 +40,15 @@ class BadConstraint(ValueError):
     """Why a row's constraint cannot be used, as the end of a sentence."""
 
 
-def grammar_of(constraint: Mapping[str, Any]) -> str:
-    """``constraint`` has a ``kind`` (json, regex, choice, grammar) and its ``value``, for json also ``options``."""
-    kind, value = constraint["kind"], constraint["value"]
+def grammar_of(constraint: Mapping[str, Any], token_of: TokenOf = lambda mark: None) -> str:
+    """``constraint`` has a ``kind`` (json, regex, choice, grammar) and its ``value``, for json also ``options``.
+
+    Of the kind ``tools`` it has what `tool_grammars.py` says, and ``token_of`` knows marks that are tokens.
+    """
+    kind = constraint["kind"]
+    if kind == "tools":
+        return tool_grammar(constraint, token_of)
+    value = constraint["value"]
     match kind:
         case "json":
             return _json_grammar(value, constraint.get("options", {}))
@@ -50,6 +59,18 @@ def grammar_of(constraint: Mapping[str, Any]) -> str:
             return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in value))
         case _:
             return _own_grammar(value)
+
+
+def usable_grammar_of(constraint: Mapping[str, Any], tokenizer: LLTokenizer, token_of: TokenOf) -> str:
+    """A BadConstraint where no answer can be begun by it; of functions it says which."""
+    for name, schema in constraint.get("tools", ()):
+        try:
+            refuse_unusable(_json_grammar(schema_in(ToolForm(*constraint["form"]), schema), {}), tokenizer)
+        except BadConstraint as error:
+            raise BadConstraint(f'"parameters" of the function "{name}": {error}') from None
+    grammar = grammar_of(constraint, token_of)
+    refuse_unusable(grammar, tokenizer)
+    return grammar
 
 
 def _json_grammar(schema: Any, options: Mapping[str, Any]) -> str:

@@ -119,7 +119,9 @@ class Matching:
             self._begin_again()
 
     def _spelled(self) -> tuple[int, ...]:
-        forced = tuple(self._matcher.compute_ff_tokens())
+        forced = self._matcher.compute_ff_tokens()
+        # A text that has the name of a special token in it is spelled with that token, which no grammar of text allows.
+        forced = forced[: self._matcher.validate_tokens(forced)] if forced else forced
         if not forced and self._matcher.is_stopped() and not self._matcher.is_error():
             return self._ends[:1]
         return tuple(takewhile(lambda token: token < self._vocabulary, forced))

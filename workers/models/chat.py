@@ -5,16 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 # Words that no template has of its own.
 CONTENT, NAME = "outridercontent{}x", "outridername{}x"
+CALL, VALUE = "outridercall{}x{}x", "outridervalue{}x{}x"
+TOOL, DESCRIPTION, PARAMETER = "outridertool", "outriderdescription", "outriderparameter"
+# As long as Mistral's templates want ids to be.
+ID = "{:05d}{:04d}"
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 Options = Mapping[str, Any]
-Render = Callable[[list[dict[str, str]], Options], str]
-# What matters of a message here: its role, and whether it has a name.
-Shape = tuple[tuple[str, bool], ...]
+Tools = Sequence[Mapping[str, Any]]
+Render = Callable[[list[dict[str, Any]], Options, Tools], str]
+
+
+class Form(NamedTuple):
+    """What matters of a message here: its role, whether it has a name and says something, how many tools it calls, and
+    which call it answers, if it does: the message and the call's place there."""
+
+    role: str
+    named: bool
+    says: bool
+    calls: int
+    answers: tuple[int, int] | None
 
 
 class LeftOutError(Exception):
@@ -29,32 +43,73 @@ def refuse_unknown(variables: Collection[str], options: Options) -> None:
             raise LeftOutError(f'does not ask for "{name}" of "chat_template_kwargs" ({known}); remove it')
 
 
-def refuse_left_out(render: Render, messages: Sequence[Message], options: Options) -> None:
-    shape = tuple((message["role"], "name" in message) for message in messages)
-    refusal = _left_out(render, shape, json.dumps(options, sort_keys=True))
+def refuse_left_out(render: Render, messages: Sequence[Message], options: Options, tools: bool = False) -> None:
+    refusal = _left_out(render, tuple(_forms(messages)), json.dumps(options, sort_keys=True), tools)
     if refusal is not None:
         raise LeftOutError(refusal)
 
 
+def refuse_unsaid(text: str, tools: Tools) -> None:
+    """Tools of which the whole conversation says nothing, whatever the template does with ours."""
+    for tool in tools:
+        if tool["function"]["name"] not in text:
+            raise LeftOutError('says nothing of "tools"; leave them out, or choose a model that calls tools')
+
+
+def _forms(messages: Sequence[Message]) -> list[Form]:
+    forms: list[Form] = []
+    calls: dict[str, tuple[int, int]] = {}
+    for index, message in enumerate(messages):
+        made = message.get("tool_calls", ())
+        answers = calls.get(message.get("tool_call_id", ""))
+        # Beside calls, an empty content is none.
+        forms.append(Form(message["role"], "name" in message, not made or bool(message["content"]), len(made), answers))
+        calls |= {call["id"]: (index, place) for place, call in enumerate(made) if "id" in call}
+    return forms
+
+
 @lru_cache(maxsize=1024)
-def _left_out(render: Render, shape: Shape, options_text: str) -> str | None:
+def _left_out(render: Render, forms: Sequence[Form], options_text: str, tools: bool) -> str | None:
     """Tried with words of our own, so once for each way in which conversations are put together."""
     options = json.loads(options_text)
+    offered = [_tool_tried()] if tools else []
     try:
-        text = render(_tried(shape), options)
+        text = render(_tried(forms), options, offered)
     except Exception:  # a template may refuse such words; the row's own are rendered anyway, and refused in its own words
         return None
-    for index, (role, named) in enumerate(shape):
-        if CONTENT.format(index) not in text:
-            return f'leaves out what the role "{role}" of messages[{index}] says; remove it'
-        if named and NAME.format(index) not in text and render(_tried(shape, without=index), options) == text:
-            return f'knows no "name" for the role "{role}" of messages[{index}]; remove it'
+    if tools and (missing := [word for word in (TOOL, DESCRIPTION, PARAMETER) if word not in text]):
+        if TOOL in missing:
+            return 'says nothing of "tools"; leave them out, or choose a model that calls tools'
+        what = "descriptions" if DESCRIPTION in missing else "parameters"
+        return f'leaves out the {what} of "tools"; choose another model for them'
+    for index, form in enumerate(forms):
+        if form.says and CONTENT.format(index) not in text:
+            beside = ' beside "tool_calls"' if form.calls else ""
+            return f'leaves out what the role "{form.role}" of messages[{index}] says{beside}; remove it'
+        for call in range(form.calls):
+            if CALL.format(index, call) not in text or VALUE.format(index, call) not in text:
+                return f'leaves out "tool_calls" of messages[{index}]; remove it'
+        if form.named and NAME.format(index) not in text and render(_tried(forms, index), options, offered) == text:
+            return f'knows no "name" for the role "{form.role}" of messages[{index}]; remove it'
     return None
 
 
-def _tried(shape: Shape, without: int | None = None) -> list[dict[str, str]]:
+def _tried(forms: Sequence[Form], without: int | None = None) -> list[dict[str, Any]]:
+    """``without`` is whose name is left out."""
     return [
-        {"role": role, "content": CONTENT.format(index)}
-        | ({"name": NAME.format(index)} if named and index != without else {})
-        for index, (role, named) in enumerate(shape)
+        {"role": form.role, "content": CONTENT.format(index) if form.says else ""}
+        | ({"name": NAME.format(index)} if form.named and index != without else {})
+        | ({"tool_calls": [_call_tried(index, call) for call in range(form.calls)]} if form.calls else {})
+        | ({"tool_call_id": ID.format(*form.answers)} if form.answers else {})
+        for index, form in enumerate(forms)
     ]
+
+
+def _call_tried(index: int, call: int) -> dict[str, Any]:
+    function = {"name": CALL.format(index, call), "arguments": {PARAMETER: VALUE.format(index, call)}}
+    return {"id": ID.format(index, call), "type": "function", "function": function}
+
+
+def _tool_tried() -> dict[str, Any]:
+    schema = {"type": "object", "properties": {PARAMETER: {"type": "string"}}, "required": [PARAMETER]}
+    return {"type": "function", "function": {"name": TOOL, "description": DESCRIPTION, "parameters": schema}}

@@ -11,15 +11,17 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-from outrider.workers.constraints.grammars import BadConstraint, grammar_of, refuse_unusable, shortened
+from outrider.workers.constraints.grammars import BadConstraint, shortened, usable_grammar_of
+from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.errors import ModelError
-from outrider.workers.models.chat import refuse_left_out, refuse_unknown
+from outrider.workers.models.chat import refuse_left_out, refuse_unknown, refuse_unsaid
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.limits import limited
 from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, ModelInfo, read_model_info
 from outrider.workers.models.reasoning import ReasoningTags
 from outrider.workers.models.templates import render_all
 from outrider.workers.models.tokenizer import LOADING_SECONDS, Tokenizer, check_comparable, check_pair, load_tokenizer, said
+from outrider.workers.models.tool_detection import conversation_tried, form_of, tools_tried
 
 NO_TOKENS = "the prompt has no tokens"
 ENCODING_SECONDS, CHARACTERS_A_SECOND = 10.0, 100_000
@@ -108,7 +110,7 @@ def prepare_scoring(
 
 
 def encode(path: str, prompts: list[Any], continued: bool = False) -> list[tuple[int, ...] | str]:
-    """Token ids for each prompt (a text, a list of messages, or these with options), or the sentence why there are none.
+    """Token ids for each prompt (a text, messages, or these with options and tools), or the sentence why there are none.
 
     Texts that go on with one that has begun (``continued``) get no tokens that stand at the beginning of one.
     """
@@ -125,8 +127,7 @@ def compile_constraints(path: str, vocabulary: int, end: int, constraints: list[
         try:
             tokenizer = _for_grammars(path, vocabulary, end)
             with limited(COMPILING_SECONDS):
-                grammar = grammar_of(constraint)
-                refuse_unusable(grammar, tokenizer)
+                grammar = usable_grammar_of(constraint, tokenizer, load_tokenizer(path).tokens_of(tokenizer))
             compiled.append((grammar, ""))
         except BadConstraint as error:
             compiled.append(("", str(error)))
@@ -144,11 +145,11 @@ def _for_grammars(path: str, vocabulary: int, end: int) -> LLTokenizer:
         return tokenizer.for_grammars(vocabulary, end)
 
 
-def decode(path: str, answers: list[tuple[int, ...]]) -> list[str]:
-    """The text of each answer's tokens."""
+def decode(path: str, answers: list[tuple[int, ...]], shown: tuple[int, ...] = ()) -> list[str]:
+    """The text of each answer's tokens, with the special tokens that are ``shown``."""
     tokenizer = load_tokenizer(path)
     with limited(ENCODING_SECONDS):
-        return list(map(tokenizer.decode, answers))
+        return [tokenizer.decode(answer, shown) for answer in answers]
 
 
 def reasoning_tags(path: str) -> ReasoningTags | None:
@@ -161,6 +162,24 @@ def reasoning_tags(path: str) -> ReasoningTags | None:
             raise
         except BaseException:  # both are files of the model's author; a panic in Rust is no Exception
             return None
+
+
+@lru_cache(maxsize=2)
+def tool_form(path: str) -> ToolForm | None:
+    """How the chat template writes calls of tools; None where it writes none, or in no form that is known."""
+    tokenizer = load_tokenizer(path)
+    if not tokenizer.chats:
+        return None
+    # A template may know one call in an answer, and refuse two.
+    tried = [conversation_tried(1), conversation_tried(2)]
+    try:
+        rendered = render_all(lambda each: tokenizer.render(each, None, tools_tried()), tried, path)
+        with limited(ENCODING_SECONDS):
+            return form_of([text for text, _ in rendered], tokenizer.special_among)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # a file of the model's author: rows with tools say that they are not for this model
+        return None
 
 
 def _encode_texts(tokenizer: Tokenizer, texts: list[str], continued: bool) -> list[tuple[int, ...] | str]:
@@ -190,12 +209,14 @@ def _encode_chats(tokenizer: Tokenizer, path: str, conversations: list[Any]) -> 
         return [none] * len(conversations)
 
     def render(conversation: Any) -> str:
-        """A list of messages, or these beside options for the template."""
-        whole = conversation if isinstance(conversation, dict) else {"messages": conversation, "options": {}}
-        messages, options = whole["messages"], whole["options"]
+        """A list of messages, or these beside options for the template and tools."""
+        whole = conversation if isinstance(conversation, dict) else {"messages": conversation}
+        messages, options, tools = whole["messages"], whole.get("options", {}), whole.get("tools", ())
         refuse_unknown(tokenizer.template_variables if options else frozenset(), options)
-        refuse_left_out(tokenizer.render, messages, options)
-        return tokenizer.render(messages, options)
+        refuse_left_out(tokenizer.render, messages, options, bool(tools))
+        text = tokenizer.render(messages, options, tools)
+        refuse_unsaid(text, tools)
+        return text
 
     rendered = render_all(render, conversations, path)
     with limited(_seconds_for([text for text, _ in rendered])):

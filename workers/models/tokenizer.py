@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -56,13 +56,18 @@ class Tokenizer:
         """A conversation in the model's own template, up to where the answer begins."""
         return self.encode_rendered(self.render(messages))
 
-    def render(self, messages: list[dict[str, str]], options: Mapping[str, Any] | None = None) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """A conversation as the model's own template writes it, up to where the answer begins.
 
         ``options`` are the template's own variables, ``enable_thinking`` for one.
         """
         text: str = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, **(options or {})
+            messages, tools=list(tools) or None, add_generation_prompt=True, tokenize=False, **(options or {})
         )
         return text
 
@@ -92,9 +97,33 @@ class Tokenizer:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, tokens: Sequence[int], shown: Collection[int] = ()) -> str:
+        """Special tokens are left out, but for those that are ``shown``."""
+        wanted, skipped = list(tokens), True
+        if shown:
+            wanted = [token for token in tokens if token in shown or not self.token_bytes.silent(token)]
+            skipped = False
+        text: str = self._tokenizer.decode(wanted, skip_special_tokens=skipped, clean_up_tokenization_spaces=False)
         return text
+
+    def special_among(self, marks: Collection[str]) -> tuple[int, ...]:
+        """The ids of those marks that are special tokens, which texts leave out."""
+        return tuple(
+            sorted(token for mark in marks if (token := self._added(mark)) is not None and self.token_bytes.silent(token))
+        )
+
+    def tokens_of(self, vocabulary: LLTokenizer) -> Callable[[str], int | None]:
+        """For grammars: the token that a mark is, where no other text is spelled with it."""
+
+        def token_of(mark: str) -> int | None:
+            token = self._added(mark)
+            return token if token is not None and vocabulary.is_special_token(token) else None
+
+        return token_of
+
+    def _added(self, mark: str) -> int | None:
+        added = self._tokenizer.added_tokens_decoder.items()
+        return next((token for token, each in added if str(each.content) == mark), None)
 
     def for_grammars(self, vocabulary: int, end: int) -> LLTokenizer:
         """The same tokens as grammars need them, for a model that scores ``vocabulary`` ids. A large one takes a second."""
