@@ -25,6 +25,8 @@ constexpr double kPriorWeight = 8.0;
 constexpr double kMostTried = 1024.0;
 // A row is believed to be like all others with this weight, and what it did longer ago counts for less.
 constexpr double kRowWeight = 4.0, kRowMemory = 0.97;
+// A match counts by the square of its length, and one in the row's own text as much as so many elsewhere.
+constexpr double kOwnWeight = 3.0;
 constexpr double kLeastChance = 0.01, kMostChance = 0.99;
 
 uint64_t hash(const int32_t *tokens, int count) {
@@ -41,7 +43,7 @@ size_t bucket(const int32_t *end, int level, uint64_t mask) {
 }
 
 int length_kind(int length) {
-  constexpr std::array<int, 8> bounds = {3, 4, 5, 7, 9, 13, 17, 25};
+  constexpr std::array<int, 9> bounds = {2, 3, 4, 5, 7, 9, 13, 17, 25};
   return static_cast<int>(std::upper_bound(bounds.begin(), bounds.end(), length) - bounds.begin());
 }
 
@@ -87,7 +89,8 @@ void OwnText::insert(int64_t place) {
       before.push_back(0);
       continue;
     }
-    int32_t &newest = places_.newest[static_cast<size_t>(level)][bucket(&tokens_[static_cast<size_t>(place)] + 1, level, mask_)];
+    int32_t &newest =
+        places_.newest[static_cast<size_t>(level)][bucket(&tokens_[static_cast<size_t>(place)] + 1, level, mask_)];
     before.push_back(newest);
     newest = static_cast<int32_t>(place + 1);
   }
@@ -109,7 +112,7 @@ Answers::Answers(int64_t tokens) {
   };
   mask_ = buckets_for(tokens) - 1;
   tokens_ = zeroed(chunks * kChunk);
-  for (size_t level = 0; level < kGrams.size(); ++level) {
+  for (size_t level = 0; level < static_cast<size_t>(kSharedLevels); ++level) {
     newest_[level] = zeroed(static_cast<size_t>(mask_) + 1);
     before_[level] = zeroed(chunks * kChunk);
   }
@@ -119,7 +122,8 @@ int64_t Answers::bytes() const {
   if (empty()) return 0;
   const auto tokens = static_cast<int64_t>(chunks_.size()) * kChunk;
   return static_cast<int64_t>(chunks_.size() * sizeof(Chunk)) +
-         static_cast<int64_t>(sizeof(int32_t)) * (tokens * (1 + kLevels) + (static_cast<int64_t>(mask_) + 1) * kLevels);
+         static_cast<int64_t>(sizeof(int32_t)) *
+             (tokens * (1 + kSharedLevels) + (static_cast<int64_t>(mask_) + 1) * kSharedLevels);
 }
 
 void Answers::append(Tail *tail, const std::vector<int32_t> &text, int64_t count) {
@@ -144,7 +148,7 @@ void Answers::append(Tail *tail, const std::vector<int32_t> &text, int64_t count
     Chunk &chunk = chunks_[static_cast<size_t>(tail->chunk)];
     const int64_t place = static_cast<int64_t>(tail->chunk) * kChunk + chunk.used++;
     tokens_[static_cast<size_t>(place)] = text[static_cast<size_t>(at)];
-    for (int level = 0; level < kLevels; ++level) {
+    for (int level = 0; level < kSharedLevels; ++level) {
       int32_t &before = before_[static_cast<size_t>(level)][static_cast<size_t>(place)];
       before = 0;
       if (at + 1 < kGrams[static_cast<size_t>(level)]) continue;
@@ -248,7 +252,7 @@ void Suffixes::find(const Row &row) {
   matches_.clear();
   for (int level = 0; level < kLevels && matches_.size() < kEnough; ++level) {
     add_own(row, level);
-    add_others(row, level);
+    if (level < kSharedLevels) add_others(row, level);
   }
 }
 
@@ -284,8 +288,8 @@ void Suffixes::add_others(const Row &row, int level) {
   for (int tries = 0; place >= 0 && tries < kPlaces && matches_.size() < first + kMatches; ++tries) {
     if (answers_.owner(place) != row.tail.owner) {
       int length = 0;
-      for (int64_t back = place; back >= 0 && length < kDepth && length <= end &&
-                                 answers_.token(back) == text[static_cast<size_t>(end - length)];
+      for (int64_t back = place;
+           back >= 0 && length < kDepth && length <= end && answers_.token(back) == text[static_cast<size_t>(end - length)];
            back = answers_.previous(back))
         ++length;
       const int64_t behind = answers_.next(place);
@@ -321,7 +325,7 @@ int32_t Suffixes::propose(Row *row, int32_t most, double least, int32_t *candida
     double all = 0.0;
     for (const Match &match : matches_) {
       const int32_t token = token_of(match);
-      const double weight = static_cast<double>(match.length) * match.length;
+      const double weight = static_cast<double>(match.length) * match.length * (match.own ? kOwnWeight : 1.0);
       all += weight;
       auto vote = std::find_if(votes.begin(), votes.end(), [token](const Vote &each) { return each.token == token; });
       if (vote == votes.end()) vote = votes.insert(votes.end(), {token, 0.0, 0, 0, false});

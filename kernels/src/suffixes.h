@@ -14,9 +14,9 @@
 
 namespace outrider {
 
-// A match begins with this many equal tokens: the longest is looked for first.
-constexpr std::array<int, 3> kGrams = {8, 4, 2};
-constexpr int kLevels = static_cast<int>(kGrams.size());
+// A match begins with this many equal tokens: the longest is looked for first. A single one is looked for in own text alone.
+constexpr std::array<int, 4> kGrams = {8, 4, 2, 1};
+constexpr int kLevels = static_cast<int>(kGrams.size()), kSharedLevels = kLevels - 1;
 
 // Places where an n-gram ended, by its hash: the newest, and before each the one that it followed. 0 stands for none.
 struct Places {
@@ -77,7 +77,7 @@ class Answers {
 
   std::vector<Chunk> chunks_;
   Memory tokens_;
-  std::array<Memory, kLevels> newest_, before_;
+  std::array<Memory, kSharedLevels> newest_, before_;
   uint64_t mask_ = 0;
   int32_t turn_ = 0;
 };
@@ -124,7 +124,7 @@ class Suffixes {
   int32_t propose(Row *row, int32_t most, double least, int32_t *candidates, double *reaches, uint8_t *from_others);
   double chance(int32_t kind, int length, double share) const;
 
-  static constexpr int kLengths = 9, kShares = 6, kSupports = 3, kKinds = kLengths * kShares * kSupports * 2;
+  static constexpr int kLengths = 10, kShares = 6, kSupports = 3, kKinds = kLengths * kShares * kSupports * 2;
 
   Answers answers_;
   std::unordered_map<int64_t, Row> rows_;

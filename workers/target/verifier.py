@@ -281,6 +281,11 @@ class Verifier:
             self._rows.remove(live)
             self._close(live)
 
+    def learn(self, answers: Sequence[Sequence[int]]) -> None:
+        """What rows of other replicas wrote."""
+        if self.finder is not None:
+            self.finder.learn(answers)
+
     def written(self) -> list[PartialTokens]:
         """What the rows under way have gained since this was asked last."""
         return [gained for live in self._rows if (gained := live.gained()) is not None]
