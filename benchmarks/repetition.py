@@ -1,15 +1,20 @@
 """Jobs that repeat themselves, and such that do not: plain decoding, lookup and suffixes in turn, on one target.
 
-    python benchmarks/repetition.py --shape 1b --batch 8 [--kinds extraction,edit,prose,words] [--rows 48] [--repeat 3]
+    python benchmarks/repetition.py --shape 1b --batch 8 [--kinds extraction,edit,prose,words,noise] [--rows 48]
 
 The small models at hand write nothing worth extracting, so the answers are given: each pass is the real one, over whatever
 is fed, and the tokens of the row's answer stand in the place of the model's choices. So passes cost what they cost, and
 candidates hold where a model that writes these answers would take them.
 
+What does not depend on who else is at work: tokens a round, passes, and *times by costs*, the time in decoding by what
+each pass should take, as the costs measured at the start have it. With `--costs 1:1,16:1.4,64:3.4` there is no model at all:
+a pass over so many tokens takes so long (linear between), `--shape` is not looked at, and seconds mean nothing.
+
 * extraction: a prompt has two records in prose, an answer says them as JSON.
 * edit: a prompt is a function of Python's standard library; the answer is that function with a name changed.
 * prose: docstrings of the standard library, the second half behind the first: ordinary text, each row of another module.
 * words: nothing repeats itself but the words.
+* noise: nothing at all.
 
 Rows, seeds and turns are the same for all; every second turn goes the other way round. Suffixes begin each turn knowing
 nothing. Last comes one line of JSON.
@@ -22,21 +27,20 @@ import ast
 import json
 import random
 import statistics
-import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from forward import model_directory
 from inflate import SHAPES
 
 from outrider.workers.build import build_target
 from outrider.workers.engines.costs import CostCurve, measure
-from outrider.workers.engines.engine import Chosen, Feed
+from outrider.workers.engines.engine import Chosen, Engine, Feed
 from outrider.workers.messages import ModelSpec, ReplicaSpec, Row, Sampling
 from outrider.workers.models.model_info import POCKET, find
 from outrider.workers.models.opening import OpenModel, open_model
@@ -79,7 +83,7 @@ def extraction(rng: random.Random) -> Iterator[Text]:
 
 def edit(rng: random.Random) -> Iterator[Text]:
     """Functions of the standard library, and the same with another name for their first argument."""
-    functions = list(_functions())
+    functions = _functions()
     while True:
         source, name = rng.choice(functions)
         other = rng.choice(["source", "given", "item", "subject", "entry"])
@@ -87,7 +91,12 @@ def edit(rng: random.Random) -> Iterator[Text]:
         yield f"# In this function, rename {name} to {other}.\n{source}\n# The function with {other}:\n", edited
 
 
-def _functions() -> Iterator[tuple[str, str]]:
+@cache
+def _functions() -> list[tuple[str, str]]:
+    return list(_found_functions())
+
+
+def _found_functions() -> Iterator[tuple[str, str]]:
     for tree, source in _modules():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and 12 < (node.end_lineno or 0) - node.lineno < 30:
@@ -124,6 +133,12 @@ def words(rng: random.Random) -> Iterator[Text]:
         yield " ".join(rng.choices(known, k=60)), " " + " ".join(rng.choices(known, k=150))
 
 
+def noise(rng: random.Random) -> Iterator[Text]:
+    letters = [chr(code) for code in range(33, 127)]
+    while True:
+        yield "".join(rng.choices(letters, k=200)), "".join(rng.choices(letters, k=220))
+
+
 @cache
 def _modules() -> tuple[tuple[ast.Module, str], ...]:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
@@ -140,6 +155,7 @@ KINDS: dict[str, Callable[[random.Random], Iterator[Text]]] = {
     "edit": edit,
     "prose": prose,
     "words": words,
+    "noise": noise,
 }
 
 
@@ -167,6 +183,37 @@ class Scripted:
         return replace(answer, tokens=written)
 
 
+class NoModel:
+    """Rows of a length, and nothing else."""
+
+    exact, forks, branches, context, vocabulary = True, False, False, 1 << 16, 1 << 16
+
+    def __init__(self) -> None:
+        self._lengths: dict[int, int] = {}
+
+    def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
+        self._lengths[row] = 0
+
+    def length(self, row: int) -> int:
+        return self._lengths[row]
+
+    def truncate(self, row: int, length: int) -> None:
+        self._lengths[row] = length
+
+    def close(self, row: int) -> None:
+        del self._lengths[row]
+
+    def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
+        for feed in feeds:
+            self._lengths[feed.row] += len(feed.tokens)
+        return [Chosen([0] * feed.choose, [1.0] * feed.choose) for feed in feeds]
+
+
+class FixedCosts(CostCurve):
+    def observe(self, tokens: int, seconds: float) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class Took:
     """One turn: ``decoding`` are the seconds of rounds in which nobody read a prompt, ``beside`` those outside passes."""
@@ -176,6 +223,7 @@ class Took:
     decoding_tokens: int
     decoding: float
     beside: float
+    priced: float
     rounds: int
     tokens_a_round: float
     proposed: int
@@ -192,9 +240,11 @@ def write(model: OpenModel, mode: str, rows: Sequence[Row], batch: int, curve: C
         suffix=mode == "suffix",
         answer_tokens=ANSWER_TOKENS,
     )
-    verifier = build_target(ModelSpec("", model.kind, ""), replica_spec, model, tokenizer, CostCurve(curve.points)).verifier
+    verifier = build_target(
+        ModelSpec("", model.kind, ""), replica_spec, model, tokenizer, type(curve)(curve.points)
+    ).verifier
     verifier.add(rows)
-    decoding = beside = 0.0
+    decoding = beside = priced = 0.0
     decoding_tokens = 0
     started = time.perf_counter()
     while not verifier.idle:
@@ -205,6 +255,7 @@ def write(model: OpenModel, mode: str, rows: Sequence[Row], batch: int, curve: C
             decoding += took
             beside += took - (verifier.counters.verify_seconds - verified)
             decoding_tokens += done.gained
+            priced += curve(done.fed)
     seconds, counted = time.perf_counter() - started, verifier.counters
     return Took(
         counted.tokens,
@@ -212,12 +263,18 @@ def write(model: OpenModel, mode: str, rows: Sequence[Row], batch: int, curve: C
         decoding_tokens,
         decoding,
         beside,
+        priced,
         counted.rounds,
         counted.tokens / counted.row_rounds,
         counted.proposed,
         counted.accepted,
         counted.others_accepted,
     )
+
+
+def open_shape(shape: str, precision: str, threads: int) -> tuple[Tokenizer, OpenModel]:
+    path = find(POCKET) if shape == POCKET else model_directory(shape, find(POCKET))
+    return Tokenizer(path), open_model(ModelSpec(str(path), "native", precision, threads=threads))
 
 
 def rows_of(texts: Sequence[Text], tokenizer: Tokenizer, scripts: dict[int, Sequence[int]]) -> list[Row]:
@@ -231,11 +288,17 @@ def rows_of(texts: Sequence[Text], tokenizer: Tokenizer, scripts: dict[int, Sequ
 
 
 def measure_kind(
-    kind: str, model: OpenModel, tokenizer: Tokenizer, batch: int, count: int, repeat: int, modes: Sequence[str]
+    kind: str,
+    model: OpenModel,
+    tokenizer: Tokenizer,
+    batch: int,
+    count: int,
+    repeat: int,
+    modes: Sequence[str],
+    curve: CostCurve,
 ) -> dict[str, Any]:
     assert isinstance(model.engine, Scripted)
     turns: dict[str, list[Took]] = {mode: [] for mode in modes}
-    curve = measure(model.engine)
     for turn in range(repeat):
         texts = _take(KINDS[kind](random.Random(turn)), count)
         for mode in modes if turn % 2 == 0 else reversed(modes):
@@ -250,6 +313,12 @@ def measure_kind(
             "times in decoding": round(
                 statistics.median(
                     each.decoding_tokens / each.decoding / (plain.decoding_tokens / plain.decoding) for plain, each in pairs
+                ),
+                3,
+            ),
+            "times by costs": round(
+                statistics.median(
+                    each.decoding_tokens / each.priced / (plain.decoding_tokens / plain.priced) for plain, each in pairs
                 ),
                 3,
             ),
@@ -274,18 +343,25 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--modes", default=",".join(MODES), help="the first is what the others are held against")
+    parser.add_argument("--costs", help="no model: what passes cost, by their tokens")
     parser.add_argument("--threads", type=int, default=0)
     asked = parser.parse_args()
     kinds, modes = asked.kinds.split(","), asked.modes.split(",")
     if unknown := {*kinds} - {*KINDS} | {*modes} - {*MODES}:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
-    path = find(POCKET) if asked.shape == POCKET else model_directory(asked.shape, find(POCKET))
-    tokenizer = Tokenizer(path)
-    opened = open_model(ModelSpec(str(path), "native", asked.precision, threads=asked.threads))
-    print(f"{asked.shape}, {asked.precision}, batch {asked.batch}", file=sys.stderr)
+    if asked.costs:
+        costs = {int(tokens): float(cost) for tokens, cost in (each.split(":") for each in asked.costs.split(","))}
+        curve: CostCurve = FixedCosts(costs)
+        opened = OpenModel(cast("Engine", NoModel()), "native", (), [], {})
+        tokenizer, name = Tokenizer(find(POCKET)), "no model"
+    else:
+        tokenizer, opened, name = *open_shape(asked.shape, asked.precision, asked.threads), asked.shape
+        curve = measure(opened.engine)
     model = replace(opened, engine=Scripted(opened.engine), end_tokens=())
-    figures = {kind: measure_kind(kind, model, tokenizer, asked.batch, asked.rows, asked.repeat, modes) for kind in kinds}
-    print(json.dumps({"shape": asked.shape, "batch": asked.batch, "rows": asked.rows, "figures": figures}))
+    figures = {
+        kind: measure_kind(kind, model, tokenizer, asked.batch, asked.rows, asked.repeat, modes, curve) for kind in kinds
+    }
+    print(json.dumps({"shape": name, "batch": asked.batch, "rows": asked.rows, "figures": figures}))
 
 
 if __name__ == "__main__":

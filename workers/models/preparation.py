@@ -79,8 +79,8 @@ def prepare_pair(
     wanted = choose_draft(target) if draft_name == AUTO else draft_name
     if SUFFIX in (wanted, kind) and library_path() is None:
         raise ModelError(
-            f"--draft {SUFFIX}: the compiled kernels look for what repeats, and they are not installed: reinstall outrider "
-            "with a C++ compiler at hand, or choose --draft lookup"
+            "--draft suffix needs the compiled kernels, which are not installed: reinstall outrider with a C++ compiler at "
+            "hand, or choose --draft lookup"
         )
     if wanted in (LOOKUP, SUFFIX, NONE):
         # A draft that turns out to be a lookup of the row's own text adds nothing to suffixes, which have that too.
