@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 # Raised whenever packed weights look different; a number of its own, since packing a large model takes a minute.
 PACKING_VERSION = 9
 LIBRARY_NAME = "liboutrider_kernels.so"
@@ -191,6 +191,23 @@ class DecodeStructure(Structure):
     )
 
 
+class SuffixRowsStructure(Structure):
+    _fields_ = (
+        ("count", c_int32),
+        ("keys", c_void_p),
+        ("prompts", c_void_p),
+        ("gained", c_void_p),
+        ("tokens", c_void_p),
+        ("most", c_void_p),
+        ("stride", c_int32),
+        ("least_reach", c_double),
+        ("made", c_void_p),
+        ("candidates", c_void_p),
+        ("reaches", c_void_p),
+        ("from_others", c_void_p),
+    )
+
+
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_number": (c_int64, (c_char_p,)),
     "outrider_message": (c_char_p, ()),
@@ -229,6 +246,12 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ),
     ),
     "outrider_log_probabilities": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p)),
+    "outrider_suffixes_create": (c_int32, (c_int64, POINTER(c_void_p))),
+    "outrider_suffixes_destroy": (None, (c_void_p,)),
+    "outrider_suffixes_bytes": (c_int64, (c_void_p,)),
+    "outrider_suffixes_advance": (c_int32, (c_void_p, POINTER(SuffixRowsStructure))),
+    "outrider_suffixes_end": (c_int32, (c_void_p, c_int64, c_void_p, c_int32)),
+    "outrider_suffixes_learn": (c_int32, (c_void_p, c_void_p, c_int32)),
 }
 
 

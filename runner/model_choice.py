@@ -12,7 +12,7 @@ from outrider.workers.errors import UsageError
 from outrider.workers.messages import ModelSpec, ReplicaSpec
 from outrider.workers.models.model_info import ModelInfo
 
-LOOKUP = "lookup"
+LOOKUP, SUFFIX = "lookup", "suffix"
 FEWEST_CORES_TO_SPLIT = 4
 # What a checkpoint calls its own number format.
 OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -93,11 +93,18 @@ def replica_spec_of(spec: Options, draft: ModelSpec | None, draft_name: str) -> 
         batch=spec.batch,
         draft_tokens=None if spec.draft_tokens == "auto" else spec.draft_tokens,
         model=draft is not None,
-        lookup=draft_name.endswith(LOOKUP),
+        lookup=_proposes_by(LOOKUP, draft_name),
+        suffix=_proposes_by(SUFFIX, draft_name),
+        answer_tokens=spec.answer_tokens,
         draft_confidence=spec.draft_confidence,
         runners_up=spec.runners_up,
         draft_deadline=spec.draft_deadline,
     )
+
+
+def _proposes_by(kind: str, draft_name: str) -> bool:
+    """Alone, or beside a model."""
+    return draft_name == kind or draft_name.endswith(f"+{kind}")
 
 
 def is_movable(spec: Options, target: ModelSpec, draft: ModelSpec | None) -> bool:

@@ -157,7 +157,7 @@ class SpeculationOptions(OptionModel):
     draft: Annotated[
         Name,
         Option(
-            help="Draft model (also MODEL+lookup), or auto, lookup, none.",
+            help="Draft model (also MODEL+lookup, MODEL+suffix), or auto, lookup, suffix, none.",
             decides_text=False,
             spellings=("--assistant-model", "--assistant_model"),
             metavar="DRAFT",
@@ -194,6 +194,13 @@ class SpeculationOptions(OptionModel):
     draft_deadline: Annotated[
         float, Field(gt=0.0), Option(help="Seconds a round waits for the draft at most.", decides_text=False)
     ] = 5.0
+    answer_tokens: Annotated[
+        int,
+        Field(ge=0, le=1 << 26),
+        Option(
+            help="Most tokens of answers kept on a replica for suffix; 0 leaves a row its own text.", decides_text=False
+        ),
+    ] = 1 << 21
     batch: Annotated[int, Field(ge=1, le=4096), Option(help="Rows at once on a replica.", decides_text=False)] = 8
     prefix_tokens: Annotated[
         int,
@@ -389,7 +396,11 @@ class BenchSpec(Options):
         Field(ge=1, le=4096),
         Option(help="One row at a time is measured.", decides_text=False, on_command_line=False),
     ] = 8
-    # Prompts come more than once here, and each time at their full cost.
+    # Prompts come more than once here, and what was written for one must not be there already.
+    answer_tokens: Annotated[
+        Literal[0], Option(help="No answer knows another.", decides_text=False, on_command_line=False)
+    ] = 0
+    # Each time at their full cost.
     prefix_tokens: Annotated[
         Literal[0], Option(help="Prompts are read at their full cost.", decides_text=False, on_command_line=False)
     ] = 0

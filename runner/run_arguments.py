@@ -44,6 +44,7 @@ class RunArguments(TypedDict, total=False):
     runners_up: bool
     small_draft_cache: bool
     draft_deadline: float
+    answer_tokens: int
     batch: int
     prefix_tokens: int
     replicas: int | None

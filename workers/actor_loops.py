@@ -29,6 +29,7 @@ class TargetLoop:
         self._changed = threading.Condition()
         self._inbox: list[Row] = []
         self._cancelled: set[int] = set()
+        self._answers: list[Sequence[int]] = []
         self._held: str | None = None
         self._ended: list[RowResult | RowFailure] = []
         self._written: list[PartialTokens] = []
@@ -45,6 +46,11 @@ class TargetLoop:
         with self._changed:
             self._cancelled.update(keys)
             self._changed.notify_all()
+
+    def learn(self, answers: Sequence[Sequence[int]]) -> None:
+        """Answers of other replicas. They wait for the next round."""
+        with self._changed:
+            self._answers.extend(answers)
 
     def set_layout(self, name: str | None) -> None:
         """From the next round on hold to this layout; None leaves the choice open again."""
@@ -85,11 +91,13 @@ class TargetLoop:
                         before = time.perf_counter()
                     rows, self._inbox = self._inbox, []
                     cancelled, self._cancelled = self._cancelled, set()
+                    answers, self._answers = self._answers, []
                 if self._tuner is not None:
                     self._tuner.hold(self._held)
                 self._verifier.add(rows)
                 if cancelled:
                     self._verifier.cancel(cancelled)
+                self._verifier.learn(answers)
                 ended = self._verifier.round()
                 now = time.perf_counter()
                 if self._tuner is not None:

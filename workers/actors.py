@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -114,9 +115,10 @@ class TargetActor:
     def cancel(self, keys: list[int]) -> None:
         self._loop.cancel(keys)
 
-    def harvest(self, timeout: float, rows: Sequence[Row] = ()) -> Harvest:
-        """Takes new rows along, which spares a call for each."""
+    def harvest(self, timeout: float, rows: Sequence[Row] = (), answers: Sequence[bytes] = ()) -> Harvest:
+        """Takes new rows along, which spares a call for each, and answers of other replicas: their tokens, int32."""
         self._loop.submit(rows)
+        self._loop.learn([array("i", answer) for answer in answers])
         harvest = self._loop.harvest(timeout)
         self._metrics.ended(harvest.ended)
         self._metrics.publish(harvest.counters)

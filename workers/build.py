@@ -27,6 +27,7 @@ from outrider.workers.target.layout_tuner import LayoutTuner
 from outrider.workers.target.logprobs import TokenBytes
 from outrider.workers.target.proposers import EitherProposer, LookupProposer, NoProposer, Proposer
 from outrider.workers.target.statistics import TargetStatistics
+from outrider.workers.target.suffix_finder import SuffixFinder
 from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 from outrider.workers.timeline import Timeline
@@ -96,6 +97,7 @@ def build_target(
         statistics=statistics,
         runners_up=replica_spec.runners_up,
         grammars=_grammars(model, lambda: tokenizer) if model.end_tokens else None,
+        finder=SuffixFinder(replica_spec.answer_tokens) if replica_spec.suffix else None,
     )
     tuner = LayoutTuner(
         verifier,

@@ -251,8 +251,9 @@ class Layout:
 class ReplicaSpec:
     """How a replica works: how many rows at once, how many candidates it asks for (None: as many as pay).
 
-    Candidates come from a draft ``model``, from the row's own text by ``lookup``, from both, or from nowhere; a draft sends
-    none that it holds less likely than ``draft_confidence``. Where there are several ``layouts``, they are tried on
+    Candidates come from a draft ``model``; from texts, which is the row's own by ``lookup``, and by ``suffix`` that and the
+    last ``answer_tokens`` tokens that rows wrote; from both, or from nowhere. A draft sends none that it holds less likely
+    than ``draft_confidence``. Where there are several ``layouts``, they are tried on
     the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for. ``replica`` is
     what metrics name the target by; with ``trace``, target and draft keep a timeline. ``rows`` is about how many requests
     are to be expected, 0 where nobody knows. A draft is told the same.
@@ -262,6 +263,8 @@ class ReplicaSpec:
     draft_tokens: int | None
     model: bool = True
     lookup: bool = False
+    suffix: bool = False
+    answer_tokens: int = 0
     draft_deadline: float = 5.0
     draft_confidence: float = 0.0
     runners_up: bool = True
@@ -312,6 +315,9 @@ class TargetCounters:
     asking_rows: int = counter("Turns of rows in which candidates could be asked for", metric=True, over_time=True)
     proposed: int = counter("Candidates that the draft proposed", metric=True, over_time=True)
     accepted: int = counter("Candidates that held", metric=True, over_time=True)
+    found: int = counter("Candidates of these that lookup or suffixes found", metric=True, in_summary=True)
+    found_accepted: int = counter("Candidates that held, found so", metric=True, in_summary=True)
+    others_accepted: int = counter("Of these, those found in other rows' answers", metric=True, in_summary=True)
     plain_rounds: int = counter("Passes in which no candidate was", in_summary=True)
     runners_up: int = counter("Runners-up of the draft that were verified", metric=True, in_summary=True)
     runners_up_held: int = counter("Runners-up that brought a token", metric=True, in_summary=True)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from math import inf, prod
+from operator import neg
 
 MOST_CANDIDATES = 16
+# Candidates that are found rather than made cost nothing but their place in a pass.
+MOST_FOUND = 32
+# Found candidates are verified where they are expected to gain so much: two measurements of one pass differ by nearly that.
+LEAST_GAIN = 1.02
+# Sizes of a pass that are weighed against each other.
+MOST_SIZES = 48
 # Runners-up of a row in a round, and the least chance that one must have, however cheap another token in the pass seems.
 MOST_RUNNERS_UP = 2
 LEAST_RUNNER_UP = 0.02
@@ -147,6 +155,8 @@ class CandidateRequest:
     sum(reach_i - least_reach) >= ``least_sum`` tokens. ``gain`` is how many seconds less a token is expected to take than
     without candidates. A row's first runner-up is worth verifying where its chance exceeds the first of
     ``runner_up_chances``, its second where it exceeds the second.
+
+    ``found`` are the rows, by their places here, whose candidates are found in texts instead, with the reach of each.
     """
 
     counts: list[int]
@@ -154,6 +164,7 @@ class CandidateRequest:
     least_sum: float = 0.0
     gain: float = 0.0
     runner_up_chances: tuple[float, ...] = ()
+    found: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
 
 def best_request(
@@ -184,6 +195,23 @@ def best_request(
     least_reach = min(0.9, rates[best] * verifying)
     counts = [best] if rows == 1 else [_worthwhile(chance, least_reach, best) for chance in chances]
     return CandidateRequest(counts, least_reach, rates[best] * drafting, 1.0 / rates[0] - 1.0 / rates[best])
+
+
+def worth_verifying(reaches: Sequence[Sequence[float]], verify_seconds: Callable[[int], float]) -> list[int]:
+    """How many of each row's candidates to verify, where they are known already and so are their reaches.
+
+    Those of a row fall, so the likeliest of all rows together are a beginning of each row's.
+    """
+    rows = len(reaches)
+    every = sorted(chain.from_iterable(reaches), reverse=True)
+    tokens = list(accumulate(every, initial=float(rows)))
+    sizes = range(0, len(tokens), max(1, -(-len(every) // MOST_SIZES)))
+    rates = [tokens[size] / verify_seconds(rows + size) for size in sizes]
+    best = max(range(len(sizes)), key=rates.__getitem__)
+    if rates[best] < LEAST_GAIN * rates[0]:
+        return [0] * rows
+    least = every[sizes[best] - 1]
+    return [bisect_right(each, -least, key=neg) for each in reaches]
 
 
 def expected_rates(

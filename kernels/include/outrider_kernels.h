@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 15
+#define OUTRIDER_ABI 16
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 

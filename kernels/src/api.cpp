@@ -10,9 +10,14 @@
 #include "message.h"
 #include "pack.h"
 #include "sampler.h"
+#include "suffixes.h"
 
 struct outrider_engine {
   std::unique_ptr<outrider::Engine> engine;
+};
+
+struct outrider_suffixes {
+  outrider::Suffixes suffixes;
 };
 
 namespace {
@@ -53,6 +58,7 @@ int64_t outrider_number(const char *name) {
       {"sizeof sampling", sizeof(outrider_sampling)},
       {"sizeof batch", sizeof(outrider_batch)},
       {"sizeof decode_batch", sizeof(outrider_decode_batch)},
+      {"sizeof suffix_rows", sizeof(outrider_suffix_rows)},
       FIELD(slice, buffer),
       FIELD(slice, offset),
       FIELD(slice, width),
@@ -163,6 +169,18 @@ int64_t outrider_number(const char *name) {
       FIELD(decode_batch, runners_up),
       FIELD(decode_batch, margins),
       FIELD(decode_batch, seconds),
+      FIELD(suffix_rows, count),
+      FIELD(suffix_rows, keys),
+      FIELD(suffix_rows, prompts),
+      FIELD(suffix_rows, gained),
+      FIELD(suffix_rows, tokens),
+      FIELD(suffix_rows, most),
+      FIELD(suffix_rows, stride),
+      FIELD(suffix_rows, least_reach),
+      FIELD(suffix_rows, made),
+      FIELD(suffix_rows, candidates),
+      FIELD(suffix_rows, reaches),
+      FIELD(suffix_rows, from_others),
   };
   for (const auto &number : numbers)
     if (strcmp(name, number.name) == 0) return number.value;
@@ -299,6 +317,38 @@ int32_t outrider_log_probabilities(const float *logits, int32_t vocabulary, int3
       return fail(OUTRIDER_INVALID, "token %d and %d others of a vocabulary of %d", chosen, count, vocabulary);
     outrider::SamplerScratch scratch;
     outrider::log_probabilities(*kernels, logits, vocabulary, chosen, count, &scratch, tokens, values);
+    return OUTRIDER_OK;
+  });
+}
+
+int32_t outrider_suffixes_create(int64_t tokens, outrider_suffixes **suffixes) {
+  return guarded([&]() -> int32_t {
+    constexpr int64_t kMost = int64_t{1} << 30;
+    if (tokens < 0 || tokens > kMost)
+      return fail(OUTRIDER_INVALID, "%lld tokens of answers", static_cast<long long>(tokens));
+    *suffixes = new outrider_suffixes{outrider::Suffixes(tokens)};
+    return OUTRIDER_OK;
+  });
+}
+
+void outrider_suffixes_destroy(outrider_suffixes *suffixes) { delete suffixes; }
+
+int64_t outrider_suffixes_bytes(const outrider_suffixes *suffixes) { return suffixes->suffixes.bytes(); }
+
+int32_t outrider_suffixes_advance(outrider_suffixes *suffixes, const outrider_suffix_rows *rows) {
+  return guarded([&] { return suffixes->suffixes.advance(*rows); });
+}
+
+int32_t outrider_suffixes_end(outrider_suffixes *suffixes, int64_t key, const int32_t *tokens, int32_t count) {
+  return guarded([&]() -> int32_t {
+    suffixes->suffixes.end(key, tokens, count);
+    return OUTRIDER_OK;
+  });
+}
+
+int32_t outrider_suffixes_learn(outrider_suffixes *suffixes, const int32_t *tokens, int32_t count) {
+  return guarded([&]() -> int32_t {
+    suffixes->suffixes.learn(tokens, count);
     return OUTRIDER_OK;
   });
 }

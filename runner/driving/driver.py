@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from outrider.runner.driving import lifecycle, schedule
+from outrider.runner.driving.answers import AnswerExchange
 from outrider.runner.driving.job_record import JobRecord
 from outrider.runner.driving.lifecycle import Failure, Lifecycle, Loss
 from outrider.runner.driving.replica import Call, Replica
@@ -26,7 +27,7 @@ from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.errors import JobChangedError, JobError, RayLostError
-from outrider.workers.messages import Harvest, Row, WorkerReport
+from outrider.workers.messages import Harvest, Row, RowResult, WorkerReport
 
 TICK_SECONDS = 0.2
 # So many answers without a row in them are asked for at most, however many replicas there are.
@@ -88,7 +89,9 @@ class DriverLoop:
         self._show = show
         self.record = record
         self.counters = record.counters
-        self._replicas = {number: Replica(number, plan) for number, plan in enumerate(plans)}
+        wanted = len(plans) > 1 and all(each.replica_spec.suffix and each.replica_spec.answer_tokens for each in plans)
+        self._answers = AnswerExchange() if wanted else None
+        self._replicas = {number: self._new_replica(number, plan) for number, plan in enumerate(plans)}
         self._lifecycle = Lifecycle(plans, start_deadline, patience)
         self._schedule = rows_schedule
         # The last row that was fetched.
@@ -160,6 +163,7 @@ class DriverLoop:
             if isinstance(answer, Harvest):
                 del replica.pending[future]
                 replica.harvested()
+        self._tell_others(harvests)
         for ended in self.record.take(harvests):
             self._inform(ended)
         # What dies with Ray is not to blame.
@@ -175,6 +179,13 @@ class DriverLoop:
                 )
                 if event is not None:
                     self._live(event)
+
+    def _tell_others(self, harvests: Sequence[tuple[Replica, Harvest]]) -> None:
+        if self._answers is not None:
+            for replica, harvest in harvests:
+                for ended in harvest.ended:
+                    if isinstance(ended, RowResult):
+                        self._answers.add(replica.number, ended.tokens)
 
     def _answered(self, replica: Replica, call: Call, answer: Any) -> lifecycle.Event | None:
         match call:
@@ -294,7 +305,12 @@ class DriverLoop:
         if number in self._replicas:
             self._replicas[number].plan = plan
         else:
-            self._replicas[number] = Replica(number, plan)
+            self._replicas[number] = self._new_replica(number, plan)
+
+    def _new_replica(self, number: int, plan: ReplicaPlan) -> Replica:
+        replica = Replica(number, plan)
+        replica.answers = self._answers
+        return replica
 
     def _release(self, replica: Replica) -> None:
         self._hosts.release(replica.plan)

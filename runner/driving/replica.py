@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from outrider.runner.driving.answers import AnswerExchange
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
 from outrider.runner.report.trace import TraceFile
@@ -57,11 +58,15 @@ class Replica:
         self._outbox: list[Row] = []
         self._target: Any = None
         self._draft: Any = None
+        # What other replicas' rows wrote, where that is of use.
+        self.answers: AnswerExchange | None = None
 
     def start(self) -> None:
         """Bring up both processes at the same time."""
         self.report = None
         self._forget_calls()
+        if self.answers is not None:
+            self.answers.started(self.number)
         self._target = _start_actor(TargetActor, self.plan.target)
         plan = self.plan.target
         replica_spec = replace(self.plan.replica_spec, replica=self.number)
@@ -104,7 +109,9 @@ class Replica:
         """Ask for the next harvest, unless one is on its way."""
         if self._target is not None and self.report is not None and not self._harvesting:
             rows, self._outbox = self._outbox, []
-            self.pending[self._target.harvest.remote(seconds, rows)] = Call.HARVEST
+            answers = () if self.answers is None else self.answers.take(self.number)
+            arguments = (seconds, rows, answers) if answers else (seconds, rows)
+            self.pending[self._target.harvest.remote(*arguments)] = Call.HARVEST
             self._harvesting = True
 
     def set_layout(self, name: str | None) -> None:

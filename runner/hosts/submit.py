@@ -40,7 +40,7 @@ ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 ACCEPTED = "rows are accepted"
 DIRECTORY = "outrider_directory"
 # What may follow the name of a draft.
-WITH_LOOKUP = "+lookup"
+WITH_TEXTS = ("+lookup", "+suffix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def absolute(spec: JobSpec) -> JobSpec:
 
 def absolute_model(name: str) -> str:
     """A model's name as it holds in any working directory."""
-    model = name.removesuffix(WITH_LOOKUP)
+    model = name.removesuffix(next(filter(name.endswith, WITH_TEXTS), ""))
     try:
         path = Path(model).expanduser()
         is_here = path.is_dir() or path.is_symlink() or is_gguf(path)

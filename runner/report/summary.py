@@ -46,6 +46,9 @@ class Summary:
     acceptance: float
     tokens_per_round: float
     mean_k: float
+    found: int
+    found_accepted: int
+    others_accepted: int
     plain_rounds: int
     runners_up: int
     runners_up_held: int

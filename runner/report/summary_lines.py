@@ -19,6 +19,9 @@ def speculation_lines(summary: dict[str, Any], over_time: Sequence[dict[str, Any
         rate = f"{summary['tokens_per_round']:.2f}"
         yield "tokens a round", f"{rate} (k {summary['mean_k']:.1f} on average)"
         yield "accepted", histogram(lengths)
+    if summary.get("found"):
+        held, others = summary["found_accepted"], summary["others_accepted"]
+        yield "found", f"{held:,} of {summary['found']:,} found in texts held, {others:,} of them in other rows' answers"
     if summary.get("runners_up"):
         tried, held = summary["runners_up"], summary["runners_up_held"]
         yield "runners-up", f"{100 * held / tried:.0f}% ({held:,} of {tried:,} second guesses) brought a token"

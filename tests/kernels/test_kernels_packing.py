@@ -169,6 +169,7 @@ def test_what_the_library_and_the_binding_both_state_is_the_same():
         "sampling": library.SamplingStructure,
         "batch": library.BatchStructure,
         "decode_batch": library.DecodeStructure,
+        "suffix_rows": library.SuffixRowsStructure,
     }
     # Words that are no names in Python.
     in_c = {"input": "in", "output": "out"}

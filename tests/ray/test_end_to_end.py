@@ -148,6 +148,14 @@ def test_two_replicas_and_lookup_write_the_same(undisturbed, tmp_path):
     assert (tmp_path / "job" / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
 
 
+def test_two_replicas_and_suffixes_write_the_same(undisturbed, tmp_path):
+    done = outrider("run", EXAMPLES, "-o", "job", "--draft", "suffix", "--replicas", "2", "--batch", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "job" / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
+    summary = json.loads((tmp_path / "job" / "job.json").read_text())["summary"]
+    assert summary["found"] >= summary["found_accepted"] > 0
+
+
 def test_killed_and_resumed_the_job_is_the_same(undisturbed, tmp_path):
     job = tmp_path / "job"
     for rows in (1, 9):

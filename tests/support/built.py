@@ -84,8 +84,11 @@ def target_of(
     lookup: bool = False,
     prefix_tokens: int = 0,
     tokenizer: TextTokenizer | None = None,
+    answer_tokens: int | None = None,
 ) -> Target:
-    replica_spec = ReplicaSpec(batch, count, model=draft is not None, lookup=lookup)
+    """With ``answer_tokens`` suffixes propose, which remember as many."""
+    suffix = answer_tokens is not None
+    replica_spec = ReplicaSpec(batch, count, draft is not None, lookup, suffix, answer_tokens or 0)
     spec = ModelSpec("", model.kind, "", prefix_tokens=prefix_tokens)
     target = build_target(spec, replica_spec, model, tokenizer or Numbers(), CURVE)
     if draft is not None:

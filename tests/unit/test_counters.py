@@ -25,6 +25,7 @@ def test_metrics_keep_their_names() -> None:
     assert set(COUNTERS) == {
         *("tokens", "rounds", "row_rounds", "proposed", "accepted"),
         *("runners_up", "runners_up_held", "asked", "asking_rows"),
+        *("found", "found_accepted", "others_accepted"),
     }
     assert tuple(PHASES) == ("verify", "draft", "hop", "idle")
 
@@ -41,7 +42,18 @@ def test_the_summary_keeps_its_keys() -> None:
     ]
     summary = summary_of(None)
     assert list(summary) == [
-        *("acceptance", "tokens_per_round", "mean_k", "plain_rounds", "runners_up", "runners_up_held", "forced_tokens"),
+        *(
+            "acceptance",
+            "tokens_per_round",
+            "mean_k",
+            "found",
+            "found_accepted",
+            "others_accepted",
+            "plain_rounds",
+            "runners_up",
+            "runners_up_held",
+            "forced_tokens",
+        ),
         *("accepted_lengths", "time", "replicas"),
     ]
     assert list(summary["time"]) == list(PHASE_COLORS) == ["verify", "draft", "hop", "idle", "other"]

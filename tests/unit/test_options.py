@@ -58,7 +58,7 @@ def test_options_go_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("max_token: 5\n", 'FILE: unknown key "max_token"; known are address, allow_pickle, batch'),
+        ("max_token: 5\n", 'FILE: unknown key "max_token"; known are address, allow_pickle, answer_tokens, batch'),
         ("input: a\nmax_tokens: 0\n", "FILE: max_tokens: must be at least 1, got 0"),
         ("- 1\n", "--config: FILE must hold keys and values"),
         ("a: [1\n", "--config: FILE is not valid YAML: while parsing a flow sequence"),

@@ -17,6 +17,7 @@ from outrider.workers.target.proposers import (
     NoProposer,
     PendingProposals,
     Proposal,
+    Source,
 )
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
@@ -53,7 +54,7 @@ class Model:
 def test_lookup_and_none() -> None:
     row = live(1, [1, 2, 3, 1, 2])
     lookup = LookupProposer()
-    assert lookup.ask([row], CandidateRequest([2]))() == [Proposal((3, 1))]
+    assert lookup.ask([row], CandidateRequest([2]))() == [Proposal((3, 1), source=Source.LOOKUP)]
     assert lookup.draft_cost(1) == DraftCost(0.0)
     lookup.forget(1)
     assert list(NoProposer().ask([row], CandidateRequest([2]))()) == [NO_PROPOSAL]
@@ -95,7 +96,7 @@ def test_a_row_that_the_model_knows_better_is_taken_from_the_model() -> None:
 
 def test_without_a_model_the_text_remains() -> None:
     proposer, row = EitherProposer(Model(9, None), CURVE), live(1, [1, 2, 3, 1, 2])
-    assert list(proposer.ask([row], CandidateRequest([2]))()) == [Proposal((3, 1))]
+    assert list(proposer.ask([row], CandidateRequest([2]))()) == [Proposal((3, 1), source=Source.LOOKUP)]
     assert proposer.draft_cost(1) == DraftCost(0.0)
 
 

@@ -96,14 +96,19 @@ def test_on_the_native_engine_every_bit_is_the_same(models: Path, precision: str
     plain, _ = write(target_of(target, 1, 0), rows)
     assert_obeyed(rows, plain)
     assert {result.finish_reason for result in plain.values()} == {"stop", "length"}
-    for batch, count, prefix_tokens, by_draft, lookup in [
-        (5, 0, 500, None, False),
-        (1, 3, 0, draft_of(draft), False),
-        (6, 5, 100, draft_of(draft, 500), False),
-        (4, 4, 4000, None, True),
-        (7, 2, 60, draft_of(draft, 60), True),
+    for batch, count, prefix_tokens, by_draft, lookup, answer_tokens in [
+        (5, 0, 500, None, False, None),
+        (1, 3, 0, draft_of(draft), False, None),
+        (6, 5, 100, draft_of(draft, 500), False, None),
+        (4, 4, 4000, None, True, None),
+        (7, 2, 60, draft_of(draft, 60), True, None),
+        (4, 4, 4000, None, False, 0),
+        (6, 30, 0, None, False, 200),
+        (3, 5, 60, None, False, 100_000),
+        (7, 4, 60, draft_of(draft, 60), False, 100_000),
     ]:
-        assisted, verifier = write(target_of(target, batch, count, by_draft, lookup, prefix_tokens), rows)
+        built = target_of(target, batch, count, by_draft, lookup, prefix_tokens, answer_tokens=answer_tokens)
+        assisted, verifier = write(built, rows)
         assert what_counts(assisted) == what_counts(plain)
         assert not count or 0 < verifier.counters.accepted < verifier.counters.proposed, "only hits or only misses"
         assert (verifier.counters.prompt_tokens_reused > 0) == (prefix_tokens > 0)

@@ -40,6 +40,7 @@ def test_a_directory_and_a_link_that_leads_nowhere_are_said_in_full(
     (tmp_path / "model").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     assert absolute_model("model+lookup") == f"{tmp_path}/model+lookup"
+    assert absolute_model("model+suffix") == f"{tmp_path}/model+suffix"
     assert absolute_model("loop") == f"{tmp_path}/loop"
 
 

@@ -167,6 +167,12 @@ def test_an_unfit_draft_is_refused_when_named_and_replaced_when_not(
     assert (found, name) == (None, "lookup")
     assert notes[0].startswith("the usual draft cannot be used, proposing by lookup instead: the draft")
     assert preparation.prepare_pair(target.path, "none")[1:] == (None, "none", [])
+    assert preparation.prepare_pair(target.path, "auto+suffix")[2] == "suffix"
+    assert preparation.prepare_pair(target.path, "suffix")[1:] == (None, "suffix", [])
+    assert preparation.prepare_pair(target.path, f"{target.path}+suffix")[1:] == (target, f"{target.path}+suffix", [])
+    monkeypatch.setattr(preparation, "library_path", lambda: None)
+    with pytest.raises(ModelError, match="suffix needs the compiled kernels"):
+        preparation.prepare_pair(target.path, "suffix")
     assert preparation.prepare_pair(target.path, target.path)[1] == target
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
+from outrider.kernels.library import library_path
 from outrider.workers.constraints.grammars import BadConstraint, shortened, usable_grammar_of
 from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.errors import ModelError
@@ -27,9 +28,9 @@ NO_TOKENS = "the prompt has no tokens"
 ENCODING_SECONDS, CHARACTERS_A_SECOND = 10.0, 100_000
 # Of the processor, for one schema. The library gives up within a second or two by itself.
 COMPILING_SECONDS = 10.0
-LOOKUP, NONE, AUTO = "lookup", "none", "auto"
-# Behind a draft's name: each row takes candidates from the model or from its own text, whichever does better.
-WITH_LOOKUP = "+lookup"
+LOOKUP, SUFFIX, NONE, AUTO = "lookup", "suffix", "none", "auto"
+# Behind a draft's name: each row takes candidates from the model or from texts, whichever does better.
+WITH_TEXTS = {f"+{kind}": kind for kind in (LOOKUP, SUFFIX)}
 # Many families are Llamas with tokens of their own, which their number tells apart. CodeLlama has Llama 2's and 16 more.
 LLAMA_DRAFTS = {
     32000: "JackFram/llama-160m",
@@ -65,7 +66,7 @@ def prepare_pair(
     tell: Callable[[int], None] = lambda size: None,
     loading: Callable[[str], None] = lambda path: None,
 ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
-    """What is known of the target and of the draft (None for lookup and none), the draft's name, and what to tell the user.
+    """What is known of the target and of the draft (None: no model), the draft's name, and what to tell the user.
 
     ``tell`` hears of weights that take long to be read, and how many bytes they are; ``loading`` of each tokenizer before
     it is tried, since a bad one may be the end of this process.
@@ -73,13 +74,19 @@ def prepare_pair(
     target = read_model_info(target_name, tell)
     loading(target.path)
     load_tokenizer(target.path)
-    both = draft_name.endswith(WITH_LOOKUP)
-    draft_name = draft_name.removesuffix(WITH_LOOKUP)
+    draft_name, beside = split_draft(draft_name)
+    kind = WITH_TEXTS.get(beside, LOOKUP)
     if draft_name == "model":
         draft_name = AUTO
     wanted = choose_draft(target) if draft_name == AUTO else draft_name
-    if wanted in (LOOKUP, NONE):
-        return target, None, LOOKUP if both else wanted, []
+    if SUFFIX in (wanted, kind) and library_path() is None:
+        raise ModelError(
+            "--draft suffix needs the compiled kernels, which are not installed: reinstall outrider with a C++ compiler at "
+            "hand, or choose --draft lookup"
+        )
+    if wanted in (LOOKUP, SUFFIX, NONE):
+        # A draft that turns out to be a lookup of the row's own text adds nothing to suffixes, which have that too.
+        return target, None, kind if beside else wanted, []
     try:
         draft = read_model_info(wanted, tell)
         loading(draft.path)
@@ -87,8 +94,14 @@ def prepare_pair(
     except ModelError as error:
         if draft_name != AUTO:
             raise
-        return target, None, LOOKUP, [f"the usual draft cannot be used, proposing by lookup instead: {error}"]
-    return target, draft, wanted + WITH_LOOKUP if both else wanted, []
+        return target, None, kind, [f"the usual draft cannot be used, proposing by {kind} instead: {error}"]
+    return target, draft, wanted + beside, []
+
+
+def split_draft(name: str) -> tuple[str, str]:
+    """The draft itself, and what its candidates come beside: "+lookup", "+suffix" or nothing."""
+    beside = next((each for each in WITH_TEXTS if name.endswith(each)), "")
+    return name.removesuffix(beside), beside
 
 
 def prepare_scoring(

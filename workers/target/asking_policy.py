@@ -12,19 +12,27 @@ from outrider.workers.speculation import Acceptance, CandidateRequest, DraftCost
 from outrider.workers.target.forecast import Forecast
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import Proposer
+from outrider.workers.target.suffix_finder import SuffixFinder
 
 
 class AskingPolicy:
     """``draft_tokens`` is k where the user has fixed it. ``verify_seconds`` is what passes cost, by their tokens."""
 
     def __init__(
-        self, proposer: Proposer, verify_seconds: CostCurve, draft_tokens: int | None, context: int, runners_up: bool
+        self,
+        proposer: Proposer,
+        verify_seconds: CostCurve,
+        draft_tokens: int | None,
+        context: int,
+        runners_up: bool,
+        finder: SuffixFinder | None = None,
     ) -> None:
         self.verify_seconds = verify_seconds
         self.draft_tokens = draft_tokens
         self.layout_kind = LayoutKind.TURNS
         self.runners_up = runners_up
         self._proposer = proposer
+        self._finder = finder
         self._context = context
         self._probing = speculation.Probing()
         # What a new row is believed to accept.
@@ -36,15 +44,21 @@ class AskingPolicy:
         if not rows:
             return CandidateRequest([]), None
         draft_cost = self._proposer.draft_cost(len(rows))
-        wanted = self._wanted(rows, draft_cost)
         # The last token of a row is always the target's own, so a candidate for it would be wasted.
-        counts = [
-            max(0, min(count, live.remaining - 1, self._context - len(live.tokens)))
-            for live, count in zip(rows, wanted.counts, strict=True)
-        ]
-        forecast = self._forecast(rows, counts, draft_cost or DraftCost(0.0))
-        chances = self._runner_up_chances(rows, counts, forecast) if any(counts) else ()
-        return replace(wanted, counts=counts, runner_up_chances=chances), forecast
+        room = [max(0, min(live.remaining - 1, self._context - len(live.tokens))) for live in rows]
+        # A layout without candidates is without found ones too.
+        reaches = None if self._finder is None or self.draft_tokens == 0 else self._finder.find(rows)
+        wanted = self._wanted(rows, draft_cost)
+        wanted = replace(wanted, counts=list(map(min, wanted.counts, room)))
+        if reaches is not None:
+            most = room if self.draft_tokens is None else [min(self.draft_tokens, each) for each in room]
+            found = [each[:count] for each, count in zip(reaches, most, strict=True)]
+            wanted = self._with_found(rows, wanted, found, draft_cost)
+        if draft_cost is not None and self.draft_tokens is None and not any(wanted.counts):
+            wanted = replace(wanted, counts=list(map(min, self._probe(rows, draft_cost), room)))
+        forecast = self._forecast(rows, wanted, draft_cost or DraftCost(0.0))
+        chances = self._runner_up_chances(rows, wanted.counts, forecast) if any(wanted.counts) else ()
+        return replace(wanted, runner_up_chances=chances), forecast
 
     def belief_of_a_new_row(self) -> Acceptance:
         return Acceptance(self._acceptance.chance)
@@ -71,31 +85,68 @@ class AskingPolicy:
             count if count and draft_cost.read * self._proposer.unread(live) <= request.gain * live.remaining else 0
             for live, count in zip(rows, request.counts, strict=True)
         ]
-        if not any(counts):
-            return self._probe(rows, draft_cost)
-        self._probing.asked()
+        if any(counts):
+            self._probing.asked()
         return replace(request, counts=counts)
 
-    def _probe(self, rows: Sequence[LiveRow], draft_cost: DraftCost) -> CandidateRequest:
+    def _with_found(
+        self,
+        rows: Sequence[LiveRow],
+        wanted: CandidateRequest,
+        reaches: Sequence[Sequence[float]],
+        draft_cost: DraftCost | None,
+    ) -> CandidateRequest:
+        """Candidates that are found already for those rows to which they promise more than what is wanted of the draft.
+
+        The draft's steps are paid once for all rows that it is asked for, so rounds without it are weighed as a whole.
+        """
+        if self.draft_tokens is None:
+            counts = speculation.worth_verifying(reaches, self.verify_seconds)
+        else:
+            counts = [len(each) for each in reaches]
+        found = {index: each[:count] for index, (each, count) in enumerate(zip(reaches, counts, strict=True)) if count}
+        alone = replace(wanted, counts=counts, found=found)
+        if draft_cost is None or not any(wanted.counts):
+            return alone
+        better = {
+            index: each
+            for index, each in found.items()
+            if sum(each) >= speculation.expected_tokens(rows[index].acceptance.chance, wanted.counts[index]) - 1.0
+        }
+        both = [len(better[index]) if index in better else count for index, count in enumerate(wanted.counts)]
+        mixed = replace(wanted, counts=both, found=better)
+        if self._rate(rows, alone, draft_cost) >= self._rate(rows, mixed, draft_cost):
+            return alone
+        return mixed
+
+    def _rate(self, rows: Sequence[LiveRow], wanted: CandidateRequest, draft_cost: DraftCost) -> float:
+        forecast = self._forecast(rows, wanted, draft_cost)
+        return forecast.tokens / forecast.seconds
+
+    def _probe(self, rows: Sequence[LiveRow], draft_cost: DraftCost) -> list[int]:
         """Nothing, or now and then one candidate for the row of which the draft knows the most."""
         unread = [self._proposer.unread(live) for live in rows]
         least = min(range(len(rows)), key=unread.__getitem__)
         plain, verified = self.verify_seconds(len(rows)), self.verify_seconds(len(rows) + 1)
         cost = draft_cost.hop + draft_cost.step + draft_cost.read * unread[least] + max(0.0, verified - plain)
         due = self._probing.due(cost / plain)
-        return CandidateRequest([int(due and index == least) for index in range(len(rows))])
+        return [int(due and index == least) for index in range(len(rows))]
 
-    def _forecast(self, rows: Sequence[LiveRow], counts: Sequence[int], draft_cost: DraftCost) -> Forecast:
+    def _forecast(self, rows: Sequence[LiveRow], wanted: CandidateRequest, draft_cost: DraftCost) -> Forecast:
         """What the next round should take and bring, by what is known of costs and chances."""
         chances = [live.acceptance.chance for live in rows]
+        # Of the draft alone: what is found costs none of its time.
+        counts = [0 if index in wanted.found else count for index, count in enumerate(wanted.counts)]
         hit = math.prod(chance**count for chance, count in zip(chances, counts, strict=True))
         with_some = sum(map(bool, counts))
-        fed = sum(live.pending for live in rows) + sum(counts) + round(with_some * self._runner_up_gains.tried)
+        fed = sum(live.pending for live in rows) + sum(wanted.counts) + round(with_some * self._runner_up_gains.tried)
         unread = sum(self._proposer.unread(live) for live, count in zip(rows, counts, strict=True) if count)
         return Forecast(
             speculation.round_seconds(self.layout_kind, self.verify_seconds(fed), draft_cost, max(counts), hit)
             + draft_cost.read * unread,
-            sum(map(speculation.expected_tokens, chances, counts)) + with_some * self._runner_up_gains.found,
+            sum(map(speculation.expected_tokens, chances, counts))
+            + sum(map(sum, wanted.found.values()))
+            + with_some * self._runner_up_gains.found,
         )
 
     def _runner_up_chances(self, rows: Sequence[LiveRow], counts: Sequence[int], forecast: Forecast) -> tuple[float, ...]:

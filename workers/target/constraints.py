@@ -49,7 +49,7 @@ def fitting(live: LiveRow, proposal: Proposal, room: int) -> Proposal:
     tokens = matching.tokens[start : start + room]
     matching.back(start)
     matching.mend()
-    return Proposal(list(tokens))
+    return proposal._replace(tokens=list(tokens), runners_up=())
 
 
 class MaskMaker:

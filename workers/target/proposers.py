@@ -1,24 +1,44 @@
-"""Where a target's candidates come from: a draft across Ray, the row's own text, either, or nowhere."""
+"""Where a target's candidates come from: a draft across Ray, texts that are there already, either, or nowhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from outrider.workers.draft.lookup import NgramIndex
-from outrider.workers.speculation import Acceptance, CandidateRequest, DraftCost, accepted, expected_tokens
+from outrider.workers.speculation import (
+    Acceptance,
+    CandidateRequest,
+    DraftCost,
+    accepted,
+    expected_tokens,
+)
 from outrider.workers.target.live_row import LiveRow
 
 # Few texts repeat themselves: a row has to show that it does.
 LOOKUP_PRIOR = 0.3
 
 
+class Source(Enum):
+    """Who proposes."""
+
+    DRAFT = auto()
+    LOOKUP = auto()
+    SUFFIX = auto()
+
+
 class Proposal(NamedTuple):
-    """What is proposed for a row. ``runners_up`` are (position, token): what may come in place of the candidate there."""
+    """What is proposed for a row. ``runners_up`` are (position, token): what may come in place of the candidate there.
+
+    ``from_others`` says of each candidate whether it was found in another row's answer.
+    """
 
     tokens: Sequence[int] = ()
     runners_up: Sequence[tuple[int, int]] = ()
+    source: Source = Source.DRAFT
+    from_others: Sequence[int] = ()
 
 
 NO_PROPOSAL = Proposal()
@@ -66,7 +86,7 @@ class LookupProposer:
         self._indexes: dict[int, NgramIndex] = {}
 
     def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
-        proposals = [Proposal(self.proposal(live, count)) for live, count in zip(rows, request.counts, strict=True)]
+        proposals = [_looked_up(self.proposal(live, count)) for live, count in zip(rows, request.counts, strict=True)]
         return lambda: proposals
 
     def proposal(self, live: LiveRow, count: int) -> tuple[int, ...]:
@@ -81,6 +101,10 @@ class LookupProposer:
 
     def unread(self, live: LiveRow) -> int:
         return 0
+
+
+def _looked_up(tokens: Sequence[int]) -> Proposal:
+    return Proposal(tokens, source=Source.LOOKUP)
 
 
 @dataclass(slots=True)
@@ -125,13 +149,13 @@ class EitherProposer:
         ]
         wanted = [index for index, count in enumerate(model_counts) if count]
         if not wanted:
-            return lambda: [Proposal(contest.from_text) for contest in contests]
+            return lambda: [_looked_up(contest.from_text) for contest in contests]
         answer = self._model.ask(
             [rows[index] for index in wanted], replace(request, counts=[model_counts[index] for index in wanted])
         )
 
         def taken() -> list[Proposal]:
-            proposals = [Proposal(contest.from_text) for contest in contests]
+            proposals = [_looked_up(contest.from_text) for contest in contests]
             for index, proposal in zip(wanted, answer(), strict=True):
                 proposals[index], contests[index].from_model = proposal, proposal.tokens
             return proposals

@@ -66,6 +66,12 @@ class TargetStatistics:
             counters.runners_up_held += found
             counters.accepted_lengths[min(accepted, LONGEST_COUNTED)] += 1
 
+    def found(self, proposed: int, accepted: int, from_others: int) -> None:
+        """One row's candidates were all found in texts; ``from_others`` of those that held stood in other rows' answers."""
+        self.counters.found += proposed
+        self.counters.found_accepted += accepted
+        self.counters.others_accepted += from_others
+
     def forced(self, tokens: int) -> None:
         """So many tokens were committed without a pass, since nothing else could come."""
         self.counters.tokens += tokens

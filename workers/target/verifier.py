@@ -21,8 +21,9 @@ from outrider.workers.target.constraints import MaskMaker, fitting
 from outrider.workers.target.forecast import Forecast, Round
 from outrider.workers.target.live_row import LiveRow, NoSuchToken, as_far_as_usable, problem_of
 from outrider.workers.target.prompt_scores import prompt_scores
-from outrider.workers.target.proposers import NO_PROPOSAL, PendingProposals, Proposal, Proposer
+from outrider.workers.target.proposers import NO_PROPOSAL, PendingProposals, Proposal, Proposer, Source
 from outrider.workers.target.statistics import TargetStatistics
+from outrider.workers.target.suffix_finder import SuffixFinder, ask
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
 PREFILL_TOKENS = 512
@@ -54,11 +55,14 @@ class Verifier:
         statistics: TargetStatistics | None = None,
         runners_up: bool = True,
         grammars: Grammars | None = None,
+        finder: SuffixFinder | None = None,
     ) -> None:
         self.engine = engine
         self.proposer = proposer
         self.batch = batch
-        self.policy = AskingPolicy(proposer, verify_seconds, draft_tokens, engine.context, runners_up and engine.branches)
+        self.finder = finder
+        branches = runners_up and engine.branches
+        self.policy = AskingPolicy(proposer, verify_seconds, draft_tokens, engine.context, branches, finder)
         self.statistics = statistics or TargetStatistics()
         self.counters = self.statistics.counters
         self.last_round: Round | None = None
@@ -141,7 +145,10 @@ class Verifier:
         answer = None
         if any(request.counts):
             started = time.perf_counter()
-            answer = self.proposer.ask(rows, request)
+            if self.finder is None:
+                answer = self.proposer.ask(rows, request)
+            else:
+                answer = ask(self.proposer, self.finder, rows, request)
             self.statistics.waited("ask", started, len(rows), sum(request.counts))
         self._asked = _Asked(rows, request.counts, answer, forecast)
         # What the draft need not wait for.
@@ -171,9 +178,10 @@ class Verifier:
                 tokens = tokens[:index]
                 break
         if not proposal.runners_up or not self.policy.runners_up or cached > speculation.LONGEST_WITH_RUNNERS_UP:
-            return Proposal(tokens)
+            return proposal._replace(tokens=tokens, runners_up=())
         some = proposal.runners_up[: speculation.MOST_RUNNERS_UP]
-        return Proposal(tokens, [each for each in some if 0 <= each[0] < len(tokens) and 0 <= each[1] < vocabulary])
+        usable = [each for each in some if 0 <= each[0] < len(tokens) and 0 <= each[1] < vocabulary]
+        return proposal._replace(tokens=tokens, runners_up=usable)
 
     def _fitting(self, live: LiveRow, proposal: Proposal) -> Proposal:
         if live.matching is None or live.pending > PREFILL_TOKENS:
@@ -200,7 +208,9 @@ class Verifier:
         if live.reads_its_prompt:
             live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
         proposed = len(proposal.tokens)
-        self.policy.observe_row(live, proposed, held)
+        if proposal.source is not Source.SUFFIX:
+            # Those come with chances of their own.
+            self.policy.observe_row(live, proposed, held)
         # Of the answer's choices.
         taken = [*range(held + 1)]
         if proposal.runners_up and held < proposed and (held, answer.tokens[held]) in proposal.runners_up:
@@ -225,6 +235,8 @@ class Verifier:
         live.proposed += proposed
         live.accepted += used
         self.statistics.committed(proposed, used, committed, len(proposal.runners_up), committed > held + 1)
+        if proposal.source is not Source.DRAFT:
+            self.statistics.found(proposed, used, sum(proposal.from_others[:used]))
         if not self.engine.exact:
             self.counters.near_ties += sum(answer.margins[index] < NEAR_TIE for index in taken)
         return reason
@@ -268,6 +280,11 @@ class Verifier:
         for live in gone:
             self._rows.remove(live)
             self._close(live)
+
+    def learn(self, answers: Sequence[Sequence[int]]) -> None:
+        """What rows of other replicas wrote."""
+        if self.finder is not None:
+            self.finder.learn(answers)
 
     def written(self) -> list[PartialTokens]:
         """What the rows under way have gained since this was asked last."""
@@ -339,6 +356,8 @@ class Verifier:
     def _close(self, live: LiveRow) -> None:
         self._prefix_cache.close(live.row.key)
         self.proposer.forget(live.row.key)
+        if self.finder is not None:
+            self.finder.ended(live)
 
     # What the layout decides
 

@@ -1,0 +1,108 @@
+"""A Python face for the kernels' suffixes: what rows' texts are likely to go on with, by texts that went on before."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from ctypes import byref, c_void_p
+from typing import NamedTuple
+
+from outrider.kernels.library import SuffixRowsStructure, check, load
+
+
+class Gain(NamedTuple):
+    """What a row has gained: of a row that begins all of its tokens, the first ``prompt`` of which nobody wrote.
+
+    At most ``most`` candidates are wanted.
+    """
+
+    key: int
+    tokens: Sequence[int]
+    prompt: int
+    most: int
+
+
+class Found(NamedTuple):
+    """Candidates for a row. ``reaches`` are the chances that each holds together with all before it.
+
+    ``from_others`` says of each whether its longest match is another row's answer.
+    """
+
+    tokens: Sequence[int] = ()
+    reaches: Sequence[float] = ()
+    from_others: Sequence[int] = ()
+
+
+NOTHING_FOUND = Found()
+
+
+class Suffixes:
+    """Of the rows under way their texts, and of all answers the last ``tokens`` tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self._library = load()
+        self._handle = c_void_p()
+        check(self._library.outrider_suffixes_create(tokens, byref(self._handle)))
+        self._room = (0, 0)
+        self._resize(1, 1)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.outrider_suffixes_destroy(self._handle)
+
+    @property
+    def bytes(self) -> int:
+        """What the answers take at most."""
+        return int(self._library.outrider_suffixes_bytes(self._handle))
+
+    def advance(self, gains: Sequence[Gain], least_reach: float) -> list[Found]:
+        """What each row may go on with, as far as that is likely enough."""
+        if not gains:
+            return []
+        stride = max(1, max(gain.most for gain in gains))
+        self._resize(len(gains), stride)
+        keys = array("q", [gain.key for gain in gains])
+        prompts = array("i", [gain.prompt for gain in gains])
+        gained = array("i", [len(gain.tokens) for gain in gains])
+        most = array("i", [gain.most for gain in gains])
+        tokens = array("i")
+        for gain in gains:
+            tokens.extend(gain.tokens)
+        rows = SuffixRowsStructure(
+            len(gains),
+            *(_address(each) for each in (keys, prompts, gained, tokens, most)),
+            stride,
+            least_reach,
+            *(_address(each) for each in (self._made, self._candidates, self._reaches, self._from_others)),
+        )
+        check(self._library.outrider_suffixes_advance(self._handle, byref(rows)))
+        return [self._found(at * stride, made) for at, made in enumerate(self._made[: len(gains)])]
+
+    def end(self, key: int, tokens: Sequence[int]) -> None:
+        """The row ends with these last tokens."""
+        last = array("i", tokens)
+        check(self._library.outrider_suffixes_end(self._handle, key, _address(last), len(last)))
+
+    def learn(self, answer: Sequence[int]) -> None:
+        """Take in an answer that was written elsewhere."""
+        tokens = array("i", answer)
+        check(self._library.outrider_suffixes_learn(self._handle, _address(tokens), len(tokens)))
+
+    def _found(self, first: int, made: int) -> Found:
+        if not made:
+            return NOTHING_FOUND
+        part = slice(first, first + made)
+        return Found(self._candidates[part].tolist(), self._reaches[part].tolist(), self._from_others[part].tolist())
+
+    def _resize(self, rows: int, stride: int) -> None:
+        if rows * stride <= self._room[0] and rows <= self._room[1]:
+            return
+        self._room = (rows * stride, rows)
+        self._made = array("i", bytes(4 * rows))
+        self._candidates = array("i", bytes(4 * rows * stride))
+        self._reaches = array("d", bytes(8 * rows * stride))
+        self._from_others = array("B", bytes(rows * stride))
+
+
+def _address(values: array[int] | array[float]) -> int:
+    return values.buffer_info()[0]

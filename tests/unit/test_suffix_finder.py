@@ -1,0 +1,141 @@
+"""Candidates that are found before anybody is asked: who gets them, what the draft is spared, and what is kept of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from fakes import decode
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.workers.engines.costs import CostCurve
+from outrider.workers.messages import Row, Sampling
+from outrider.workers.speculation import CandidateRequest, DraftCost, worth_verifying
+from outrider.workers.target.asking_policy import AskingPolicy
+from outrider.workers.target.live_row import LiveRow
+from outrider.workers.target.proposers import NO_PROPOSAL, NoProposer, PendingProposals, Proposal, Source
+from outrider.workers.target.suffix_finder import SuffixFinder, ask
+from outrider.workers.target.text_and_stop_strings import TextWriter
+
+# As of a model whose passes read its weights: sixteen tokens for little more than one.
+CURVE = CostCurve({1: 1.0, 16: 1.3, 64: 3.0})
+DEAR = CostCurve({1: 1.0, 64: 64.0})
+SONG = tuple(range(10, 60))
+
+
+def live(key: int, tokens: Sequence[int], prompt: int = 1, left: int = 400) -> LiveRow:
+    row = Row(key, tuple(tokens[:prompt]), len(tokens) - prompt + left, Sampling())
+    return LiveRow(row, list(tokens), TextWriter(decode, (), ()), 0.0)
+
+
+class Model:
+    """A draft that proposes a fixed token."""
+
+    def __init__(self, cost: DraftCost | None = DraftCost(0.05, 0.05)) -> None:  # noqa: B008
+        self.cost = cost
+        self.asked: list[int] = []
+
+    def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
+        self.asked += [row.row.key for row in rows]
+        proposals = [Proposal((7,) * count) for count in request.counts]
+        return lambda: proposals
+
+    def forget(self, key: int) -> None:
+        pass
+
+    def draft_cost(self, rows: int) -> DraftCost | None:
+        return self.cost
+
+    def unread(self, live: LiveRow) -> int:
+        return 0
+
+
+def knowing(*songs: Sequence[int]) -> SuffixFinder:
+    """A finder that has seen texts go on like this often enough to be sure."""
+    finder = SuffixFinder(1 << 16)
+    for key, song in enumerate(songs):
+        one = live(1000 + key, [1, *song])
+        finder.find([one])
+        for _ in range(4):
+            for token in song:
+                one.tokens.append(token)
+                finder.find([one])
+        finder.ended(one)
+    return finder
+
+
+def test_a_row_that_repeats_itself_is_asked_for_much_and_another_for_nothing() -> None:
+    finder = knowing(SONG)
+    policy = AskingPolicy(NoProposer(), CURVE, None, 1000, False, finder)
+    rows = [live(1, [2, *SONG[:12]]), live(2, [2, 3, 5, 4, 6])]
+    request, forecast = policy.request(rows)
+    assert request.counts[0] > 6
+    assert request.counts[1] == 0
+    assert forecast is not None
+    assert forecast.tokens > 5
+    first, second = ask(NoProposer(), finder, rows, request)()
+    assert tuple(first.tokens) == SONG[12 : 12 + request.counts[0]]
+    assert (first.source, set(first.from_others)) == (Source.SUFFIX, {1})
+    assert second == NO_PROPOSAL or not second.tokens
+
+
+def test_no_more_is_asked_for_than_the_row_the_context_and_the_user_allow() -> None:
+    def count(left: int, context: int, draft_tokens: int | None) -> int:
+        policy = AskingPolicy(NoProposer(), CURVE, draft_tokens, context, False, knowing(SONG))
+        return policy.request([live(1, [2, *SONG[:12]], left=left)])[0].counts[0]
+
+    assert count(400, 1000, None) > 6
+    assert count(4, 1000, None) == 3, "the last token is always the target's own"
+    assert count(400, 15, None) == 2
+    assert count(400, 1000, 5) == 5
+    assert count(400, 1000, 0) == 0
+
+
+def test_where_another_token_costs_as_much_as_a_pass_nothing_is_asked_for() -> None:
+    policy = AskingPolicy(NoProposer(), DEAR, None, 1000, False, knowing(SONG))
+    assert policy.request([live(1, [2, *SONG[:12]])])[0].counts == [0]
+
+
+def test_the_model_is_asked_for_rows_of_which_nothing_is_found() -> None:
+    finder, model = knowing(SONG), Model()
+    policy = AskingPolicy(model, CURVE, None, 1000, False, finder)
+    rows = [live(1, [2, *SONG[:12]]), live(2, [2, 3, 5, 4, 6])]
+    request, _ = policy.request(rows)
+    assert set(request.found) == {0}
+    first, second = ask(model, finder, rows, request)()
+    assert first.tokens[0] == SONG[12]
+    assert second.tokens
+    assert set(second.tokens) == {7}
+    assert model.asked == [2]
+    # With nobody else, the draft and the way to it are spared.
+    request, _ = policy.request([rows[0]])
+    assert set(request.found) == {0}
+    # A draft that is lost is no matter.
+    model.cost = None
+    request, _ = policy.request(rows)
+    assert (request.counts[0] > 6, request.counts[1]) == (True, 0)
+
+
+def test_rows_that_may_not_be_assisted_leave_nothing_behind() -> None:
+    finder = SuffixFinder(1 << 16)
+    unassisted = live(1, [1, *SONG])
+    finder.ended(unassisted)
+    assert finder.find([live(2, [2, *SONG[:12]])]) == [()]
+    finder.learn([SONG])
+    [reaches] = finder.find([live(3, [2, *SONG[:12]])])
+    assert len(reaches) > 0
+
+
+@given(st.lists(st.lists(st.floats(0.03, 0.99), max_size=20), min_size=1, max_size=6))
+def test_what_is_verified_is_the_beginning_of_each_row_and_no_worse_than_nothing(chances: list[list[float]]) -> None:
+    reaches = [[min(each[: at + 1]) for at in range(len(each))] for each in chances]
+    counts = worth_verifying(reaches, CURVE)
+    assert all(0 <= count <= len(each) for count, each in zip(counts, reaches, strict=True))
+    gained = len(reaches) + sum(sum(each[:count]) for each, count in zip(reaches, counts, strict=True))
+    assert gained / CURVE(len(reaches) + sum(counts)) >= len(reaches) / CURVE(len(reaches)) * 0.999
+
+
+@pytest.mark.parametrize("reach", [0.01, 0.9])
+def test_a_lone_candidate_is_verified_where_it_is_likely(reach: float) -> None:
+    assert worth_verifying([[reach]], CURVE) == [int(reach > 0.5)]
