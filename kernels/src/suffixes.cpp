@@ -21,6 +21,8 @@ constexpr int64_t kLead = 8;
 constexpr int64_t kLeastBuckets = 256;
 // What is believed of a kind of guess before it has been tried, with the weight of so many.
 constexpr double kPriorWeight = 8.0;
+// A match of this length, of which nothing is known yet, is as good as a coin.
+constexpr double kDoubtfulLength = 8.0;
 // Counts are halved there, so that they follow a job whose texts change.
 constexpr double kMostTried = 1024.0;
 // A row is believed to be like all others with this weight, and what it did longer ago counts for less.
@@ -244,7 +246,7 @@ void Suffixes::judge(Row *row, const int32_t *tokens, int64_t count) {
 
 double Suffixes::chance(int32_t kind, int length, double share) const {
   const Kind &known = kinds_[static_cast<size_t>(kind)];
-  const double prior = share * length / (length + 4.0);
+  const double prior = share * length / (length + kDoubtfulLength);
   return (known.held + prior * kPriorWeight) / (known.tried + kPriorWeight);
 }
 
