@@ -45,7 +45,7 @@ CASES = (
     Case("lookup", ("--draft", "lookup")),
     Case("auto+lookup", ("--draft", "auto+lookup", "--draft-tokens", "3", "--layout", "shared")),
     Case("suffix", ("--draft", "suffix")),
-    Case("suffix, two replicas", ("--draft", "suffix", "--replicas", "2")),
+    Case("suffix on two replicas", ("--draft", "suffix", "--replicas", "2")),
     Case("auto+suffix", ("--draft", "auto+suffix", "--draft-tokens", "3", "--layout", "shared")),
     Case("k=1", ("--draft-tokens", "1")),
     Case("k=16", ("--draft-tokens", "16")),

@@ -22,7 +22,7 @@ constexpr int64_t kLeastBuckets = 256;
 // What is believed of a kind of guess before it has been tried, with the weight of so many.
 constexpr double kPriorWeight = 8.0;
 // A match of this length, of which nothing is known yet, is as good as a coin.
-constexpr double kDoubtfulLength = 16.0;
+constexpr double kDoubtfulLength = 8.0;
 // Counts are halved there, so that they follow a job whose texts change.
 constexpr double kMostTried = 1024.0;
 // A row is believed to be like all others with this weight, and what it did longer ago counts for less.

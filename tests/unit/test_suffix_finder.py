@@ -20,6 +20,7 @@ from outrider.workers.target.text_and_stop_strings import TextWriter
 
 # As of a model whose passes read its weights: sixteen tokens for little more than one.
 CURVE = CostCurve({1: 1.0, 16: 1.3, 64: 3.0})
+CHEAP = CostCurve({1: 1.0, 64: 1.2})
 DEAR = CostCurve({1: 1.0, 64: 64.0})
 SONG = tuple(range(10, 60))
 
@@ -32,7 +33,7 @@ def live(key: int, tokens: Sequence[int], prompt: int = 1, left: int = 400) -> L
 class Model:
     """A draft that proposes a fixed token."""
 
-    def __init__(self, cost: DraftCost | None = DraftCost(0.05, 0.05)) -> None:  # noqa: B008
+    def __init__(self, cost: DraftCost | None) -> None:
         self.cost = cost
         self.asked: list[int] = []
 
@@ -51,16 +52,14 @@ class Model:
         return 0
 
 
-def knowing(*songs: Sequence[int]) -> SuffixFinder:
-    """A finder that has seen texts go on like this often enough to be sure."""
+def knowing(song: Sequence[int]) -> SuffixFinder:
+    """A finder that has seen rows write this often enough to be sure."""
     finder = SuffixFinder(1 << 16)
-    for key, song in enumerate(songs):
-        one = live(1000 + key, [1, *song])
-        finder.find([one])
-        for _ in range(4):
-            for token in song:
-                one.tokens.append(token)
-                finder.find([one])
+    for key in range(1000, 1010):
+        one = live(key, [1])
+        for token in song:
+            finder.find([one])
+            one.tokens.append(token)
         finder.ended(one)
     return finder
 
@@ -70,7 +69,7 @@ def test_a_row_that_repeats_itself_is_asked_for_much_and_another_for_nothing() -
     policy = AskingPolicy(NoProposer(), CURVE, None, 1000, False, finder)
     rows = [live(1, [2, *SONG[:12]]), live(2, [2, 3, 5, 4, 6])]
     request, forecast = policy.request(rows)
-    assert request.counts[0] > 6
+    assert request.counts[0] >= 6
     assert request.counts[1] == 0
     assert forecast is not None
     assert forecast.tokens > 5
@@ -98,8 +97,8 @@ def test_where_another_token_costs_as_much_as_a_pass_nothing_is_asked_for() -> N
 
 
 def test_the_model_is_asked_for_rows_of_which_nothing_is_found() -> None:
-    finder, model = knowing(SONG), Model()
-    policy = AskingPolicy(model, CURVE, None, 1000, False, finder)
+    finder, model = knowing(SONG), Model(DraftCost(0.01, 0.01))
+    policy = AskingPolicy(model, CHEAP, None, 1000, False, finder)
     rows = [live(1, [2, *SONG[:12]]), live(2, [2, 3, 5, 4, 6])]
     request, _ = policy.request(rows)
     assert set(request.found) == {0}
@@ -108,13 +107,14 @@ def test_the_model_is_asked_for_rows_of_which_nothing_is_found() -> None:
     assert second.tokens
     assert set(second.tokens) == {7}
     assert model.asked == [2]
-    # With nobody else, the draft and the way to it are spared.
-    request, _ = policy.request([rows[0]])
-    assert set(request.found) == {0}
+    # A draft that takes long is not waited for by a row that does well without.
+    model.cost = DraftCost(0.5, 0.5)
+    request, _ = policy.request(rows)
+    assert (set(request.found), request.counts[1]) == ({0}, 0)
     # A draft that is lost is no matter.
     model.cost = None
     request, _ = policy.request(rows)
-    assert (request.counts[0] > 6, request.counts[1]) == (True, 0)
+    assert (request.counts[0] >= 6, request.counts[1]) == (True, 0)
 
 
 def test_rows_that_may_not_be_assisted_leave_nothing_behind() -> None:
