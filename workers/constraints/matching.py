@@ -31,6 +31,7 @@ class Matching:
         """``vocabulary`` is how many ids the model scores; a tokenizer may have more."""
         self._compiled = compiled
         self._vocabulary = vocabulary
+        self._tokenizer = tokenizer
         self._matcher = compiled.deep_copy()
         self._end_bit = tokenizer.eos_token
         self._scratch = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
@@ -120,8 +121,12 @@ class Matching:
 
     def _spelled(self) -> tuple[int, ...]:
         forced = self._matcher.compute_ff_tokens()
-        # A text that has the name of a special token in it is spelled with that token, which no grammar of text allows.
-        forced = forced[: self._matcher.validate_tokens(forced)] if forced else forced
+        fits = self._matcher.validate_tokens(forced) if forced else 0
+        if forced and not fits:
+            # The library spells a text that names a special token with that token, which it then refuses itself.
+            forced = self._tokenizer.greedy_tokenize(self._matcher.compute_ff_bytes().decode(errors="ignore"))
+            fits = self._matcher.validate_tokens(forced)
+        forced = forced[:fits]
         if not forced and self._matcher.is_stopped() and not self._matcher.is_error():
             return self._ends[:1]
         return tuple(takewhile(lambda token: token < self._vocabulary, forced))
