@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,6 +21,7 @@ from outrider.runner.job.admission import admit, admit_one, samples_of
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.prompts import BadRow
 from outrider.runner.job.records import results
+from outrider.runner.job.requests import Request, parse_simple
 from outrider.runner.job.results import result_record
 from outrider.runner.job.source import Source
 from outrider.runner.job.tokenizer_process import TokenizerProcess
@@ -454,3 +456,19 @@ def test_a_function_whose_schema_cannot_be_kept_is_named(folder: Path) -> None:
     options = {"x-guidance": {"lenient": True}, **CITY}
     wrong = {"type": "function", "function": {"name": "put", "parameters": options, "strict": True}}
     assert '"strict" cannot be kept: "parameters" of the function "put": "x-guidance"' in refusal(model_info, tools=[wrong])
+
+
+def test_the_row_of_the_page(folder: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+    [block] = re.findall(r"```json\n(.*?)```", page, re.S)
+    row = json.loads(block)
+    del row["id"]
+    schema = row["tools"][0]["function"]["parameters"]
+    assert isinstance(parse_simple(dict(row), 1), Request)
+    model_info = made(folder, "mistral")
+    [choice] = answers(model_info, [stored(model_info, **row, parallel_tool_calls=False)])
+    if choice["finish_reason"] == "length":  # a city's name may be long
+        assert choice["message"]["content"].startswith("[TOOL_CALLS] [")
+    else:
+        [call] = choice["message"]["tool_calls"]
+        Draft202012Validator(schema).validate(json.loads(call["function"]["arguments"]))
