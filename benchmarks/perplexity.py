@@ -4,7 +4,7 @@
 
 Behind each stands how much more it is than the first one's, and the standard error of that over windows of 1,024 tokens.
 A type of GGUF in capitals is a copy of the model whose matrices, embedding and head included, the gguf package rounds to
-it; it runs in int8 activations. ``--outliers`` also measures a copy that computes the same function with a few channels
+it; it runs in int8 activations. ``w4a8+int8`` keeps keys and values in 8 bits, too. ``--outliers`` also measures a copy that computes the same function with a few channels
 scaled by 50 through norms and weights, as OPT-6.7b's are: what a format loses on it beyond its loss on the original is the
 price of outliers.
 """
@@ -57,11 +57,12 @@ def losses(engine: NativeEngine, tokens: Sequence[int]) -> Losses:
 
 
 def measure(path: Path, kind: str, tokens: Sequence[int], scratch: Path, threads: int = 0) -> Losses:
-    precision = kind
+    precision, _, cache_precision = kind.partition("+")
     if kind[0] == "Q" or kind == "MXFP4":
         path = write_gguf(path, scratch / f"{path.name}-{kind}.gguf", mostly(kind))
         precision = "w8a8" if kind in EIGHT_BITS else "w4a8"
-    engine = open_model(ModelSpec(str(path), "native", precision, threads=threads)).engine
+    spec = ModelSpec(str(path), "native", precision, threads=threads, cache_precision=cache_precision or "auto")
+    engine = open_model(spec).engine
     assert isinstance(engine, NativeEngine)
     return losses(engine, tokens)
 

@@ -2,6 +2,7 @@
 
     python benchmarks/inflate.py workers/pocket/target /tmp/many-heads --shape 1b --kv-heads 32 --vocabulary 8192
     python benchmarks/rows.py --model /tmp/many-heads --precision w4a8 --rows 1,8,32 --context 8,142,500 [--new 1,4]
+        [--cache-precision int8]
 
 The bound of a pass is the larger of its bytes (matrices, keys and values, once each) over the stream and its operations
 over the peak of the units that do them. Stream and peaks are measured between the passes; the best of each counts, as do
@@ -16,7 +17,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from peaks import Peaks
 from stream import Stream
 
 from outrider.kernels import library
-from outrider.kernels.program import Format, Kind
+from outrider.kernels.program import Cache, Format, Kind
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
@@ -72,9 +73,16 @@ def weights_multiplied(engine: NativeEngine, formats: set[Format]) -> int:
 
 
 def attention_macs(engine: NativeEngine, tokens: int) -> int:
-    """Of one query token over so many: its scores, and its weighted values."""
+    """Of one query token over so many: its scores. Its weighted values are as many again."""
     ops = [op for op in engine.model.program.ops if op.kind is Kind.ATTENTION]
-    return tokens * sum(2 * op.heads * op.head_size for op in ops)
+    return tokens * sum(op.heads * op.head_size for op in ops)
+
+
+def attention_seconds(engine: NativeEngine, at: Yardsticks, tokens: int) -> float:
+    """Times 1e9, of one query token over so many. Scores over keys of 8 bits are sums of int8 products."""
+    macs = attention_macs(engine, tokens)
+    scores = macs / at.int8 if engine.model.program.cache is Cache.INT8 else 2 * macs / at.gflops
+    return scores + 2 * macs / at.gflops
 
 
 def bound(engine: NativeEngine, at: Yardsticks, rows: int, context: int, new: int) -> float:
@@ -85,7 +93,7 @@ def bound(engine: NativeEngine, at: Yardsticks, rows: int, context: int, new: in
         weights_multiplied(engine, {Format.W4A8, Format.W8A8}) / at.int8
         + weights_multiplied(engine, {Format.BF16, Format.W4ABF16}) / at.bf16
         + 2 * weights_multiplied(engine, {Format.FP32, Format.FP16, Format.W8AF32}) / at.gflops
-        + 2 * attention_macs(engine, context + new) / at.gflops
+        + attention_seconds(engine, at, context + new)
     )
     return max(size / at.gbs, operations) / 1e9
 
@@ -146,13 +154,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--precision", default="w4a8")
+    parser.add_argument("--cache-precision", choices=("auto", "int8"), default="auto")
     parser.add_argument("--rows", type=numbers, default=[1, 8, 32])
     parser.add_argument("--context", type=numbers, default=[8, 142, 500])
     parser.add_argument("--new", type=numbers, default=[1])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=6)
     arguments = parser.parse_args()
-    opened = open_model(ModelSpec(str(arguments.model), "native", arguments.precision, threads=arguments.threads))
+    spec = ModelSpec(str(arguments.model), "native", arguments.precision, threads=arguments.threads)
+    opened = open_model(replace(spec, cache_precision=arguments.cache_precision))
     engine = opened.engine
     assert isinstance(engine, NativeEngine)
     at = Yardsticks(Stream(arguments.threads), Peaks(arguments.threads))
@@ -165,6 +175,7 @@ def main() -> None:
     figures: dict[str, Any] = {
         "model": arguments.model.name,
         "precision": arguments.precision,
+        "cache_precision": arguments.cache_precision,
         "threads": arguments.threads,
         "stream_gbs": round(at.gbs, 2),
         "vnni_gmacs": round(at.int8, 1),

@@ -29,6 +29,12 @@ def choose_models(
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     target_on_accelerator, draft_on_accelerator = on_accelerator(devices)
     target_model = _model(spec, target, spec.precision, target_on_accelerator, tokenizer_process, say)
+    if spec.cache_precision != "auto" and target_model.engine != "native":
+        raise UsageError(
+            f"--cache-precision: only the native engine keeps keys and values in {spec.cache_precision}, and {target.name} "
+            "runs on the hf engine: leave it out"
+        )
+    target_model = replace(target_model, cache_precision=spec.cache_precision)
     if draft is None or spec.draft_tokens == 0:
         return target_model, None
     precision = spec.draft_precision

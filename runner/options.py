@@ -28,6 +28,7 @@ Precision = Literal[
     "w4abf16:g64",
     "w4abf16:g32",
 ]
+CachePrecision = Literal["auto", "int8"]
 Format = Literal["auto", "jsonl", "text"]
 InputFormat = Literal["auto", "jsonl", "text", "csv", "parquet", "arrow"]
 Method = Literal["auto", "rtn", "awq", "gptq", "smoothquant"]
@@ -108,6 +109,13 @@ class ModelOptions(OptionModel):
     precision: Annotated[Precision, Option(help="Target's precision; auto is the checkpoint's own.", decides_text=True)] = (
         "auto"
     )
+    cache_precision: Annotated[
+        CachePrecision,
+        Option(
+            help="int8 keeps the target's keys and values in 8 bits (native engine): other texts, half the bytes a token.",
+            decides_text=True,
+        ),
+    ] = "auto"
     # Only the hf engine has both, and which engine it is stands in the identity.
     fast_attention: Annotated[
         bool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import Literal, TypedDict
 
-from outrider.runner.options import Engine, InputFormat, Layout, Per, Precision
+from outrider.runner.options import CachePrecision, Engine, InputFormat, Layout, Per, Precision
 
 
 class RunArguments(TypedDict, total=False):
@@ -30,6 +30,7 @@ class RunArguments(TypedDict, total=False):
     engine: Engine
     precision: Precision
     draft_precision: Precision
+    cache_precision: CachePrecision
     fast_attention: bool
     ipex: bool
     allow_pickle: bool

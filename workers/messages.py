@@ -203,7 +203,8 @@ class ModelSpec:
     prompts is kept for rows that begin alike; with 0, rows share nothing. ``fast_attention`` of False spells attention out
     step by step, which only the hf engine can; ``ipex`` lets that use Intel's extension where it is installed. With
     ``small_cache`` keys and values take 8 bits where the engine can, which is for drafts: no text depends on their
-    rounding. ``digest`` is what the files must have; "" checks nothing.
+    rounding. Of a target ``cache_precision`` says it: "int8" keeps them so or is refused, "auto" is the engine's own.
+    ``digest`` is what the files must have; "" checks nothing.
     """
 
     path: str
@@ -217,6 +218,7 @@ class ModelSpec:
     fast_attention: bool = True
     ipex: bool = True
     small_cache: bool = False
+    cache_precision: str = "auto"
     digest: str = ""
 
 

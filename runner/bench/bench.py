@@ -225,6 +225,7 @@ def _write_json(
         "command": sys.argv,
         "spec": spec.model_dump(mode="json"),
         "target": asdict(setup.target) | {"engine": setup.target_model.engine, "precision": setup.target_model.precision},
+        "cache_precision": setup.target_model.cache_precision,
         "draft": None if setup.draft is None else asdict(setup.draft),
         "draft_name": setup.draft_name,
         "draft_precision": None if setup.draft_model is None else setup.draft_model.precision,

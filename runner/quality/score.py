@@ -33,7 +33,7 @@ def score(spec: ScoreSpec, as_json: bool) -> None:
         size, stride = chunking(spec, [card] if against is None else [card, against])
         models = [choose_models(spec, card, None, tokenizer_process, line.say)[0]]
         if against is not None:
-            other = spec.model_copy(update={"precision": spec.against_precision})
+            other = spec.model_copy(update={"precision": spec.against_precision, "cache_precision": "auto"})
             models.append(choose_models(other, against, None, tokenizer_process, line.say)[0])
         needed = sum(
             loaded_bytes(each, model.precision) for each, model in zip((card, against), models, strict=False) if each
@@ -120,15 +120,20 @@ def _report(spec: ScoreSpec, figures: Figures, models: list[ModelSpec], size: in
         return
     every = "" if stride == size else f", every {stride:,}"
     rows = [("tokens", f"{figures.tokens:,} in windows of {size:,}{every}")]
-    rows.append(("perplexity", f"{figures.perplexity:.4f} ({spec.model}, {models[0].engine} {models[0].precision})"))
+    rows.append(("perplexity", f"{figures.perplexity:.4f} ({spec.model}, {_computed(models[0])})"))
     if compared:
         ratio = figures.perplexity / figures.other_perplexity
-        other = f"{_against(spec)}, {models[1].engine} {models[1].precision}"
+        other = f"{_against(spec)}, {_computed(models[1])}"
         rows.append(("against", f"{figures.other_perplexity:.4f} ({other}): {ratio:.4f} times that"))
         rows.append(("KL divergence", f"{figures.kl:.6f} nats a token"))
         rows.append(("agreement", f"{100 * figures.agreement:.2f}% of first choices"))
     for name, value in rows:
         print(f"{name:14} {value}")
+
+
+def _computed(model: ModelSpec) -> str:
+    cache = "" if model.cache_precision == "auto" else f", keys and values {model.cache_precision}"
+    return f"{model.engine} {model.precision}{cache}"
 
 
 # In the process of the model.

@@ -146,6 +146,25 @@ def test_what_a_block_held_before_is_never_seen() -> None:
     assert_same_bits(found, wanted)
 
 
+def test_values_that_are_no_numbers_are_refused_as_in_16_bits() -> None:
+    """Two channels overflow in opposite directions, so that every value is one infinity less another."""
+    shape = replace(LLAMA, layers=1)
+    program = build(shape, Format.BF16)
+    matrices = random_matrices(program)
+    embed, linear = (next(op for op in program.ops if op.kind is kind) for kind in (Kind.EMBED, Kind.LINEAR))
+    matrices[embed.weight][7] = 0.0
+    matrices[embed.weight][7, [0, 128]] = 1.0
+    values = matrices[linear.weight][2 * shape.width :]
+    values[:, 0], values[:, 128] = 3e38, -3e38
+    memory = packing.pack_program(program, matrices)
+    for cache in (Cache.BF16, Cache.INT8):
+        with (
+            Packed(replace(program, cache=cache), memory).model() as engine,
+            pytest.raises(KernelError, match="not a finite"),
+        ):
+            engine.forward([NativeFeed(engine.open(), [7] * 40)])
+
+
 def test_a_cache_that_is_not_known_is_refused() -> None:
     model = packed(LLAMA, Format.W4A8)
     strange = replace(model, program=replace(model.program, cache=cast(Cache, 7)))

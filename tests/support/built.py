@@ -66,9 +66,13 @@ class InProcess:
         pass
 
 
-def opened(path: Path, engine: str, precision: str, threads: int = 2, device: str = "cpu") -> OpenModel:
+def opened(
+    path: Path, engine: str, precision: str, threads: int = 2, device: str = "cpu", cache_precision: str = "auto"
+) -> OpenModel:
     """With an end token of the test's own, since tiny models have none."""
-    spec = ModelSpec(str(path), engine, precision, device, 0 if engine == "hf" else threads)
+    spec = ModelSpec(
+        str(path), engine, precision, device, 0 if engine == "hf" else threads, cache_precision=cache_precision
+    )
     return replace(open_model(spec), end_tokens=(END,))
 
 

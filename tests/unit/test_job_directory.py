@@ -109,9 +109,13 @@ def test_what_decides_the_text_is_the_identity_and_the_rest_may_change(model_inf
         {"max_tokens": 3},
         {"skip_bad": True},
         {"format": "text"},
+        {"cache_precision": "int8"},
     )
     for change in changes:
         assert identity(base.model_copy(update=change), model_info, "digest", "hf", "fp32") != kept, change
+    with pytest.raises(JobChangedError, match=r"\(cache_precision: auto then, int8 now\)"):
+        asked = identity(base.model_copy(update={"cache_precision": "int8"}), model_info, "digest", "hf", "fp32")
+        check_same(kept, asked, "a parameter", Path("job"))
     assert identity(base, model_info, "other", "hf", "fp32") != kept
     assert identity(base, model_info, "digest", "native", "fp32") != kept
     assert identity(base, model_info, "digest", "hf", "bf16") != kept

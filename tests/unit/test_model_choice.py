@@ -10,6 +10,7 @@ import pytest
 
 from outrider.runner.model_choice import choose_models, replica_spec_of
 from outrider.runner.options import JobSpec
+from outrider.workers.errors import UsageError
 from outrider.workers.models.model_info import ModelInfo
 
 TARGET = ModelInfo("target", "/models/target", "llama", 100, 100, "float16", (0,), 1 << 30, "one")
@@ -44,6 +45,22 @@ def test_a_small_cache_is_for_drafts_only(precision: str) -> None:
     """Texts depend on the rounding of a target."""
     assert chosen(precision=precision, draft_precision=precision) == (False, True)
     assert chosen(precision=precision, draft_precision=precision, small_draft_cache=False) == (False, False)
+
+
+def test_a_cache_precision_is_the_targets_and_of_the_native_engine_alone() -> None:
+    def models(**options: Any) -> list[str]:
+        spec = JobSpec(input=Path("in.jsonl"), precision="bf16", **options)
+        both = choose_models(spec, TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
+        return [model.cache_precision for model in both if model is not None]
+
+    assert models() == ["auto", "auto"]
+    assert models(cache_precision="int8") == ["int8", "auto"]
+    assert models(cache_precision="int8", devices="cpu,cuda:0") == ["int8", "auto"]
+    for options in ({"engine": "hf"}, {"fast_attention": False}, {"devices": "cuda:0,cpu"}):
+        with pytest.raises(
+            UsageError, match="--cache-precision: only the native engine keeps keys and values in int8, and"
+        ):
+            models(cache_precision="int8", **options)
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,24 @@ def test_a_draft_of_integers_keeps_keys_and_values_in_8_bits_over_the_same_packe
     assert opened("fp32", small=True)[0] is Cache.FP32
 
 
+@pytest.mark.parametrize("precision", ["w4a8", "bf16", "fp32"])
+def test_a_targets_cache_of_8_bits_is_another_numeric_path_over_the_same_packed_weights(
+    models: Path, precision: str
+) -> None:
+    spec = ModelSpec(str(models / "llama"), "native", precision, threads=1)
+    usual, small = open_model(spec), open_model(replace(spec, cache_precision="int8"))
+    assert isinstance(usual.engine, NativeEngine) and isinstance(small.engine, NativeEngine)
+    assert small.engine.model.program.cache is Cache.INT8
+    assert "from the cache, keys and values in 8 bits" in small.notes[0]
+    assert small.numeric_path == usual.numeric_path | {"cache": "int8"}
+    assert not np.array_equal(logits(usual.engine), logits(small.engine))
+
+
+def test_the_hf_engine_has_no_cache_of_8_bits(models: Path) -> None:
+    with pytest.raises(UsageError, match="--cache-precision: the hf engine keeps no keys and values in int8; leave it out"):
+        open_model(ModelSpec(str(models / "llama"), "hf", "fp32", cache_precision="int8"))
+
+
 def test_a_head_that_is_there_is_used_whatever_the_configuration_says(tmp_path: Path) -> None:
     model = save_tiny("llama", tmp_path / "model")
     own_head = logits(open_native(model, "fp32"))

@@ -92,6 +92,7 @@ def test_the_identity_of_a_job_has_what_it_always_had() -> None:
         "model": "digest",
         "engine": "native",
         "precision": "bf16",
+        "cache_precision": "auto",
         "max_tokens": 128,
         "min_tokens": 0,
         "ignore_eos": False,

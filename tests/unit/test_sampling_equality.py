@@ -12,6 +12,7 @@ import pytest
 from built import END, draft_of, opened, target_of, write
 from native_models import open_native, save_tiny
 
+from outrider.kernels import library
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.hf import HfEngine
 from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling, TokenLogprobs
@@ -112,6 +113,28 @@ def test_on_the_native_engine_every_bit_is_the_same(models: Path, precision: str
         assert what_counts(assisted) == what_counts(plain)
         assert not count or 0 < verifier.counters.accepted < verifier.counters.proposed, "only hits or only misses"
         assert (verifier.counters.prompt_tokens_reused > 0) == (prefix_tokens > 0)
+
+
+def test_with_keys_and_values_in_8_bits_every_bit_is_the_same_on_every_instruction_set(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Assisted or plain, in whatever batch, with shared prompts, taken up in the middle."""
+    rows = rows_of_all_kinds(16, tokens=16, seed=8)
+    draft = opened(models / "llama", "native", "w8a8")
+    usual, _ = write(target_of(opened(models / "llama", "native", "w4a8"), 4, 0), rows)
+    plain, _ = write(target_of(opened(models / "llama", "native", "w4a8", cache_precision="int8"), 1, 0), rows)
+    assert_obeyed(rows, plain)
+    assert what_counts(plain) != what_counts(usual), "it is another rounding"
+    written = {key: result.tokens for key, result in plain.items()}
+    halves = [replace(row, resumed=written[row.key][: len(written[row.key]) // 2], logprobs=None) for row in rows]
+    for isa in library.available_instruction_sets():
+        monkeypatch.setenv("OUTRIDER_ISA", isa)
+        target = opened(models / "llama", "native", "w4a8", cache_precision="int8")
+        assisted, verifier = write(target_of(target, 6, 5, draft_of(draft, 500), prefix_tokens=100), rows)
+        assert what_counts(assisted) == what_counts(plain), isa
+        assert 0 < verifier.counters.accepted < verifier.counters.proposed
+        together, _ = write(target_of(target, 7, 0, prefix_tokens=60), halves)
+        assert {key: result.tokens for key, result in together.items()} == written, isa
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("w4a8", marks=pytest.mark.slow)])

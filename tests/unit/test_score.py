@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,8 @@ def test_another_precision_lies_near_and_the_same_one_at_nothing(tmp_path: Path)
     assert (same.kl, same.agreement, same.loss) == (0.0, 1.0, same.other_loss)
     other = Scorer(w4a8, fp32).score(windows)
     assert other.other_loss == same.loss and 0 < other.kl < 0.5 and 0.3 < other.agreement < 1
+    small = Scorer(replace(w4a8, cache_precision="int8"), w4a8).score(windows)
+    assert small.other_loss == other.loss and 0 < small.kl < other.kl / 10
 
 
 class LetterOffice:

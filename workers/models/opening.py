@@ -101,7 +101,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     model_info = read_model_info(spec.path)
     laid_out = lay_out(Path(model_info.path), PRECISIONS[spec.precision], spec.allow_pickle)
     program = laid_out.program
-    if spec.small_cache and program.integer:
+    if spec.cache_precision == "int8" or (spec.small_cache and program.integer):
         program = replace(program, cache=Cache.INT8)
     threads = spec.threads or len(spec.cores) or len(os.sched_getaffinity(0))
     packer = NativePacker()
@@ -118,6 +118,8 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     path = {"engine": "native", "precision": spec.precision, "packing": f"{packer.version}, loading {LOADING_VERSION}"}
     if laid_out.weights:
         path["weights"] = laid_out.weights
+    if program.cache is Cache.INT8:
+        path["cache"] = "int8"
     if not program.integer:
         # Only the integer formats are computed in one order on every instruction set.
         path["instruction_set"] = isa
@@ -134,6 +136,10 @@ def _open_hf(spec: ModelSpec) -> OpenModel:
 
     from outrider.workers.models.hf_loading import load_hf
 
+    if spec.cache_precision != "auto":
+        raise UsageError(
+            f"--cache-precision: the hf engine keeps no keys and values in {spec.cache_precision}; leave it out"
+        )
     engine, model_info, notes = load_hf(spec)
     path = {
         "engine": "hf",
