@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from door import EXAMPLES, Ran, prompts_of, rows_of, run, write_rows
 from forward import model_directory
 from inflate import SHAPES, inflate
@@ -28,7 +29,8 @@ from inflate import SHAPES, inflate
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.models.model_info import POCKET, find
 from outrider.workers.models.packed_cache import cache_directory
-from outrider.workers.speculation import MOST_CANDIDATES, DraftCost, expected_rates
+from outrider.workers.speculation import MOST_CANDIDATES, DraftCost, LayoutKind, expected_tokens, round_seconds
+from outrider.workers.target.slots import deepest, fill_slots
 
 DRAFT = "160m"
 # Run at k=6: 0.55 gives 3.97 tokens a round on 1b. 7b's depends on the rows
@@ -163,9 +165,13 @@ def expected_times(
     """
     curve = CostCurve({int(count): seconds for count, seconds in verify.items()})
     draft_cost = DraftCost(_nearest(draft["step"], rows), _nearest(draft["hop"], rows))
-    rates = [rate for rate, _ in expected_rates([chance] * rows, curve, draft_cost)]
+    if candidates is None:
+        filled = fill_slots(np.cumprod(np.full((rows, deepest(rows)), chance), axis=1), curve, draft_cost)
+        return filled.rate / filled.plain_rate
     # More than are ever chosen are no better promised than those.
-    return (max(rates) if candidates is None else rates[min(candidates, MOST_CANDIDATES)]) / rates[0]
+    count = min(candidates, MOST_CANDIDATES)
+    seconds = float(round_seconds(LayoutKind.TURNS, curve(rows * (count + 1)), draft_cost, count, 0.0))
+    return expected_tokens(chance, count) / seconds * curve(rows)
 
 
 def _nearest(means: Mapping[str, float], rows: int) -> float:

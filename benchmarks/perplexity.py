@@ -4,9 +4,9 @@
 
 Behind each stands how much more it is than the first one's, and the standard error of that over windows of 1,024 tokens.
 A type of GGUF in capitals is a copy of the model whose matrices, embedding and head included, the gguf package rounds to
-it; it runs in int8 activations. ``w4a8+int8`` keeps keys and values in 8 bits, too. ``--outliers`` also measures a copy that computes the same function with a few channels
-scaled by 50 through norms and weights, as OPT-6.7b's are: what a format loses on it beyond its loss on the original is the
-price of outliers.
+it; it runs in int8 activations. ``w4a8+int8`` keeps keys and values in 8 bits, too. ``--outliers`` also measures a copy
+that computes the same function with a few channels scaled by 50 through norms and weights, as OPT-6.7b's are: what a
+format loses on it beyond its loss on the original is the price of outliers.
 """
 
 from __future__ import annotations

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate, chain, islice, pairwise
-from math import inf, prod
-from operator import neg
+from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
+# Of one pass, or of many that are weighed against each other.
+Values = float | NDArray[np.float64]
 MOST_CANDIDATES = 16
 # Candidates that are found rather than made cost nothing but their place in a pass.
 MOST_FOUND = 32
-# Found candidates are verified where they are expected to gain so much: two measurements of one pass differ by nearly that.
-LEAST_GAIN = 1.02
-# Sizes of a pass that are weighed against each other.
-MOST_SIZES = 48
 # Runners-up of a row in a round, and the least chance that one must have, however cheap another token in the pass seems.
 MOST_RUNNERS_UP = 2
 LEAST_RUNNER_UP = 0.02
@@ -31,6 +29,8 @@ MEMORY = 0.97
 MOST_WEIGHT = 4
 # All rows together change more slowly.
 LONG_MEMORY = 0.995
+# What is counted by position is halved when it reaches this, so that it follows a job whose text changes.
+MOST_OBSERVATIONS = 1024.0
 
 
 def accepted(candidates: Sequence[int], chosen: Sequence[int]) -> int:
@@ -122,19 +122,30 @@ class LayoutKind(StrEnum):
 class DraftCost:
     """What candidates cost: seconds of one draft step for the rows together, and of asking at all (the hop).
 
-    ``read`` is what a draft takes for each token of a text that it does not know yet.
+    ``read`` is what a draft takes for each token of a text that it does not know yet, ``row`` what a step takes less for
+    each row that no longer takes part.
     """
 
     step: float
     hop: float = 0.0
     read: float = 0.0
+    row: float = 0.0
+
+    def seconds(self, count: int) -> float:
+        """Of the draft's own passes, for so many candidates of each row."""
+        return count * self.step
 
 
-def round_seconds(kind: LayoutKind, verify: float, draft_cost: DraftCost, count: int, hit: float) -> float:
-    """One round with ``count`` candidates a row; ``hit`` is the chance that all of them are accepted."""
+def round_seconds(
+    kind: LayoutKind, verify: Values, draft_cost: DraftCost, count: int, hit: float, absent: Values = 0.0
+) -> Values:
+    """One round with at most ``count`` candidates a row; ``hit`` is the chance that all of them are accepted.
+
+    ``absent`` counts the steps that rows take no part in, over all rows.
+    """
     if count == 0:
         return verify
-    draft = draft_cost.hop + count * draft_cost.step
+    draft = draft_cost.hop + draft_cost.seconds(count) - absent * draft_cost.row
     match kind:
         case LayoutKind.TURNS:
             return verify + draft
@@ -142,7 +153,7 @@ def round_seconds(kind: LayoutKind, verify: float, draft_cost: DraftCost, count:
             # After a miss the draft starts over, once it is through with the step under way. After a hit it has been at
             # work on the next candidates, and the token between the two sets, for as long as the pass took.
             missed = draft + draft_cost.step / 2
-            held = draft_cost.hop + max(0.0, (count + 1) * draft_cost.step - verify)
+            held = draft_cost.hop + np.maximum(0.0, draft_cost.seconds(count + 1) - verify)
             return verify + (1.0 - hit) * missed + hit * held
 
 
@@ -167,77 +178,6 @@ class CandidateRequest:
     found: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
 
-def best_request(
-    chances: Sequence[float],
-    verify_seconds: Callable[[int], float],
-    draft_cost: DraftCost,
-    kind: LayoutKind = LayoutKind.TURNS,
-    most: int = MOST_CANDIDATES,
-) -> CandidateRequest:
-    """The request that lets the batch commit the most tokens a second; counts of 0 where none pays.
-
-    ``verify_seconds`` is the cost of a pass over that many tokens. First the best number for all alike; then rows give up
-    those candidates whose chance to be of use is worth less than the time that it takes to verify them.
-    """
-    rows = len(chances)
-    if not rows:
-        return CandidateRequest([])
-    rates: list[float] = []
-    for rate, bound in islice(expected_rates(chances, verify_seconds, draft_cost, kind), most + 1):
-        rates.append(rate)
-        if bound < max(rates):
-            break
-    best = max(range(len(rates)), key=rates.__getitem__)
-    if best == 0:
-        return CandidateRequest([0] * rows)
-    verifying = max(0.0, verify_seconds(rows * (best + 1)) - verify_seconds(rows)) / (rows * best)
-    drafting = draft_cost.step if kind is LayoutKind.TURNS else 0.0
-    least_reach = min(0.9, rates[best] * verifying)
-    counts = [best] if rows == 1 else [_worthwhile(chance, least_reach, best) for chance in chances]
-    return CandidateRequest(counts, least_reach, rates[best] * drafting, 1.0 / rates[0] - 1.0 / rates[best])
-
-
-def worth_verifying(reaches: Sequence[Sequence[float]], verify_seconds: Callable[[int], float]) -> list[int]:
-    """How many of each row's candidates to verify, where they are known already and so are their reaches.
-
-    Those of a row fall, so the likeliest of all rows together are a beginning of each row's.
-    """
-    rows = len(reaches)
-    every = sorted(chain.from_iterable(reaches), reverse=True)
-    tokens = list(accumulate(every, initial=float(rows)))
-    sizes = range(0, len(tokens), max(1, -(-len(every) // MOST_SIZES)))
-    rates = [tokens[size] / verify_seconds(rows + size) for size in sizes]
-    best = max(range(len(sizes)), key=rates.__getitem__)
-    if rates[best] < LEAST_GAIN * rates[0]:
-        return [0] * rows
-    least = every[sizes[best] - 1]
-    return [bisect_right(each, -least, key=neg) for each in reaches]
-
-
-def expected_rates(
-    chances: Sequence[float],
-    verify_seconds: Callable[[int], float],
-    draft_cost: DraftCost,
-    kind: LayoutKind = LayoutKind.TURNS,
-) -> Iterator[tuple[float, float]]:
-    """Tokens a second of rows that are all asked for 0, 1, 2 candidates and so on, each with what no larger number exceeds.
-
-    The bound takes for granted that more candidates do not take less time.
-    """
-    rows, every, hit = len(chances), prod(chances), 1.0
-    reaches, tokens = [1.0] * rows, float(rows)
-    # What all further candidates of a row would bring, for each that it has reached.
-    beyond = [chance / (1.0 - chance) if chance < 1.0 else inf for chance in chances]
-    for count in range(MOST_CANDIDATES + 1):
-        seconds = round_seconds(kind, verify_seconds(rows * (count + 1)), draft_cost, count, hit)
-        still = sum(reach * more for reach, more in zip(reaches, beyond, strict=True))
-        # Without candidates nothing is paid for the draft, and running ahead may take less time than one candidate alone.
-        yield tokens / seconds, (tokens + still) / seconds if count and kind is LayoutKind.TURNS else inf
-        reaches = [reach * chance for reach, chance in zip(reaches, chances, strict=True)]
-        tokens += sum(reaches)
-        hit *= every
-
-
 def runner_up_chances(rate: float, rows: int, verify: Sequence[float]) -> tuple[float, ...]:
     """From which chance on a first runner-up of each row is worth verifying, a second and so on.
 
@@ -248,6 +188,35 @@ def runner_up_chances(rate: float, rows: int, verify: Sequence[float]) -> tuple[
         least = max(least, (after - before) / rows * rate)
         found.append(least)
     return tuple(found)
+
+
+class PositionChances:
+    """The chance that a candidate holds, given that those before it did, by its position, in all rows.
+
+    What a draft says first is mostly clear to it or not sent at all, and text has easy stretches and hard ones: one chance
+    for all positions would promise too much of some of them.
+    """
+
+    def __init__(self) -> None:
+        self._held = [PRIOR_ACCEPTANCE * PRIOR_WEIGHT] * MOST_CANDIDATES
+        self._tried = [PRIOR_WEIGHT] * MOST_CANDIDATES
+
+    def observe(self, proposed: int, held: int) -> None:
+        for position in range(min(proposed, held + 1, MOST_CANDIDATES)):
+            self._held[position] += position < held
+            self._tried[position] += 1.0
+            if self._tried[position] >= MOST_OBSERVATIONS:
+                self._held[position] /= 2.0
+                self._tried[position] /= 2.0
+
+    @property
+    def chances(self) -> list[float]:
+        """A position of which little is known is believed to be like the one before."""
+        found, before = [], PRIOR_ACCEPTANCE
+        for held, tried in zip(self._held, self._tried, strict=True):
+            before = (held + (before - PRIOR_ACCEPTANCE) * PRIOR_WEIGHT) / tried
+            found.append(before)
+        return found
 
 
 class RunnerUpGains:
@@ -271,15 +240,6 @@ class RunnerUpGains:
         self._turns = self._turns * faded + turns
         self._tried = self._tried * faded + tried
         self._found = self._found * faded + found
-
-
-def _worthwhile(chance: float, worth: float, most: int) -> int:
-    """The number of candidates whose chance to be accepted, with all before them, is above ``worth``."""
-    count, reach = 0, chance
-    while count < most and reach > worth:
-        count += 1
-        reach *= chance
-    return count
 
 
 class Probing:

@@ -55,6 +55,20 @@ def test_running_means_take_the_nearest_number_of_rows() -> None:
     assert recent.usual == {1: 1.0, 8: 4.0}
 
 
+def test_what_one_row_adds_is_told_by_the_fewest_that_were_seen() -> None:
+    recent = Recent(1)
+    assert recent.of_a_row(8) == 0.0
+    recent.observe(8, 3.0)
+    assert recent.of_a_row(8) == 0.0, "nothing to hold it against"
+    recent.observe(2, 2.4)
+    assert recent.of_a_row(8) == pytest.approx(0.1)
+    assert recent.of_a_row(2) == 0.0
+    recent.observe(2, 3.5)
+    assert recent.of_a_row(8) == 0.0, "fewer rows in a disturbed second"
+    recent.observe(1, 0.001)
+    assert recent.of_a_row(8) == pytest.approx(3.0 / 8), "no row adds more than its share"
+
+
 def test_measuring_leaves_no_row_behind_and_feeds_every_size() -> None:
     engine = FakeEngine(context=400)
     curve = measure(engine, seconds=60.0)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from fakes import decode
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.messages import Row, Sampling
-from outrider.workers.speculation import CandidateRequest, DraftCost, worth_verifying
+from outrider.workers.speculation import CandidateRequest, DraftCost
 from outrider.workers.target.asking_policy import AskingPolicy
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import NO_PROPOSAL, NoProposer, PendingProposals, Proposal, Source
@@ -27,7 +24,8 @@ SONG = tuple(range(10, 60))
 
 def live(key: int, tokens: Sequence[int], prompt: int = 1, left: int = 400) -> LiveRow:
     row = Row(key, tuple(tokens[:prompt]), len(tokens) - prompt + left, Sampling())
-    return LiveRow(row, list(tokens), TextWriter(decode, (), ()), 0.0)
+    # The last token is fed with the next pass.
+    return LiveRow(row, list(tokens), TextWriter(decode, (), ()), 0.0, cached=len(tokens) - 1)
 
 
 class Model:
@@ -125,17 +123,3 @@ def test_rows_that_may_not_be_assisted_leave_nothing_behind() -> None:
     finder.learn([SONG])
     [reaches] = finder.find([live(3, [2, *SONG[:12]])])
     assert len(reaches) > 0
-
-
-@given(st.lists(st.lists(st.floats(0.03, 0.99), max_size=20), min_size=1, max_size=6))
-def test_what_is_verified_is_the_beginning_of_each_row_and_no_worse_than_nothing(chances: list[list[float]]) -> None:
-    reaches = [[min(each[: at + 1]) for at in range(len(each))] for each in chances]
-    counts = worth_verifying(reaches, CURVE)
-    assert all(0 <= count <= len(each) for count, each in zip(counts, reaches, strict=True))
-    gained = len(reaches) + sum(sum(each[:count]) for each, count in zip(reaches, counts, strict=True))
-    assert gained / CURVE(len(reaches) + sum(counts)) >= len(reaches) / CURVE(len(reaches)) * 0.999
-
-
-@pytest.mark.parametrize("reach", [0.01, 0.9])
-def test_a_lone_candidate_is_verified_where_it_is_likely(reach: float) -> None:
-    assert worth_verifying([[reach]], CURVE) == [int(reach > 0.5)]

@@ -103,8 +103,19 @@ class Recent:
         self._values.setdefault(rows, deque(maxlen=self._most)).append(value)
 
     def __call__(self, rows: int) -> float | None:
-        nearest = min(self._values, key=lambda count: abs(count - rows), default=None)
+        nearest = self._nearest(rows)
         return None if nearest is None else _usual(self._values[nearest])
+
+    def of_a_row(self, rows: int) -> float:
+        """What one row of so many adds, by the fewest rows that were seen; 0 where it cannot be told."""
+        most, fewest = self._nearest(rows), min(self._values, default=None)
+        if most is None or fewest is None or most == fewest:
+            return 0.0
+        value = _usual(self._values[most])
+        return min(max(0.0, (value - _usual(self._values[fewest])) / (most - fewest)), value / most)
+
+    def _nearest(self, rows: int) -> int | None:
+        return min(self._values, key=lambda count: abs(count - rows), default=None)
 
 
 def _usual(values: Collection[float]) -> float:

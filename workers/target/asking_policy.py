@@ -1,4 +1,4 @@
-"""Who is asked for how many candidates, and when: k, row by row, by costs and by what has held so far."""
+"""Who is asked for how many candidates, and when: the slots of a pass, dealt out by costs and by what has held so far."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from outrider.workers import speculation
 from outrider.workers.engines.costs import CostCurve
-from outrider.workers.speculation import Acceptance, CandidateRequest, DraftCost, LayoutKind
+from outrider.workers.speculation import (
+    Acceptance,
+    CandidateRequest,
+    DraftCost,
+    LayoutKind,
+    PositionChances,
+    round_seconds,
+)
 from outrider.workers.target.forecast import Forecast
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import Proposer
+from outrider.workers.target.slots import Reaches, best_request, deepest, fill_slots, side_by_side, worth_verifying
 from outrider.workers.target.suffix_finder import SuffixFinder
+
+# However seldom candidates miss, a row may be one of which they do.
+LEAST_MISS = 0.01
 
 
 class AskingPolicy:
@@ -37,6 +50,7 @@ class AskingPolicy:
         self._probing = speculation.Probing()
         # What a new row is believed to accept.
         self._acceptance = Acceptance(memory=speculation.LONG_MEMORY)
+        self._positions = PositionChances()
         self._runner_up_gains = speculation.RunnerUpGains()
 
     def request(self, rows: Sequence[LiveRow]) -> tuple[CandidateRequest, Forecast | None]:
@@ -48,15 +62,16 @@ class AskingPolicy:
         room = [max(0, min(live.remaining - 1, self._context - len(live.tokens))) for live in rows]
         # A layout without candidates is without found ones too.
         reaches = None if self._finder is None or self.draft_tokens == 0 else self._finder.find(rows)
-        wanted = self._wanted(rows, draft_cost)
+        drafted = self._reaches(rows, room)
+        wanted = self._wanted(rows, drafted, draft_cost)
         wanted = replace(wanted, counts=list(map(min, wanted.counts, room)))
         if reaches is not None:
             most = room if self.draft_tokens is None else [min(self.draft_tokens, each) for each in room]
             found = [each[:count] for each, count in zip(reaches, most, strict=True)]
-            wanted = self._with_found(rows, wanted, found, draft_cost)
+            wanted = self._with_found(rows, wanted, drafted, found, draft_cost)
         if draft_cost is not None and self.draft_tokens is None and not any(wanted.counts):
             wanted = replace(wanted, counts=list(map(min, self._probe(rows, draft_cost), room)))
-        forecast = self._forecast(rows, wanted, draft_cost or DraftCost(0.0))
+        forecast = self._forecast(rows, drafted, wanted, draft_cost or DraftCost(0.0))
         chances = self._runner_up_chances(rows, wanted.counts, forecast) if any(wanted.counts) else ()
         return replace(wanted, runner_up_chances=chances), forecast
 
@@ -68,18 +83,31 @@ class AskingPolicy:
         if proposed:
             live.acceptance.observe(proposed, held)
             self._acceptance.observe(proposed, held)
+            self._positions.observe(proposed, held)
 
     def observe_runners_up(self, rows: int, tried: int, found: int) -> None:
         """Of a round in which ``rows`` had candidates: runners-up that were tried, and those that brought a token."""
         self._runner_up_gains.observe(rows, tried, found)
 
-    def _wanted(self, rows: Sequence[LiveRow], draft_cost: DraftCost | None) -> CandidateRequest:
+    def _reaches(self, rows: Sequence[LiveRow], room: Sequence[int]) -> Reaches:
+        """What is to be expected of a draft's candidates, each with all before it.
+
+        A row's candidates miss so many times as often as those of all rows, whatever their position.
+        """
+        usual = max(1.0 - self._acceptance.chance, LEAST_MISS)
+        factors = np.array([(1.0 - live.acceptance.chance) / usual for live in rows])
+        depth = deepest(len(rows))
+        misses = 1.0 - np.array(self._positions.chances[:depth])
+        reaches = np.cumprod(np.maximum(0.0, 1.0 - np.outer(factors, misses)), axis=1)
+        reaches[np.arange(depth) >= np.array(room)[:, None]] = 0.0
+        return np.asarray(reaches)
+
+    def _wanted(self, rows: Sequence[LiveRow], reaches: Reaches, draft_cost: DraftCost | None) -> CandidateRequest:
         if draft_cost is None:
             return CandidateRequest([0] * len(rows))
         if self.draft_tokens is not None:
             return CandidateRequest([self.draft_tokens] * len(rows))
-        chances = [live.acceptance.chance for live in rows]
-        request = speculation.best_request(chances, self.verify_seconds, draft_cost, self.layout_kind)
+        request = best_request(reaches, self.verify_seconds, draft_cost, self.layout_kind, _fed(rows))
         # A text that the draft has to read first has to pay for that in what is left of the row.
         counts = [
             count if count and draft_cost.read * self._proposer.unread(live) <= request.gain * live.remaining else 0
@@ -93,34 +121,38 @@ class AskingPolicy:
         self,
         rows: Sequence[LiveRow],
         wanted: CandidateRequest,
-        reaches: Sequence[Sequence[float]],
+        drafted: Reaches,
+        found: Sequence[Sequence[float]],
         draft_cost: DraftCost | None,
     ) -> CandidateRequest:
-        """Candidates that are found already for those rows to which they promise more than what is wanted of the draft.
+        """Candidates that are found already compete for the same slots with those that are wanted of the draft.
 
-        The draft's steps are paid once for all rows that it is asked for, so rounds without it are weighed as a whole.
+        A row has the ones or the others, whichever promise more. The draft's steps are paid once for all rows that it is
+        asked for, so rounds without it are weighed as a whole.
         """
         if self.draft_tokens is None:
-            counts = speculation.worth_verifying(reaches, self.verify_seconds)
+            counts = worth_verifying(side_by_side(found), self.verify_seconds, _fed(rows))
         else:
-            counts = [len(each) for each in reaches]
-        found = {index: each[:count] for index, (each, count) in enumerate(zip(reaches, counts, strict=True)) if count}
-        alone = replace(wanted, counts=counts, found=found)
+            counts = [len(each) for each in found]
+        alone = replace(wanted, counts=counts, found=_taken(found, counts))
         if draft_cost is None or not any(wanted.counts):
             return alone
-        better = {
-            index: each
-            for index, each in found.items()
-            if sum(each) >= speculation.expected_tokens(rows[index].acceptance.chance, wanted.counts[index]) - 1.0
-        }
-        both = [len(better[index]) if index in better else count for index, count in enumerate(wanted.counts)]
-        mixed = replace(wanted, counts=both, found=better)
-        if self._rate(rows, alone, draft_cost) >= self._rate(rows, mixed, draft_cost):
-            return alone
-        return mixed
+        made = [row[:count].tolist() for row, count in zip(drafted, wanted.counts, strict=True)]
+        better = {at for at, each in enumerate(found) if each and sum(each) >= sum(made[at])}
+        if not better:
+            return wanted
+        if self.draft_tokens is None:
+            both = side_by_side([found[at] if at in better else each for at, each in enumerate(made)])
+            # What the draft is asked for, it takes its time for.
+            counts = fill_slots(both, self.verify_seconds, fed=_fed(rows), depth=0).counts
+        else:
+            counts = [len(found[at]) if at in better else count for at, count in enumerate(wanted.counts)]
+        kept = {at: each for at, each in _taken(found, counts).items() if at in better}
+        mixed = replace(wanted, counts=counts, found=kept)
+        return max((alone, mixed, wanted), key=lambda each: self._rate(rows, drafted, each, draft_cost))
 
-    def _rate(self, rows: Sequence[LiveRow], wanted: CandidateRequest, draft_cost: DraftCost) -> float:
-        forecast = self._forecast(rows, wanted, draft_cost)
+    def _rate(self, rows: Sequence[LiveRow], drafted: Reaches, wanted: CandidateRequest, draft_cost: DraftCost) -> float:
+        forecast = self._forecast(rows, drafted, wanted, draft_cost)
         return forecast.tokens / forecast.seconds
 
     def _probe(self, rows: Sequence[LiveRow], draft_cost: DraftCost) -> list[int]:
@@ -132,27 +164,39 @@ class AskingPolicy:
         due = self._probing.due(cost / plain)
         return [int(due and index == least) for index in range(len(rows))]
 
-    def _forecast(self, rows: Sequence[LiveRow], wanted: CandidateRequest, draft_cost: DraftCost) -> Forecast:
+    def _forecast(
+        self, rows: Sequence[LiveRow], drafted: Reaches, wanted: CandidateRequest, draft_cost: DraftCost
+    ) -> Forecast:
         """What the next round should take and bring, by what is known of costs and chances."""
-        chances = [live.acceptance.chance for live in rows]
         # Of the draft alone: what is found costs none of its time.
-        counts = [0 if index in wanted.found else count for index, count in enumerate(wanted.counts)]
-        hit = math.prod(chance**count for chance, count in zip(chances, counts, strict=True))
+        counts = [0 if at in wanted.found else count for at, count in enumerate(wanted.counts)]
+        most = max(counts)
+        # Beyond what is looked into, candidates count as if they never held.
+        reaches = [float(row[: min(count, len(row))].sum()) for row, count in zip(drafted, counts, strict=True)]
+        hit = math.prod(float(row[min(count, len(row)) - 1]) for row, count in zip(drafted, counts, strict=True) if count)
         with_some = sum(map(bool, counts))
-        fed = sum(live.pending for live in rows) + sum(wanted.counts) + round(with_some * self._runner_up_gains.tried)
+        fed = _fed(rows) + sum(wanted.counts) + round(with_some * self._runner_up_gains.tried)
         unread = sum(self._proposer.unread(live) for live, count in zip(rows, counts, strict=True) if count)
+        absent = len(rows) * most - sum(counts)
+        seconds = round_seconds(self.layout_kind, self.verify_seconds(fed), draft_cost, most, hit, absent)
         return Forecast(
-            speculation.round_seconds(self.layout_kind, self.verify_seconds(fed), draft_cost, max(counts), hit)
-            + draft_cost.read * unread,
-            sum(map(speculation.expected_tokens, chances, counts))
-            + sum(map(sum, wanted.found.values()))
-            + with_some * self._runner_up_gains.found,
+            float(seconds) + draft_cost.read * unread,
+            len(rows) + sum(reaches) + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found,
         )
 
     def _runner_up_chances(self, rows: Sequence[LiveRow], counts: Sequence[int], forecast: Forecast) -> tuple[float, ...]:
         """The chances from which on a first runner-up of each row, a second and so on are worth verifying."""
         if not self.runners_up:
             return ()
-        fed = sum(live.pending for live in rows) + sum(counts)
+        fed = _fed(rows) + sum(counts)
         verify = [self.verify_seconds(fed + extra * len(rows)) for extra in range(speculation.MOST_RUNNERS_UP + 1)]
         return speculation.runner_up_chances(forecast.tokens / forecast.seconds, len(rows), verify)
+
+
+def _fed(rows: Sequence[LiveRow]) -> int:
+    """The tokens of a pass without candidates."""
+    return sum(live.pending for live in rows)
+
+
+def _taken(found: Sequence[Sequence[float]], counts: Sequence[int]) -> dict[int, Sequence[float]]:
+    return {at: each[:count] for at, (each, count) in enumerate(zip(found, counts, strict=True)) if count}

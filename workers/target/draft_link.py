@@ -112,7 +112,9 @@ class DraftLink:
             return None
         # Until a round has been measured candidates count as free, so that the first round asks.
         draft_costs = self._current if layout is None else self._draft_costs.get(layout, _DraftCosts())
-        return DraftCost(draft_costs.steps(rows) or 0.0, draft_costs.hops(rows) or 0.0, draft_costs.reading(1) or 0.0)
+        steps = draft_costs.steps
+        hop, read = draft_costs.hops(rows) or 0.0, draft_costs.reading(1) or 0.0
+        return DraftCost(steps(rows) or 0.0, hop, read, steps.of_a_row(rows))
 
     def costs(self) -> dict[str, dict[str, dict[int, float]]]:
         """By layout, seconds of a step and of the hop by number of rows, and of reading a token."""

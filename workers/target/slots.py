@@ -1,0 +1,151 @@
+"""Which candidates share the next pass: those of all rows, ranked by the chance that they are reached, as many as pay.
+
+A pass has room for some tokens more than one of each row until it costs more, so what matters is the candidate, not the
+row that it belongs to. A row's reaches fall (reach_i is the chance that its candidate i and all before it hold), so the
+first so many of the ranking are a beginning of each row's. What a pass costs by its tokens is no convex curve, since
+products are computed in tiles: every size is weighed, also those behind one that does not pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.workers.speculation import MOST_CANDIDATES, CandidateRequest, DraftCost, LayoutKind, round_seconds
+
+# Seconds of a pass over so many tokens: all that is asked of a target's costs here.
+PassSeconds = Callable[[int], float]
+# Of each row the chances that its candidates hold, each with all before it; 0 where there is none. [rows, depth]
+Reaches = NDArray[np.float64]
+# More slots than this are not looked into: no pass has so much room.
+MOST_SLOTS = 512
+# Sizes up to this are weighed one by one, beyond it in steps of an eighth, the passes between them by the straight line.
+ONE_BY_ONE = 16
+# Candidates that are found rather than made are verified where they are expected to gain so much: two measurements of one
+# pass differ by nearly that.
+LEAST_GAIN = 1.02
+# A candidate that is likelier than this to hold is verified whatever a slot costs.
+MOST_LEAST_REACH = 0.9
+NO_DRAFT = DraftCost(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """How many candidates of each row share the pass, what the round with it should take and bring, and without any.
+
+    ``slot_seconds`` is what a slot that is filled takes on average.
+    """
+
+    counts: list[int]
+    tokens: float
+    seconds: float
+    plain_rate: float
+    slot_seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def fill_slots(
+    reaches: Reaches,
+    pass_seconds: PassSeconds,
+    draft_cost: DraftCost = NO_DRAFT,
+    kind: LayoutKind = LayoutKind.TURNS,
+    fed: int = 0,
+    depth: int | None = None,
+) -> Filled:
+    """What lets the batch commit the most tokens a second. A pass without candidates feeds ``fed`` tokens, or one a row.
+
+    A draft makes its candidates step by step, one for all rows that go on, so each number of steps is weighed with what
+    fills the pass best from so many; with ``depth`` that number is given, and 0 is what is known already and takes none.
+    """
+    rows, columns = reaches.shape
+    fed = fed or rows
+    # By position, then by row: of equals in a row the first comes first.
+    flat = reaches.T.ravel()
+    order = np.argsort(-flat, kind="stable")[: min(np.count_nonzero(flat), max(MOST_SLOTS, rows))]
+    seconds_by_slots = _seconds_by_slots(pass_seconds, fed, len(order))
+    plain = Filled([0] * rows, float(rows), float(seconds_by_slots[0]), rows / float(seconds_by_slots[0]))
+    if not len(order):
+        return plain
+    ranked, positions = flat[order], order // rows
+    depths = range(1, int(positions.max()) + 2) if depth is None else (depth,)
+    taken = positions < np.array(depths if depth is None else [columns])[:, None]
+    slots = np.cumsum(taken, axis=1)
+    tokens = rows + np.cumsum(np.where(taken, ranked, 0.0), axis=1)
+    verify = seconds_by_slots[slots]
+    seconds = np.empty_like(verify)
+    for at, count in enumerate(depths):
+        hit = float(np.prod(reaches[:, count - 1])) if count and kind is LayoutKind.AHEAD else 0.0
+        seconds[at] = round_seconds(kind, verify[at], draft_cost, count, hit, rows * count - slots[at])
+    rates = tokens / seconds
+    best = int(np.argmax(rates))
+    which, last = divmod(best, len(order))
+    if rates[which, last] <= plain.rate:
+        return plain
+    chosen = order[: last + 1][taken[which, : last + 1]] % rows
+    filled = int(slots[which, last])
+    return Filled(
+        np.bincount(chosen, minlength=rows).tolist(),
+        float(tokens[which, last]),
+        float(seconds[which, last]),
+        plain.rate,
+        max(0.0, float(seconds_by_slots[filled] - seconds_by_slots[0])) / filled,
+    )
+
+
+def best_request(
+    reaches: Reaches,
+    pass_seconds: PassSeconds,
+    draft_cost: DraftCost,
+    kind: LayoutKind = LayoutKind.TURNS,
+    fed: int = 0,
+) -> CandidateRequest:
+    """What to ask a draft for, by what is to be expected of its candidates; counts of 0 where none pays."""
+    filled = fill_slots(reaches, pass_seconds, draft_cost, kind, fed)
+    if not any(filled.counts):
+        return CandidateRequest(filled.counts)
+    drafting = draft_cost.step if kind is LayoutKind.TURNS else 0.0
+    return CandidateRequest(
+        filled.counts,
+        min(MOST_LEAST_REACH, filled.rate * filled.slot_seconds),
+        filled.rate * drafting,
+        1.0 / filled.plain_rate - 1.0 / filled.rate,
+    )
+
+
+def worth_verifying(reaches: Reaches, pass_seconds: PassSeconds, fed: int = 0) -> list[int]:
+    """How many of each row's candidates to verify, where they are known already; none where they gain too little."""
+    filled = fill_slots(reaches, pass_seconds, fed=fed, depth=0)
+    return filled.counts if filled.rate >= LEAST_GAIN * filled.plain_rate else [0] * len(reaches)
+
+
+def side_by_side(rows: Sequence[Sequence[float]]) -> Reaches:
+    """Rows of any length, filled up with zeros."""
+    reaches = np.zeros((len(rows), max(map(len, rows), default=0)))
+    for row, each in zip(reaches, rows, strict=True):
+        row[: len(each)] = each
+    return reaches
+
+
+def deepest(rows: int) -> int:
+    """How many candidates of each row are looked into."""
+    return max(1, min(MOST_CANDIDATES, MOST_SLOTS // max(1, rows)))
+
+
+def _seconds_by_slots(pass_seconds: PassSeconds, fed: int, most: int) -> NDArray[np.float64]:
+    sizes = _sizes(most)
+    return np.interp(np.arange(most + 1), sizes, [pass_seconds(fed + size) for size in sizes])
+
+
+@cache
+def _sizes(most: int) -> list[int]:
+    sizes = list(range(min(most, ONE_BY_ONE) + 1))
+    while sizes[-1] < most:
+        sizes.append(min(most, sizes[-1] + max(1, sizes[-1] // 8)))
+    return sizes
