@@ -20,6 +20,7 @@ from outrider.workers.target.slots import (
     Reaches,
     best_request,
     deepest,
+    expected_hits,
     fill_slots,
     side_by_side,
     worth_verifying,
@@ -181,6 +182,13 @@ def test_what_is_verified_is_the_beginning_of_each_row_and_no_worse_than_nothing
     assert all(0 <= count <= len(each) for count, each in zip(counts, reaches, strict=True))
     gained = len(reaches) + sum(sum(each[:count]) for each, count in zip(reaches, counts, strict=True))
     assert gained / CURVE(len(reaches) + sum(counts)) >= len(reaches) / CURVE(len(reaches)) * 0.999
+
+
+def test_what_so_many_candidates_bring_is_the_sum_of_their_reaches() -> None:
+    reaches = alike([0.5, 0.9, 0.3], 3)
+    assert expected_hits(reaches, [2, 3, 0]) == pytest.approx((0.5 + 0.25 + 0.9 + 0.81 + 0.729, 0.25 * 0.729))
+    assert expected_hits(reaches, [5, 0, 0]) == pytest.approx((0.875, 0.125))
+    assert expected_hits(reaches, [0, 0, 0]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("reach", [0.01, 0.9])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,11 +20,20 @@ from outrider.workers.speculation import (
 from outrider.workers.target.forecast import Forecast
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import Proposer
-from outrider.workers.target.slots import Reaches, best_request, deepest, fill_slots, side_by_side, worth_verifying
+from outrider.workers.target.slots import (
+    Reaches,
+    best_request,
+    deepest,
+    expected_hits,
+    fill_slots,
+    side_by_side,
+    worth_verifying,
+)
 from outrider.workers.target.suffix_finder import SuffixFinder
 
 # However seldom candidates miss, a row may be one of which they do.
 LEAST_MISS = 0.01
+NOTHING = side_by_side(())
 
 
 class AskingPolicy:
@@ -62,7 +70,7 @@ class AskingPolicy:
         room = [max(0, min(live.remaining - 1, self._context - len(live.tokens))) for live in rows]
         # A layout without candidates is without found ones too.
         reaches = None if self._finder is None or self.draft_tokens == 0 else self._finder.find(rows)
-        drafted = self._reaches(rows, room)
+        drafted = NOTHING if draft_cost is None or self.draft_tokens == 0 else self._reaches(rows, room)
         wanted = self._wanted(rows, drafted, draft_cost)
         wanted = replace(wanted, counts=list(map(min, wanted.counts, room)))
         if reaches is not None:
@@ -170,18 +178,15 @@ class AskingPolicy:
         """What the next round should take and bring, by what is known of costs and chances."""
         # Of the draft alone: what is found costs none of its time.
         counts = [0 if at in wanted.found else count for at, count in enumerate(wanted.counts)]
-        most = max(counts)
-        # Beyond what is looked into, candidates count as if they never held.
-        reaches = [float(row[: min(count, len(row))].sum()) for row, count in zip(drafted, counts, strict=True)]
-        hit = math.prod(float(row[min(count, len(row)) - 1]) for row, count in zip(drafted, counts, strict=True) if count)
-        with_some = sum(map(bool, counts))
+        held, hit = expected_hits(drafted, counts) if any(counts) else (0.0, 1.0)
+        with_some, most = sum(map(bool, counts)), max(counts)
         fed = _fed(rows) + sum(wanted.counts) + round(with_some * self._runner_up_gains.tried)
         unread = sum(self._proposer.unread(live) for live, count in zip(rows, counts, strict=True) if count)
         absent = len(rows) * most - sum(counts)
         seconds = round_seconds(self.layout_kind, self.verify_seconds(fed), draft_cost, most, hit, absent)
         return Forecast(
             float(seconds) + draft_cost.read * unread,
-            len(rows) + sum(reaches) + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found,
+            len(rows) + held + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found,
         )
 
     def _runner_up_chances(self, rows: Sequence[LiveRow], counts: Sequence[int], forecast: Forecast) -> tuple[float, ...]:

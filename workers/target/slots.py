@@ -125,6 +125,17 @@ def worth_verifying(reaches: Reaches, pass_seconds: PassSeconds, fed: int = 0) -
     return filled.counts if filled.rate >= LEAST_GAIN * filled.plain_rate else [0] * len(reaches)
 
 
+def expected_hits(reaches: Reaches, counts: Sequence[int]) -> tuple[float, float]:
+    """How many of so many candidates of each row hold on average, and the chance that all of them do.
+
+    Candidates beyond those whose reach is known count as if they never held.
+    """
+    columns = np.minimum(counts, reaches.shape[1])
+    taken = np.arange(reaches.shape[1]) < columns[:, None]
+    last = np.where(columns > 0, reaches[np.arange(len(reaches)), columns - 1], 1.0)
+    return float(reaches[taken].sum()), float(last.prod())
+
+
 def side_by_side(rows: Sequence[Sequence[float]]) -> Reaches:
     """Rows of any length, filled up with zeros."""
     reaches = np.zeros((len(rows), max(map(len, rows), default=0)))
