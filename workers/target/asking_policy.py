@@ -81,6 +81,8 @@ class AskingPolicy:
             wanted = replace(wanted, counts=list(map(min, self._probe(rows, draft_cost), room)))
         forecast = self._forecast(rows, drafted, wanted, draft_cost or DraftCost(0.0))
         chances = self._runner_up_chances(rows, wanted.counts, forecast) if any(wanted.counts) else ()
+        if draft_cost is not None and self.draft_tokens is None and wanted.gain:
+            wanted = replace(wanted, counts=self._as_deep_as_any(rows, wanted, draft_cost, room))
         return replace(wanted, runner_up_chances=chances), forecast
 
     def belief_of_a_new_row(self) -> Acceptance:
@@ -116,14 +118,33 @@ class AskingPolicy:
         if self.draft_tokens is not None:
             return CandidateRequest([self.draft_tokens] * len(rows))
         request = best_request(reaches, self.verify_seconds, draft_cost, self.layout_kind, _fed(rows))
-        # A text that the draft has to read first has to pay for that in what is left of the row.
         counts = [
-            count if count and draft_cost.read * self._proposer.unread(live) <= request.gain * live.remaining else 0
+            count if count and self._pays_to_read(live, request, draft_cost) else 0
             for live, count in zip(rows, request.counts, strict=True)
         ]
         if any(counts):
             self._probing.asked()
         return replace(request, counts=counts)
+
+    def _as_deep_as_any(
+        self, rows: Sequence[LiveRow], wanted: CandidateRequest, draft_cost: DraftCost, room: Sequence[int]
+    ) -> list[int]:
+        """The draft's steps are made for all rows together, and it knows of each candidate how likely that one is.
+
+        So every row may go as deep as any, and those that turn out likely enough get the slots, whoever's they are:
+        the draft sends what is worth more than a slot costs.
+        """
+        most = max((count for at, count in enumerate(wanted.counts) if at not in wanted.found), default=0)
+        return [
+            count
+            if at in wanted.found or not most or not self._pays_to_read(rows[at], wanted, draft_cost)
+            else min(most, room[at])
+            for at, count in enumerate(wanted.counts)
+        ]
+
+    def _pays_to_read(self, live: LiveRow, request: CandidateRequest, draft_cost: DraftCost) -> bool:
+        """A text that the draft has to read first has to pay for that in what is left of the row."""
+        return draft_cost.read * self._proposer.unread(live) <= request.gain * live.remaining
 
     def _with_found(
         self,

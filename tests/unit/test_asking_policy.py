@@ -1,0 +1,96 @@
+"""Who is asked for how much, round by round: the slots of a pass dealt out among rows of different luck."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from outrider.workers.engines.costs import CostCurve
+from outrider.workers.messages import Row, Sampling
+from outrider.workers.speculation import Acceptance, DraftCost
+from outrider.workers.target.asking_policy import AskingPolicy
+from outrider.workers.target.live_row import LiveRow
+from outrider.workers.target.proposers import NoProposer
+from outrider.workers.target.text_and_stop_strings import TextWriter
+
+# Up to sixteen tokens take little more than one, then every token costs.
+CURVE = CostCurve({1: 17.0, 4: 18.0, 8: 19.5, 16: 22.5, 32: 60.0, 64: 120.0})
+
+
+class Draft(NoProposer):
+    def __init__(self, cost: DraftCost | None, unread: Sequence[int] = ()) -> None:
+        self.cost, self.unread_by_key = cost, dict(enumerate(unread))
+
+    def draft_cost(self, rows: int) -> DraftCost | None:
+        return self.cost
+
+    def unread(self, live: LiveRow) -> int:
+        return self.unread_by_key.get(live.row.key, 1)
+
+
+def live(key: int, chance: float, left: int = 100) -> LiveRow:
+    row = LiveRow(Row(key, (5, 6), left, Sampling()), [5, 6], TextWriter(lambda tokens: "", (), ()), 0.0, cached=1)
+    row.acceptance = Acceptance(chance, weight=1000.0)
+    return row
+
+
+def asked(policy: AskingPolicy, rows: Sequence[LiveRow]) -> list[int]:
+    return policy.request(rows)[0].counts
+
+
+def policy_of(draft: Draft, draft_tokens: int | None = None) -> AskingPolicy:
+    return AskingPolicy(draft, CURVE, draft_tokens, 1000, False)
+
+
+def test_the_price_of_a_slot_says_whose_candidates_are_sent_and_every_row_may_go_as_deep_as_any() -> None:
+    rows = [live(0, 0.9), live(1, 0.9), live(2, 0.3)]
+    request, forecast = policy_of(Draft(DraftCost(1.0, 0.5))).request(rows)
+    assert len(set(request.counts)) == 1 and request.counts[0] >= 3
+    assert 0.0 < request.least_reach < 0.3, "a doubtful row's first candidate may be a sure one, its later ones hardly"
+    assert request.least_sum > 0.0
+    assert forecast is not None
+    plain = policy_of(Draft(None)).request(rows)[1]
+    assert plain is not None
+    assert forecast.tokens / forecast.seconds > 1.5 * plain.tokens / plain.seconds
+
+
+def test_a_pass_that_is_full_has_no_slot_for_anybody() -> None:
+    rows = [live(key, 0.8) for key in range(16)]
+    assert asked(policy_of(Draft(DraftCost(3.0, 0.5))), rows) == [0] * 16
+    assert min(asked(policy_of(Draft(DraftCost(3.0, 0.5))), rows[:4])) > 0
+
+
+def test_no_row_is_asked_for_more_than_it_has_room_for() -> None:
+    rows = [live(0, 0.95), live(1, 0.95, left=2), live(2, 0.95, left=1)]
+    counts = asked(policy_of(Draft(DraftCost(0.5, 0.1))), rows)
+    assert counts[0] > 2
+    assert counts[1:] == [1, 0]
+
+
+def test_a_row_whose_text_the_draft_would_have_to_read_is_left_out_where_that_does_not_pay() -> None:
+    rows = [live(0, 0.9), live(1, 0.9)]
+    reading = DraftCost(1.0, 0.5, read=1.0)
+    assert min(asked(policy_of(Draft(reading, [1, 1])), rows)) > 0
+    counts = asked(policy_of(Draft(reading, [1, 100_000])), rows)
+    assert counts[0] > 0 == counts[1]
+
+
+@pytest.mark.parametrize("count", [0, 6, 20])
+def test_a_number_that_the_user_fixed_is_every_rows(count: int) -> None:
+    rows = [live(0, 0.9), live(1, 0.1), live(2, 0.9, left=3)]
+    assert asked(policy_of(Draft(DraftCost(5.0, 5.0)), count), rows) == [count, count, min(count, 2)]
+
+
+def test_positions_and_rows_are_judged_by_what_held() -> None:
+    """Second candidates never hold, so there is no use in asking for them, however often first ones do."""
+    draft, rows = Draft(DraftCost(0.5, 0.1)), [live(key, 0.9) for key in range(2)]
+    for row in rows:
+        row.acceptance = Acceptance(0.9)
+    policy = policy_of(draft)
+    before = asked(policy, rows)
+    for _ in range(200):
+        for row in rows:
+            policy.observe_row(row, 2, 1)
+    assert before[0] > 1
+    assert asked(policy, rows) == [1, 1]
