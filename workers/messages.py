@@ -182,6 +182,7 @@ class DraftReply(NamedTuple):
     ``seconds`` is how long the draft worked on it, ``overhead`` the part outside its model's passes. ``step`` is what one
     more candidate for these rows costs, ``read`` a token of a text that it did not know (None where not known yet).
     ``runners_up`` are, for some rows, (position, token): the draft's second choice in place of its candidate there.
+    ``reaches`` are the chances that a row's candidates hold, each with all before it.
     """
 
     round: int
@@ -192,6 +193,7 @@ class DraftReply(NamedTuple):
     read: float | None = None
     overhead: float = 0.0
     runners_up: Mapping[int, tuple[tuple[int, int], ...]] = {}
+    reaches: Mapping[int, tuple[float, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from outrider.workers.engines.costs import CostCurve
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.speculation import Acceptance, DraftCost
 from outrider.workers.target.asking_policy import AskingPolicy
+from outrider.workers.target.forecast import Forecast
 from outrider.workers.target.live_row import LiveRow
-from outrider.workers.target.proposers import NoProposer
+from outrider.workers.target.proposers import NO_PROPOSAL, NoProposer, Proposal
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
 # Up to sixteen tokens take little more than one, then every token costs.
@@ -94,3 +95,23 @@ def test_positions_and_rows_are_judged_by_what_held() -> None:
             policy.observe_row(row, 2, 1)
     assert before[0] > 1
     assert asked(policy, rows) == [1, 1]
+
+
+def test_what_was_made_is_cut_down_to_the_likeliest_candidates_that_share_the_pass() -> None:
+    """Sixteen tokens have room, and every one behind costs two milliseconds."""
+    policy, forecast = policy_of(Draft(DraftCost(1.0, 0.5))), Forecast(30.0, 9.0, 5.0)
+    sure, doubtful = (0.95, 0.93, 0.9, 0.85), (0.6, 0.3, 0.1, 0.05)
+    made = [Proposal((1, 2, 3, 4), reaches=each) for each in (sure, doubtful)]
+
+    def counts(rows: int, proposals: list[Proposal], policy: AskingPolicy = policy) -> list[int]:
+        """Beside rows without candidates."""
+        found = policy.filled([*proposals, *[NO_PROPOSAL] * (rows - len(proposals))], rows, forecast)
+        return [len(each.tokens) for each in found[: len(proposals)]]
+
+    assert [counts(rows, made) for rows in (10, 12, 13, 16)] == [[4, 2], [4, 0], [3, 0], [0, 0]]
+    assert counts(10, [*made, Proposal((7, 7))]) == [4, 0, 2], "of the third nobody knows, so it has its slots"
+    runners_up = [each._replace(runners_up=[(0, 9), (3, 9)]) for each in made]
+    found = policy.filled([*runners_up, *[NO_PROPOSAL] * 7], 9, forecast)
+    assert [(len(each.tokens), each.runners_up) for each in found[:2]] == [(3, [(0, 9)]), (0, [])]
+    assert counts(100, made, policy_of(Draft(DraftCost(1.0)), 4)) == [4, 4], "as many as was said"
+    assert counts(100, made[:1]) == [4], "nobody beside it to rank it against"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf, prod
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,7 +97,8 @@ class Drafter:
                 runners_up[key] = found
         seconds = time.perf_counter() - started
         draft_costs = (self._steps(len(self._asked)), self._reading(1), max(0.0, seconds - self._passing))
-        return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, runners_up)
+        reaches = {key: tuple(accumulate(self._rows[key].chances[: len(sent)], mul)) for key, sent in tokens.items()}
+        return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, runners_up, reaches)
 
     def run_ahead(self) -> bool:
         """One step further for the rows of the last request, as if the target were going to accept everything.

@@ -19,7 +19,7 @@ from outrider.workers.speculation import (
 )
 from outrider.workers.target.forecast import Forecast
 from outrider.workers.target.live_row import LiveRow
-from outrider.workers.target.proposers import Proposer
+from outrider.workers.target.proposers import Proposal, Proposer
 from outrider.workers.target.slots import (
     Reaches,
     best_request,
@@ -84,6 +84,26 @@ class AskingPolicy:
         if draft_cost is not None and self.draft_tokens is None and wanted.gain:
             wanted = replace(wanted, counts=self._as_deep_as_any(rows, wanted, draft_cost, room))
         return replace(wanted, runner_up_chances=chances), forecast
+
+    def filled(self, proposals: list[Proposal], pending: int, forecast: Forecast) -> list[Proposal]:
+        """What there is, cut down to those candidates that share the pass over so many other tokens.
+
+        By now the chance of each is known, and the time that went into making them is spent.
+        """
+        if self.draft_tokens is not None or sum(bool(proposal.reaches) for proposal in proposals) < 2:
+            return proposals
+        # Candidates of which nobody knows how likely they are are verified.
+        fed = pending + sum(
+            len(proposal.runners_up) + (0 if proposal.reaches else len(proposal.tokens)) for proposal in proposals
+        )
+        reaches = side_by_side([proposal.reaches for proposal in proposals])
+        counts = fill_slots(
+            reaches, lambda tokens: self.verify_seconds(tokens) + forecast.drafting, fed=fed, depth=0
+        ).counts
+        return [
+            _cut(proposal, count) if proposal.reaches else proposal
+            for proposal, count in zip(proposals, counts, strict=True)
+        ]
 
     def belief_of_a_new_row(self) -> Acceptance:
         return Acceptance(self._acceptance.chance)
@@ -203,12 +223,10 @@ class AskingPolicy:
         with_some, most = sum(map(bool, counts)), max(counts)
         fed = _fed(rows) + sum(wanted.counts) + round(with_some * self._runner_up_gains.tried)
         unread = sum(self._proposer.unread(live) for live, count in zip(rows, counts, strict=True) if count)
-        absent = len(rows) * most - sum(counts)
-        seconds = round_seconds(self.layout_kind, self.verify_seconds(fed), draft_cost, most, hit, absent)
-        return Forecast(
-            float(seconds) + draft_cost.read * unread,
-            len(rows) + held + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found,
-        )
+        absent, verify = len(rows) * most - sum(counts), self.verify_seconds(fed)
+        seconds = float(round_seconds(self.layout_kind, verify, draft_cost, most, hit, absent)) + draft_cost.read * unread
+        gained = len(rows) + held + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found
+        return Forecast(seconds, gained, seconds - verify)
 
     def _runner_up_chances(self, rows: Sequence[LiveRow], counts: Sequence[int], forecast: Forecast) -> tuple[float, ...]:
         """The chances from which on a first runner-up of each row, a second and so on are worth verifying."""
@@ -222,6 +240,13 @@ class AskingPolicy:
 def _fed(rows: Sequence[LiveRow]) -> int:
     """The tokens of a pass without candidates."""
     return sum(live.pending for live in rows)
+
+
+def _cut(proposal: Proposal, count: int) -> Proposal:
+    if count >= len(proposal.tokens):
+        return proposal
+    runners_up = [(position, token) for position, token in proposal.runners_up if position < count]
+    return proposal._replace(tokens=proposal.tokens[:count], runners_up=runners_up)
 
 
 def _taken(found: Sequence[Sequence[float]], counts: Sequence[int]) -> dict[int, Sequence[float]]:

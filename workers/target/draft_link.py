@@ -202,7 +202,8 @@ class DraftLink:
             draft.known.pop(key, None)
         if candidates.round != asked.round:
             return nothing
-        return [Proposal(candidates.tokens.get(key, ()), candidates.runners_up.get(key, ())) for key in asked.rows]
+        tokens, runners_up, reaches = candidates.tokens, candidates.runners_up, candidates.reaches
+        return [Proposal(tokens.get(key, ()), runners_up.get(key, ()), reaches=reaches.get(key, ())) for key in asked.rows]
 
     def _lose(self, draft: _Draft, error: DraftLost) -> None:
         """Gone: decode plainly until the driver attaches another."""

@@ -8,10 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a round should take, and the tokens that it should bring."""
+    """What a round should take, and the tokens that it should bring; ``drafting`` are the seconds beside its pass."""
 
     seconds: float
     tokens: float
+    drafting: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,15 @@ class Source(Enum):
 class Proposal(NamedTuple):
     """What is proposed for a row. ``runners_up`` are (position, token): what may come in place of the candidate there.
 
-    ``from_others`` says of each candidate whether it was found in another row's answer.
+    ``from_others`` says of each candidate whether it was found in another row's answer. ``reaches`` are the chances that
+    the candidates hold, each with all before it; there are none where nobody knows.
     """
 
     tokens: Sequence[int] = ()
     runners_up: Sequence[tuple[int, int]] = ()
     source: Source = Source.DRAFT
     from_others: Sequence[int] = ()
+    reaches: Sequence[float] = ()
 
 
 NO_PROPOSAL = Proposal()

@@ -45,7 +45,7 @@ class SuffixFinder:
     def proposal(self, live: LiveRow, count: int) -> Proposal:
         """What was found for the row last."""
         found = self._found.get(live.row.key, NOTHING_FOUND)
-        return Proposal(found.tokens[:count], (), Source.SUFFIX, found.from_others[:count])
+        return Proposal(found.tokens[:count], (), Source.SUFFIX, found.from_others[:count], found.reaches[:count])
 
     def ended(self, live: LiveRow) -> None:
         """Keep what the row wrote to its end; nothing of rows that may not be assisted, which are never looked at."""

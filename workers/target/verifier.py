@@ -168,7 +168,11 @@ class Verifier:
             live.row.key: self._sane(proposal, count, live.cached)
             for live, proposal, count in zip(asked.rows, proposals, asked.counts, strict=True)
         }
-        return [by_key.get(live.row.key, NO_PROPOSAL) for live in self._rows]
+        found = [by_key.get(live.row.key, NO_PROPOSAL) for live in self._rows]
+        if asked.forecast is None:
+            return found
+        pending = sum(min(live.pending, PREFILL_TOKENS) for live in self._rows)
+        return self.policy.filled(found, pending, asked.forecast)
 
     def _sane(self, proposal: Proposal, count: int, cached: int) -> Proposal:
         """A proposal up to its first id that the model does not have: whatever ids a draft sends, they are only a hint."""
