@@ -23,7 +23,7 @@ PassSeconds = Callable[[int], float]
 Reaches = NDArray[np.float64]
 # More slots than this are not looked into: no pass has so much room.
 MOST_SLOTS = 512
-# Sizes up to this are weighed one by one, beyond it in steps of an eighth, the passes between them by the straight line.
+# Sizes up to this are weighed one by one, beyond it in steps of a quarter, the passes between them by the straight line.
 ONE_BY_ONE = 16
 # Candidates that are found rather than made are verified where they are expected to gain so much: two measurements of one
 # pass differ by nearly that.
@@ -78,11 +78,18 @@ def fill_slots(
     taken = positions < np.array(depths if depth is None else [columns])[:, None]
     slots = np.cumsum(taken, axis=1)
     tokens = rows + np.cumsum(np.where(taken, ranked, 0.0), axis=1)
-    verify = seconds_by_slots[slots]
-    seconds = np.empty_like(verify)
-    for at, count in enumerate(depths):
-        hit = float(np.prod(reaches[:, count - 1])) if count and kind is LayoutKind.AHEAD else 0.0
-        seconds[at] = round_seconds(kind, verify[at], draft_cost, count, hit, rows * count - slots[at])
+    seconds = seconds_by_slots[slots]
+    if kind is LayoutKind.TURNS:
+        # The draft's time comes on top, whatever the pass takes.
+        seconds += np.array([float(round_seconds(kind, 0.0, draft_cost, each, 0.0, rows * each)) for each in depths])[
+            :, None
+        ]
+        if draft_cost.row and depth is None:
+            seconds += draft_cost.row * slots
+    else:
+        for at, each in enumerate(depths):
+            hit = float(np.prod(reaches[:, each - 1])) if each else 1.0
+            seconds[at] = round_seconds(kind, seconds[at], draft_cost, each, hit, rows * each - slots[at])
     rates = tokens / seconds
     best = int(np.argmax(rates))
     which, last = divmod(best, len(order))
@@ -158,5 +165,5 @@ def _seconds_by_slots(pass_seconds: PassSeconds, fed: int, most: int) -> NDArray
 def _sizes(most: int) -> list[int]:
     sizes = list(range(min(most, ONE_BY_ONE) + 1))
     while sizes[-1] < most:
-        sizes.append(min(most, sizes[-1] + max(1, sizes[-1] // 8)))
+        sizes.append(min(most, sizes[-1] + sizes[-1] // 4))
     return sizes
