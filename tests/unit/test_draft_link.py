@@ -122,10 +122,11 @@ def test_only_what_is_new_travels() -> None:
 
 
 def test_runners_up_are_asked_for_and_arrive() -> None:
-    actor, _ = drafting(lambda reply: reply._replace(runners_up={4: ((1, 7),)}))
+    actor, _ = drafting(lambda reply: reply._replace(runners_up={4: ((1, 7),)}, reaches={4: (0.9, 0.5)}))
     rows = [live(3, [1, 2, 3]), live(4, [3, 1])]
     proposals = link(actor).ask(rows, CandidateRequest([2, 2], runner_up_chances=(0.1, 0.2)))()
     assert [proposal.runners_up for proposal in proposals] == [(), ((1, 7),)]
+    assert [proposal.reaches for proposal in proposals] == [(), (0.9, 0.5)]
     assert actor.asks[0].runner_up_chances == (0.1, 0.2)
 
 

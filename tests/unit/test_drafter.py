@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import pytest
 from fakes import END, VOCABULARY, FakeEngine, hashed
@@ -56,6 +57,15 @@ def test_it_proposes_what_its_model_would_write(drafter: Drafter) -> None:
     assert reply.tokens.get(1) == written(prompt, 4)
     assert reply.tokens.get(2) == written(prompt, 2, sampled)
     assert not reply.tokens.get(3)
+
+
+def test_it_says_how_likely_its_candidates_are_to_be_reached(drafter: Drafter, engine: FakeEngine) -> None:
+    reply = ask(drafter, opening(1, (1, 2, 3), 4), opening(2, (4, 5), 2), opening(3, (1, 2), 0))
+    assert {key: len(reaches) for key, reaches in reply.reaches.items()} == {1: 4, 2: 2, 3: 0}
+    chances = [drafter.confidence.chance(margin) for margin in drafter._rows[1].margins]
+    assert reply.reaches[1] == pytest.approx([prod(chances[: count + 1]) for count in range(4)])
+    again = ask(drafter, Advance(1, 3, reply.tokens[1][:1], 2, None, 3))
+    assert again.reaches[1][0] < 1.0, "what the target has decided since is no chance any more"
 
 
 def test_after_full_acceptance_only_two_tokens_are_fed(drafter: Drafter, engine: FakeEngine) -> None:
