@@ -82,6 +82,14 @@ class Matching:
         self._forced.append(forced[1:] or self._spelled())
         return True
 
+    def allows(self, token: int) -> bool:
+        """Whether the token may come next."""
+        if not self.take(token):
+            self.mend()
+            return False
+        self.back(len(self) - 1)
+        return True
+
     def back(self, length: int) -> None:
         """Forget all but the first ``length`` tokens."""
         gone = len(self._tokens) - length

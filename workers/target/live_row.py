@@ -41,6 +41,12 @@ class LiveRow:
     reported: int = 0
     # How far the answer has come in what it must be, where the row asks for that.
     matching: Matching | None = None
+    # What the last mask took that was made for it; whether such are left out in this pass, and of which choices they were.
+    mask_seconds: float = 0.0
+    open: bool = False
+    open_choices: list[bool] = field(default_factory=list)
+    # The last pass brought it no token, since what it chose at an open place was not allowed.
+    missed: bool = False
 
     @property
     def pending(self) -> int:
@@ -53,6 +59,20 @@ class LiveRow:
     @property
     def reads_its_prompt(self) -> bool:
         return not self.prefill_rounds
+
+    def refuses(self, choice: int, token: int, end_tokens: Collection[int]) -> bool:
+        """Whether a choice at an open place is none.
+
+        An end is not believed there, since a row has one spelling of it where nothing else may come.
+        """
+        if self.matching is None or choice >= len(self.open_choices) or not self.open_choices[choice]:
+            return False
+        own = self.row.sampling.end_tokens
+        if token not in (end_tokens if own is None else own) and self.matching.allows(token):
+            return False
+        # What a mask takes here is not known.
+        self.mask_seconds = 0.0
+        return True
 
     def append(self, token: int, end_tokens: Collection[int], context: int) -> str | None:
         """Commit a token; why the row ends with it, if it does. ``end_tokens`` are the model's."""
