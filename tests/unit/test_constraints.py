@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from outrider.workers.constraints.grammars import BadConstraint, grammar_of, refuse_unusable
 from outrider.workers.constraints.matching import Matching
+from outrider.workers.draft import drafter
+from outrider.workers.draft.drafter import DraftRow, _Guide
 from outrider.workers.engines.engine import Feed
 from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
 from outrider.workers.models.model_info import find
@@ -205,6 +207,7 @@ def test_masks_that_are_left_out_change_no_text(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(MaskMaker, "seen", lambda self, missed: seen.append(missed))
     monkeypatch.setattr(constraints, "LEAST_OPEN_SECONDS", 0.0)
     monkeypatch.setattr(constraints, "SHARE_OF_PASS", math.inf)
+    monkeypatch.setattr(drafter, "LEAST_OPEN_SECONDS", 1e-9)
     for batch, count, draft, lookup in [(1, 0, None, False), (7, 0, None, False), (5, 4, draft_of_the_pair(), True)]:
         seen.clear()
         found, verifier = write(target_of(opened, batch, count, draft, lookup, 500, tokenizer()), rows)
@@ -212,6 +215,21 @@ def test_masks_that_are_left_out_change_no_text(monkeypatch: pytest.MonkeyPatch)
         assert min(sum(seen), len(seen) - sum(seen)) > 20, "some held and some did not"
         assert count or verifier.counters.tokens == whole.counters.tokens
         assert not count or 0 < verifier.counters.accepted < verifier.counters.proposed
+
+
+def test_a_draft_leaves_masks_out_and_guesses_on_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = DraftRow(matching=begun("regex"))
+    assert row.matching is not None
+    guide, mask, letters = _Guide(row, row.matching), np.zeros(128, np.uint32), tokenizer().encode_rendered("ab")
+    monkeypatch.setattr(drafter, "LEAST_OPEN_SECONDS", 1e-9)
+    guide.fill(mask)
+    np.testing.assert_array_equal(mask, mask_of(row.matching))
+    assert guide.follow(letters[0]) is not None
+    guide.fill(mask)
+    assert (mask == 0xFFFFFFFF).all()
+    assert guide.follow(tokenizer().encode_rendered("{")[0]) is None and len(row.matching) == 1
+    guide.fill(mask)
+    np.testing.assert_array_equal(mask, mask_of(row.matching))
 
 
 def test_only_choices_among_all_tokens_are_left_open() -> None:

@@ -19,6 +19,9 @@ from outrider.workers.constraints.grammars import LIMITS, BadConstraint, shorten
 
 # Compiled grammars that are kept: most jobs have a few, each for many rows.
 MOST_COMPILED = 64
+# A mask that leaves a place open, which masks that take less never do.
+EVERYTHING = np.uint32(0xFFFFFFFF)
+LEAST_OPEN_SECONDS = 5e-5
 
 
 class Matching:

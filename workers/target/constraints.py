@@ -21,7 +21,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.workers.constraints.matching import Matching
+from outrider.workers.constraints.matching import EVERYTHING, LEAST_OPEN_SECONDS, Matching
 from outrider.workers.engines.engine import Feed, FeedMasks, PassMasks
 from outrider.workers.messages import Sampling
 from outrider.workers.target.live_row import LiveRow
@@ -35,14 +35,12 @@ MOST_CERTAIN = 64
 CORES_A_THREAD, MOST_THREADS = 4, 8
 # What masks take may change from one place of a text to the next by a hundred times.
 AT_ONCE_SECONDS, WEIGHT = 1e-3, 0.2
-# Masks that take less are never left out, nor those so dear that the library may be about to give up at the next.
-LEAST_OPEN_SECONDS, MOST_OPEN_SECONDS = 5e-5, 5e-3
+# Nor are masks left out that are so dear that the library may be about to give up at the next, which is that row's error.
+MOST_OPEN_SECONDS = 5e-3
 # A thread that makes masks takes one core of the pass's; there are two at least.
 SHARE_OF_PASS = 0.5
 # How many of the choices at open places fail, until some have been seen; and how fast failures are forgotten meanwhile.
 USUALLY_MISSED, MISSED_WEIGHT, FORGETTING = 0.1, 0.02, 0.995
-
-EVERYTHING = np.uint32(0xFFFFFFFF)
 
 
 def fitting(live: LiveRow, proposal: Proposal, room: int) -> Proposal:
@@ -74,6 +72,10 @@ def may_be_open(sampling: Sampling) -> bool:
     return sampling.greedy or (sampling.top_k <= 0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0)
 
 
+# A row, its candidates, and where its masks begin.
+_Job = tuple[LiveRow, Sequence[int], int]
+
+
 class MaskMaker:
     """Makes the masks of a pass, many of them in threads: one, or a few where the process has many cores."""
 
@@ -99,15 +101,14 @@ class MaskMaker:
         masks = PassMasks(sum(feed.choose for _, feed in wanted), self._words)
         first, begun, jobs, count = 0, {}, list[_Job](), 0
         for live, feed in wanted:
-            live.open = self._is_open(live)
-            count += 0 if live.open else feed.choose
+            count += 0 if self._is_open(live) else feed.choose
             begun[feed.row] = replace(feed, masks=FeedMasks(masks, first))
             jobs.append((live, feed.tokens[len(feed.tokens) - feed.choose + 1 :], first))
             first += feed.choose
         self._count = count
         self._missed *= FORGETTING
         if self._usual * count <= AT_ONCE_SECONDS:
-            self._observe(_fill(jobs, masks, _Countdown(1, masks.made)))
+            self._observe(self._fill(jobs, masks, _Countdown(1, masks.made)))
             self._begun = time.perf_counter()
             return [begun.get(feed.row, feed) for feed in feeds]
         if self._threads is None:
@@ -115,28 +116,65 @@ class MaskMaker:
             self._threads = ThreadPoolExecutor(self._shares, "masks", _on_all_cores)
         shares = [share for at in range(self._shares) if (share := jobs[at :: self._shares])]
         left = _Countdown(len(shares), masks.made)
-        self._making = [self._threads.submit(_fill, share, masks, left) for share in shares]
+        self._making = [self._threads.submit(self._fill, share, masks, left) for share in shares]
         return [begun.get(feed.row, feed) for feed in feeds]
 
     def finish(self) -> None:
         making, self._making = self._making, []
-        if self._rows:
-            seconds = (time.perf_counter() - self._begun) / self._rows
-            self._row_seconds += (seconds - self._row_seconds) * (WEIGHT if self._row_seconds else 1.0)
+        seconds = time.perf_counter() - self._begun
         if making:
             wait(making)
             self._observe(sum(each.result() for each in making))
+        # The threads look at it.
+        if self._rows:
+            self._row_seconds += (seconds / self._rows - self._row_seconds) * (WEIGHT if self._row_seconds else 1.0)
 
     def seen(self, missed: bool) -> None:
         """What came of a choice at an open place."""
         self._missed += (missed - self._missed) * MISSED_WEIGHT
 
     def _is_open(self, live: LiveRow) -> bool:
-        """By what the row's mask before this one took: places of one kind stand together."""
+        """Whether the row's next place is, by what the mask before it took: places of one kind stand together."""
         cost = live.mask_seconds
         if not LEAST_OPEN_SECONDS <= cost <= MOST_OPEN_SECONDS or not may_be_open(live.row.sampling):
             return False
-        return cost * SHARE_OF_PASS > self._missed * self._row_seconds
+        # What a pass takes is not known before the first.
+        return self._row_seconds > 0.0 and cost * SHARE_OF_PASS > self._missed * self._row_seconds
+
+    def _fill(self, jobs: Sequence[_Job], masks: PassMasks, left: _Countdown) -> float:
+        """Of each row the masks before its candidates, between and behind them. What cannot be reached allows nothing.
+
+        The seconds of the processor that it took.
+        """
+        started = time.thread_time()
+        try:
+            for live, candidates, first in jobs:
+                matching = live.matching
+                assert matching is not None
+                start = len(matching)
+                live.open_choices = [self._fill_one(live, matching, masks.words[first])]
+                for index, candidate in enumerate(candidates, start=first + 1):
+                    if not matching.take(candidate):
+                        break
+                    live.open_choices.append(self._fill_one(live, matching, masks.words[index]))
+                matching.back(start)
+        finally:
+            left.done()
+        return time.thread_time() - started
+
+    def _fill_one(self, live: LiveRow, matching: Matching, mask: NDArray[np.uint32]) -> bool:
+        """Whether the place is left open. What is forced costs nothing to say, and says nothing of the place behind it."""
+        if matching.forced or matching.ended:
+            matching.fill(mask)
+            live.mask_seconds = 0.0
+            return False
+        if self._is_open(live):
+            mask[:] = EVERYTHING
+            return True
+        began = time.thread_time()
+        matching.fill(mask)
+        live.mask_seconds = time.thread_time() - began
+        return False
 
     def _observe(self, seconds: float) -> None:
         if self._count:
@@ -166,42 +204,3 @@ def _all_cores() -> set[int]:
 def _on_all_cores() -> None:
     """The thread that leads the rounds is kept to the engine's first core, and these began as it is."""
     os.sched_setaffinity(0, _all_cores())
-
-
-# A row, its candidates, and where its masks begin.
-_Job = tuple[LiveRow, Sequence[int], int]
-
-
-def _fill(jobs: Sequence[_Job], masks: PassMasks, left: _Countdown) -> float:
-    """Of each row the masks before its candidates, between and behind them. What cannot be reached allows nothing.
-
-    The seconds of the processor that it took.
-    """
-    whole = 0.0
-    try:
-        for live, candidates, first in jobs:
-            matching = live.matching
-            assert matching is not None
-            start, began = len(matching), time.thread_time()
-            live.open_choices = [_fill_one(live, matching, masks.words[first])]
-            for index, candidate in enumerate(candidates, start=first + 1):
-                if not matching.take(candidate):
-                    break
-                live.open_choices.append(_fill_one(live, matching, masks.words[index]))
-            matching.back(start)
-            taken = time.thread_time() - began
-            whole += taken
-            if not live.open:
-                live.mask_seconds = taken / len(live.open_choices)
-    finally:
-        left.done()
-    return whole
-
-
-def _fill_one(live: LiveRow, matching: Matching, mask: NDArray[np.uint32]) -> bool:
-    """Whether the place is left open: not where something is forced, which costs nothing to say."""
-    if live.open and not matching.forced and not matching.ended:
-        mask[:] = EVERYTHING
-        return True
-    matching.fill(mask)
-    return False

@@ -41,10 +41,10 @@ class LiveRow:
     reported: int = 0
     # How far the answer has come in what it must be, where the row asks for that.
     matching: Matching | None = None
-    # What the last mask took that was made for it; whether such are left out in this pass, and of which choices they were.
+    # What the last mask took that was made for it, 0 where that says nothing of the next; and which choices of this pass
+    # are made among all tokens, since their masks would take too long.
     mask_seconds: float = 0.0
-    open: bool = False
-    open_choices: list[bool] = field(default_factory=list)
+    open_choices: Sequence[bool] = ()
     # The last pass brought it no token, since what it chose at an open place was not allowed.
     missed: bool = False
 
@@ -60,17 +60,18 @@ class LiveRow:
     def reads_its_prompt(self) -> bool:
         return not self.prefill_rounds
 
-    def refuses(self, choice: int, token: int, end_tokens: Collection[int]) -> bool:
-        """Whether a choice at an open place is none.
+    def is_open(self, choice: int) -> bool:
+        return choice < len(self.open_choices) and self.open_choices[choice]
+
+    def refuses(self, token: int, end_tokens: Collection[int]) -> bool:
+        """Whether what was chosen at an open place is no choice.
 
         An end is not believed there, since a row has one spelling of it where nothing else may come.
         """
-        if self.matching is None or choice >= len(self.open_choices) or not self.open_choices[choice]:
-            return False
         own = self.row.sampling.end_tokens
-        if token not in (end_tokens if own is None else own) and self.matching.allows(token):
+        ends = token in (end_tokens if own is None else own)
+        if not ends and self.matching is not None and self.matching.allows(token):
             return False
-        # What a mask takes here is not known.
         self.mask_seconds = 0.0
         return True
 
@@ -91,6 +92,7 @@ class LiveRow:
         reason, count = None, 0
         while reason is None and self.row.logprobs is None and self.matching is not None and self.matching.forced:
             reason = self.append(self.matching.forced[0], end_tokens, context)
+            self.mask_seconds = 0.0
             count += 1
         return reason, count
 

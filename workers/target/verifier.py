@@ -222,7 +222,7 @@ class Verifier:
         self.engine.truncate(live.row.key, live.cached)
         reason, committed, live.missed = None, 0, False
         for index in taken:
-            if live.matching is not None and live.open and self._misses(live, index, answer.tokens[index]):
+            if live.is_open(index) and self._misses(live, answer.tokens[index]):
                 # The last token is fed again, and the choice behind it made among those that are allowed.
                 live.cached = len(live.tokens) - 1
                 self.engine.truncate(live.row.key, live.cached)
@@ -248,8 +248,8 @@ class Verifier:
             self.counters.near_ties += sum(answer.margins[index] < NEAR_TIE for index in taken)
         return reason
 
-    def _misses(self, live: LiveRow, choice: int, token: int) -> bool:
-        missed = live.refuses(choice, token, self._end_tokens)
+    def _misses(self, live: LiveRow, token: int) -> bool:
+        missed = live.refuses(token, self._end_tokens)
         self._masks.seen(missed)
         return missed
 
