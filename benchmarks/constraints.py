@@ -161,8 +161,8 @@ def time_masks(args: argparse.Namespace) -> dict[str, float]:
         """``usual``: as the verifier does it. ``beside``, ``before``: all masks are made. ``none``: none."""
         for live in rows:
             opened.engine.truncate(live.row.key, len(live.tokens) - 1)
-            if kind != "usual" or (number + live.row.key // len(places)) % args.string_tokens == 0:
-                live.mask_seconds = 0.0
+            first = (number + live.row.key // len(places)) % args.string_tokens == 0
+            live.mask_seconds = 0.0 if kind != "usual" or first else standing[live.row.key]
         constraints.SHARE_OF_PASS = SHARE_OF_PASS if kind == "usual" else 0.0
         started = time.perf_counter()
         found = proposals
@@ -189,6 +189,10 @@ def time_masks(args: argparse.Namespace) -> dict[str, float]:
         return time.perf_counter() - started
 
     kinds = ("usual", "beside", "before", "none")
+    for kind in ("beside", "before"):
+        one_round(kind, 0)
+    # What the verifier knows of a place behind its first.
+    standing = [live.mask_costs[0] for live in rows]
     taken: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     alone = []
     for number in range(args.rounds + 1):

@@ -240,7 +240,7 @@ def test_only_choices_among_all_tokens_are_left_open() -> None:
 
 def test_a_mask_is_left_out_where_it_costs_more_than_what_fails_without() -> None:
     maker, row = MaskMaker(4096), live("record")
-    maker._row_seconds = 1e-3
+    maker._row_seconds = 2e-3
     assert not maker._is_open(row), "nothing is known yet"
     row.mask_seconds = 1e-3
     assert maker._is_open(row)
@@ -254,6 +254,10 @@ def test_a_mask_is_left_out_where_it_costs_more_than_what_fails_without() -> Non
     assert not maker._is_open(row), "this model knows no JSON"
     maker._row_seconds = 1e-5
     assert maker._is_open(row), "but a pass more costs nothing to speak of"
+    row.kind = ("grammar", (5, 6))
+    assert not maker._is_open(row, row.kind), "a place behind what was forced is of another kind"
+    maker._kinds[row.kind] = 1e-3
+    assert maker._is_open(row, row.kind), "of which other rows know"
 
 
 def test_the_same_text_assisted_or_not_in_any_batch_resumed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:

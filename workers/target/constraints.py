@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from outrider.workers.constraints.matching import EVERYTHING, LEAST_OPEN_SECONDS, Matching
 from outrider.workers.engines.engine import Feed, FeedMasks, PassMasks
 from outrider.workers.messages import Sampling
-from outrider.workers.target.live_row import LiveRow
+from outrider.workers.target.live_row import Kind, LiveRow
 from outrider.workers.target.proposers import Proposal
 
 # What is forced behind a row's last candidate is fed along, though it is not certain that it will be reached.
@@ -37,8 +37,10 @@ CORES_A_THREAD, MOST_THREADS = 4, 8
 AT_ONCE_SECONDS, WEIGHT = 1e-3, 0.2
 # Nor are masks left out that are so dear that the library may be about to give up at the next, which is that row's error.
 MOST_OPEN_SECONDS = 5e-3
-# A thread that makes masks takes one core of the pass's; there are two at least.
-SHARE_OF_PASS = 0.5
+# A thread that makes masks takes a core of the pass's, and at each of its barriers the others wait for that one: 1 is all.
+SHARE_OF_PASS = 1.0
+# Kinds of places of which it is known what a mask takes: most jobs have a few.
+MOST_KINDS = 1024
 # How many of the choices at open places fail, until some have been seen; and how fast failures are forgotten meanwhile.
 USUALLY_MISSED, MISSED_WEIGHT, FORGETTING = 0.1, 0.02, 0.995
 
@@ -91,6 +93,7 @@ class MaskMaker:
         self._begun, self._rows = 0.0, 0
         self._row_seconds = 0.0
         self._missed = USUALLY_MISSED
+        self._kinds: dict[Kind, float] = {}
 
     def begin(self, rows: Sequence[LiveRow], feeds: Sequence[Feed]) -> list[Feed]:
         """The feeds with their masks, which are in the making from now on. ``finish`` comes before the rows go on."""
@@ -101,7 +104,7 @@ class MaskMaker:
         masks = PassMasks(sum(feed.choose for _, feed in wanted), self._words)
         first, begun, jobs, count = 0, {}, list[_Job](), 0
         for live, feed in wanted:
-            count += 0 if self._is_open(live) else feed.choose
+            count += 0 if self._is_open(live, live.kind) else feed.choose
             begun[feed.row] = replace(feed, masks=FeedMasks(masks, first))
             jobs.append((live, feed.tokens[len(feed.tokens) - feed.choose + 1 :], first))
             first += feed.choose
@@ -133,9 +136,14 @@ class MaskMaker:
         """What came of a choice at an open place."""
         self._missed += (missed - self._missed) * MISSED_WEIGHT
 
-    def _is_open(self, live: LiveRow) -> bool:
-        """Whether the row's next place is, by what the mask before it took: places of one kind stand together."""
+    def _is_open(self, live: LiveRow, kind: Kind | None = None) -> bool:
+        """Whether the row's next place is, by what the mask before it took, since places of one kind stand together.
+
+        Behind what was forced it is by what the mask of another row took there.
+        """
         cost = live.mask_seconds
+        if kind is not None:
+            cost = live.mask_seconds = self._kinds.get(kind, 0.0)
         if not LEAST_OPEN_SECONDS <= cost <= MOST_OPEN_SECONDS or not may_be_open(live.row.sampling):
             return False
         # What a pass takes is not known before the first.
@@ -152,29 +160,34 @@ class MaskMaker:
                 matching = live.matching
                 assert matching is not None
                 start = len(matching)
-                live.open_choices = [self._fill_one(live, matching, masks.words[first])]
+                live.open_choices, live.mask_costs = [], []
+                self._fill_one(live, matching, masks.words[first], live.kind)
                 for index, candidate in enumerate(candidates, start=first + 1):
                     if not matching.take(candidate):
                         break
-                    live.open_choices.append(self._fill_one(live, matching, masks.words[index]))
+                    self._fill_one(live, matching, masks.words[index])
                 matching.back(start)
         finally:
             left.done()
         return time.thread_time() - started
 
-    def _fill_one(self, live: LiveRow, matching: Matching, mask: NDArray[np.uint32]) -> bool:
-        """Whether the place is left open. What is forced costs nothing to say, and says nothing of the place behind it."""
+    def _fill_one(self, live: LiveRow, matching: Matching, mask: NDArray[np.uint32], kind: Kind | None = None) -> None:
+        """The next place's mask, or none. What is forced costs nothing to say, and says nothing of the place behind it."""
+        is_open = False
         if matching.forced or matching.ended:
             matching.fill(mask)
             live.mask_seconds = 0.0
-            return False
-        if self._is_open(live):
+        elif self._is_open(live, kind):
             mask[:] = EVERYTHING
-            return True
-        began = time.thread_time()
-        matching.fill(mask)
-        live.mask_seconds = time.thread_time() - began
-        return False
+            is_open = True
+        else:
+            began = time.thread_time()
+            matching.fill(mask)
+            live.mask_seconds = time.thread_time() - began
+            if kind is not None and (kind in self._kinds or len(self._kinds) < MOST_KINDS):
+                self._kinds[kind] = live.mask_seconds
+        live.open_choices.append(is_open)
+        live.mask_costs.append(live.mask_seconds)
 
     def _observe(self, seconds: float) -> None:
         if self._count:

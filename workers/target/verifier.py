@@ -229,6 +229,7 @@ class Verifier:
                 live.missed = not committed
                 break
             reason = live.append(answer.tokens[index], self._end_tokens, self.engine.context)
+            live.took(index)
             committed += 1
             if reason is not None:
                 break
