@@ -52,8 +52,8 @@ class FakeRunner:
         rows: list[StoredRow | FailedRow] = []
         for number, row in enumerate(read_rows(Source(job.directory / INPUT))):
             stored = StoredRow(number, row.custom_id, row.line, "completion", {"n": 1}, (1, 2))
-            bad = isinstance(row, BadRow)
-            rows.append(FailedRow(stored, error_record(stored, row.code, row.message)) if bad else stored)
+            failed = error_record(stored, row.code, row.message) if isinstance(row, BadRow) else None
+            rows.append(stored if failed is None else FailedRow(stored, failed))
         with closing(Journal(job.directory / JOURNAL)) as journal:
             if not journal.filled:
                 journal.fill(rows, (), {"identity": {}})

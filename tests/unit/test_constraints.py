@@ -235,7 +235,7 @@ def test_a_draft_leaves_masks_out_and_guesses_on_where_they_fit(monkeypatch: pyt
 def test_only_choices_among_all_tokens_are_left_open() -> None:
     assert constraints.may_be_open(Sampling(temperature=1.0)) and constraints.may_be_open(Sampling(top_k=2, top_p=0.1))
     for shares in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
-        assert not constraints.may_be_open(Sampling(temperature=1.0, **shares))  # type: ignore[arg-type]
+        assert not constraints.may_be_open(Sampling(temperature=1.0, **shares))
 
 
 def test_a_mask_is_left_out_where_it_costs_more_than_what_fails_without() -> None:
