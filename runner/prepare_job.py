@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -79,9 +80,18 @@ def prepare_models(spec: JobSpec, tokenizer_process: TokenizerProcess, say: Call
     return PreparedModels(target, draft, draft_name, target_model, draft_model)
 
 
-def prepare(spec: JobSpec, directory: Path, display: Watcher, again: bool = False) -> PreparedJob:
-    """The job that the directory holds, or a new one there. ``again``: that one, and its failed rows are put back."""
-    with TokenizerProcess() as tokenizer_process:
+def prepare(
+    spec: JobSpec,
+    directory: Path,
+    display: Watcher,
+    again: bool = False,
+    helper: TokenizerProcess | None = None,
+) -> PreparedJob:
+    """The job that the directory holds, or a new one there. ``again``: that one, and its failed rows are put back.
+
+    ``helper`` is a process that is there already, and stays.
+    """
+    with nullcontext(helper) if helper is not None else TokenizerProcess() as tokenizer_process:
         models = prepare_models(spec, tokenizer_process, display.say)
         target, chosen = models.target, models.target_model
         asked_with = partial(identity, spec, target, engine=chosen.engine, precision=chosen.precision)

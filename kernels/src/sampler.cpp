@@ -88,6 +88,14 @@ template <typename Take> void each_allowed(const uint32_t *mask, int vocabulary,
   }
 }
 
+bool allows_all(const uint32_t *mask, int vocabulary) {
+  const int whole = vocabulary / 32, rest = vocabulary % 32;
+  for (int word = 0; word < whole; ++word)
+    if (mask[word] != ~0u) return false;
+  const uint32_t last = (1u << rest) - 1;
+  return !rest || (mask[whole] & last) == last;
+}
+
 void process(const Kernels &kernels, double *scores, int vocabulary, const Sampling &sampling, const int32_t *history,
              int length, int prompt, SamplerScratch *scratch) {
   if (sampling.penalised()) penalise(scores, sampling, history, length, prompt, vocabulary, &scratch->counts);
@@ -190,6 +198,8 @@ int32_t copy_sampling(const outrider_sampling &from, int vocabulary, Sampling *t
 Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
                     const int32_t *history, int length, int prompt, SamplerScratch *scratch, const uint32_t *mask,
                     double *scores, bool runner_up) {
+  // Places that are left open have such a mask, which takes longer than none.
+  if (mask && allows_all(mask, vocabulary)) mask = nullptr;
   float high = 0.0f, next = 0.0f;
   int finite = 0;
   const int32_t first = kernels.argmax(logits, vocabulary, &high, &next, &finite);
@@ -215,6 +225,10 @@ Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary,
     return best > kNone ? choice : Choice{-1, -1, 0.0, true};
   };
   if (plain && mask && !scores) {
+    // Mostly the best two of all are allowed, and then they are the best two of those.
+    const auto allows = [&](int32_t token) { return mask[token / 32] >> token % 32 & 1u; };
+    const int32_t after = allows(first) ? holder(logits, vocabulary, next, first) : -1;
+    if (after >= 0 && allows(after)) return {first, after, static_cast<double>(high) - static_cast<double>(next), true};
     each_allowed(mask, vocabulary, [&](int token) { consider(token, static_cast<double>(logits[token])); });
     return decided();
   }

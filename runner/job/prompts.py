@@ -69,24 +69,29 @@ def read_rows(source: Source, form: str = "auto", mapping: Mapping | None = None
     Whether ids repeat is not looked at here: that takes all of them, and there may be millions.
     """
     jsonl = _by_name(source.suffix, form)
-    blank = 0
-    for number, raw in enumerate(source.lines(), start=1):
-        if raw is None:
-            line = b""
-        else:
-            line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-            if not line.strip():
-                blank += 1
-                continue
-        # Blank lines at the end of a file are nothing; between rows they are rows that somebody lost.
-        yield from (BadRow(str(lost), lost, BLANK) for lost in range(number - blank, number))
-        blank = 0
-        if raw is None:
-            yield BadRow(str(number), number, TOO_LONG)
+    for number, line in lines_of(source):
+        if isinstance(line, BadRow):
+            yield line
             continue
         if jsonl is None:
             jsonl = line.lstrip().startswith(b"{")
         yield _read_row(line, number, jsonl, mapping)
+
+
+def lines_of(source: Source) -> Iterator[tuple[int, bytes | BadRow]]:
+    """The lines that may be rows, each with its number."""
+    blank = 0
+    for number, raw in enumerate(source.lines(), start=1):
+        line = b"" if raw is None else raw
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if raw is not None and not line.strip():
+            blank += 1
+            continue
+        # Blank lines at the end of a file are nothing; between rows they are rows that somebody lost.
+        yield from ((lost, BadRow(str(lost), lost, BLANK)) for lost in range(number - blank, number))
+        blank = 0
+        yield number, BadRow(str(number), number, TOO_LONG) if raw is None else line
 
 
 def _read_row(line: bytes, number: int, jsonl: bool, mapping: Mapping | None) -> Request | BadRow:
@@ -130,7 +135,7 @@ def _parse_text_line(raw: bytes, number: int, mapping: Mapping | None) -> Reques
 
 
 def _parse_json_line(raw: bytes, number: int, mapping: Mapping | None) -> Request:
-    entry = _load_object(_decode(raw))
+    entry = load_object(raw)
     if mapping is not None:
         return mapping(entry, number)
     if "url" in entry or "body" in entry or "custom_id" in entry:
@@ -138,7 +143,9 @@ def _parse_json_line(raw: bytes, number: int, mapping: Mapping | None) -> Reques
     return parse_simple(entry, number)
 
 
-def _load_object(text: str) -> dict[str, Any]:
+def load_object(raw: bytes) -> dict[str, Any]:
+    """What a line of JSON holds, strictly read."""
+    text = _decode(raw)
     try:
         entry = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
     except json.JSONDecodeError as error:

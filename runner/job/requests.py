@@ -132,12 +132,12 @@ class RowError(ValueError):
     """What is wrong with a row, and what to do; the caller adds file:line."""
 
 
-def parse_openai(entry: dict[str, Any], line: int) -> Request:
-    """A line of OpenAI's batch format."""
+def frame_of(entry: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The id and the body of a line of OpenAI's batch format: what stands around the body is checked, and no more."""
     unknown = sorted(entry.keys() - {"custom_id", "method", "url", "body"})
     if unknown:
         raise RowError(f'unknown key "{unknown[0]}"; a batch line has "custom_id", "method", "url" and "body"')
-    custom_id, body, url = entry.get("custom_id"), entry.get("body"), entry.get("url")
+    custom_id, body = entry.get("custom_id"), entry.get("body")
     if custom_id == "":
         raise RowError('"custom_id" is empty; rows are told apart by it')
     if not isinstance(custom_id, str):
@@ -146,6 +146,13 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
         raise RowError(f'"method" must be "POST", got {shown(entry.get("method"))}')
     if not isinstance(body, dict):
         raise RowError(f'"body" must be an object, got {shown(body)}')
+    return custom_id, body
+
+
+def parse_openai(entry: dict[str, Any], line: int) -> Request:
+    """A line of OpenAI's batch format."""
+    custom_id, body = frame_of(entry)
+    url = entry.get("url")
     fields, model = _clean(body), _model(body)
     if url == "/v1/completions":
         if "messages" in fields:

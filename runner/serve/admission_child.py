@@ -1,36 +1,44 @@
-"""A process that admits one batch: its rows are checked and written into the journal, and then it ends.
+"""A process that admits batches, one after the other: their rows are checked and written into their journals.
 
-Killed at any moment it leaves no half of a job: the journal is filled in one transaction.
+What is no row of the batch refuses all of it before anything runs. A row whose body asks for what cannot be had is that
+row's error, as at OpenAI's, and the others run. Killed at any moment it leaves no half of a job: a journal is filled in one
+transaction.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
 from outrider.runner.job.directory import held
+from outrider.runner.job.journal import FAILED, Journal
+from outrider.runner.job.prompts import BadRow, lines_of, load_object
+from outrider.runner.job.requests import RowError, frame_of
+from outrider.runner.job.results import message_of
 from outrider.runner.job.source import Source
+from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.option import build_options
 from outrider.runner.options import JobSpec
 from outrider.runner.prepare_job import prepare
 from outrider.runner.printable import printable
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.serve.batch_requests import error_entry
-from outrider.runner.serve.link import Line, server_line
+from outrider.runner.serve.link import Line, Message, server_line
 from outrider.runner.validation_errors import shown
-from outrider.workers.errors import InputError, OutriderError, UsageError
+from outrider.workers.errors import OutriderError, UsageError
 
 MOST_ERRORS = 50
-WITH_LINE = re.compile(r"^.*?:(\d+): (.*)$", re.DOTALL)
-REPEATED = re.compile(r'the id ".*" stands in line \d+ already')
+REPEATED = re.compile(r'.*?:(\d+): (the id ".*" stands in line \d+ already; ids must differ)', re.DOTALL)
 KEYS = ("custom_id", "method", "url", "body")
+NO_JSON = "This line is not parseable as valid JSON."
 
 
 class Notes:
@@ -54,19 +62,33 @@ class Notes:
 
 def main(descriptor: int) -> None:
     line = server_line(descriptor)
-    asked = line.receive()
-    assert asked is not None
-    threading.Thread(target=_end_with_the_server, args=(line,), daemon=True).start()
-    line.send(_admitted(asked, line))
+    asked: SimpleQueue[Message] = SimpleQueue()
+    threading.Thread(target=_listen, args=(line, asked), daemon=True).start()
+    with TokenizerProcess() as helper:
+        while True:
+            message = asked.get()
+            if "models" in message:
+                _get_ready(message["models"], helper)
+            else:
+                line.send(_admitted(message, line, helper))
 
 
-def _end_with_the_server(line: Line) -> None:
-    while line.receive() is not None:
-        pass
-    os._exit(1)
+def _listen(line: Line, asked: SimpleQueue[Message]) -> None:
+    """It ends with the server."""
+    while (message := line.receive()) is not None:
+        asked.put(message)
+    os._exit(0)
 
 
-def _admitted(asked: dict[str, Any], line: Line) -> dict[str, Any]:
+def _get_ready(models: list[dict[str, Any]], helper: TokenizerProcess) -> None:
+    """What takes seconds the first time is done before anybody asks. What is wrong, the first batch says."""
+    for options in models:
+        spec = build_options(JobSpec, options)
+        with suppress(OutriderError):
+            helper.prepare_pair(spec.model, spec.draft)
+
+
+def _admitted(asked: Message, line: Line, helper: TokenizerProcess) -> Message:
     spec = build_options(JobSpec, asked["options"])
     directory = spec.out
     assert directory is not None
@@ -76,52 +98,51 @@ def _admitted(asked: dict[str, Any], line: Line) -> dict[str, Any]:
                 errors := list(islice(foreign_rows(spec.input, asked["endpoint"], asked["model"]), MOST_ERRORS))
             ):
                 return {"refused": errors}
-            journal = prepare(spec, directory, Notes(line)).journal
-            rows = journal.counts().rows
-            journal.close()
-            return {"admitted": rows}
-    except InputError as error:
-        return {"refused": [entry for entry in map(_entry, error.lines) if entry is not None]}
+            with closing(prepare(spec, directory, Notes(line), helper=helper).journal) as journal:
+                if errors := list(islice(repeated_rows(journal), MOST_ERRORS)):
+                    return {"refused": errors}
+                return {"admitted": journal.counts().rows}
     except UsageError as error:
         return {"refused": [error_entry("invalid_request", printable(error))]}
     except OutriderError as error:
         return {"broken": printable(error)}
 
 
-def _entry(said: str) -> dict[str, Any] | None:
-    """``file:line: sentence``, as the API shows it."""
-    found = WITH_LINE.match(said)
-    if found is None:
-        return error_entry("invalid_request", said)
-    code = "duplicate_custom_id" if REPEATED.search(found[2]) else "invalid_request"
-    return error_entry(code, found[2], int(found[1]))
-
-
 def foreign_rows(path: Path, endpoint: str, model: str) -> Iterator[dict[str, Any]]:
-    """Rows that outrider itself could run, and that are no rows of this batch. What else is wrong, admission says."""
-    for number, line in enumerate(Source(path).lines(), start=1):
-        if line is None or not line.strip():
+    """Lines that are no rows of this batch, whatever their bodies ask for."""
+    for number, line in lines_of(Source(path)):
+        if isinstance(line, BadRow):
+            yield error_entry(line.code, line.message, number)
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            yield error_entry("invalid_json_line", "This line is not parseable as valid JSON.", number)
+            row = load_object(line)
+        except RowError as error:
+            yield error_entry("invalid_json_line", f"{NO_JSON} {error}", number)
             continue
         if (problem := _foreign(row, endpoint, model)) is not None:
             code, message, param = problem
             yield error_entry(code, message, number, param)
 
 
-def _foreign(row: object, endpoint: str, model: str) -> tuple[str, str, str | None] | None:
-    if not isinstance(row, dict):
-        return "invalid_json_line", "a line must be an object", None
+def _foreign(row: dict[str, Any], endpoint: str, model: str) -> tuple[str, str, str | None] | None:
     if missing := [key for key in KEYS if key not in row]:
         return "missing_required_parameter", f'"{missing[0]}" is missing', missing[0]
+    try:
+        _, body = frame_of(row)
+    except RowError as error:
+        return "invalid_request", str(error), None
     if row["url"] != endpoint:
         said = f'"url" is {shown(row["url"])}, and the batch\'s endpoint {endpoint}: they must be the same'
         return "invalid_url", said, "url"
-    asked = row["body"].get("model") if isinstance(row["body"], dict) else None
+    asked = body.get("model")
     if asked is not None and asked != model:
         said = f'"model" is {shown(asked)}, and {shown(model)} in the first row: a batch has one model'
         return "mismatched_model", said, "body.model"
     return None
+
+
+def repeated_rows(journal: Journal) -> Iterator[dict[str, Any]]:
+    """Whether ids repeat is known once all rows are in the journal, which has the later ones as failed."""
+    for record in journal.records(FAILED):
+        if found := REPEATED.fullmatch(message_of(record)):
+            yield error_entry("duplicate_custom_id", found[2], int(found[1]))

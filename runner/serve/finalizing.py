@@ -30,6 +30,12 @@ def write_files(directory: Path, expired: bool) -> Counts | None:
         return journal.counts()
 
 
+def draw_report(directory: Path) -> None:
+    """As far as the job is."""
+    with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
+        write_report(journal, directory, running=True)
+
+
 def counts_of(directory: Path) -> Counts | None:
     """How far the job is, as its journal knows; None where that cannot be read now, of which whoever runs it will tell."""
     try:

@@ -1,4 +1,4 @@
-"""Who does the batches: a process for each admission, and one that keeps a model loaded. Several models take turns.
+"""Who does the batches: processes that admit them, and one that keeps a model loaded. Several models take turns.
 
 A process that dies is started again, and goes on from the journals. Where it dies again and again without a row ending in
 between, its batches are given up.
@@ -9,15 +9,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.runner.options import JobSpec
+from outrider.runner.serve.admissions import Admissions, options_of
 from outrider.runner.serve.link import Child, Message
-from outrider.runner.serve.names import INPUT
-from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Hear, Left, Progress, Refused
+from outrider.runner.serve.running import Answer, BatchJob, Broken, Hear, Left, Progress
+from outrider.workers.errors import JobError
 
 LOOK_SECONDS = 0.5
 # A machine that is short of memory or of processes may have them again later.
@@ -81,9 +81,7 @@ class ModelHosts:
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._requests = itertools.count()
-        self._admissions: deque[BatchJob] = deque()
-        self._admitting: tuple[BatchJob, Child] | None = None
-        self._told = False
+        self._admissions = Admissions(specs, hear, say, child)
         # The last that was loaded; those behind it come first.
         self._last = -1
         threading.Thread(target=self._run, name="turns", daemon=True).start()
@@ -91,9 +89,7 @@ class ModelHosts:
     # What is asked
 
     def admit(self, job: BatchJob) -> None:
-        with self._lock:
-            self._admissions.append(job)
-            self._next_admission()
+        self._admissions.add(job)
 
     def run(self, job: BatchJob) -> None:
         with self._lock:
@@ -104,11 +100,7 @@ class ModelHosts:
 
     def stop(self, batch: str) -> None:
         with self._lock:
-            if any(job.batch == batch for job in self._admissions):
-                self._admissions = deque(job for job in self._admissions if job.batch != batch)
-                self._hear(Left(batch, whole=False))
-            elif self._admitting is not None and self._admitting[0].batch == batch:
-                self._admitting[1].kill()
+            self._admissions.stop(batch)
             for model in self._models.values():
                 if model.batches.pop(batch, None) is None:
                     continue
@@ -145,13 +137,8 @@ class ModelHosts:
     def close(self, at_once: bool) -> None:
         with self._lock:
             self._closing.set()
-            self._admissions.clear()
             children = [model.child for model in self._models.values() if model.child is not None]
-            if self._admitting is not None:
-                # It has written all or nothing, and is started anew.
-                _, admitting = self._admitting
-                children.append(admitting)
-                admitting.kill()
+            children += self._admissions.close()
             for model in self._models.values():
                 if model.child is not None:
                     model.child.send({"close": "at once" if at_once else "drain"})
@@ -161,46 +148,11 @@ class ModelHosts:
             for model in self._models.values():
                 self._refuse_all(model, CLOSING)
 
-    # Admissions, one at a time
-
-    def _next_admission(self) -> None:
-        if self._admitting is not None or not self._admissions or self._closing.is_set():
-            return
-        job = self._admissions.popleft()
-        update = {"input": job.directory / INPUT, "out": job.directory}
-        spec = self._models[job.model].spec.model_copy(update=update)
-        asked = {"options": _options(spec), "endpoint": job.endpoint, "model": job.model}
-        self._told = False
-        ended = lambda complaint: self._admission_ended(job, complaint)  # noqa: E731
-        self._admitting = job, self._child("admission_child", asked, lambda said: self._hear_of(job, said), ended)
-
-    def _hear_of(self, job: BatchJob, said: Message) -> None:
-        match said:
-            case {"note": note}:
-                self._say(f"{job.batch}: {note}")
-                return
-            case {"admitted": rows}:
-                self._hear(Admitted(job.batch, rows))
-            case {"refused": errors}:
-                self._hear(Refused(job.batch, errors))
-            case {"broken": sentence}:
-                self._hear(Broken(job.batch, sentence))
-        self._told = True
-
-    def _admission_ended(self, job: BatchJob, complaint: str) -> None:
-        with self._lock:
-            self._admitting = None
-            if self._closing.is_set():
-                return
-            if not self._told:
-                # The service knows whether it was asked to stop: what it wanted then comes before this.
-                self._hear(Broken(job.batch, f"its rows could not be checked: {complaint}"))
-            self._next_admission()
-
     # Turns
 
     def _run(self) -> None:
         while not self._closing.wait(LOOK_SECONDS):
+            self._admissions.look()
             with self._lock:
                 self._look(time.monotonic())
 
@@ -229,9 +181,14 @@ class ModelHosts:
         self._last = list(self._models).index(model.name)
         model.state, model.since, model.error, model.hopeless = LOADING, now, None, False
         model.ended_rows.clear()
-        asked = {"options": _options(model.spec), "name": model.name}
+        asked = {"options": options_of(model.spec), "name": model.name}
         hear: Callable[[Message], None] = lambda said: self._hear_host(model, said)  # noqa: E731
-        model.child = self._child("host_child", asked, hear, lambda complaint: self._host_ended(model, complaint))
+        try:
+            model.child = self._child("host_child", asked, hear, lambda complaint: self._host_ended(model, complaint))
+        except JobError as error:
+            self._say(f"{model.name}: {error}; this is tried again")
+            model.state, model.not_before = AWAY, now + PAUSE_SECONDS
+            return
         for job in model.batches.values():
             _give(model.child, job)
         for request, each in model.asked.items():
@@ -303,7 +260,3 @@ class ModelHosts:
 
 def _give(child: Child, job: BatchJob) -> None:
     child.send({"run": job.batch, "directory": str(job.directory)})
-
-
-def _options(spec: JobSpec) -> dict[str, Any]:
-    return spec.model_dump(mode="json", exclude_defaults=True)

@@ -61,7 +61,7 @@ def _batch(service: Service, batch: dict[str, Any], keys: Sequence[str]) -> dict
         "completed": counts["completed"],
         "failed": counts["failed"],
         "metadata": batch["metadata"] or {},
-        "errors": [entry["message"] for entry in (batch["errors"] or {"data": []})["data"]][:3],
+        "errors": [_said(entry) for entry in (batch["errors"] or {"data": []})["data"]][:3],
         "tokens_per_second": None,
         "seconds_left": None,
         "acceptance": None,
@@ -74,6 +74,10 @@ def _batch(service: Service, batch: dict[str, Any], keys: Sequence[str]) -> dict
         shown["seconds_left"] = round(left / rows) if rows else None
         if pace.progress.proposed:
             shown["acceptance"] = round(pace.progress.accepted / pace.progress.proposed, 3)
-    if service.report_of(batch["id"]).is_file():
+    if service.has_report(batch["id"]):
         shown["report"] = f"/page/reports/{batch['id']}?sign={report_signature(keys, batch['id'])}"
     return shown
+
+
+def _said(entry: dict[str, Any]) -> str:
+    return entry["message"] if entry["line"] is None else f"line {entry['line']}: {entry['message']}"

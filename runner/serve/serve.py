@@ -91,7 +91,8 @@ def _job_specs(spec: ServeSpec) -> dict[str, JobSpec]:
     shared = {name: getattr(spec, name) for name in OF_JOBS if name in spec.model_fields_set}
     models = spec.models or named_models([spec.model])
     named_models([f"{name}={path}" for name, path in models.items()])
-    return {name: JobSpec(input=Path("-"), model=path, **shared) for name, path in models.items()}
+    # A row that is wrong is its own error, as at OpenAI's; what is no row of a batch is refused before (`admission_child`).
+    return {name: JobSpec(input=Path("-"), model=path, skip_bad=True, **shared) for name, path in models.items()}
 
 
 def _look_at(specs: Mapping[str, JobSpec]) -> None:

@@ -24,12 +24,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from outrider.runner.job.directory import JOURNAL, held
+from outrider.runner.job.directory import JOURNAL, REPORT, held
 from outrider.runner.job.results import ERRORS, RESULTS, sync_folder
 from outrider.runner.serve import batch_requests
 from outrider.runner.serve.api_errors import ApiError, no_such
 from outrider.runner.serve.batch_requests import error_entry
-from outrider.runner.serve.finalizing import counts_of, write_files
+from outrider.runner.serve.finalizing import counts_of, draw_report, write_files
 from outrider.runner.serve.names import FILE, INPUT, Folders, new_batch_id, new_file_id
 from outrider.runner.serve.running import Admitted, BatchJob, Broken, Event, Hear, Left, Progress, Refused, Runner
 from outrider.runner.serve.store import ENDED, OUTPUT, Batch, File, Store
@@ -204,9 +204,16 @@ class Service:
             self.runner.stop(name)
             return self._with_counts(batch)
 
+    def has_report(self, name: str) -> bool:
+        directory = self._folders.batch(name)
+        return any((directory / file).exists() for file in (REPORT, JOURNAL))
+
     def report_of(self, name: str) -> Path:
-        self.batch(name)
-        return self._folders.batch(name) / "report.html"
+        """Of a batch that runs it is drawn now."""
+        directory = self._folders.batch(name)
+        if self.batch(name).status not in ENDED and (directory / JOURNAL).exists():
+            draw_report(directory)
+        return directory / REPORT
 
     def pace(self, name: str) -> Pace | None:
         return self._paces.get(name)

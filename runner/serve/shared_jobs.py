@@ -124,7 +124,9 @@ class SharedJobs:
             for note in journal.check():
                 self.counters.note(note)
             kept = kept_identity(journal)
-            check_same(kept, asked(str(kept.get("input"))), "a model or parameter", directory)
+            # Which rows there are was settled when they were admitted.
+            now = {**asked(str(kept.get("input"))), "skip_bad": kept.get("skip_bad")}
+            check_same(kept, now, "a model or parameter", directory)
             if (path := journal.meta("numeric_path")) is None:
                 journal.set_meta("numeric_path", self.path)
             else:

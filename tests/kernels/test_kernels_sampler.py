@@ -193,3 +193,36 @@ def test_masks_that_are_too_short_are_refused() -> None:
         pytest.raises(library.KernelError, match=f"masks of 1 words for a vocabulary of {LLAMA.vocabulary}"),
     ):
         engine.forward([NativeFeed(engine.open(), [1], first_mask=0)], masks)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 64, 95, 4000])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_mask_that_allows_everything_is_none_and_one_token_less_is_seen(vocabulary: int, temperature: float) -> None:
+    random = np.random.default_rng(vocabulary)
+    logits, sampling = random.normal(size=vocabulary).astype(np.float32), Sampling(temperature=temperature, seed=3)
+    free = native.choose(logits, sampling, [], 0, with_scores=False)[:3]
+    for beyond in (0, 0xFFFFFFFF):  # bits that are no token's
+        everything = np.full(-(-vocabulary // 32), 0xFFFFFFFF, np.uint32)
+        if vocabulary % 32:
+            own = (1 << vocabulary % 32) - 1
+            everything[-1] = own | (beyond & ~own)
+        assert native.choose(logits, sampling, [], 0, with_scores=False, mask=everything)[:3] == free
+        for token in {free[0], 0, vocabulary - 1}:
+            less = everything.copy()
+            less[token // 32] &= ~np.uint32(1 << token % 32)
+            found = native.choose(logits, sampling, [], 0, with_scores=False, mask=less)[0]
+            assert found != token if token == free[0] else found == free[0]
+
+
+@pytest.mark.parametrize("density", [0.1, 0.6, 0.97])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_greedy_choice_under_a_mask_is_that_of_all_scores(density: float, seed: int) -> None:
+    """With ties. The scores are all looked at where they are wanted."""
+    random = np.random.default_rng(seed)
+    logits = random.integers(0, 12 if seed % 2 else 10_000, 1000).astype(np.float32)
+    bits = random.random(1024) < density
+    mask = np.packbits(bits, bitorder="little").view(np.uint32)
+    quick = native.choose(logits, Sampling(), [], 0, with_scores=False, mask=mask)[:3]
+    assert quick == native.choose(logits, Sampling(), [], 0, with_scores=True, mask=mask)[:3]
+    allowed = np.where(bits[:1000], logits, -np.inf)
+    assert quick[0] == int(allowed.argmax()) and quick[2] == np.diff(np.sort(allowed)[-2:])[0]

@@ -79,6 +79,12 @@ def line(number: int, model: str = "pocket", tokens: int = 12) -> str:
     return json.dumps({"custom_id": f"row {number}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n"
 
 
+def fitting(number: int, schema: dict[str, Any]) -> str:
+    row = json.loads(line(number))
+    row["body"]["structured_outputs"] = {"json": schema}
+    return json.dumps(row) + "\n"
+
+
 def create(client: openai.OpenAI, content: str) -> str:
     file = client.files.create(file=("rows.jsonl", content.encode()), purpose="batch").id
     made = client.batches.create(input_file_id=file, endpoint="/v1/completions", completion_window="24h")
@@ -156,13 +162,24 @@ def test_batches_and_single_requests_share_a_model_that_stays_loaded(tmp_path: P
         assert cancelled.status == "cancelled"
         assert cancelled.request_counts is not None
         assert len(texts_of(client, cancelled.output_file_id)) == cancelled.request_counts.completed
-        bad = ended(client, create(client, line(1) + line(1) + line(2).replace("12", "-1")))
+        bad = ended(client, create(client, line(1) + line(1) + "{\n"))
         assert bad.status == "failed"
         assert bad.errors is not None and bad.errors.data is not None
-        assert [(each.code, each.line) for each in bad.errors.data] == [
-            ("duplicate_custom_id", 2),
-            ("invalid_request", 3),
-        ]
+        assert [(each.code, each.line) for each in bad.errors.data] == [("invalid_json_line", 3)]
+        bad = ended(client, create(client, line(1) + line(1)))
+        assert bad.errors is not None and bad.errors.data is not None
+        assert [(each.code, each.line) for each in bad.errors.data] == [("duplicate_custom_id", 2)]
+        endless = {"type": "object", "$ref": "#/nowhere"}
+        mixed = ended(client, create(client, line(1) + line(2).replace("12", "-1") + fitting(3, endless) + fitting(4, {})))
+        assert (mixed.status, mixed.errors) == ("completed", None), "a row that is wrong is its own error"
+        assert [name for name, _ in texts_of(client, mixed.output_file_id)] == ["row 1", "row 4"]
+        assert mixed.error_file_id is not None
+        errors = {
+            row["custom_id"]: row["error"]
+            for row in map(json.loads, client.files.content(mixed.error_file_id).text.splitlines())
+        }
+        assert {name: each["code"] for name, each in errors.items()} == dict.fromkeys(("row 2", "row 3"), "invalid_request")
+        assert '"max_tokens" must be' in errors["row 2"]["message"] and "cannot be compiled" in errors["row 3"]["message"]
         status = outrider("status", tmp_path / "batches" / "batches" / small, "--json")
         assert json.loads(status.stdout)["done"] == 8
         assert server.log.read_text().count("from the cache") + server.log.read_text().count("native engine") <= 4

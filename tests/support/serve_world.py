@@ -15,13 +15,12 @@ import openai
 import uvicorn
 
 from outrider.runner.job.directory import JOURNAL, held
-from outrider.runner.job.journal import Journal, StoredRow
+from outrider.runner.job.journal import FailedRow, Journal, StoredRow
 from outrider.runner.job.prompts import BadRow, read_rows
 from outrider.runner.job.results import error_record, result_record
 from outrider.runner.job.source import Source
 from outrider.runner.serve.admission_child import foreign_rows
 from outrider.runner.serve.app import application
-from outrider.runner.serve.batch_requests import error_entry
 from outrider.runner.serve.names import INPUT, Folders
 from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Hear, Left, Progress, Refused
 from outrider.runner.serve.service import Service
@@ -47,16 +46,14 @@ class FakeRunner:
         self.taken_back = 0
 
     def admit(self, job: BatchJob) -> None:
-        errors = list(foreign_rows(job.directory / INPUT, job.endpoint, job.model))
-        rows, parsed = [], read_rows(Source(job.directory / INPUT))
-        for number, row in enumerate(parsed):
-            if isinstance(row, BadRow):
-                errors.append(error_entry(row.code, row.message, row.line))
-            else:
-                rows.append(StoredRow(number, row.custom_id, row.line, "completion", {"n": 1}, (1, 2)))
-        if errors:
+        if errors := list(foreign_rows(job.directory / INPUT, job.endpoint, job.model)):
             self.hear(Refused(job.batch, errors))
             return
+        rows: list[StoredRow | FailedRow] = []
+        for number, row in enumerate(read_rows(Source(job.directory / INPUT))):
+            stored = StoredRow(number, row.custom_id, row.line, "completion", {"n": 1}, (1, 2))
+            failed = error_record(stored, row.code, row.message) if isinstance(row, BadRow) else None
+            rows.append(stored if failed is None else FailedRow(stored, failed))
         with closing(Journal(job.directory / JOURNAL)) as journal:
             if not journal.filled:
                 journal.fill(rows, (), {"identity": {}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from outrider.workers.constraints.grammars import BadConstraint, grammar_of, refuse_unusable
 from outrider.workers.constraints.matching import Matching
+from outrider.workers.draft import drafter
+from outrider.workers.draft.drafter import DraftRow, _Guide
 from outrider.workers.engines.engine import Feed
 from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
 from outrider.workers.models.model_info import find
@@ -194,6 +197,67 @@ def rows_of_all_kinds(count: int, tokens: int = 90, seed: int = 5) -> list[Row]:
 
 def what_counts(results: dict[int, RowResult]) -> dict[int, tuple[object, ...]]:
     return {key: (each.tokens, each.text, each.finish_reason, each.logprobs) for key, each in sorted(results.items())}
+
+
+def test_masks_that_are_left_out_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All places behind a mask are left open, whatever it took: choices that are not allowed are made again."""
+    opened, rows = model("pocket"), rows_of_all_kinds(40, seed=6)
+    plain, whole = write(target_of(opened, 1, 0, tokenizer=tokenizer()), rows)
+    seen: list[bool] = []
+    monkeypatch.setattr(MaskMaker, "seen", lambda self, missed: seen.append(missed))
+    monkeypatch.setattr(constraints, "LEAST_OPEN_SECONDS", 0.0)
+    monkeypatch.setattr(constraints, "SHARE_OF_PASS", math.inf)
+    monkeypatch.setattr(drafter, "LEAST_OPEN_SECONDS", 1e-9)
+    for batch, count, draft, lookup in [(1, 0, None, False), (7, 0, None, False), (5, 4, draft_of_the_pair(), True)]:
+        seen.clear()
+        found, verifier = write(target_of(opened, batch, count, draft, lookup, 500, tokenizer()), rows)
+        assert what_counts(found) == what_counts(plain)
+        assert min(sum(seen), len(seen) - sum(seen)) > 20, "some held and some did not"
+        assert count or verifier.counters.tokens == whole.counters.tokens
+        assert not count or 0 < verifier.counters.accepted < verifier.counters.proposed
+
+
+def test_a_draft_leaves_masks_out_and_guesses_on_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = DraftRow(matching=begun("regex"))
+    assert row.matching is not None
+    guide, mask, letters = _Guide(row, row.matching), np.zeros(128, np.uint32), tokenizer().encode_rendered("ab")
+    monkeypatch.setattr(drafter, "LEAST_OPEN_SECONDS", 1e-9)
+    guide.fill(mask)
+    np.testing.assert_array_equal(mask, mask_of(row.matching))
+    assert guide.follow(letters[0]) is not None
+    guide.fill(mask)
+    assert (mask == 0xFFFFFFFF).all()
+    assert guide.follow(tokenizer().encode_rendered("{")[0]) is None and len(row.matching) == 1
+    guide.fill(mask)
+    np.testing.assert_array_equal(mask, mask_of(row.matching))
+
+
+def test_only_choices_among_all_tokens_are_left_open() -> None:
+    assert constraints.may_be_open(Sampling(temperature=1.0)) and constraints.may_be_open(Sampling(top_k=2, top_p=0.1))
+    for shares in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
+        assert not constraints.may_be_open(Sampling(temperature=1.0, **shares))
+
+
+def test_a_mask_is_left_out_where_it_costs_more_than_what_fails_without() -> None:
+    maker, row = MaskMaker(4096), live("record")
+    maker._row_seconds = 2e-3
+    assert not maker._is_open(row), "nothing is known yet"
+    row.mask_seconds = 1e-3
+    assert maker._is_open(row)
+    row.mask_seconds = 1e-5
+    assert not maker._is_open(row), "cheap"
+    row.mask_seconds = 1.0
+    assert not maker._is_open(row), "the library may be about to give up, and that is the row's error"
+    row.mask_seconds = 1e-3
+    for _ in range(200):
+        maker.seen(missed=True)
+    assert not maker._is_open(row), "this model knows no JSON"
+    maker._row_seconds = 1e-5
+    assert maker._is_open(row), "but a pass more costs nothing to speak of"
+    row.kind = ("grammar", (5, 6))
+    assert not maker._is_open(row, row.kind), "a place behind what was forced is of another kind"
+    maker._kinds[row.kind] = 1e-3
+    assert maker._is_open(row, row.kind), "of which other rows know"
 
 
 def test_the_same_text_assisted_or_not_in_any_batch_resumed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:

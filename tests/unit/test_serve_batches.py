@@ -87,7 +87,8 @@ BAD = [
     (line("a") + line("b", model="large"), "mismatched_model", 2),
     (line("a", model="nobody"), "model_not_found", 1),
     ("\n" + line("a", model="nobody"), "model_not_found", 2),
-    (line("a", temperature=-1), "invalid_request", 1),
+    (line("a") + '{"custom_id": "b", "method": "GET", "url": "/v1/completions", "body": {}}\n', "invalid_request", 2),
+    (line("a") + "\n" + line("b"), "invalid_request", 2),
     (line("a", model="\ud800"), "model_not_found", 1),
     ("[" * 100_000 + "\n", "invalid_json_line", 1),
 ]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from outrider.runner.options import JobSpec, ServeSpec
-from outrider.runner.serve import model_hosts
+from outrider.runner.serve import admissions, model_hosts
 from outrider.runner.serve.admission_child import foreign_rows
 from outrider.runner.serve.link import Child, Line
 from outrider.runner.serve.model_hosts import MOST_DEATHS, ModelHosts
 from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Event, Left, Progress, Refused
 from outrider.runner.serve.serve import _job_specs, named_models
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import JobError, UsageError
 
 
 class FakeChild:
@@ -78,29 +78,93 @@ def job(name: str = "batch", model: str = "small") -> BatchJob:
     return BatchJob(name, model, "/v1/completions", Path("/data/batches") / name)
 
 
-def test_admissions_come_one_after_the_other() -> None:
+def test_admissions_come_one_after_the_other_in_a_process_that_stays() -> None:
     world = Hosts()
     world.hosts.admit(job("first"))
     world.hosts.admit(job("second"))
     [child] = FakeChild.made
-    assert (child.module, child.asked["model"]) == ("admission_child", "small")
-    assert child.asked["options"]["input"] == "/data/batches/first/input.jsonl"
+    assert child.module == "admission_child"
+    assert [each["model"] for each in child.asked["models"]] == ["/models/small", "/models/large"], "it gets ready for them"
+    [asked] = child.sent
+    assert (asked["admit"], asked["model"]) == ("first", "small")
+    assert asked["options"]["input"] == "/data/batches/first/input.jsonl"
     child.hear({"note": "reading"})
     child.hear({"admitted": 5})
-    child.end()
     assert world.heard == [Admitted("first", 5)]
     assert world.said == ["first: reading"]
-    world.child().hear({"refused": [{"code": "x"}]})
+    child.hear({"refused": [{"code": "x"}]})
     assert world.heard[-1] == Refused("second", [{"code": "x"}])
+    world.hosts.admit(job("third", "large"))
+    assert FakeChild.made == [child] and child.alive
+    assert [each["admit"] for each in child.sent] == ["first", "second", "third"]
+
+
+def test_it_is_there_before_anybody_asks_and_again_when_it_has_died() -> None:
+    world = Hosts()
+    world.hosts._admissions.look()
+    [child] = FakeChild.made
+    child.end()
+    assert world.heard == []
+    world.hosts._admissions.look()
+    assert len(FakeChild.made) == 2
+
+
+def test_a_small_input_does_not_wait_for_a_large_one(tmp_path: Path) -> None:
+    world = Hosts()
+    large = BatchJob("large", "small", "/v1/completions", tmp_path)
+    with (tmp_path / "input.jsonl").open("wb") as stream:
+        stream.truncate(admissions.SMALL_BYTES + 1)
+    world.hosts.admit(large)
+    world.hosts.admit(job("small"))
+    first, second = FakeChild.made
+    assert ([each["admit"] for each in first.sent], [each["admit"] for each in second.sent]) == (["large"], ["small"])
+    second.hear({"admitted": 1})
+    first.hear({"admitted": 9})
+    assert world.heard == [Admitted("small", 1), Admitted("large", 9)]
+    assert (first.alive, second.alive) == (False, True), "memory is not held for large ones that may never come"
 
 
 def test_an_admission_that_dies_says_of_what() -> None:
     world = Hosts()
     world.hosts.admit(job())
+    world.hosts.admit(job("second"))
     world.child().end()
     [broken] = world.heard
     assert isinstance(broken, Broken)
     assert "its rows could not be checked: its process was killed by signal 9" in broken.sentence
+    assert [each["admit"] for each in world.child().sent] == ["second"], "in another process"
+
+
+def test_a_process_that_has_stumbled_admits_no_other() -> None:
+    world = Hosts()
+    world.hosts.admit(job())
+    world.hosts.admit(job("second"))
+    first = world.child()
+    first.hear({"broken": "the process that reads models died"})
+    assert world.heard == [Broken("batch", "the process that reads models died")]
+    assert not first.alive and [each["admit"] for each in world.child().sent] == ["second"]
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is short of memory for a moment loses neither a batch nor the thread that takes turns."""
+    world = Hosts()
+
+    def short(*_: object) -> FakeChild:
+        raise JobError("a process of the server's could not be started: Cannot allocate memory")
+
+    monkeypatch.setattr(world.hosts, "_child", short)
+    monkeypatch.setattr(world.hosts._admissions, "_child", short)
+    world.hosts.admit(job())
+    world.hosts.run(job("other"))
+    world.look()
+    assert (FakeChild.made, world.heard, world.hosts.state()["small"]) == ([], [], "waiting")
+    assert all("is tried again" in each for each in world.said)
+    monkeypatch.undo()
+    monkeypatch.setattr(model_hosts.threading.Thread, "start", lambda self: None)
+    world.hosts._admissions.look()
+    assert [each["admit"] for each in world.child().sent] == ["batch"]
+    world.look(10)
+    assert world.child().sent == [{"run": "other", "directory": "/data/batches/other"}]
 
 
 def test_one_model_is_loaded_before_anybody_asks() -> None:
@@ -251,6 +315,7 @@ def test_rows_of_other_batches_are_told_by_line(tmp_path: Path) -> None:
     file.write_text("\n".join(lines))
     found = [(each["line"], each["code"]) for each in foreign_rows(file, "/v1/completions", "small")]
     assert found == [
+        (2, "invalid_request"),
         (3, "invalid_json_line"),
         (4, "missing_required_parameter"),
         (5, "mismatched_model"),

@@ -77,8 +77,11 @@ def test_the_link_shows_batches_and_their_progress(url: str, tmp_path: Path) -> 
     assert "2 of 8" in seen and "2 of 2" in seen
     assert 'aria-valuenow="25"' in seen
     assert "50.0%" in seen, "acceptance"
-    assert "This line is not parseable as valid JSON." in seen
-    assert re.search(r'<a href="/page/reports/batch_[0-9a-f]{24}\?sign=[0-9a-f]{32}"', seen)
+    assert "line 1: This line is not parseable as valid JSON." in seen
+    links = re.findall(r'<a href="(/page/reports/batch_[0-9a-f]{24}\?sign=[0-9a-f]{32})"', seen)
+    assert len(links) == 2, "of the one that runs, too"
+    report = browse(f"{url}{links[0]}", tmp_path, DESK)
+    assert "2 of 8" in report and "running, 6 rows to go" in report
     assert "small: loaded" in seen
 
 

@@ -19,6 +19,9 @@ from outrider.workers.constraints.grammars import LIMITS, BadConstraint, shorten
 
 # Compiled grammars that are kept: most jobs have a few, each for many rows.
 MOST_COMPILED = 64
+# A mask that leaves a place open, which masks that take less never do.
+EVERYTHING = np.uint32(0xFFFFFFFF)
+LEAST_OPEN_SECONDS = 5e-5
 
 
 class Matching:
@@ -80,6 +83,14 @@ class Matching:
             return False
         self._tokens.append(token)
         self._forced.append(forced[1:] or self._spelled())
+        return True
+
+    def allows(self, token: int) -> bool:
+        """Whether the token may come next."""
+        if not self.take(token):
+            self.mend()
+            return False
+        self.back(len(self) - 1)
         return True
 
     def back(self, length: int) -> None:

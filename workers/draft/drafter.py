@@ -12,7 +12,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.workers.constraints.matching import Matching
+from outrider.workers.constraints.matching import EVERYTHING, LEAST_OPEN_SECONDS, Matching
 from outrider.workers.draft.confidence import Confidence, MissFactor, RunnerUpShare
 from outrider.workers.draft.constraints import Constraints
 from outrider.workers.engines.costs import Recent
@@ -54,6 +54,8 @@ class DraftRow:
     # How far the answer, guesses included, has come in what it must be; None where it may be anything.
     matching: Matching | None = None
     prompt_length: int = 0
+    # What the last mask took that was made for it; 0 where that says nothing of the next.
+    mask_seconds: float = 0.0
 
     def uncached(self) -> list[int]:
         beyond = self.cached - len(self.committed)
@@ -236,7 +238,7 @@ class Drafter:
                 row.end_tokens,
                 row.reach,
                 row.miss_factor.factor,
-                None if row.matching is None else _Guide(row.matching),
+                None if row.matching is None else _Guide(row, row.matching),
             )
             for key, row in rows.items()
             if not row.guessed or row.guessed[-1] not in row.end_tokens
@@ -257,6 +259,10 @@ class Drafter:
             row.guessed.extend(chosen.tokens)
             row.margins.extend(chosen.margins)
             row.runners_up.extend(chosen.runners_up or [-1] * len(chosen.tokens))
+            if row.cached == len(row.committed) + len(row.guessed):
+                # Of its last step came no choice: whatever comes next is chosen behind that token again.
+                row.cached -= 1
+                self.engine.truncate(feed.row, row.cached)
             # As the engine has reckoned with them.
             chances = [self.confidence.chance(margin, feed.miss_factor) for margin in chosen.margins]
             row.chances.extend(chances)
@@ -305,17 +311,30 @@ class Drafter:
 
 
 class _Guide:
-    """A row's constraint, in the course of one call of the engine."""
+    """A row's constraint, in the course of one call of the engine.
 
-    def __init__(self, matching: Matching) -> None:
+    Masks that take long are left out, as the target does (`workers/target/constraints.py`). A guess that then does not fit
+    is none, and the next one has its mask.
+    """
+
+    def __init__(self, row: DraftRow, matching: Matching) -> None:
+        self._row = row
         self._matching = matching
 
     def fill(self, mask: NDArray[np.uint32]) -> None:
+        if self._row.mask_seconds >= LEAST_OPEN_SECONDS and not self._matching.forced:
+            mask[:] = EVERYTHING
+            return
+        began = time.thread_time()
         self._matching.fill(mask)
+        self._row.mask_seconds = time.thread_time() - began
 
-    def follow(self, token: int) -> list[int]:
+    def follow(self, token: int) -> list[int] | None:
         matching = self._matching
-        matching.take(token)
+        if not matching.take(token):
+            matching.mend()
+            self._row.mask_seconds = 0.0
+            return None
         start = len(matching)
         while matching.forced:
             matching.take(matching.forced[0])

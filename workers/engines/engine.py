@@ -48,8 +48,11 @@ class Guide(Protocol):
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """Set the bits of the tokens that may come next; all bits are 0 before."""
 
-    def follow(self, token: int) -> Sequence[int]:
-        """The token has been chosen. Those behind it that are certain, of which the guide knows then too."""
+    def follow(self, token: int) -> Sequence[int] | None:
+        """The token has been chosen. Those behind it that are certain, of which the guide knows then too.
+
+        None where the token may not come after all: the row does not go on, and the choice is none.
+        """
 
 
 @dataclass(frozen=True, slots=True)

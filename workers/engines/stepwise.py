@@ -36,6 +36,8 @@ def decode_in_steps(engine: Engine, decode_feeds: Sequence[DecodeFeed], stop_rul
             if choice < 0:  # its guide knows nothing that may come
                 continue
             behind = [] if feed.guide is None else feed.guide.follow(choice)
+            if behind is None:
+                continue
             chosen.tokens.extend([choice, *behind])
             chosen.margins.extend([margin, *[inf] * len(behind)])
             reach[feed.row] *= stop_rule.chance(margin, feed.miss_factor)

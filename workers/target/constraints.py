@@ -2,6 +2,11 @@
 
 The masks of a pass depend on nothing but what is fed, so they are made beside the pass: the engine waits for them where it
 chooses. A few cheap ones are made before it, since to wake a thread takes longer.
+
+Some masks take longer than what they are good for: amid a string of limited length nearly all tokens may come, and the
+library walks through all of its vocabulary to say so. Such a place is left *open*: the choice is made among all tokens, and
+holds where the constraint allows it, since the best of all is then the best of those that are allowed. Where it does not,
+the place is fed again in the next pass, with its mask. So what is left open decides how long a text takes, never the text.
 """
 
 from __future__ import annotations
@@ -13,9 +18,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from threading import Lock
 
-from outrider.workers.constraints.matching import Matching
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.workers.constraints.matching import EVERYTHING, LEAST_OPEN_SECONDS, Matching
 from outrider.workers.engines.engine import Feed, FeedMasks, PassMasks
-from outrider.workers.target.live_row import LiveRow
+from outrider.workers.messages import Sampling
+from outrider.workers.target.live_row import Kind, LiveRow
 from outrider.workers.target.proposers import Proposal
 
 # What is forced behind a row's last candidate is fed along, though it is not certain that it will be reached.
@@ -26,6 +35,14 @@ MOST_CERTAIN = 64
 CORES_A_THREAD, MOST_THREADS = 4, 8
 # What masks take may change from one place of a text to the next by a hundred times.
 AT_ONCE_SECONDS, WEIGHT = 1e-3, 0.2
+# Nor are masks left out that are so dear that the library may be about to give up at the next, which is that row's error.
+MOST_OPEN_SECONDS = 5e-3
+# A thread that makes masks takes a core of the pass's, and at each of its barriers the others wait for that one: 1 is all.
+SHARE_OF_PASS = 1.0
+# Kinds of places of which it is known what a mask takes: most jobs have a few.
+MOST_KINDS = 1024
+# How many of the choices at open places fail, until some have been seen; and how fast failures are forgotten meanwhile.
+USUALLY_MISSED, MISSED_WEIGHT, FORGETTING = 0.1, 0.02, 0.995
 
 
 def fitting(live: LiveRow, proposal: Proposal, room: int) -> Proposal:
@@ -52,6 +69,15 @@ def fitting(live: LiveRow, proposal: Proposal, room: int) -> Proposal:
     return proposal._replace(tokens=list(tokens), runners_up=())
 
 
+def may_be_open(sampling: Sampling) -> bool:
+    """Whether the best of all tokens, where it is allowed, is the best of those that are: not where shares of all count."""
+    return sampling.greedy or (sampling.top_k <= 0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0)
+
+
+# A row, its candidates, and where its masks begin.
+_Job = tuple[LiveRow, Sequence[int], int]
+
+
 class MaskMaker:
     """Makes the masks of a pass, many of them in threads: one, or a few where the process has many cores."""
 
@@ -63,42 +89,109 @@ class MaskMaker:
         # How many are in the making, and what one has usually taken.
         self._count = 0
         self._usual = 0.0
+        # What a pass takes of each of its rows, and how many of the choices at open places fail.
+        self._begun, self._rows = 0.0, 0
+        self._row_seconds = 0.0
+        self._missed = USUALLY_MISSED
+        self._kinds: dict[Kind, float] = {}
 
     def begin(self, rows: Sequence[LiveRow], feeds: Sequence[Feed]) -> list[Feed]:
         """The feeds with their masks, which are in the making from now on. ``finish`` comes before the rows go on."""
-        wanted = [
-            (live.matching, feed)
-            for live, feed in zip(rows, feeds, strict=True)
-            if live.matching is not None and feed.choose
-        ]
+        wanted = [(live, feed) for live, feed in zip(rows, feeds, strict=True) if live.matching is not None and feed.choose]
+        self._begun, self._rows = time.perf_counter(), len(rows)
         if not wanted:
             return list(feeds)
         masks = PassMasks(sum(feed.choose for _, feed in wanted), self._words)
-        first, begun, jobs = 0, {}, []
-        for matching, feed in wanted:
+        first, begun, jobs, count = 0, {}, list[_Job](), 0
+        for live, feed in wanted:
+            count += 0 if self._is_open(live, live.kind) else feed.choose
             begun[feed.row] = replace(feed, masks=FeedMasks(masks, first))
-            jobs.append((matching, feed.tokens[len(feed.tokens) - feed.choose + 1 :], first))
+            jobs.append((live, feed.tokens[len(feed.tokens) - feed.choose + 1 :], first))
             first += feed.choose
-        self._count = first
-        if self._usual * first <= AT_ONCE_SECONDS:
-            self._observe(_fill(jobs, masks, _Countdown(1, masks.made)))
+        self._count = count
+        self._missed *= FORGETTING
+        if self._usual * count <= AT_ONCE_SECONDS:
+            self._observe(self._fill(jobs, masks, _Countdown(1, masks.made)))
+            self._begun = time.perf_counter()
             return [begun.get(feed.row, feed) for feed in feeds]
         if self._threads is None:
             self._shares = max(1, min(MOST_THREADS, len(_all_cores()) // CORES_A_THREAD))
             self._threads = ThreadPoolExecutor(self._shares, "masks", _on_all_cores)
         shares = [share for at in range(self._shares) if (share := jobs[at :: self._shares])]
         left = _Countdown(len(shares), masks.made)
-        self._making = [self._threads.submit(_fill, share, masks, left) for share in shares]
+        self._making = [self._threads.submit(self._fill, share, masks, left) for share in shares]
         return [begun.get(feed.row, feed) for feed in feeds]
 
     def finish(self) -> None:
         making, self._making = self._making, []
+        seconds = time.perf_counter() - self._begun
         if making:
             wait(making)
             self._observe(sum(each.result() for each in making))
+        # The threads look at it.
+        if self._rows:
+            self._row_seconds += (seconds / self._rows - self._row_seconds) * (WEIGHT if self._row_seconds else 1.0)
+
+    def seen(self, missed: bool) -> None:
+        """What came of a choice at an open place."""
+        self._missed += (missed - self._missed) * MISSED_WEIGHT
+
+    def _is_open(self, live: LiveRow, kind: Kind | None = None) -> bool:
+        """Whether the row's next place is, by what the mask before it took, since places of one kind stand together.
+
+        Behind what was forced it is by what the mask of another row took there.
+        """
+        cost = live.mask_seconds
+        if kind is not None:
+            cost = live.mask_seconds = self._kinds.get(kind, 0.0)
+        if not LEAST_OPEN_SECONDS <= cost <= MOST_OPEN_SECONDS or not may_be_open(live.row.sampling):
+            return False
+        # What a pass takes is not known before the first.
+        return self._row_seconds > 0.0 and cost * SHARE_OF_PASS > self._missed * self._row_seconds
+
+    def _fill(self, jobs: Sequence[_Job], masks: PassMasks, left: _Countdown) -> float:
+        """Of each row the masks before its candidates, between and behind them. What cannot be reached allows nothing.
+
+        The seconds of the processor that it took.
+        """
+        started = time.thread_time()
+        try:
+            for live, candidates, first in jobs:
+                matching = live.matching
+                assert matching is not None
+                start = len(matching)
+                live.open_choices, live.mask_costs = [], []
+                self._fill_one(live, matching, masks.words[first], live.kind)
+                for index, candidate in enumerate(candidates, start=first + 1):
+                    if not matching.take(candidate):
+                        break
+                    self._fill_one(live, matching, masks.words[index])
+                matching.back(start)
+        finally:
+            left.done()
+        return time.thread_time() - started
+
+    def _fill_one(self, live: LiveRow, matching: Matching, mask: NDArray[np.uint32], kind: Kind | None = None) -> None:
+        """The next place's mask, or none. What is forced costs nothing to say, and says nothing of the place behind it."""
+        is_open = False
+        if matching.forced or matching.ended:
+            matching.fill(mask)
+            live.mask_seconds = 0.0
+        elif self._is_open(live, kind):
+            mask[:] = EVERYTHING
+            is_open = True
+        else:
+            began = time.thread_time()
+            matching.fill(mask)
+            live.mask_seconds = time.thread_time() - began
+            if kind is not None and (kind in self._kinds or len(self._kinds) < MOST_KINDS):
+                self._kinds[kind] = live.mask_seconds
+        live.open_choices.append(is_open)
+        live.mask_costs.append(live.mask_seconds)
 
     def _observe(self, seconds: float) -> None:
-        self._usual += (seconds / self._count - self._usual) * WEIGHT
+        if self._count:
+            self._usual += (seconds / self._count - self._usual) * WEIGHT
 
 
 class _Countdown:
@@ -124,23 +217,3 @@ def _all_cores() -> set[int]:
 def _on_all_cores() -> None:
     """The thread that leads the rounds is kept to the engine's first core, and these began as it is."""
     os.sched_setaffinity(0, _all_cores())
-
-
-def _fill(jobs: Sequence[tuple[Matching, Sequence[int], int]], masks: PassMasks, left: _Countdown) -> float:
-    """Of each row the masks before its candidates, between and behind them. What cannot be reached allows nothing.
-
-    The seconds of the processor that it took.
-    """
-    started = time.thread_time()
-    try:
-        for matching, candidates, first in jobs:
-            start = len(matching)
-            matching.fill(masks.words[first])
-            for index, candidate in enumerate(candidates, start=first + 1):
-                if not matching.take(candidate):
-                    break
-                matching.fill(masks.words[index])
-            matching.back(start)
-    finally:
-        left.done()
-    return time.thread_time() - started

@@ -12,6 +12,10 @@ from outrider.workers.engines.engine import Engine
 from outrider.workers.messages import PartialTokens, Row, RowResult
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
+# A grammar, and the last tokens that it has forced.
+Kind = tuple[str, tuple[int, ...]]
+TOKENS_OF_A_KIND = 4
+
 
 class NoSuchToken(Exception):
     """The row's constraint allows none of the tokens that the model can write; what the library says of it, if anything."""
@@ -41,6 +45,15 @@ class LiveRow:
     reported: int = 0
     # How far the answer has come in what it must be, where the row asks for that.
     matching: Matching | None = None
+    # What the last mask took that was made for it, 0 where that says nothing of the next; the same behind each choice of
+    # this pass; and which of those are made among all tokens, since their masks would take too long.
+    mask_seconds: float = 0.0
+    mask_costs: list[float] = field(default_factory=list)
+    open_choices: list[bool] = field(default_factory=list)
+    # What kind of place the next one is, where something was forced before it.
+    kind: Kind | None = None
+    # The last pass brought it no token, since what it chose at an open place was not allowed.
+    missed: bool = False
 
     @property
     def pending(self) -> int:
@@ -53,6 +66,27 @@ class LiveRow:
     @property
     def reads_its_prompt(self) -> bool:
         return not self.prefill_rounds
+
+    def is_open(self, choice: int) -> bool:
+        return choice < len(self.open_choices) and self.open_choices[choice]
+
+    def refuses(self, token: int, end_tokens: Collection[int]) -> bool:
+        """Whether what was chosen at an open place is no choice.
+
+        An end is not believed there, since a row has one spelling of it where nothing else may come.
+        """
+        own = self.row.sampling.end_tokens
+        ends = token in (end_tokens if own is None else own)
+        if not ends and self.matching is not None and self.matching.allows(token):
+            return False
+        self.mask_seconds, self.kind = 0.0, None
+        return True
+
+    def took(self, choice: int) -> None:
+        """The choice was committed: what its mask took is what is known of the next."""
+        self.kind = None
+        if choice < len(self.mask_costs):
+            self.mask_seconds = self.mask_costs[choice]
 
     def append(self, token: int, end_tokens: Collection[int], context: int) -> str | None:
         """Commit a token; why the row ends with it, if it does. ``end_tokens`` are the model's."""
@@ -72,6 +106,9 @@ class LiveRow:
         while reason is None and self.row.logprobs is None and self.matching is not None and self.matching.forced:
             reason = self.append(self.matching.forced[0], end_tokens, context)
             count += 1
+        if count and reason is None:
+            self.mask_seconds = 0.0
+            self.kind = self.row.sampling.grammar, tuple(self.tokens[-min(count, TOKENS_OF_A_KIND) :])
         return reason, count
 
     def resume(self, end_tokens: Collection[int], context: int) -> str | None:

@@ -140,7 +140,8 @@ class Verifier:
 
     def _ask(self) -> None:
         """Have candidates made for the rows that are past their prompt."""
-        rows = [live for live in self._rows if not live.reads_its_prompt and live.row.assisted]
+        # A draft is asked about tokens that are new to it.
+        rows = [live for live in self._rows if not live.reads_its_prompt and live.row.assisted and not live.missed]
         request, forecast = self.policy.request(rows)
         answer = None
         if any(request.counts):
@@ -223,9 +224,16 @@ class Verifier:
                 taken.append(behind)
         live.cached = len(live.tokens) + held
         self.engine.truncate(live.row.key, live.cached)
-        reason, committed = None, 0
+        reason, committed, live.missed = None, 0, False
         for index in taken:
+            if live.is_open(index) and self._misses(live, answer.tokens[index]):
+                # The last token is fed again, and the choice behind it made among those that are allowed.
+                live.cached = len(live.tokens) - 1
+                self.engine.truncate(live.row.key, live.cached)
+                live.missed = not committed
+                break
             reason = live.append(answer.tokens[index], self._end_tokens, self.engine.context)
+            live.took(index)
             committed += 1
             if reason is not None:
                 break
@@ -244,6 +252,11 @@ class Verifier:
         if not self.engine.exact:
             self.counters.near_ties += sum(answer.margins[index] < NEAR_TIE for index in taken)
         return reason
+
+    def _misses(self, live: LiveRow, token: int) -> bool:
+        missed = live.refuses(token, self._end_tokens)
+        self._masks.seen(missed)
+        return missed
 
     def _forecast(self) -> Forecast | None:
         """What was foreseen of this round, if it was foreseen of all its rows."""

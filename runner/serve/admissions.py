@@ -1,0 +1,145 @@
+"""Processes in which the inputs of batches are checked. One stays for the next batch, since to start one takes seconds.
+
+Small inputs have a process of their own, so that none waits for a large one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.runner.options import JobSpec
+from outrider.runner.serve.link import Child, Message
+from outrider.runner.serve.names import INPUT
+from outrider.runner.serve.running import Admitted, BatchJob, Broken, Hear, Left, Refused
+from outrider.workers.errors import JobError
+
+# A few thousand rows, which take a second or two.
+SMALL_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Inputs that are checked one after the other. A process that ``stays`` is kept when there are no more."""
+
+    stays: bool
+    waiting: deque[BatchJob] = field(default_factory=deque)
+    child: Child | None = None
+    # What its process is at.
+    job: BatchJob | None = None
+
+
+class Admissions:
+    """``hear`` gets ``Admitted``, ``Refused`` or ``Broken`` of each batch, ``Left`` if it is stopped before."""
+
+    def __init__(
+        self, specs: Mapping[str, JobSpec], hear: Hear, say: Callable[[str], None], child: Callable[..., Child] = Child
+    ) -> None:
+        self._specs = specs
+        self._hear = hear
+        self._say = say
+        self._child = child
+        self._lock = threading.RLock()
+        self._small, self._large = _Lane(stays=True), _Lane(stays=False)
+        self._closing = False
+
+    def add(self, job: BatchJob) -> None:
+        with self._lock:
+            lane = self._small if _size(job) <= SMALL_BYTES else self._large
+            lane.waiting.append(job)
+            self._next(lane)
+
+    def stop(self, batch: str) -> None:
+        with self._lock:
+            for lane in (self._small, self._large):
+                if lane.job is not None and lane.job.batch == batch and lane.child is not None:
+                    lane.child.kill()
+                elif any(job.batch == batch for job in lane.waiting):
+                    lane.waiting = deque(job for job in lane.waiting if job.batch != batch)
+                    self._hear(Left(batch, whole=False))
+
+    def look(self) -> None:
+        """Now and then: the process that stays is there before anybody asks; what could not be started is tried again."""
+        with self._lock:
+            if not self._closing and self._small.child is None:
+                self._start(self._small)
+            for lane in (self._small, self._large):
+                self._next(lane)
+
+    def close(self) -> list[Child]:
+        """Those that are to be waited for. An admission has written all or nothing, and is begun anew."""
+        with self._lock:
+            self._closing = True
+            children = [lane.child for lane in (self._small, self._large) if lane.child is not None]
+            for child in children:
+                child.kill()
+            return children
+
+    def _next(self, lane: _Lane) -> None:
+        if self._closing or lane.job is not None or not lane.waiting:
+            return
+        if lane.child is None and not self._start(lane):
+            return
+        assert lane.child is not None
+        job = lane.job = lane.waiting.popleft()
+        spec = self._specs[job.model].model_copy(update={"input": job.directory / INPUT, "out": job.directory})
+        asked = {"admit": job.batch, "options": options_of(spec), "endpoint": job.endpoint, "model": job.model}
+        lane.child.send(asked)
+
+    def _start(self, lane: _Lane) -> bool:
+        models = [options_of(spec) for spec in self._specs.values()] if lane.stays else []
+        ended = lambda complaint: self._ended(lane, complaint)  # noqa: E731
+        try:
+            lane.child = self._child("admission_child", {"models": models}, lambda said: self._told(lane, said), ended)
+        except JobError as error:
+            self._say(f"{error}; this is tried again")
+        return lane.child is not None
+
+    def _told(self, lane: _Lane, said: Message) -> None:
+        with self._lock:
+            job = lane.job
+            if job is None:
+                return
+            match said:
+                case {"note": note}:
+                    self._say(f"{job.batch}: {note}")
+                    return
+                case {"admitted": rows}:
+                    event: Admitted | Refused | Broken = Admitted(job.batch, rows)
+                case {"refused": errors}:
+                    event = Refused(job.batch, errors)
+                case {"broken": sentence}:
+                    event = Broken(job.batch, sentence)
+            lane.job = None
+            self._hear(event)
+            # One that has stumbled may do so again.
+            if lane.child is not None and (isinstance(event, Broken) or not (lane.stays or lane.waiting)):
+                lane.child.kill()
+            else:
+                self._next(lane)
+
+    def _ended(self, lane: _Lane, complaint: str) -> None:
+        with self._lock:
+            job, lane.job, lane.child = lane.job, None, None
+            if self._closing:
+                return
+            if job is not None:
+                # The service knows whether it was asked to stop: what it wanted then comes before this.
+                self._hear(Broken(job.batch, f"its rows could not be checked: {complaint}"))
+            self._next(lane)
+
+
+def _size(job: BatchJob) -> int:
+    """0 where it is not there: the journal is filled already, which is all there is to find."""
+    try:
+        return (job.directory / INPUT).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def options_of(spec: JobSpec) -> dict[str, Any]:
+    """As a process of the server's is told of them."""
+    return spec.model_dump(mode="json", exclude_defaults=True)

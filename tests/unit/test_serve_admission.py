@@ -1,0 +1,67 @@
+"""Which inputs the server refuses whole, and which rows are their own errors; by the process that admits."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+from serve_world import line
+from small_job import FakeTokenizerProcess
+
+from outrider.runner.job.directory import JOURNAL
+from outrider.runner.job.journal import FAILED, Journal
+from outrider.runner.job.results import message_of
+from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.serve.admission_child import MOST_ERRORS, Notes, _admitted
+from outrider.runner.serve.link import Line
+
+
+def admitted(folder: Path, content: str) -> dict[str, Any]:
+    (folder / "input.jsonl").write_text(content)
+    options = {"input": str(folder / "input.jsonl"), "out": str(folder), "skip_bad": True, "engine": "hf", "draft": "none"}
+    asked = {"options": options, "endpoint": "/v1/completions", "model": "small"}
+    return _admitted(asked, cast(Line, mock.Mock()), cast(TokenizerProcess, FakeTokenizerProcess()))
+
+
+def test_a_row_that_cannot_be_had_is_its_own_error_and_the_others_run(tmp_path: Path) -> None:
+    content = line("a") + line("b", temperature=-1) + line("c", prompt="x" * 200) + line("d", nonsense=1)
+    assert admitted(tmp_path, content) == {"admitted": 4}
+    with closing(Journal(tmp_path / JOURNAL)) as journal:
+        assert (journal.counts().pending, journal.counts().failed) == (1, 3)
+        said = [message_of(record) for record in journal.records(FAILED)]
+    assert all(each in message for each, message in zip(("temperature", "200 tokens", "nonsense"), said, strict=True)), said
+    assert admitted(tmp_path, content) == {"admitted": 4}, "by the next server, when it was killed before it was told"
+
+
+def test_ids_that_repeat_refuse_all_of_it_whenever_that_is_found(tmp_path: Path) -> None:
+    content = line("a") + line('the id "x" stands in line 1 already', temperature=-1) + line("b") + line("a")
+    expected = {"code": "duplicate_custom_id", "param": None, "line": 4}
+    for _ in range(2):
+        [error] = admitted(tmp_path, content)["refused"]
+        assert error == expected | {"message": 'the id "a" stands in line 1 already; ids must differ'}
+
+
+@pytest.mark.parametrize(
+    "bad", ["{\n", "\n", '{"custom_id": "", "method": "POST", "url": "/v1/completions", "body": {}}\n']
+)
+def test_what_is_no_row_refuses_all_of_it_before_anything_is_written(tmp_path: Path, bad: str) -> None:
+    refused = admitted(tmp_path, line("a") + bad + line("b", temperature=-1))["refused"]
+    assert [each["line"] for each in refused] == [2]
+    assert not (tmp_path / JOURNAL).exists()
+
+
+def test_the_first_errors_are_told(tmp_path: Path) -> None:
+    refused = admitted(tmp_path, line("a") + "[]\n" * 200)["refused"]
+    assert [each["line"] for each in refused] == list(range(2, 2 + MOST_ERRORS))
+
+
+def test_what_preparing_says_goes_to_the_server() -> None:
+    told = mock.Mock()
+    with Notes(cast(Line, told)) as notes:
+        notes.say("note: a\x1b")
+    [[message]] = [each.args for each in told.send.call_args_list]
+    assert json.dumps(message) == '{"note": "note: a\\\\x1b"}'
