@@ -122,19 +122,27 @@ class LayoutKind(StrEnum):
 class DraftCost:
     """What candidates cost: seconds of one draft step for the rows together, and of asking at all (the hop).
 
-    ``read`` is what a draft takes for each token of a text that it does not know yet.
+    ``read`` is what a draft takes for each token of a text that it does not know yet. A draft that makes all candidates in
+    one pass takes ``one_pass[i]`` seconds for i + 1 of each row, whatever a step is.
     """
 
     step: float
     hop: float = 0.0
     read: float = 0.0
+    one_pass: Sequence[float] = ()
+
+    def seconds(self, count: int) -> float:
+        """Of the draft's own passes, for so many candidates of each row."""
+        if count and self.one_pass:
+            return self.one_pass[min(count, len(self.one_pass)) - 1]
+        return count * self.step
 
 
 def round_seconds(kind: LayoutKind, verify: float, draft_cost: DraftCost, count: int, hit: float) -> float:
     """One round with ``count`` candidates a row; ``hit`` is the chance that all of them are accepted."""
     if count == 0:
         return verify
-    draft = draft_cost.hop + count * draft_cost.step
+    draft = draft_cost.hop + draft_cost.seconds(count)
     match kind:
         case LayoutKind.TURNS:
             return verify + draft
@@ -191,7 +199,8 @@ def best_request(
     if best == 0:
         return CandidateRequest([0] * rows)
     verifying = max(0.0, verify_seconds(rows * (best + 1)) - verify_seconds(rows)) / (rows * best)
-    drafting = draft_cost.step if kind is LayoutKind.TURNS else 0.0
+    # One pass cannot be left half way.
+    drafting = draft_cost.step if kind is LayoutKind.TURNS and not draft_cost.one_pass else 0.0
     least_reach = min(0.9, rates[best] * verifying)
     counts = [best] if rows == 1 else [_worthwhile(chance, least_reach, best) for chance in chances]
     return CandidateRequest(counts, least_reach, rates[best] * drafting, 1.0 / rates[0] - 1.0 / rates[best])
