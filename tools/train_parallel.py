@@ -37,10 +37,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 # Masks of the longest blocks: one pass proposes so many candidates and one.
 MOST_MASKS = 11
 # Of the blocks that have a mask, this share has another behind it, but of all blocks no fewer than the least share.
-KEPT_SHARE, LEAST_SHARE = 0.7, 0.15
+KEPT_SHARE, LEAST_SHARE = 0.7, 0.1
 # A block begins behind every other token of a window, as long as there are fewer masks than that: with passes all of one
 # size, memory is used again.
 BLOCKS_PER_TOKEN, MASKS_PER_TOKEN = 0.5, 1.5
+# Of the real tokens, which the draft knows already, so many are trained along: what stands behind the last is a candidate.
+REAL_SHARE = 0.25
+# The target's own answers to beginnings of the texts: how many tokens each has, and how many are written at once.
+PROMPT_TOKENS, ANSWER_TOKENS, ANSWERS_AT_ONCE = 48, 112, 48
 LOSS_SLICE = 1024
 # How much of the loss is the text's, the rest being the target's distribution.
 TEXT_SHARE = 0.2
@@ -56,7 +60,12 @@ class Layout:
     positions: torch.Tensor
     visible: torch.Tensor
     labels: torch.Tensor
-    masks: int
+    # The block of each mask.
+    blocks: torch.Tensor
+
+    @property
+    def masks(self) -> int:
+        return len(self.blocks)
 
 
 def lay_out(length: int, generator: np.random.Generator, most_masks: int = MOST_MASKS) -> Layout:
@@ -74,7 +83,7 @@ def lay_out(length: int, generator: np.random.Generator, most_masks: int = MOST_
     visible[:length, :length] = np.tri(length, dtype=bool)
     visible[length:, :length] = np.arange(length) <= anchors[blocks][:, None]
     visible[length:, length:] = (blocks[:, None] == blocks) & (depths[:, None] >= depths)
-    return Layout(torch.from_numpy(positions), torch.from_numpy(visible), torch.from_numpy(positions + 1), len(blocks))
+    return Layout(*map(torch.from_numpy, (positions, visible, positions + 1, blocks)))
 
 
 def with_mask_token(draft: PreTrainedModel, tokens: int) -> int:
@@ -104,12 +113,16 @@ def backward(
     draft: PreTrainedModel, target: PreTrainedModel, window: torch.Tensor, layout: Layout, mask_token: int
 ) -> float:
     """Gradients of the loss on one batch. The vocabulary's scores are made in slices, which stay in the caches."""
-    hidden = masked_states(draft, window, layout, mask_token).flatten(0, 1)
+    length = window.shape[1] - 1
+    real = torch.randperm(length)[: max(1, int(length * REAL_SHARE))]
+    scored = torch.cat([real, torch.arange(length, len(layout.positions))])
+    hidden = masked_states(draft, window, layout, mask_token)[:, scored].flatten(0, 1)
     with torch.no_grad():
         known = hidden_states(target, window[:, :-1])
-    wanted = window[:, layout.labels].flatten()
+    labels = layout.labels[scored]
+    wanted = window[:, labels].flatten()
     # What the target says of a token is what it says behind the token before.
-    known = known[:, layout.labels - 1].flatten(0, 1)
+    known = known[:, labels - 1].flatten(0, 1)
     leaf = hidden.detach().requires_grad_()
     total = 0.0
     for start in range(0, len(wanted), LOSS_SLICE):
@@ -140,18 +153,12 @@ def tokens_a_round(
             says = draft.get_output_embeddings()(masked_states(draft, window, layout, mask_token))[0].argmax(-1)
             known = target.get_output_embeddings()(hidden_states(target, window[:, :-1]))[0].argmax(-1)
         agrees = (says == known[layout.labels - 1]).numpy()
-        positions = layout.positions.numpy()
-        holding, at = {}, length
-        while at < len(positions):
-            # A block's first mask stands one behind its anchor; the candidate before it is the anchor's own.
-            anchor = int(positions[at]) - 1
-            end = at + 1
-            while end < len(positions) and positions[end] == positions[end - 1] + 1:
-                end += 1
-            holding[anchor] = [agrees[anchor], *agrees[at:end]]
-            at = end
-        for held in holding.values():
-            if len(held) == count:
+        for block in range(int(layout.blocks[-1]) + 1):
+            masks = length + np.flatnonzero(layout.blocks.numpy() == block)
+            if len(masks) == count - 1:
+                # Behind the last real token stands the first candidate.
+                anchor = int(layout.positions[masks[0]]) - 1
+                held = [bool(agrees[anchor]), *map(bool, agrees[masks])]
                 total += 1 + (held.index(False) if False in held else count)
                 rounds += 1
     return total / max(1, rounds)
@@ -160,7 +167,7 @@ def tokens_a_round(
 def train_parallel(
     draft: PreTrainedModel,
     target: PreTrainedModel,
-    stream: np.ndarray,
+    streams: Sequence[np.ndarray],
     held_out: np.ndarray,
     mask_token: int,
     minutes: float,
@@ -169,7 +176,10 @@ def train_parallel(
     length: int,
     save: Callable[[PreTrainedModel], None],
 ) -> None:
-    """Minutes are CPU minutes divided by the number of threads, so that a busy machine makes the training slower, not worse."""
+    """Steps take their windows from one stream after the other.
+
+    Minutes are CPU minutes divided by the number of threads, so that a busy machine makes the training slower, not worse.
+    """
     torch.manual_seed(7)
     generator = np.random.default_rng(7)
     target.requires_grad_(False)
@@ -188,7 +198,8 @@ def train_parallel(
             for group in optimizer.param_groups:
                 group["lr"] = rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         # Some windows are longer, so that what is far back keeps its place in the text.
-        one = min(4 * length, len(stream) // 2) if step % 8 == 7 else length
+        stream = streams[step % len(streams)]
+        one = min(4 * length, len(stream) // 2) if step % 8 == 6 else length
         starts = generator.integers(0, len(stream) - one - 1, size=max(1, tokens // one))
         window = torch.from_numpy(np.stack([stream[start : start + one + 1] for start in starts]))
         with torch.autocast("cpu", torch.bfloat16):
@@ -227,12 +238,34 @@ def read_stream(tokenizer: Any, files: Sequence[str]) -> np.ndarray:
     return np.asarray(stream, dtype=np.int64)
 
 
+@torch.no_grad()
+def own_answers(target: PreTrainedModel, stream: np.ndarray, count: int) -> np.ndarray:
+    """What the target itself writes behind pieces of the texts, with these, as one stream: most of it greedily."""
+    generator = np.random.default_rng(3)
+    torch.manual_seed(3)
+    found = []
+    for batch in range(-(-count // ANSWERS_AT_ONCE)):
+        starts = generator.integers(0, len(stream) - PROMPT_TOKENS, size=ANSWERS_AT_ONCE)
+        prompts = torch.from_numpy(np.stack([stream[start : start + PROMPT_TOKENS] for start in starts]))
+        how = {"do_sample": True, "temperature": 0.8, "top_k": 0} if batch % 3 == 2 else {"do_sample": False}
+        answers = target.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=ANSWER_TOKENS,
+            min_new_tokens=ANSWER_TOKENS,
+            **how,
+        )
+        found.append(answers.flatten().numpy())
+    return np.concatenate(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--draft", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--texts", required=True, help="a pattern of UTF-8 text files; the last of them are held out")
+    parser.add_argument("--answers", type=int, default=0, help="of the target's own, for every second step")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--rate", type=float, default=3e-5, help="the highest learning rate; small models bear 3e-3")
     parser.add_argument("--tokens", type=int, default=2048, help="of text in one step")
@@ -252,8 +285,11 @@ def main() -> None:
     def save(model: PreTrainedModel) -> None:
         save_parallel(model, arguments.draft, arguments.out, mask_token)
 
+    streams = [stream[: -len(held_out)]]
+    if arguments.answers:
+        streams.append(own_answers(target, streams[0], arguments.answers))
     given = (arguments.minutes, arguments.rate, arguments.tokens, arguments.length, save)
-    train_parallel(draft, target, stream[: -len(held_out)], held_out, mask_token, *given)
+    train_parallel(draft, target, streams, held_out, mask_token, *given)
 
 
 if __name__ == "__main__":
