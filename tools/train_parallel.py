@@ -1,6 +1,6 @@
 """Adapt a draft so that one pass proposes all its candidates (PARD): behind the text stand copies of one mask token.
 
-    python tools/train_parallel.py --target TARGET --draft DRAFT --out OUT --texts 'corpus/*.txt' --minutes 60
+    python tools/train_parallel.py --target TARGET --draft DRAFT --out OUT --minutes 60 corpus/*.txt
 
 TARGET and DRAFT are local directories with the same tokenizer; OUT becomes a directory like DRAFT, whose config.json names
 the mask token as ``pard_token``. Texts like those that the target is to write do best; its own answers do better still.
@@ -11,8 +11,8 @@ before them, at the positions at which their tokens will stand. Most blocks are 
 before it held, so the first masks count most, and of the later ones a share is trained (PARD's conditional drop of tokens).
 Real tokens are trained along, since what stands behind the last of them is the first candidate.
 
-What is learned is the target's own distribution as well as the text. The mask token is an id that the tokenizer never gives:
-the last of those that the vocabulary has beyond it, else one more.
+What is learned is the target's own distribution as well as the text. The mask token is an id that the tokenizer never
+gives: the last of those that the vocabulary has beyond it, else one more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -229,12 +228,12 @@ def save_parallel(draft: PreTrainedModel, source: Path, out: Path, mask_token: i
     (out / "config.json").write_text(json.dumps({**config, "dtype": dtype, "pard_token": mask_token}, indent=2) + "\n")
 
 
-def read_stream(tokenizer: Any, files: Sequence[str]) -> np.ndarray:
+def read_stream(tokenizer: Any, files: Sequence[Path]) -> np.ndarray:
     """All texts as one stream, each introduced by the token that ends one."""
     stream: list[int] = []
     for file in files:
         stream.append(tokenizer.eos_token_id)
-        stream.extend(tokenizer(Path(file).read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
+        stream.extend(tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
     return np.asarray(stream, dtype=np.int64)
 
 
@@ -264,7 +263,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--draft", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--texts", required=True, help="a pattern of UTF-8 text files; the last of them are held out")
+    parser.add_argument("texts", type=Path, nargs="+", help="UTF-8; the end of the last is held out")
     parser.add_argument("--answers", type=int, default=0, help="of the target's own, for every second step")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--rate", type=float, default=3e-5, help="the highest learning rate; small models bear 3e-3")
@@ -274,7 +273,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     tokenizer = AutoTokenizer.from_pretrained(str(arguments.draft))
-    stream = read_stream(tokenizer, sorted(glob(arguments.texts, recursive=True)))
+    stream = read_stream(tokenizer, arguments.texts)
     if len(stream) < 40 * arguments.length:
         parser.error(f"the texts come to {len(stream):,} tokens: too few to learn from")
     held_out = stream[-max(4 * arguments.length, len(stream) // 50) :]

@@ -309,8 +309,8 @@ class TargetCounters:
 
     ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
     candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
-    bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held. ``draft_passes`` are those that
-    candidates took, without those by which a draft measures what they cost. Of the ``runners_up`` that were tried,
+    bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held. ``draft_passes`` are those
+    that candidates took, without those by which a draft measures what they cost. Of the ``runners_up`` that were tried,
     ``runners_up_held`` brought a token more. ``resumed_tokens`` had been written by an earlier target.
     """
 

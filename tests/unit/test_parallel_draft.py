@@ -1,4 +1,4 @@
-"""A draft that makes all its candidates in one pass: what it is fed, what it says, what is left of it, and what it costs."""
+"""A draft that makes all its candidates in one pass: what it is fed, what it says, what is left of it, what it costs."""
 
 from __future__ import annotations
 

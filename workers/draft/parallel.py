@@ -27,7 +27,7 @@ PASSES_BETWEEN = 16
 
 @dataclass(slots=True)
 class OnePass:
-    """How a model proposes that was trained on ``mask_token``, and what that costs: ``curve`` is of passes by their tokens."""
+    """How a model proposes that was trained on ``mask_token``, and what that costs: ``curve`` is of passes by tokens."""
 
     mask_token: int
     curve: CostCurve
@@ -103,7 +103,9 @@ def _usable(feed: DecodeFeed, answer: Chosen, mask_token: int, vocabulary: int) 
     at = 0
     while at < len(answer.tokens):
         token = answer.tokens[at]
-        if token < 0 or token == mask_token or (at and feed.guide is not None and not _allows(feed.guide, token, vocabulary)):
+        if token in (-1, mask_token):
+            break
+        if at and feed.guide is not None and not _allows(feed.guide, token, vocabulary):
             break
         behind = [] if feed.guide is None else list(feed.guide.follow(token))
         found.tokens.extend([token, *behind])

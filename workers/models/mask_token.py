@@ -1,4 +1,4 @@
-"""The mask token of a parallel draft, as published configurations name it; and what else they may ask for, which is refused.
+"""The mask token of a parallel draft, as configurations name it; and what else they may ask for, which is refused.
 
 A draft that was adapted as PARD does it is an ordinary causal model whose configuration names one more token. PARD-2 and
 DFlash name one too, and feed their drafts hidden states of the target: without these they would propose noise.
@@ -23,22 +23,23 @@ CAUSAL = ("ForCausalLM", "LMHeadModel")
 def mask_token_of(model: Path) -> int | None:
     """None where the model proposes token by token."""
     config, source = read_config(model), str(config_path(model))
-    named = dict(_named(config))
-    if not named:
-        return None
-    vocabulary = config.get("vocab_size")
+    named, vocabulary = dict(_named(config)), config.get("vocab_size")
+    found: set[int] = set()
     for key, token in named.items():
         if type(token) is not int or type(vocabulary) is not int or not 0 <= token < vocabulary:
             raise ModelError(f'{source}: "{key}" must be the id of one of {vocabulary} tokens, got {quoted(token)}')
-    if len(set(named.values())) > 1:
+        found.add(token)
+    if not found:
+        return None
+    if len(found) > 1:
         raise ModelError(f"{source} names several mask tokens ({', '.join(named)}): a parallel draft has one")
     wanting = list(_not_honoured(config))
     if wanting:
         raise ModelError(
-            f"{source} is of a draft that is handed hidden states of its target ({', '.join(wanting)}), which outrider does "
-            "not do: choose one that was adapted as PARD does it, or one that proposes token by token"
+            f"{source} is of a draft that is handed hidden states of its target ({', '.join(wanting)}), which a parallel "
+            "draft is not here: choose one that was adapted as PARD does it, or one that proposes token by token"
         )
-    return next(iter(named.values()))
+    return found.pop()
 
 
 def _named(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
