@@ -104,7 +104,11 @@ def hidden_states(model: PreTrainedModel, tokens: torch.Tensor, **given: Any) ->
 def masked_states(draft: PreTrainedModel, window: torch.Tensor, layout: Layout, mask_token: int) -> torch.Tensor:
     """The draft's hidden states at a window's tokens and at the masks behind them."""
     masks = torch.full((len(window), layout.masks), mask_token)
-    given = {"attention_mask": layout.visible[None, None], "position_ids": layout.positions[None]}
+    visible = layout.visible[None, None]
+    if draft.config._attn_implementation != "sdpa":
+        # The others add it to their scores.
+        visible = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+    given = {"attention_mask": visible, "position_ids": layout.positions[None]}
     return hidden_states(draft, torch.cat([window[:, :-1], masks], 1), **given)
 
 
