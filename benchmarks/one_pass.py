@@ -1,13 +1,15 @@
 """Candidates in one pass against as many steps: a parallel draft, and one that proposes token by token, for one target.
 
     python benchmarks/one_pass.py --target DIR --steps DIR --one-pass DIR [--draft-tokens 6] [--batch 1] [--turns 3]
+    python benchmarks/one_pass.py --pair qwen3-8b+0.6b [--draft-tokens 6 8 12] [--batch 1 4]
 
 All in this process, on the same threads, one after the other. First what passes take, in turn: of the target over k + 1
 tokens a row, of the one draft k steps in one call (over two tokens, then one), of the other once over k + 1. *times by
 passes* is what a round with steps takes against a round with one pass that brings the same tokens: by shape alone, whatever
 the models say. Unless --passes-only, rows are then written: plainly, and with either draft for each of --draft-tokens
 (`auto`: each round chooses); every second turn goes the other way round. Tokens a second are those of rounds in which no
-prompt is read. Texts must be the same. Last comes one line of JSON.
+prompt is read. Texts must be the same. With --pair there are no weights but zeros, in memory, in the shapes of a pair that
+people use: passes only, which read and compute as much as those of the real models. Last comes one line of JSON.
 """
 
 from __future__ import annotations
@@ -18,21 +20,53 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
 from door import EXAMPLES, prompts_of
 
+from outrider.kernels.native import NativeModel
+from outrider.kernels.packer import Memory, packed_bytes
+from outrider.kernels.program import Cache
 from outrider.workers.build import Draft, Target, build_draft, build_target
 from outrider.workers.draft.drafter import Drafter
 from outrider.workers.engines.costs import CostCurve, measure
 from outrider.workers.engines.engine import DecodeFeed, Engine, Feed, StopRule
+from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import DraftReply, DraftRequest, ModelSpec, ReplicaSpec, Row, RowResult, Sampling
+from outrider.workers.models.families import build_program
 from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.opening import OpenModel, open_model
+from outrider.workers.models.packed import ALIGNMENT
 from outrider.workers.models.tokenizer import Tokenizer
+from outrider.workers.precisions import PRECISIONS
 
+
+def _shape(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": ffn,
+    }
+
+
+# As published, the draft second.
+QWEN3: dict[str, Any] = {"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 4096, "head_dim": 128}
+LLAMA: dict[str, Any] = {"model_type": "llama", "vocab_size": 128256, "max_position_embeddings": 4096}
+PAIRS = {
+    "qwen3-8b+0.6b": (
+        QWEN3 | _shape(4096, 36, 32, 8, 12288) | {"tie_word_embeddings": False},
+        QWEN3 | _shape(1024, 28, 16, 8, 3072) | {"tie_word_embeddings": True},
+    ),
+    "llama-3-8b+1b": (
+        LLAMA | _shape(4096, 32, 32, 8, 14336) | {"tie_word_embeddings": False},
+        LLAMA | _shape(2048, 16, 32, 8, 8192) | {"tie_word_embeddings": True},
+    ),
+}
 PREFIX, ROW = 64, -5
 STEPS, ONE_PASS, PLAIN = "steps", "one pass", "plain"
 
@@ -70,6 +104,20 @@ def opened(path: Path, precision: str, threads: int, draft: bool) -> tuple[OpenM
     mask_token = mask_token_of(path) if draft else None
     spec = ModelSpec(str(path), "native", precision, threads=threads, small_cache=draft, mask_token=mask_token)
     return open_model(spec), spec
+
+
+def of_zeros(config: dict[str, Any], precision: str, threads: int, draft: bool) -> Engine:
+    """An engine of this shape over memory that has been written, with zeros."""
+    chosen = PRECISIONS[precision]
+    program = build_program(config, chosen.format, chosen.group, source="the shape")
+    if draft and program.integer:
+        program = replace(program, cache=Cache.INT8)
+    sizes = [-(-packed_bytes(weight) // ALIGNMENT) * ALIGNMENT for weight in program.weights]
+    memory = Memory(sum(sizes))
+    memory.array.fill(0)
+    assert memory.address is not None
+    addresses = [memory.address + start for start in accumulate(sizes[:-1], initial=0)]
+    return NativeEngine(NativeModel(program, addresses, threads=threads, keep=memory), program.context)
 
 
 class Passes:
@@ -184,7 +232,7 @@ def race(asked: argparse.Namespace, models: dict[str, tuple[OpenModel, ModelSpec
         ]
         said = []
         for name, count in kinds if turn % 2 == 0 else reversed(kinds):
-            found, text = one_kind(name, count, models, curves, asked.batch, rows, tokenizer)
+            found, text = one_kind(name, count, models, curves, asked.batch[0], rows, tokenizer)
             took.setdefault(_called(name, count), []).append(found)
             said.append(text)
         texts.add("same" if all(each == said[0] for each in said) else "other")
@@ -240,12 +288,13 @@ def _count(text: str) -> int | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--steps", type=Path, required=True, help="a draft that proposes token by token")
-    parser.add_argument("--one-pass", type=Path, required=True, help="a parallel draft")
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--steps", type=Path, help="a draft that proposes token by token")
+    parser.add_argument("--one-pass", type=Path, help="a parallel draft")
+    parser.add_argument("--pair", choices=PAIRS, help="shapes instead of models")
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--draft-tokens", type=_count, nargs="+", default=[6, None], help="numbers, and auto")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1], help="with models the first counts")
     parser.add_argument("--rows", type=int, default=6, help="in a turn")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--turns", type=int, default=3)
@@ -255,21 +304,31 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
     asked = parser.parse_args()
     paths = {"target": asked.target, STEPS: asked.steps, ONE_PASS: asked.one_pass}
-    models = {name: opened(path, asked.precision, asked.threads, name != "target") for name, path in paths.items()}
-    if models[ONE_PASS][1].mask_token is None:
-        parser.error(f"--one-pass: {asked.one_pass} names no mask token")
-    engines = [model.engine for model, _ in models.values()]
-    found: dict[str, Any] = {"passes": {}}
-    for count in (each for each in asked.draft_tokens if each):
-        found["passes"][str(count)] = by_passes(engines[0], engines[1], engines[2], count, asked.batch, asked.rounds)
-        print(f"k={count}: {found['passes'][str(count)]}", flush=True)
-    if not asked.passes_only:
+    models: dict[str, tuple[OpenModel, ModelSpec]] = {}
+    if asked.pair:
+        shapes = PAIRS[asked.pair]
+        target, draft = (of_zeros(shape, asked.precision, asked.threads, at > 0) for at, shape in enumerate(shapes))
+        engines = [target, draft, draft]
+    else:
+        if not all(paths.values()):
+            parser.error("--target, --steps and --one-pass, or --pair")
+        models = {name: opened(path, asked.precision, asked.threads, name != "target") for name, path in paths.items()}
+        if models[ONE_PASS][1].mask_token is None:
+            parser.error(f"--one-pass: {asked.one_pass} names no mask token")
+        engines = [model.engine for model, _ in models.values()]
+    found: dict[str, Any] = {"passes": []}
+    for batch, count in product(asked.batch, filter(None, asked.draft_tokens)):
+        line = {"batch": batch, "k": count, **by_passes(*engines, count, batch, asked.rounds)}
+        found["passes"].append(line)
+        print(line, flush=True)
+    if models and not asked.passes_only:
         found |= race(asked, models)
         for called, line in found["race"].items():
             print(f"{called:18} {line}")
         print(f"same texts: {found['same texts']}")
     settings = {"batch": asked.batch, "threads": asked.threads, "precision": asked.precision, "turns": asked.turns}
-    print(json.dumps({"asked": {name: str(path) for name, path in paths.items()} | settings, **found}))
+    of = {"pair": asked.pair} if asked.pair else {name: str(path) for name, path in paths.items()}
+    print(json.dumps({"asked": of | settings, **found}))
 
 
 if __name__ == "__main__":
