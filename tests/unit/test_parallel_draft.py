@@ -127,6 +127,20 @@ def test_candidates_that_seem_unlikely_are_not_sent() -> None:
     assert not ask(drafter, Advance(1, len(text), (3,), 4, None, 2), confidence=0.4).tokens[1]
 
 
+def test_how_sure_a_guess_may_be_depends_on_its_depth() -> None:
+    """The first always holds and the second never, all as clear as one another."""
+    drafter = drafter_of(FakeEngine(context=500, choose=never_ends))
+    text = [1, 2]
+    reply = ask(drafter, opening(1, text, 4))
+    for _ in range(40):
+        committed = (reply.tokens[1][0], MASK + 1)
+        text.extend(committed)
+        reply = ask(drafter, Advance(1, len(text) - 2, committed, 4, None, 2))
+    assert len(reply.tokens[1]) == 4
+    more = (reply.tokens[1][0], MASK + 1)
+    assert len(ask(drafter, Advance(1, len(text), more, 4, None, 2), confidence=0.4).tokens[1]) == 1
+
+
 def test_it_never_runs_ahead() -> None:
     engine = FakeEngine(choose=never_ends)
     drafter = drafter_of(engine)

@@ -26,6 +26,8 @@ PREFILL_TOKENS = 256
 MOST_FED = 2
 # A step that feeds more than this is mostly reading.
 MUCH_FED = 32
+# Behind masks a guess as clear holds less often, the further the less; behind so many masks all alike.
+DEPTHS = 6
 # Running ahead beyond candidates that are this unlikely to hold is not worth the power.
 LEAST_REACH = 0.05
 
@@ -77,6 +79,8 @@ class Drafter:
         self._prefix_cache = PrefixCache(engine, prefix_tokens)
         self.end_tokens = frozenset(end_tokens)
         self.confidence = Confidence()
+        # By the place of a guess, where it says something that its margin does not.
+        self._confidences = [self.confidence, *(Confidence() for _ in range(0 if one_pass is None else DEPTHS - 1))]
         self.runner_up_share = RunnerUpShare()
         self._steps = Recent()
         self._reading = Recent()
@@ -133,8 +137,9 @@ class Drafter:
             margin = row.margins[index]
             if margin == inf:  # it could not be missed
                 continue
-            row.miss_factor.learn(self.confidence.chance(margin), guess == token)
-            self.confidence.learn(margin, guess == token)
+            confidence = self._confidence_at(index)
+            row.miss_factor.learn(confidence.chance(margin), guess == token)
+            confidence.learn(margin, guess == token)
             if guess != token and row.runners_up[index] >= 0:
                 self.runner_up_share.learn(row.runners_up[index] == token)
         # What was guessed beyond the committed tokens stays good as long as all of them were guessed right. Where all is
@@ -150,6 +155,9 @@ class Drafter:
             self.engine.truncate(advance.key, keep)
         row.limit = self._room(row, advance.limit)
         return True
+
+    def _confidence_at(self, index: int) -> Confidence:
+        return self._confidences[min(index, len(self._confidences) - 1)]
 
     def _open(self, advance: Advance, sampling: Sampling) -> None:
         """Begin a row anew, with as much of its prompt as another row has read."""
@@ -272,7 +280,11 @@ class Drafter:
             row.margins.extend(chosen.margins)
             row.runners_up.extend(chosen.runners_up or [-1] * len(chosen.tokens))
             # As the engine has reckoned with them.
-            chances = [self.confidence.chance(margin, feed.miss_factor) for margin in chosen.margins]
+            first = len(row.guessed) - len(chosen.tokens)
+            chances = [
+                self._confidence_at(index).chance(margin, feed.miss_factor)
+                for index, margin in enumerate(chosen.margins, start=first)
+            ]
             row.chances.extend(chances)
             row.reach *= prod(chances)
         self._passes += len(result.steps)
