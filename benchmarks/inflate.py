@@ -7,7 +7,8 @@
 * Heads are copied until there are enough, and the copies share the output. A head grows from 64 to 128 columns by moving
   rotary pair i to pair 2i, where the frequencies agree, with queries scaled up for the other softmax scale.
 * Extra layers have output projections of almost zero; extra ffn columns likewise.
-* Extra vocabulary rows score far below the real ones: along the direction in which every final state looks alike.
+* Extra vocabulary rows score far below the real ones: along the direction in which every final state looks alike. The mask
+  token of a parallel draft is one of the small model's ids, and keeps it.
 * Noise, relative to each matrix's own size, makes all tensors differ and decides how often a draft agrees with its target.
 
 The result is written shard by shard: memory stays under a gigabyte whatever the shape.

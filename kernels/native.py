@@ -112,12 +112,14 @@ class NativeOutput:
     """What one feed brought: tokens, their margins over the second best, and the logits asked for; its branches' come last.
 
     ``logprobs`` holds, where asked for, (token, log-probability) pairs for each choice: its own, then the likeliest.
+    ``runners_up`` are, where the pass was asked for them, the tokens with the second best scores (-1: there is none).
     """
 
     tokens: list[int]
     margins: list[float]
     logits: NDArray[np.float32]
     logprobs: list[list[tuple[int, float]]]
+    runners_up: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,9 @@ class NativeModel:
         load().outrider_cache_use(self._engine, byref(held), byref(used), byref(tokens))
         return held.value, used.value, tokens.value
 
-    def forward(self, feeds: Sequence[NativeFeed], masks: NativeMasks | None = None) -> list[NativeOutput]:
+    def forward(
+        self, feeds: Sequence[NativeFeed], masks: NativeMasks | None = None, runners_up: bool = False
+    ) -> list[NativeOutput]:
         """One pass over all feeds together; the answers stand in the same order. A choice is -1 where its mask allows none.
 
         A pass leaves nothing of ours in the processor's caches, and a small model's takes 2 ms: what surrounds it counts.
@@ -239,6 +243,9 @@ class NativeModel:
         rows, counts, choose = _address(asked), _address(asked, len(feeds)), _address(asked, 2 * len(feeds))
         batch = BatchStructure(len(feeds), rows, counts, _address(asked, tokens_at), choose)
         batch.chosen, batch.margins = _address(chosen), _address(margins)
+        second_best = array("i", chosen) if runners_up else array("i")
+        if runners_up:
+            batch.runners_up = _address(second_best)
         if any(feed.branches for feed in feeds):
             branches = array("i", [len(feed.branches) for feed in feeds])
             branches.extend([after for feed in feeds for after, _ in feed.branches])
@@ -259,7 +266,8 @@ class NativeModel:
         for feed, count in zip(feeds, choices, strict=True):
             place = slice(start, start + count)
             logits, logprobs = (self._no_logits, []) if details is None else details.take(feed, count)
-            answers.append(NativeOutput(chosen[place].tolist(), margins[place].tolist(), logits, logprobs))
+            taken = (chosen[place].tolist(), margins[place].tolist(), logits, logprobs, second_best[place].tolist())
+            answers.append(NativeOutput(*taken))
             start += count
         return answers
 

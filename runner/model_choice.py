@@ -44,7 +44,8 @@ def choose_models(
         precision = "bf16"
     draft_model = _model(spec, draft, precision, draft_on_accelerator, tokenizer_process, say)
     # A draft may change: no text depends on it.
-    return target_model, replace(draft_model, small_cache=spec.small_draft_cache, digest="")
+    small = spec.small_draft_cache
+    return target_model, replace(draft_model, small_cache=small, digest="", mask_token=draft.mask_token)
 
 
 def _model(

@@ -1,6 +1,6 @@
-"""Train the bundled pocket pair: a tiny Llama target and its draft, on Python's own standard library.
+"""Train the bundled pocket models: a tiny Llama target and its two drafts, on Python's own standard library.
 
-    python tools/train_pocket.py --out workers/pocket --target-minutes 45 --draft-minutes 20
+    python tools/train_pocket.py --out workers/pocket --target-minutes 45 --draft-minutes 20 --parallel-minutes 10
 
 Nothing is downloaded: the corpus is the source of the interpreter that runs this script. One module in fifty is held
 out (chosen by a hash of its path) and only ever used to report the loss. Minutes are CPU minutes divided by the number
@@ -13,6 +13,8 @@ Three things shape the pair for its job:
 * the last part of each runs on sequences as long as the context, so that 4,096 tokens really work;
 * the draft learns from the target's own distribution as well as from the text, because what counts is how often the
   two agree.
+
+The parallel draft begins as the draft, and is adapted as ``train_parallel.py`` adapts any other.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from train_parallel import own_answers, save_parallel, train_parallel, with_mask_token
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 4096
@@ -39,7 +42,9 @@ CONTEXT = 4096
 END_OF_TEXT = "<|endoftext|>"
 GROUP = 128
 LOSS_SLICE = 1024
-RATE = {"target": 4e-3, "draft": 6e-3}
+RATE = {"target": 4e-3, "draft": 6e-3, "parallel": 3e-3}
+# The parallel draft's: so many tokens of text a step, in windows of this length, and answers of the target's own.
+PARALLEL_TOKENS, PARALLEL_WINDOW, PARALLEL_ANSWERS = 2048, 256, 1200
 # A chat is laid out as a Python file would be: who spoke stands in comments, and code follows.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -250,13 +255,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target-minutes", type=float, default=45, help="0 keeps the target that is there")
-    parser.add_argument("--draft-minutes", type=float, default=20)
+    parser.add_argument("--draft-minutes", type=float, default=20, help="0 keeps the draft that is there")
+    parser.add_argument("--parallel-minutes", type=float, default=10, help="0 keeps the parallel draft that is there")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
     training_texts, held_out_texts = read_corpus()
-    tokenizer = train_tokenizer(training_texts)
+    # A target that stays keeps the tokens that it was trained on.
+    kept = arguments.out / "target" / "tokenizer.json"
+    tokenizer = train_tokenizer(training_texts) if arguments.target_minutes else Tokenizer.from_file(str(kept))
     training, held_out = encode(tokenizer, training_texts), encode(tokenizer, held_out_texts)
     print(f"corpus: {len(training):,} tokens to train on, {len(held_out):,} held out", flush=True)
     wrapped = PreTrainedTokenizerFast(
@@ -280,7 +288,17 @@ def main() -> None:
         target = train("target", training, held_out, arguments.target_minutes, None, save)
     else:
         target = LlamaForCausalLM.from_pretrained(arguments.out / "target", dtype=torch.float32)
-    train("draft", training, held_out, arguments.draft_minutes, target, save)
+    if arguments.draft_minutes:
+        train("draft", training, held_out, arguments.draft_minutes, target, save)
+    if arguments.parallel_minutes:
+        draft = LlamaForCausalLM.from_pretrained(arguments.out / "draft", dtype=torch.float32)
+        mask_token = with_mask_token(draft, VOCABULARY)
+        given = (mask_token, arguments.parallel_minutes, RATE["parallel"], PARALLEL_TOKENS, PARALLEL_WINDOW)
+        streams = [training, own_answers(target, training, PARALLEL_ANSWERS)]
+        source, out = arguments.out / "draft", arguments.out / "parallel"
+        train_parallel(
+            draft, target, streams, held_out, *given, lambda model: save_parallel(model, source, out, mask_token)
+        )
 
     shipped = {role: LlamaForCausalLM.from_pretrained(arguments.out / role, dtype=torch.float32) for role in SHAPES}
     figures = {

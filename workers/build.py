@@ -16,6 +16,7 @@ from llguidance import LLTokenizer
 from outrider.workers.constraints.matching import Grammars
 from outrider.workers.draft.constraints import Constraints, LoadedAside
 from outrider.workers.draft.drafter import Drafter
+from outrider.workers.draft.parallel import OnePass
 from outrider.workers.engines.costs import CostCurve, measure
 from outrider.workers.machine.pin_check import move_threads
 from outrider.workers.messages import ModelSpec, ReplicaSpec, Row
@@ -116,12 +117,15 @@ def build_draft(
     replica_spec: ReplicaSpec,
     model: OpenModel | None = None,
     constraints: Constraints | None = None,
+    pass_seconds: CostCurve | None = None,
 ) -> Draft:
+    """What is given is taken as it is; what passes cost matters to drafts that make all candidates in one."""
     if model is None:
         model = open_unchanged(spec, replica_spec.rows_at_once)
     if constraints is None and spec.path and model.end_tokens:
         constraints = LoadedAside(_grammars(model, lambda: _tokenizer_aside(model, spec)))
-    return Draft(model, Drafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints))
+    one_pass = None if spec.mask_token is None else OnePass(spec.mask_token, pass_seconds or _measured(model))
+    return Draft(model, Drafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints, one_pass))
 
 
 def move(model: OpenModel, cores: Sequence[int]) -> None:

@@ -183,6 +183,8 @@ class DraftReply(NamedTuple):
     more candidate for these rows costs, ``read`` a token of a text that it did not know (None where not known yet).
     ``runners_up`` are, for some rows, (position, token): the draft's second choice in place of its candidate there.
     ``reaches`` are the chances that a row's candidates hold, each with all before it.
+    ``passes`` is how many its model has made since the last reply. Where it makes all candidates in one, ``one_pass[i]`` is
+    what that takes for i + 1 of each of these rows.
     """
 
     round: int
@@ -194,6 +196,8 @@ class DraftReply(NamedTuple):
     overhead: float = 0.0
     runners_up: Mapping[int, tuple[tuple[int, int], ...]] = {}
     reaches: Mapping[int, tuple[float, ...]] = {}
+    passes: int = 0
+    one_pass: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +210,8 @@ class ModelSpec:
     step by step, which only the hf engine can; ``ipex`` lets that use Intel's extension where it is installed. With
     ``small_cache`` keys and values take 8 bits where the engine can, which is for drafts: no text depends on their
     rounding. Of a target ``cache_precision`` says it: "int8" keeps them so or is refused, "auto" is the engine's own.
-    ``digest`` is what the files must have; "" checks nothing.
+    ``digest`` is what the files must have; "" checks nothing. A draft with a ``mask_token`` makes all its candidates in
+    one pass.
     """
 
     path: str
@@ -222,6 +227,7 @@ class ModelSpec:
     small_cache: bool = False
     cache_precision: str = "auto"
     digest: str = ""
+    mask_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +313,9 @@ class TargetCounters:
 
     ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
     candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
-    bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held. Of the ``runners_up`` that
-    were tried, ``runners_up_held`` brought a token more. ``resumed_tokens`` had been written by an earlier target.
+    bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held. ``draft_passes`` are those
+    that candidates took, without those by which a draft measures what they cost. Of the ``runners_up`` that were tried,
+    ``runners_up_held`` brought a token more. ``resumed_tokens`` had been written by an earlier target.
     """
 
     seconds: float = clock("All the time of a target")
@@ -323,6 +330,7 @@ class TargetCounters:
     found_accepted: int = counter("Candidates that held, found so", metric=True, in_summary=True)
     others_accepted: int = counter("Of these, those found in other rows' answers", metric=True, in_summary=True)
     plain_rounds: int = counter("Passes in which no candidate was", in_summary=True)
+    draft_passes: int = counter("Passes of the draft's model, reading too", metric=True, in_summary=True)
     runners_up: int = counter("Runners-up of the draft that were verified", metric=True, in_summary=True)
     runners_up_held: int = counter("Runners-up that brought a token", metric=True, in_summary=True)
     near_ties: int = counter("Choices that lay within rounding of another")

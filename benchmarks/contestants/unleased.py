@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from outrider.runner.planning.placement import plan
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan, ReplicaTemplate, probed_here
 from outrider.runner.planning.topology import Topology
 from outrider.workers.messages import ModelSpec, ReplicaSpec
+from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import read_model_info
 
 
 def unleased_replica(machine: Topology, target: str, draft: str, precision: str, serve: ReplicaSpec) -> ReplicaPlan:
     sizes = ModelSizes(read_model_info(target).weight_bytes, read_model_info(draft).weight_bytes)
     made = plan([machine], sizes, PlacementRequest(replicas=1, layout="shared"))
-    models = [ModelSpec(target, "native", precision), ModelSpec(draft, "native", precision, small_cache=True)]
-    [found] = ReplicaTemplate(models[0], models[1], serve, movable=True).replicas(made, probed_here())
+    mask_token = mask_token_of(Path(draft))
+    draft_model = ModelSpec(draft, "native", precision, small_cache=True, mask_token=mask_token)
+    template = ReplicaTemplate(ModelSpec(target, "native", precision), draft_model, serve, movable=True)
+    [found] = template.replicas(made, probed_here())
     assert found.draft is not None
     return replace(found, target=_unleased(found.target), draft=_unleased(found.draft))
 

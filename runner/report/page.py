@@ -101,6 +101,8 @@ def _key_figures(job: ReportData, summary: dict[str, Any]) -> list[KeyFigure]:
         rate = 100 * job.totals["accepted"] / job.totals["proposed"]
         found.append(KeyFigure("accepted", f"{rate:.0f}%", f"of {int(job.totals['proposed']):,} candidates"))
         k = f"mean k {summary['mean_k']:.1f}"
+        if summary["draft_passes"]:
+            k += f", {summary['draft_passes']:,} passes of the draft"
         found.append(KeyFigure("tokens a round", f"{summary['tokens_per_round']:.2f}", k))
     latencies = Latencies(job.statistics.get("latencies"))
     if latencies.count:

@@ -50,6 +50,7 @@ class Summary:
     found_accepted: int
     others_accepted: int
     plain_rounds: int
+    draft_passes: int
     runners_up: int
     runners_up_held: int
     forced_tokens: int

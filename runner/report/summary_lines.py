@@ -19,6 +19,8 @@ def speculation_lines(summary: dict[str, Any], over_time: Sequence[dict[str, Any
         rate = f"{summary['tokens_per_round']:.2f}"
         yield "tokens a round", f"{rate} (k {summary['mean_k']:.1f} on average)"
         yield "accepted", histogram(lengths)
+    if summary.get("draft_passes"):
+        yield "draft", f"{summary['draft_passes']:,} passes beside {summary['rounds']:,} of the target"
     if summary.get("found"):
         held, others = summary["found_accepted"], summary["others_accepted"]
         yield "found", f"{held:,} of {summary['found']:,} found in texts held, {others:,} of them in other rows' answers"

@@ -76,8 +76,10 @@ def opened(
     return replace(open_model(spec), end_tokens=(END,))
 
 
-def draft_of(model: OpenModel, prefix_tokens: int = 0) -> Draft:
-    return build_draft(ModelSpec("", model.kind, "", prefix_tokens=prefix_tokens), ReplicaSpec(1, None), model)
+def draft_of(model: OpenModel, prefix_tokens: int = 0, mask_token: int | None = None) -> Draft:
+    """With a mask token, one that makes all its candidates in one pass."""
+    spec = ModelSpec("", model.kind, "", prefix_tokens=prefix_tokens, mask_token=mask_token)
+    return build_draft(spec, ReplicaSpec(1, None), model, pass_seconds=CURVE)
 
 
 def target_of(

@@ -24,7 +24,7 @@ def test_every_number_of_a_target_is_in_the_table_with_its_meaning() -> None:
 def test_metrics_keep_their_names() -> None:
     assert set(COUNTERS) == {
         *("tokens", "rounds", "row_rounds", "proposed", "accepted"),
-        *("runners_up", "runners_up_held", "asked", "asking_rows"),
+        *("draft_passes", "runners_up", "runners_up_held", "asked", "asking_rows"),
         *("found", "found_accepted", "others_accepted"),
     }
     assert tuple(PHASES) == ("verify", "draft", "hop", "idle")
@@ -50,6 +50,7 @@ def test_the_summary_keeps_its_keys() -> None:
             "found_accepted",
             "others_accepted",
             "plain_rounds",
+            "draft_passes",
             "runners_up",
             "runners_up_held",
             "forced_tokens",

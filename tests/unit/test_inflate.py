@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from outrider.workers.models.mask_token import mask_token_of
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from inflate import Shape, inflate
 
@@ -38,8 +40,8 @@ def small(tmp_path: Path) -> Path:
 
 
 @torch.inference_mode()
-def logits(path: Path) -> torch.Tensor:
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(input_ids=TOKENS).logits[0]
+def logits(path: Path, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(input_ids=tokens).logits[0]
 
 
 @pytest.mark.parametrize("large", [LARGE, Shape(64, 3, 16, 16, 48, 200, 8)])
@@ -50,6 +52,16 @@ def test_the_function_stays_the_same(small: Path, tmp_path: Path, large: Shape) 
     torch.testing.assert_close(found[:, :200], wanted, rtol=1e-4, atol=1e-4)
     config = json.loads((tmp_path / "large" / "config.json").read_text())
     assert (config["num_hidden_layers"], config["tie_word_embeddings"]) == (large.layers, False)
+
+
+def test_a_mask_token_stays_what_it_is(small: Path, tmp_path: Path) -> None:
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps(config | {"pard_token": 199}))
+    inflate(small, tmp_path / "large", LARGE)
+    assert mask_token_of(tmp_path / "large") == 199
+    tokens = torch.tensor([[3, 141, 59, 199, 199, 199]])
+    wanted, found = logits(small, tokens), logits(tmp_path / "large", tokens)
+    torch.testing.assert_close(found[:, :200], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_noise_changes_every_matrix_a_little(small: Path, tmp_path: Path) -> None:

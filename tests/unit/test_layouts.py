@@ -12,9 +12,9 @@ def actor(role: str, cores: tuple[int, ...]) -> PlannedActor:
     return PlannedActor(role, 0, "here", cores, (0,), len(cores), "cpu", "", {}, (), {})
 
 
-def names(target: tuple[int, ...], draft: tuple[int, ...] | None, movable: bool) -> list[str]:
+def names(target: tuple[int, ...], draft: tuple[int, ...] | None, movable: bool, parallel: bool = False) -> list[str]:
     of_draft = None if draft is None else actor("draft", draft)
-    return [each.name for each in layouts_of(actor("target", target), of_draft, movable)]
+    return [each.name for each in layouts_of(actor("target", target), of_draft, movable, parallel)]
 
 
 @pytest.mark.parametrize("movable", [True, False])
@@ -27,6 +27,11 @@ def test_on_shared_cores_both_take_turns_unless_they_can_be_divided() -> None:
     assert names(both, both, movable=False) == ["turns"]
     assert names((0,), (0,), movable=True) == ["turns"]
     assert names(both, both, movable=True) == ["turns", "plain", "ahead"]
+
+
+def test_a_parallel_draft_never_runs_ahead() -> None:
+    assert names((1, 2), (0,), movable=True, parallel=True) == ["turns"]
+    assert names((0, 1), (0, 1), movable=True, parallel=True) == ["turns", "plain"]
 
 
 def test_without_a_draft_there_is_no_other_layout() -> None:

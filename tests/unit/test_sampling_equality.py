@@ -21,6 +21,8 @@ from outrider.workers.models.model_info import find
 from outrider.workers.models.tokenizer import Tokenizer
 
 VOCABULARY = 203
+# Any token does where nobody was trained on it.
+MASK = 202
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +109,10 @@ def test_on_the_native_engine_every_bit_is_the_same(models: Path, precision: str
         (6, 30, 0, None, False, 200),
         (3, 5, 60, None, False, 100_000),
         (7, 4, 60, draft_of(draft, 60), False, 100_000),
+        (1, 6, 0, draft_of(draft, 0, MASK), False, None),
+        (6, 5, 100, draft_of(draft, 500, MASK), False, None),
+        (5, 12, 60, draft_of(draft, 60, MASK), True, None),
+        (7, 3, 60, draft_of(draft, 60, MASK), False, 100_000),
     ]:
         built = target_of(target, batch, count, by_draft, lookup, prefix_tokens, answer_tokens=answer_tokens)
         assisted, verifier = write(built, rows)
@@ -164,15 +170,17 @@ def test_on_the_hf_engine_tokens_are_the_same_and_probabilities_nearly(models: P
     rows = rows_of_all_kinds(14, tokens=12)
     plain, _ = write(target_of(target, 1, 0), rows)
     assert_obeyed(rows, plain)
-    assisted, verifier = write(target_of(target, 5, 3, draft_of(draft, 500), prefix_tokens=500), rows)
-    assert verifier.counters.accepted > 0
-    assert verifier.counters.prompt_tokens_reused > 0
-    turned = [key for key in plain if plain[key].tokens != assisted[key].tokens]
-    assert len(turned) <= verifier.counters.near_ties, f"rows {turned} turned without a tie"
-    for key in plain.keys() - set(turned):
-        ours, theirs = plain[key].logprobs, assisted[key].logprobs
-        if ours is not None and theirs is not None:
-            np.testing.assert_allclose(ours.chosen, theirs.chosen, rtol=0, atol=1e-4)
+    for mask_token in (None, MASK):
+        built = target_of(target, 5, 3, draft_of(draft, 500, mask_token), prefix_tokens=500)
+        assisted, verifier = write(built, rows)
+        assert verifier.counters.accepted > 0
+        assert verifier.counters.prompt_tokens_reused > 0
+        turned = [key for key in plain if plain[key].tokens != assisted[key].tokens]
+        assert len(turned) <= verifier.counters.near_ties, f"rows {turned} turned without a tie"
+        for key in plain.keys() - set(turned):
+            ours, theirs = plain[key].logprobs, assisted[key].logprobs
+            if ours is not None and theirs is not None:
+                np.testing.assert_allclose(ours.chosen, theirs.chosen, rtol=0, atol=1e-4)
 
 
 def test_a_forked_row_is_bit_for_bit_the_row_that_read_everything_itself(models: Path) -> None:

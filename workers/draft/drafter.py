@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from outrider.workers.constraints.matching import EVERYTHING, LEAST_OPEN_SECONDS, Matching
 from outrider.workers.draft.confidence import Confidence, MissFactor, RunnerUpShare
 from outrider.workers.draft.constraints import Constraints
+from outrider.workers.draft.parallel import OnePass
 from outrider.workers.engines.costs import Recent
 from outrider.workers.engines.engine import DecodeFeed, Engine, Feed
 from outrider.workers.engines.prefix_cache import PrefixCache
@@ -27,6 +28,8 @@ PREFILL_TOKENS = 256
 MOST_FED = 2
 # A step that feeds more than this is mostly reading.
 MUCH_FED = 32
+# Behind masks a guess as clear holds less often, the further the less; behind so many masks all alike.
+DEPTHS = 6
 # Running ahead beyond candidates that are this unlikely to hold is not worth the power.
 LEAST_REACH = 0.05
 
@@ -66,17 +69,27 @@ class Drafter:
     """Answers a target's requests. Whatever it says is a hint, so it may forget anything at any time."""
 
     def __init__(
-        self, engine: Engine, end_tokens: Collection[int], prefix_tokens: int = 0, constraints: Constraints | None = None
+        self,
+        engine: Engine,
+        end_tokens: Collection[int],
+        prefix_tokens: int = 0,
+        constraints: Constraints | None = None,
+        one_pass: OnePass | None = None,
     ) -> None:
+        """With ``one_pass`` the engine's model is one that makes all candidates at once."""
         self.engine = engine
+        self._one_pass = one_pass
         self._constraints = constraints
         self._prefix_cache = PrefixCache(engine, prefix_tokens)
         self.end_tokens = frozenset(end_tokens)
         self.confidence = Confidence()
+        # By the place of a guess, where it says something that its margin does not.
+        self._confidences = [self.confidence, *(Confidence() for _ in range(0 if one_pass is None else DEPTHS - 1))]
         self.runner_up_share = RunnerUpShare()
         self._steps = Recent()
         self._reading = Recent()
         self._passing = 0.0
+        self._passes = 0
         self._rows: dict[int, DraftRow] = {}
         self._asked: list[int] = []
 
@@ -100,7 +113,9 @@ class Drafter:
         seconds = time.perf_counter() - started
         draft_costs = (self._steps(len(self._asked)), self._reading(1), max(0.0, seconds - self._passing))
         reaches = {key: tuple(accumulate(self._rows[key].chances[: len(sent)], mul)) for key, sent in tokens.items()}
-        return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, runners_up, reaches)
+        passes, self._passes = self._passes, 0
+        one_pass = () if self._one_pass is None else self._one_pass.seconds(len(self._asked))
+        return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, runners_up, reaches, passes, one_pass)
 
     def run_ahead(self) -> bool:
         """One step further for the rows of the last request, as if the target were going to accept everything.
@@ -108,6 +123,8 @@ class Drafter:
         A second set of candidates and the target's own token between the two sets are as far as it pays to go. False
         where there is nothing to do.
         """
+        if self._one_pass is not None:
+            return False  # the layouts that run ahead are left out for it: all of a set rarely holds
         rows = {key: self._rows[key] for key in self._asked}
         return self._go_on({key: min(1, self._wanted(row, 2 * row.limit + 1, LEAST_REACH)) for key, row in rows.items()})
 
@@ -125,12 +142,14 @@ class Drafter:
             margin = row.margins[index]
             if margin == inf:  # it could not be missed
                 continue
-            row.miss_factor.learn(self.confidence.chance(margin), guess == token)
-            self.confidence.learn(margin, guess == token)
+            confidence = self._confidence_at(index)
+            row.miss_factor.learn(confidence.chance(margin), guess == token)
+            confidence.learn(margin, guess == token)
             if guess != token and row.runners_up[index] >= 0:
                 self.runner_up_share.learn(row.runners_up[index] == token)
-        # What was guessed beyond the committed tokens stays good as long as all of them were guessed right.
-        keep_from = held if held == len(advance.tokens) else len(row.guessed)
+        # What was guessed beyond the committed tokens stays good as long as all of them were guessed right. Where all is
+        # guessed in one pass, another one guesses better from where the text has come.
+        keep_from = held if held == len(advance.tokens) and self._one_pass is None else len(row.guessed)
         del row.guessed[:keep_from], row.margins[:keep_from], row.chances[:keep_from], row.runners_up[:keep_from]
         row.reach = prod(row.chances)
         row.committed.extend(advance.tokens)
@@ -141,6 +160,9 @@ class Drafter:
             self.engine.truncate(advance.key, keep)
         row.limit = self._room(row, advance.limit)
         return True
+
+    def _confidence_at(self, index: int) -> Confidence:
+        return self._confidences[min(index, len(self._confidences) - 1)]
 
     def _open(self, advance: Advance, sampling: Sampling) -> None:
         """Begin a row anew, with as much of its prompt as another row has read."""
@@ -246,7 +268,10 @@ class Drafter:
         if not decode_feeds:
             return True
         try:
-            result = self.engine.decode(decode_feeds, self.confidence.stop_rule(least_reach, least_sum))
+            if self._one_pass is None:
+                result = self.engine.decode(decode_feeds, self.confidence.stop_rule(least_reach, least_sum))
+            else:
+                result = self._one_pass.decode(self.engine, decode_feeds)
         except Exception:
             # Some passes may have been made, and what a row believes to be cached must not lag behind its cache.
             for feed in decode_feeds:
@@ -264,9 +289,14 @@ class Drafter:
                 row.cached -= 1
                 self.engine.truncate(feed.row, row.cached)
             # As the engine has reckoned with them.
-            chances = [self.confidence.chance(margin, feed.miss_factor) for margin in chosen.margins]
+            first = len(row.guessed) - len(chosen.tokens)
+            chances = [
+                self._confidence_at(index).chance(margin, feed.miss_factor)
+                for index, margin in enumerate(chosen.margins, start=first)
+            ]
             row.chances.extend(chances)
             row.reach *= prod(chances)
+        self._passes += len(result.steps)
         self._observe([len(feed.tokens) for feed in decode_feeds], result.steps[0][1])
         for going_on, seconds in result.steps[1:]:
             self._observe([1] * going_on, seconds)
@@ -290,12 +320,13 @@ class Drafter:
         self.engine.feed(feeds)
         seconds = time.perf_counter() - started
         self._passing += seconds
+        self._passes += 1
         self._observe_reading(sum(len(feed.tokens) for feed in feeds), seconds)
 
     def _observe(self, fed: Sequence[int], seconds: float) -> None:
         """Learn what a pass costs that fed so many tokens to each of its rows, and chose one for each."""
         self._passing += seconds
-        if max(fed) <= MOST_FED:
+        if self._one_pass is None and max(fed) <= MOST_FED:
             self._steps.observe(len(fed), seconds)
         else:
             self._observe_reading(sum(fed), seconds)

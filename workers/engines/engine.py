@@ -63,6 +63,7 @@ class Feed:
     ``branches`` are (after, token): a choice is also wanted after the first ``after`` tokens and this one in place of the
     next (-1 where that has no finite scores). Nothing of a branch stays. For engines that branch.
     With ``masks`` a choice is one of the tokens that its mask allows (-1 where that is none); branches have none.
+    ``runners_up`` asks for the second-best tokens too, of an engine that can tell them.
     """
 
     row: int
@@ -71,6 +72,7 @@ class Feed:
     logprobs: int | None = None
     branches: Sequence[tuple[int, int]] = ()
     masks: FeedMasks | None = None
+    runners_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Chosen:
     is not exact, a margin close to the kernels' rounding is where two runs may differ.
     ``logprobs`` holds, where the feed asked, for each choice (token, log-probability): its own, then the likeliest.
     Behind the feed's own choices stand those after its branches. ``runners_up`` are the tokens with the second-best scores
-    (-1: there is none), where an engine's ``decode`` tells them.
+    (-1: there is none), where an engine tells them.
     """
 
     tokens: list[int]

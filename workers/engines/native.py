@@ -76,12 +76,13 @@ class NativeEngine:
         masks = next((feed.masks.of for feed in feeds if feed.masks is not None), None)
         native_masks = None if masks is None else NativeMasks(masks.words, masks.ready)
         try:
-            answers = self.model.forward([self._feeding(feed) for feed in feeds], native_masks)
+            runners_up = any(feed.runners_up for feed in feeds)
+            answers = self.model.forward([self._feeding(feed) for feed in feeds], native_masks, runners_up)
         except KernelError as error:
             raise WorkerError(f"the native engine could not run a pass over {len(feeds)} rows: {error}") from error
         if self.mixture is not None:
             self.mixture.read = self.model.experts_read()
-        return [Chosen(answer.tokens, answer.margins, answer.logprobs) for answer in answers]
+        return [Chosen(answer.tokens, answer.margins, answer.logprobs, answer.runners_up) for answer in answers]
 
     def scores(self, feeds: Sequence[Feed]) -> NDArray[np.float32]:
         asked = [NativeFeed(self._rows[feed.row], feed.tokens, choose=0, logits=feed.choose) for feed in feeds]

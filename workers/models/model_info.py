@@ -20,6 +20,9 @@ from outrider.workers.models.size_check import check_fits
 
 POCKET = "pocket"
 POCKET_DRAFT = "pocket-draft"
+POCKET_PARALLEL = "pocket-parallel"
+# Which folder each of the bundled models lies in.
+POCKETS = {POCKET: "target", POCKET_DRAFT: "draft", POCKET_PARALLEL: "parallel"}
 # The files beside the weights that have a say in what a model writes.
 DESCRIBING = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.bpe", "additional_chat_templates/*.jinja")
 # Names under which configurations state how long a row may be, the most binding first.
@@ -45,11 +48,13 @@ class ModelInfo:
     digest: str
     # Of a checkpoint that comes quantised in a way that the native engine knows: the precision that it was made for.
     made_for: str = ""
+    # Of a draft that makes all its candidates in one pass: the token that stands for those before a candidate.
+    mask_token: int | None = None
 
 
 def find(name: str) -> Path:
     """The local directory (or GGUF file) of a model named by a path, a hub id, or ``pocket``; downloads what is missing."""
-    if name in (POCKET, POCKET_DRAFT):
+    if name in POCKETS:
         return _pocket(name)
     try:
         path = Path(name).expanduser()
@@ -67,8 +72,7 @@ def find(name: str) -> Path:
 
 
 def _pocket(name: str) -> Path:
-    role = "target" if name == POCKET else "draft"
-    path = Path(str(files("outrider.workers"))) / "pocket" / role
+    path = Path(str(files("outrider.workers"))) / "pocket" / POCKETS[name]
     if not (path / "config.json").is_file():
         raise ModelError(f"the bundled pocket model is missing from {path}: reinstall outrider")
     return path

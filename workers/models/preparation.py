@@ -6,7 +6,9 @@ The driver loads neither transformers nor torch. So these run in a helper proces
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from llguidance import LLTokenizer
@@ -18,6 +20,7 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.chat import refuse_left_out, refuse_unknown, refuse_unsaid
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.limits import limited
+from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, ModelInfo, read_model_info
 from outrider.workers.models.reasoning import ReasoningTags
 from outrider.workers.models.templates import render_all
@@ -89,6 +92,7 @@ def prepare_pair(
         return target, None, kind if beside else wanted, []
     try:
         draft = read_model_info(wanted, tell)
+        draft = replace(draft, mask_token=mask_token_of(Path(draft.path)))
         loading(draft.path)
         check_pair(target, draft)
     except ModelError as error:

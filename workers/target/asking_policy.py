@@ -209,7 +209,7 @@ class AskingPolicy:
         unread = [self._proposer.unread(live) for live in rows]
         least = min(range(len(rows)), key=unread.__getitem__)
         plain, verified = self.verify_seconds(len(rows)), self.verify_seconds(len(rows) + 1)
-        cost = draft_cost.hop + draft_cost.step + draft_cost.read * unread[least] + max(0.0, verified - plain)
+        cost = draft_cost.hop + draft_cost.seconds(1) + draft_cost.read * unread[least] + max(0.0, verified - plain)
         due = self._probing.due(cost / plain)
         return [int(due and index == least) for index in range(len(rows))]
 

@@ -42,6 +42,22 @@ class _DraftCosts:
     steps: Recent = field(default_factory=lambda: Recent(1))
     hops: Recent = field(default_factory=Recent)
     reading: Recent = field(default_factory=lambda: Recent(1))
+    # Of a draft that makes all candidates in one pass: seconds by their number, by number of rows.
+    one_pass: dict[int, tuple[float, ...]] = field(default_factory=dict)
+
+    def for_rows(self, rows: int) -> DraftCost:
+        nearest = min(self.one_pass, key=lambda count: abs(count - rows), default=None)
+        one_pass = () if nearest is None else self.one_pass[nearest]
+        hop, read = self.hops(rows) or 0.0, self.reading(1) or 0.0
+        # All rows leave one pass together.
+        row = 0.0 if one_pass else self.steps.of_a_row(rows)
+        return DraftCost(self.steps(rows) or 0.0, hop, read, row, one_pass)
+
+    def record(self) -> dict[str, dict[int, float]]:
+        known = {"step": self.steps.usual, "hop": self.hops.usual, "read": self.reading.usual}
+        if made := max(list(self.one_pass.items()), default=None):
+            known["one_pass"] = dict(enumerate(made[1], start=1))
+        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +128,13 @@ class DraftLink:
             return None
         # Until a round has been measured candidates count as free, so that the first round asks.
         draft_costs = self._current if layout is None else self._draft_costs.get(layout, _DraftCosts())
-        steps = draft_costs.steps
-        hop, read = draft_costs.hops(rows) or 0.0, draft_costs.reading(1) or 0.0
-        return DraftCost(steps(rows) or 0.0, hop, read, steps.of_a_row(rows))
+        return draft_costs.for_rows(rows)
 
     def costs(self) -> dict[str, dict[str, dict[int, float]]]:
-        """By layout, seconds of a step and of the hop by number of rows, and of reading a token."""
-        return {
-            name: {"step": draft_costs.steps.usual, "hop": draft_costs.hops.usual, "read": draft_costs.reading.usual}
-            for name, draft_costs in list(self._draft_costs.items())
-        }
+        """By layout, seconds of a step and of the hop by number of rows, and of reading a token; of a draft that makes all
+        candidates in one pass, also of that by number of candidates, for the largest number of rows.
+        """
+        return {name: draft_costs.record() for name, draft_costs in list(self._draft_costs.items())}
 
     def unread(self, live: LiveRow) -> int:
         draft = self._draft
@@ -192,8 +205,11 @@ class DraftLink:
         hop = max(0.0, asked.sent + time.perf_counter() - waiting - candidates.seconds)
         if self._statistics is not None:
             self._statistics.hop(hop)
+            self._statistics.drafted(candidates.passes)
         if candidates.step is not None:
             self._current.steps.observe(len(asked.rows), candidates.step)
+        if candidates.one_pass:
+            self._current.one_pass[len(asked.rows)] = candidates.one_pass
         if candidates.read is not None:
             self._current.reading.observe(1, candidates.read)
         # Whatever number of candidates is asked for, this is paid once.

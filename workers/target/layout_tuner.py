@@ -291,7 +291,8 @@ class LayoutTuner:
         self._plain_seconds += done.gained / done.live * self._at_start(done.live)
         draft_cost = self._draft.draft_cost(len(done.proposed), self._first.name) or DraftCost(0.0)
         most = max(done.proposed, default=0)
-        self._first_layout_seconds += self._at_start(done.fed) + (draft_cost.hop + most * draft_cost.step if most else 0.0)
+        drafting = draft_cost.hop + draft_cost.seconds(most) if most else 0.0
+        self._first_layout_seconds += self._at_start(done.fed) + drafting
         if self._compared_rounds < self._doubt_after:
             return
         moved = self._chosen.target_cores != self._first.target_cores

@@ -169,7 +169,7 @@ class EitherProposer:
         if not found:
             return False
         from_text = expected_tokens(contest.text.chance, found) / self._verify_seconds(found + 1)
-        seconds = self._verify_seconds(count + 1) + count * draft_cost.step + draft_cost.hop
+        seconds = self._verify_seconds(count + 1) + draft_cost.seconds(count) + draft_cost.hop
         return from_text >= expected_tokens(contest.model.chance, count) / seconds
 
     def forget(self, key: int) -> None:

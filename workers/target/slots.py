@@ -117,7 +117,8 @@ def best_request(
     filled = fill_slots(reaches, pass_seconds, draft_cost, kind, fed)
     if not any(filled.counts):
         return CandidateRequest(filled.counts)
-    drafting = draft_cost.step if kind is LayoutKind.TURNS else 0.0
+    # One pass cannot be left half way.
+    drafting = draft_cost.step if kind is LayoutKind.TURNS and not draft_cost.one_pass else 0.0
     return CandidateRequest(
         filled.counts,
         min(MOST_LEAST_REACH, filled.rate * filled.slot_seconds),

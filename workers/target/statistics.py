@@ -39,6 +39,10 @@ class TargetStatistics:
         self.counters.hop_seconds += seconds
         self.counters.draft_seconds -= seconds
 
+    def drafted(self, passes: int) -> None:
+        """The draft's model has made so many passes since it was heard last."""
+        self.counters.draft_passes += passes
+
     def waited(self, what: str, started: float, rows: int, candidates: int) -> None:
         """The target has been busy with candidates from ``started`` until now: it asked for them, or waited for them."""
         ended = self._clock()

@@ -1,0 +1,299 @@
+"""Adapt a draft so that one pass proposes all its candidates (PARD): behind the text stand copies of one mask token.
+
+    python tools/train_parallel.py --target TARGET --draft DRAFT --out OUT --minutes 60 corpus/*.txt
+
+TARGET and DRAFT are local directories with the same tokenizer; OUT becomes a directory like DRAFT, whose config.json names
+the mask token as ``pard_token``. Texts like those that the target is to write do best; its own answers do better still.
+
+What the passes of such a draft will look like is trained on whole windows at once. Behind a window's tokens come blocks of
+masks, each as if the text ended at a token of its own: its masks see the text up to there and the masks of their block
+before them, at the positions at which their tokens will stand. Most blocks are short: a candidate counts only where all
+before it held, so the first masks count most, and of the later ones a share is trained (PARD's conditional drop of tokens).
+Real tokens are trained along, since what stands behind the last of them is the first candidate.
+
+What is learned is the target's own distribution as well as the text. The mask token is an id that the tokenizer never
+gives: the last of those that the vocabulary has beyond it, else one more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+# Masks of the longest blocks: one pass proposes so many candidates and one.
+MOST_MASKS = 11
+# Of the blocks that have a mask, this share has another behind it, but of all blocks no fewer than the least share.
+KEPT_SHARE, LEAST_SHARE = 0.7, 0.1
+# A block begins behind every other token of a window, as long as there are fewer masks than that: with passes all of one
+# size, memory is used again.
+BLOCKS_PER_TOKEN, MASKS_PER_TOKEN = 0.5, 1.5
+# Of the real tokens, which the draft knows already, so many are trained along: what stands behind the last is a candidate.
+REAL_SHARE = 0.25
+# The target's own answers to beginnings of the texts: how many tokens each has, and how many are written at once.
+PROMPT_TOKENS, ANSWER_TOKENS, ANSWERS_AT_ONCE = 48, 112, 48
+LOSS_SLICE = 1024
+# How much of the loss is the text's, the rest being the target's distribution.
+TEXT_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A window's tokens and the masks behind them: positions, who sees whom, and which token's label each has.
+
+    ``labels[i]`` is the index in the window of the token that comes where input i says something of.
+    """
+
+    positions: torch.Tensor
+    visible: torch.Tensor
+    labels: torch.Tensor
+    # The block of each mask.
+    blocks: torch.Tensor
+
+    @property
+    def masks(self) -> int:
+        return len(self.blocks)
+
+
+def lay_out(length: int, generator: np.random.Generator, most_masks: int = MOST_MASKS) -> Layout:
+    anchors = generator.permutation(length - 1)[: max(1, int(length * BLOCKS_PER_TOKEN))]
+    # So many blocks have a mask of this depth: the shares fall, and each block is as long as its draw says.
+    shares = np.maximum(KEPT_SHARE ** np.arange(most_masks), LEAST_SHARE)
+    draws = generator.random(len(anchors))
+    lengths = np.minimum((draws[:, None] < shares).sum(1), length - 1 - anchors)
+    most = int(length * MASKS_PER_TOKEN)
+    blocks = np.repeat(np.arange(len(anchors)), lengths)[:most]
+    depths = np.concatenate([np.arange(1, count + 1) for count in lengths])[:most]
+    positions = np.concatenate([np.arange(length), anchors[blocks] + depths])
+    size = len(positions)
+    visible = np.zeros((size, size), bool)
+    visible[:length, :length] = np.tri(length, dtype=bool)
+    visible[length:, :length] = np.arange(length) <= anchors[blocks][:, None]
+    visible[length:, length:] = (blocks[:, None] == blocks) & (depths[:, None] >= depths)
+    return Layout(*map(torch.from_numpy, (positions, visible, positions + 1, blocks)))
+
+
+def with_mask_token(draft: PreTrainedModel, tokens: int) -> int:
+    """The id of the draft's mask token, for which its vocabulary grows where the tokenizer gives all its ids."""
+    vocabulary = draft.config.vocab_size
+    if vocabulary > tokens:
+        return vocabulary - 1
+    draft.resize_token_embeddings(vocabulary + 1, mean_resizing=False)
+    with torch.no_grad():
+        for matrix in {draft.get_input_embeddings().weight, draft.get_output_embeddings().weight}:
+            matrix[vocabulary] = matrix[:vocabulary].mean(0)
+    return vocabulary
+
+
+def hidden_states(model: PreTrainedModel, tokens: torch.Tensor, **given: Any) -> torch.Tensor:
+    return model.base_model(input_ids=tokens, use_cache=False, **given).last_hidden_state
+
+
+def masked_states(draft: PreTrainedModel, window: torch.Tensor, layout: Layout, mask_token: int) -> torch.Tensor:
+    """The draft's hidden states at a window's tokens and at the masks behind them."""
+    masks = torch.full((len(window), layout.masks), mask_token)
+    visible = layout.visible[None, None]
+    if draft.config._attn_implementation != "sdpa":
+        # The others add it to their scores.
+        visible = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+    given = {"attention_mask": visible, "position_ids": layout.positions[None]}
+    return hidden_states(draft, torch.cat([window[:, :-1], masks], 1), **given)
+
+
+def backward(
+    draft: PreTrainedModel, target: PreTrainedModel, window: torch.Tensor, layout: Layout, mask_token: int
+) -> float:
+    """Gradients of the loss on one batch. The vocabulary's scores are made in slices, which stay in the caches."""
+    length = window.shape[1] - 1
+    real = torch.randperm(length)[: max(1, int(length * REAL_SHARE))]
+    scored = torch.cat([real, torch.arange(length, len(layout.positions))])
+    hidden = masked_states(draft, window, layout, mask_token)[:, scored].flatten(0, 1)
+    with torch.no_grad():
+        known = hidden_states(target, window[:, :-1])
+    labels = layout.labels[scored]
+    wanted = window[:, labels].flatten()
+    # What the target says of a token is what it says behind the token before.
+    known = known[:, labels - 1].flatten(0, 1)
+    leaf = hidden.detach().requires_grad_()
+    total = 0.0
+    for start in range(0, len(wanted), LOSS_SLICE):
+        part = slice(start, start + LOSS_SLICE)
+        scores = draft.get_output_embeddings()(leaf[part]).float()
+        with torch.no_grad():
+            likely = target.get_output_embeddings()(known[part]).float()[:, : scores.shape[1]].softmax(-1)
+            likely = F.pad(likely, (0, scores.shape[1] - likely.shape[1])).mul_(1.0 - TEXT_SHARE)
+            likely[torch.arange(len(likely)), wanted[part]] += TEXT_SHARE
+        loss = F.cross_entropy(scores, likely, reduction="sum") / len(wanted)
+        loss.backward()
+        total += loss.item()
+    hidden.backward(leaf.grad)
+    return total
+
+
+@torch.no_grad()
+def tokens_a_round(
+    draft: PreTrainedModel, target: PreTrainedModel, stream: np.ndarray, mask_token: int, count: int = 6, length: int = 192
+) -> float:
+    """What greedy rounds with ``count`` candidates would commit on texts that the target did not write: an estimate."""
+    total = rounds = 0
+    generator = np.random.default_rng(1)
+    for start in range(0, min(len(stream) - length - 1, 40 * length), length):
+        window = torch.from_numpy(stream[start : start + length + 1])[None]
+        layout = lay_out(length, generator, count - 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            says = draft.get_output_embeddings()(masked_states(draft, window, layout, mask_token))[0].argmax(-1)
+            known = target.get_output_embeddings()(hidden_states(target, window[:, :-1]))[0].argmax(-1)
+        agrees = (says == known[layout.labels - 1]).numpy()
+        for block in range(int(layout.blocks[-1]) + 1):
+            masks = length + np.flatnonzero(layout.blocks.numpy() == block)
+            if len(masks) == count - 1:
+                # Behind the last real token stands the first candidate.
+                anchor = int(layout.positions[masks[0]]) - 1
+                held = [bool(agrees[anchor]), *map(bool, agrees[masks])]
+                total += 1 + (held.index(False) if False in held else count)
+                rounds += 1
+    return total / max(1, rounds)
+
+
+def train_parallel(
+    draft: PreTrainedModel,
+    target: PreTrainedModel,
+    streams: Sequence[np.ndarray],
+    held_out: np.ndarray,
+    mask_token: int,
+    minutes: float,
+    rate: float,
+    tokens: int,
+    length: int,
+    save: Callable[[PreTrainedModel], None],
+) -> None:
+    """Steps take their windows from one stream after the other.
+
+    Minutes are CPU minutes divided by the number of threads, so that a busy machine makes the training slower, not worse.
+    """
+    torch.manual_seed(7)
+    generator = np.random.default_rng(7)
+    target.requires_grad_(False)
+    embedding = draft.get_input_embeddings().weight
+    matrices = [p for p in draft.parameters() if p.dim() == 2 and p is not embedding]
+    others = [p for p in draft.parameters() if p.dim() != 2 or p is embedding]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    budget = minutes * 60 * torch.get_num_threads()
+    started, step, next_report = time.process_time(), 0, 0.0
+    while (progress := (time.process_time() - started) / budget) < 1:
+        warm = min(1.0, (step + 1) / 50)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        # Some windows are longer, so that what is far back keeps its place in the text.
+        stream = streams[step % len(streams)]
+        one = min(4 * length, len(stream) // 2) if step % 8 == 6 else length
+        starts = generator.integers(0, len(stream) - one - 1, size=max(1, tokens // one))
+        window = torch.from_numpy(np.stack([stream[start : start + one + 1] for start in starts]))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = backward(draft, target, window, lay_out(one, generator), mask_token)
+        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        step += 1
+        if progress >= next_report:
+            next_report += 0.05
+            about = tokens_a_round(draft, target, held_out, mask_token)
+            print(f"parallel {progress:4.0%} step {step} loss {loss:.3f} tokens a round {about:.2f}", flush=True)
+            save(draft)
+    save(draft)
+
+
+def save_parallel(draft: PreTrainedModel, source: Path, out: Path, mask_token: int) -> None:
+    """Beside the weights, all that the draft's directory has; config.json names the mask token."""
+    out.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and file.name != "config.json":
+            shutil.copyfile(file, out / file.name)
+    dtype = json.loads((source / "config.json").read_text()).get("dtype", "float32")
+    copy.deepcopy(draft).to(torch.bfloat16).save_pretrained(out)
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "dtype": dtype, "pard_token": mask_token}, indent=2) + "\n")
+
+
+def read_stream(tokenizer: Any, files: Sequence[Path]) -> np.ndarray:
+    """All texts as one stream, each introduced by the token that ends one."""
+    stream: list[int] = []
+    for file in files:
+        stream.append(tokenizer.eos_token_id)
+        stream.extend(tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
+    return np.asarray(stream, dtype=np.int64)
+
+
+@torch.no_grad()
+def own_answers(target: PreTrainedModel, stream: np.ndarray, count: int) -> np.ndarray:
+    """What the target itself writes behind pieces of the texts, with these, as one stream: most of it greedily."""
+    generator = np.random.default_rng(3)
+    torch.manual_seed(3)
+    found = []
+    for batch in range(-(-count // ANSWERS_AT_ONCE)):
+        starts = generator.integers(0, len(stream) - PROMPT_TOKENS, size=ANSWERS_AT_ONCE)
+        prompts = torch.from_numpy(np.stack([stream[start : start + PROMPT_TOKENS] for start in starts]))
+        how = {"do_sample": True, "temperature": 0.8, "top_k": 0} if batch % 3 == 2 else {"do_sample": False}
+        answers = target.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=ANSWER_TOKENS,
+            min_new_tokens=ANSWER_TOKENS,
+            **how,
+        )
+        found.append(answers.flatten().numpy())
+    return np.concatenate(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--draft", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("texts", type=Path, nargs="+", help="UTF-8; the end of the last is held out")
+    parser.add_argument("--answers", type=int, default=0, help="of the target's own, for every second step")
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--rate", type=float, default=3e-5, help="the highest learning rate; small models bear 3e-3")
+    parser.add_argument("--tokens", type=int, default=2048, help="of text in one step")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a window")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    tokenizer = AutoTokenizer.from_pretrained(str(arguments.draft))
+    stream = read_stream(tokenizer, arguments.texts)
+    if len(stream) < 40 * arguments.length:
+        parser.error(f"the texts come to {len(stream):,} tokens: too few to learn from")
+    held_out = stream[-max(4 * arguments.length, len(stream) // 50) :]
+    target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32)
+    draft = AutoModelForCausalLM.from_pretrained(arguments.draft, dtype=torch.float32)
+    mask_token = with_mask_token(draft, len(tokenizer))
+
+    def save(model: PreTrainedModel) -> None:
+        save_parallel(model, arguments.draft, arguments.out, mask_token)
+
+    streams = [stream[: -len(held_out)]]
+    if arguments.answers:
+        streams.append(own_answers(target, streams[0], arguments.answers))
+    given = (arguments.minutes, arguments.rate, arguments.tokens, arguments.length, save)
+    train_parallel(draft, target, streams, held_out, mask_token, *given)
+
+
+if __name__ == "__main__":
+    main()

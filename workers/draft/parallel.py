@@ -1,0 +1,124 @@
+"""A parallel draft: one pass proposes all candidates of a row, behind its text and copies of one mask token.
+
+The first candidate is what the model says behind the last real token, each further one what it says behind a mask. A mask
+stands where its token will stand, so its choice is made with that position's noise, as the target will make it. What the
+passes leave of masks in the cache is forgotten at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from outrider.workers.engines.costs import CostCurve
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Engine, Feed, FeedMasks, Guide, PassMasks
+from outrider.workers.speculation import MOST_CANDIDATES
+
+EVERY_TOKEN = np.uint32(0xFFFFFFFF)
+# The share of a new observation in the mean of how many tokens a row brings.
+FRESH = 0.05
+# What passes cost changes slowly: it is reckoned anew after so many.
+PASSES_BETWEEN = 16
+
+
+@dataclass(slots=True)
+class OnePass:
+    """How a model proposes that was trained on ``mask_token``, and what that costs: ``curve`` is of passes by tokens."""
+
+    mask_token: int
+    curve: CostCurve
+    # How many tokens of its text a row brings to a pass: its candidates that held, and the target's own.
+    brought: float = 2.0
+    _known: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    _observed: int = 0
+
+    def decode(self, engine: Engine, decode_feeds: Sequence[DecodeFeed]) -> DecodeResult:
+        result = decode_in_one_pass(engine, decode_feeds, self.mask_token)
+        [(rows, seconds)] = result.steps
+        text = sum(len(feed.tokens) for feed in decode_feeds)
+        self.curve.observe(text + sum(feed.most - 1 for feed in decode_feeds), seconds)
+        # A row that is read for the first time brings more than others will.
+        self.brought += FRESH * (min(text / rows, MOST_CANDIDATES) - self.brought)
+        self._observed += 1
+        if self._observed % PASSES_BETWEEN == 0:
+            self._known.clear()
+        return result
+
+    def seconds(self, rows: int) -> tuple[float, ...]:
+        """Of a pass that makes 1, 2 and so on candidates for each of so many rows."""
+        if rows not in self._known:
+            counts = range(1, MOST_CANDIDATES + 1)
+            self._known[rows] = tuple(self.curve(round(max(1, rows) * (self.brought + count - 1))) for count in counts)
+        return self._known[rows]
+
+
+def decode_in_one_pass(engine: Engine, decode_feeds: Sequence[DecodeFeed], mask_token: int) -> DecodeResult:
+    """What ``Engine.decode`` is to do, by a model that was trained on masks. There is nothing to stop early.
+
+    With a guide only the first choice is made among what it allows: what may come later depends on what comes before. There
+    the choices end with the first that the guide does not allow.
+    """
+    lengths = [engine.length(feed.row) + len(feed.tokens) for feed in decode_feeds]
+    limits = _limits(decode_feeds, engine.vocabulary)
+    feeds = [
+        Feed(feed.row, [*feed.tokens, *[mask_token] * (feed.most - 1)], feed.most, masks=masks, runners_up=True)
+        for feed, masks in zip(decode_feeds, limits, strict=True)
+    ]
+    started = time.perf_counter()
+    answers = engine.feed(feeds)
+    seconds = time.perf_counter() - started
+    for feed, length in zip(decode_feeds, lengths, strict=True):
+        engine.truncate(feed.row, length)
+    chosen = [
+        _usable(feed, answer, mask_token, engine.vocabulary) for feed, answer in zip(decode_feeds, answers, strict=True)
+    ]
+    return DecodeResult(chosen, [(len(feeds), seconds)])
+
+
+def _limits(decode_feeds: Sequence[DecodeFeed], vocabulary: int) -> list[FeedMasks | None]:
+    """For each feed with a guide what its choices may be: the first what comes next, the others anything."""
+    count = sum(feed.most for feed in decode_feeds if feed.guide is not None)
+    if not count:
+        return [None] * len(decode_feeds)
+    masks, found, first = PassMasks(count, -(-vocabulary // 32)), list[FeedMasks | None](), 0
+    for feed in decode_feeds:
+        if feed.guide is None:
+            found.append(None)
+            continue
+        feed.guide.fill(masks.words[first])
+        masks.words[first + 1 : first + feed.most] = EVERY_TOKEN
+        found.append(FeedMasks(masks, first))
+        first += feed.most
+    masks.made()
+    return found
+
+
+def _usable(feed: DecodeFeed, answer: Chosen, mask_token: int, vocabulary: int) -> Chosen:
+    """The choices up to an end, and what is certain between them, whose places need no choice."""
+    found = Chosen([], [])
+    at = 0
+    while at < len(answer.tokens):
+        token = answer.tokens[at]
+        if token in (-1, mask_token):
+            break
+        if at and feed.guide is not None and not _allows(feed.guide, token, vocabulary):
+            break
+        behind = [] if feed.guide is None else list(feed.guide.follow(token))
+        found.tokens.extend([token, *behind])
+        found.margins.extend([answer.margins[at], *[inf] * len(behind)])
+        if answer.runners_up:
+            found.runners_up.extend([answer.runners_up[at], *[-1] * len(behind)])
+        if found.tokens[-1] in feed.ends:
+            break
+        at += 1 + len(behind)
+    return found
+
+
+def _allows(guide: Guide, token: int, vocabulary: int) -> bool:
+    mask = np.zeros(-(-vocabulary // 32), np.uint32)
+    guide.fill(mask)
+    return bool(int(mask[token // 32]) >> token % 32 & 1)
