@@ -362,6 +362,8 @@ class Builder:
             raise ValueError(f"{logits.width} logits for a vocabulary of {self.vocabulary}")
         if missing := [layer for place, layer in enumerate(self.states) if place not in self._handed_out]:
             raise ValueError(f"the inputs of layers {missing} cannot be handed out")
+        if self.states and any(op.longest for op in self._ops):
+            raise ValueError("the inputs of layers cannot be handed out where rope depends on how long a row is")
         self._ops.append(Op(Kind.CHOOSE, logits))
         ops, buffers = _share_buffers(*_select(self._ops, self._widths))
         cache = Cache.FP32 if self.precision.fp32 else Cache.BF16

@@ -145,7 +145,8 @@ class Advance(NamedTuple):
     """One row's part of a request to the draft: ``tokens`` follow the ``start`` tokens that the draft has seen.
 
     ``start == 0`` opens the row (or opens it anew) and carries its sampling; at most ``limit`` candidates are wanted.
-    ``prompt_length`` says how many of the row's tokens were given rather than written.
+    ``prompt_length`` says how many of the row's tokens were given rather than written. For a head come the ``states`` of
+    tokens, in bf16, up to that of token ``states_end`` - 1.
     """
 
     key: int
@@ -154,6 +155,8 @@ class Advance(NamedTuple):
     limit: int
     sampling: Sampling | None = None
     prompt_length: int = 0
+    states: bytes = b""
+    states_end: int = 0
 
 
 class DraftRequest(NamedTuple):
@@ -203,7 +206,8 @@ class ModelSpec:
     prompts is kept for rows that begin alike; with 0, rows share nothing. ``fast_attention`` of False spells attention out
     step by step, which only the hf engine can; ``ipex`` lets that use Intel's extension where it is installed. With
     ``small_cache`` keys and values take 8 bits where the engine can, which is for drafts: no text depends on their
-    rounding. ``digest`` is what the files must have; "" checks nothing.
+    rounding. ``digest`` is what the files must have; "" checks nothing. ``states`` are the layers whose inputs its passes hand
+    out; a head that reads them is given the directory of its ``target``.
     """
 
     path: str
@@ -218,6 +222,8 @@ class ModelSpec:
     ipex: bool = True
     small_cache: bool = False
     digest: str = ""
+    states: tuple[int, ...] = ()
+    target: str = ""
 
 
 @dataclass(frozen=True, slots=True)
