@@ -122,9 +122,7 @@ class Head(nn.Module):
                 own.append((key, value))
                 scores = query @ first_keys[:, :, :count].transpose(-1, -2)
             scores = scores + torch.full((count, count), -torch.inf).triu(1)
-            behind = [
-                (query * keys[:, :, : count]).sum(-1, keepdim=True) for keys, _ in own
-            ]
+            behind = [(query * keys[:, :, :count]).sum(-1, keepdim=True) for keys, _ in own]
             weights = torch.cat([scores, *behind], -1).mul(self.head_size**-0.5).softmax(-1)
             mixed = weights[..., :count] @ first_values[:, :, :count]
             for index, (_, values) in enumerate(own):
@@ -160,9 +158,7 @@ def asked(target: LlamaForCausalLM, window: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([output.hidden_states[layer] for layer in layers_of(target)], -1), output.last_hidden_state
 
 
-def losses(
-    head: Head, target: LlamaForCausalLM, window: Tensor, chosen: Tensor, steps: int
-) -> tuple[Tensor, list[float]]:
+def losses(head: Head, target: LlamaForCausalLM, window: Tensor, chosen: Tensor, steps: int) -> tuple[Tensor, list[float]]:
     """The loss, and of each step the share of positions where the head's choice is the target's."""
     states, last = asked(target, window)
     total, agreed = torch.zeros(()), []
@@ -237,7 +233,9 @@ def main() -> None:
     budget = arguments.minutes * 60 * torch.get_num_threads()
     started, step, next_report = time.process_time(), 0, 0.0
     while (progress := (time.process_time() - started) / budget) < 1:
-        rate = min(1.0, (step + 1) / 50) * (1.0 if progress < 0.3 else 0.02 + 0.49 * (1 + math.cos(math.pi * (progress - 0.3) / 0.7)))
+        rate = min(1.0, (step + 1) / 50) * (
+            1.0 if progress < 0.3 else 0.02 + 0.49 * (1 + math.cos(math.pi * (progress - 0.3) / 0.7))
+        )
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = RATE * rate

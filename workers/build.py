@@ -16,7 +16,9 @@ from llguidance import LLTokenizer
 from outrider.workers.constraints.matching import Grammars
 from outrider.workers.draft.constraints import Constraints, LoadedAside
 from outrider.workers.draft.drafter import Drafter
+from outrider.workers.draft.head import HeadDrafter
 from outrider.workers.engines.costs import CostCurve, measure
+from outrider.workers.engines.head import HeadEngine
 from outrider.workers.machine.pin_check import move_threads
 from outrider.workers.messages import ModelSpec, ReplicaSpec, Row
 from outrider.workers.models.hide_torch import hide_torch
@@ -98,6 +100,7 @@ def build_target(
         runners_up=replica_spec.runners_up,
         grammars=_grammars(model, lambda: tokenizer) if model.end_tokens else None,
         finder=SuffixFinder(replica_spec.answer_tokens) if replica_spec.suffix else None,
+        hand_out=bool(spec.states),
     )
     tuner = LayoutTuner(
         verifier,
@@ -119,6 +122,9 @@ def build_draft(
 ) -> Draft:
     if model is None:
         model = open_unchanged(spec, replica_spec.rows_at_once)
+    if model.head:
+        assert isinstance(model.engine, HeadEngine)
+        return Draft(model, HeadDrafter(model.engine, model.end_tokens, spec.prefix_tokens))
     if constraints is None and spec.path and model.end_tokens:
         constraints = LoadedAside(_grammars(model, lambda: _tokenizer_aside(model, spec)))
     return Draft(model, Drafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints))

@@ -152,6 +152,11 @@ class Reference:
         return self.step(self.matrix("fc", states), tokens)
 
     def step(self, hidden: Tensor, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+        last, left = self.features(hidden, tokens)
+        return self.matrix("lm_head", last), left
+
+    def features(self, hidden: Tensor, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """What the last matrix reads, and what each token leaves."""
         heads, kv_heads = self.layer["num_attention_heads"], self.layer["num_key_value_heads"]
         size, first, count = self.layer["head_dim"], self.keys.shape[1], len(tokens)
         normed = self.norm("hidden_norm", hidden)
@@ -173,8 +178,34 @@ class Reference:
         h = self.norm("post_attention_layernorm", x)
         x = x + self.matrix("mlp.down_proj", F.silu(self.matrix("mlp.gate_proj", h)) * self.matrix("mlp.up_proj", h))
         last = self.norm("norm", x)
-        return self.matrix("lm_head", last), last if self.flags["norm_output"] else x
+        return last, last if self.flags["norm_output"] else x
 
     def forget(self, count: int) -> None:
         """Keep the keys and values of the first ``count`` tokens that were fed."""
         self.keys, self.values = self.keys[:, :count], self.values[:, :count]
+
+
+@torch.no_grad()
+def fitted(path: Path, target: Any, texts: Sequence[Sequence[int]], layers: Sequence[int] = STATES) -> Path:
+    """Fits the last matrix of a head to what the target chooses in these texts, so that the head is sometimes right."""
+    from safetensors.torch import load_file
+
+    reference, features, wanted = Reference(path, target.model.embed_tokens.weight), [], []
+    for text in texts:
+        output = target(torch.tensor([list(text)]), output_hidden_states=True)
+        states = torch.cat([output.hidden_states[layer][0] for layer in layers], -1)
+        best = output.logits[0].argmax(-1)
+        reference.forget(0)
+        hidden = reference.matrix("fc", states[:-1].bfloat16().float())
+        for step in range(3):
+            # Each step as if all of the steps before had been right: of the second on, without what lies between.
+            reference.forget(0)
+            features.append(reference.features(hidden, text[1 + step :]))
+            wanted.append(best[1 + step :])
+            hidden = features[-1][1][:-1]
+    seen, tokens = torch.cat([normed for normed, _ in features]), reference.tokens
+    is_it = (torch.cat(wanted)[:, None] == tokens).float()
+    solved = torch.linalg.solve(seen.T @ seen + 0.1 * torch.eye(seen.shape[1]), seen.T @ is_it)
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": (10 * solved.T).bfloat16().contiguous()}, path / "model.safetensors")
+    return path

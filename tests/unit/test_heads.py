@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from eagle3 import DRAFT_VOCABULARY, HIDDEN, STATES, Reference, tiny_head
+from built import CURVE, END, InProcess, Numbers, draft_of, write
+from eagle3 import DRAFT_VOCABULARY, HIDDEN, STATES, Reference, fitted, tiny_head
 from numpy.typing import NDArray
 from tiny_models import LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeStopRule
+from outrider.kernels.program import Format
+from outrider.workers.build import Draft, Target, build_target
 from outrider.workers.engines.head import HeadEngine
-from outrider.workers.messages import ModelSpec, Sampling
-from outrider.workers.models.opening import open_model
+from outrider.workers.engines.native import NativeEngine
+from outrider.workers.messages import ModelSpec, ReplicaSpec, Row, Sampling
+from outrider.workers.models.families import build_program
+from outrider.workers.models.opening import OpenModel, open_model
 
 TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32]
 STEPS = 4
@@ -140,3 +146,107 @@ def test_what_was_skipped_is_not_seen(tmp_path: Path, target: Path) -> None:
     other = [(token + 50) % 203 for token in TOKENS[:8]] + TOKENS[8:]
     assert choices(TOKENS, 8) == choices(other, 8)
     assert choices(TOKENS, 6) != choices(other, 6)
+
+
+# States out of the target, and the way to the head
+
+
+@pytest.fixture(scope="module")
+def fitted_pair(tmp_path_factory: pytest.TempPathFactory, target: Path) -> tuple[Path, Path]:
+    """A head that is sometimes right: it has seen what the target writes behind such prompts."""
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    random = torch.Generator().manual_seed(3)
+    prompts = torch.randint(1, 203, (48, 12), generator=random)
+    texts = model.generate(prompts, max_new_tokens=24, do_sample=False, pad_token_id=0, eos_token_id=None)
+    head = tiny_head(tmp_path_factory.mktemp("fitted"), draft_vocab_size=180)
+    return target, fitted(head, model, texts.tolist())
+
+
+def opened_target(path: Path, precision: str, states: tuple[int, ...] = STATES) -> OpenModel:
+    model = open_model(ModelSpec(str(path), "native", precision, threads=2, states=states))
+    return replace(model, end_tokens=(END,))
+
+
+def opened_draft(path: Path, target: Path, precision: str = "bf16") -> OpenModel:
+    return replace(open_model(ModelSpec(str(path), "native", precision, threads=2, target=str(target))), end_tokens=(END,))
+
+
+def pair(target: OpenModel, batch: int, count: int | None, draft: Draft | None, prefix_tokens: int = 0) -> Target:
+    """A target that hands out states, unless there is no draft to read them."""
+    states = STATES if draft is not None else ()
+    spec = ModelSpec("", "native", "", prefix_tokens=prefix_tokens, states=states)
+    built = build_target(spec, ReplicaSpec(batch, count, draft is not None), target, Numbers(), CURVE)
+    if draft is not None:
+        built.link.attach(InProcess(draft.drafter))
+    return built
+
+
+def some_rows(count: int, seed: int = 7) -> list[Row]:
+    random = np.random.default_rng(seed)
+    heads = [tuple(random.integers(1, 203, size=size).tolist()) for size in (20, 40)]
+    rows = []
+    for key in range(count):
+        tail = tuple(random.integers(1, 203, size=int(random.integers(1, 14))).tolist())
+        sampling = Sampling(temperature=(0.0, 0.0, 0.9)[key % 3], seed=key, repetition_penalty=1.0 + 0.2 * (key % 4 == 1))
+        rows.append(
+            Row(key, (*(heads[0], heads[1], (), ())[key % 4], *tail), 24, sampling, logprobs=2 if key % 5 == 0 else None)
+        )
+    return rows
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w4a8"])
+@torch.no_grad()
+def test_the_states_are_the_inputs_of_layers_and_change_nothing(target: Path, precision: str) -> None:
+    tokens = TOKENS + TOKENS[:7]
+    with_states = opened_target(target, precision, (2, 3, 1)).engine
+    without = open_model(ModelSpec(str(target), "native", precision, threads=2)).engine
+    assert isinstance(with_states, NativeEngine) and isinstance(without, NativeEngine)
+
+    def fed(engine: NativeEngine, states: bool, pieces: Sequence[int]) -> tuple[Any, ...]:
+        row, answers, start = engine.model.open(Sampling(), len(tokens)), [], 0
+        for size in (*pieces, len(tokens) - sum(pieces)):
+            part = tokens[start : start + size]
+            answers.append(engine.model.forward([NativeFeed(row, part, size, size, 1, states=states)])[0])
+            start += size
+        found = np.concatenate([answer.states for answer in answers if answer.states is not None]) if states else None
+        logits = np.concatenate([answer.logits for answer in answers])
+        return logits, [answer.logprobs for answer in answers], found
+
+    logits, logprobs, _ = fed(without, False, [])
+    for pieces in ([], [5, 1, 9]):
+        found, found_logprobs, states = fed(with_states, True, pieces)
+        assert (found == logits).all()
+        assert sum(found_logprobs, []) == sum(logprobs, [])
+        if not pieces:
+            whole = states
+        assert (states == whole).all()
+    if precision == "fp32":
+        hidden = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)(
+            torch.tensor([tokens]), output_hidden_states=True
+        ).hidden_states
+        wanted = torch.cat([hidden[layer][0] for layer in (2, 3, 1)], -1)
+        # bf16 keeps 8 bits.
+        assert (as_floats(whole) - wanted).abs().max() <= 0.0041 * wanted.abs().max()
+
+
+def test_the_packed_weights_are_those_of_the_model_without_states(target: Path) -> None:
+    values = json.loads((target / "config.json").read_text())
+    plain, with_states = (build_program(values, Format.W4A8, states=states) for states in ((), (1, 2, 3)))
+    assert plain.digest() == with_states.digest()
+    assert (plain.handed_out, with_states.handed_out) == (0, 3 * HIDDEN)
+
+
+@pytest.mark.parametrize(("precision", "drafts"), [("w4a8", "w4a8"), ("bf16", "fp32")])
+def test_texts_are_those_of_plain_decoding(fitted_pair: tuple[Path, Path], precision: str, drafts: str) -> None:
+    target, head = fitted_pair
+    model, draft = opened_target(target, precision), opened_draft(head, target, drafts)
+    rows = some_rows(16)
+    plain, _ = write(pair(model, 4, 0, None), rows)
+    for batch, count, prefix_tokens in [(1, 3, 0), (5, 4, 500), (6, 2, 60)]:
+        assisted, verifier = write(pair(model, batch, count, draft_of(draft, prefix_tokens), prefix_tokens), rows)
+        assert {key: (row.tokens, row.logprobs) for key, row in assisted.items()} == {
+            key: (row.tokens, row.logprobs) for key, row in plain.items()
+        }
+        assert 0 < verifier.counters.accepted < verifier.counters.proposed
+        assert verifier.counters.runners_up > 0
+        assert verifier.counters.tokens > 1.1 * verifier.counters.row_rounds, "the head gained nothing"

@@ -115,15 +115,7 @@ class Drafter:
         if row is None or len(row.committed) != advance.start:
             self._close(advance.key)
             return False
-        held = _common_prefix(row.guessed, advance.tokens)
-        for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
-            margin = row.margins[index]
-            if margin == inf:  # it could not be missed
-                continue
-            row.miss_factor.learn(self.confidence.chance(margin), guess == token)
-            self.confidence.learn(margin, guess == token)
-            if guess != token and row.runners_up[index] >= 0:
-                self.runner_up_share.learn(row.runners_up[index] == token)
+        held = self._learn(row, advance)
         # What was guessed beyond the committed tokens stays good as long as all of them were guessed right.
         keep_from = held if held == len(advance.tokens) else len(row.guessed)
         del row.guessed[:keep_from], row.margins[:keep_from], row.chances[:keep_from], row.runners_up[:keep_from]
@@ -136,6 +128,19 @@ class Drafter:
             self.engine.truncate(advance.key, keep)
         row.limit = self._room(row, advance.limit)
         return True
+
+    def _learn(self, row: DraftRow, advance: Advance) -> int:
+        """What became of the row's guesses, how many of which held."""
+        held = _common_prefix(row.guessed, advance.tokens)
+        for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
+            margin = row.margins[index]
+            if margin == inf:  # it could not be missed
+                continue
+            row.miss_factor.learn(self.confidence.chance(margin), guess == token)
+            self.confidence.learn(margin, guess == token)
+            if guess != token and row.runners_up[index] >= 0:
+                self.runner_up_share.learn(row.runners_up[index] == token)
+        return held
 
     def _open(self, advance: Advance, sampling: Sampling) -> None:
         """Begin a row anew, with as much of its prompt as another row has read."""

@@ -35,6 +35,10 @@ class HeadEngine(NativeEngine):
         """States for as many of the tokens that are fed next, instead of those given before."""
         self._states[row] = states
 
+    def waiting(self, row: int) -> States:
+        """The states that have been given and not been used."""
+        return self._states[row]
+
     def confirmed(self, row: int) -> int:
         """How many of the row's first tokens were fed with states, or skipped: what follows is as good as a guess."""
         return self._confirmed[row]
@@ -66,7 +70,8 @@ class HeadEngine(NativeEngine):
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
         rest = self._up_to_the_last([(feed.row, feed.tokens) for feed in feeds])
-        return super().feed([replace(feed, tokens=rest[feed.row]) for feed in feeds])
+        # With a choice, the last token leaves what one without a state goes on with.
+        return super().feed([replace(feed, tokens=rest[feed.row], choose=max(1, feed.choose)) for feed in feeds])
 
     def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
         rest = self._up_to_the_last([(feed.row, feed.tokens) for feed in decode_feeds])

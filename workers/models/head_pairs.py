@@ -14,31 +14,28 @@ from outrider.workers.models.heads import HeadConfig, read_head
 from outrider.workers.models.model_info import ModelInfo
 
 
-def check_head(target: ModelInfo, draft: ModelInfo) -> None:
-    """Refuse a head that was made for another target, or whose states the native engine does not have."""
-    layers = states_of(target, draft)
-    path = Path(target.path)
-    try:
-        build_program(read_config(path), Format.BF16, source=str(config_path(path)), states=layers)
-    except ModelError as error:
-        raise PairError(
-            f'the head "{draft.name}" cannot go with "{target.name}": the native engine does not hand out the states that it '
-            f"reads: {error}; choose a draft with a model of its own, or --draft lookup"
-        ) from error
-
-
 def states_of(target: ModelInfo, draft: ModelInfo) -> tuple[int, ...]:
-    """The layers of the target whose inputs the head reads; a PairError where the two do not fit."""
-    head = read_head(draft.path)
-    if head is None:
-        raise PairError(f'"{draft.name}" is no head')
-    values = read_config(Path(target.path))
+    """The layers of the target whose inputs the head reads.
+
+    A PairError where it was made for another target, or the native engine does not hand them out.
+    """
+    path = Path(target.path)
+    values, head = read_config(path), read_head(draft.path)
+    assert head is not None
     if (misfit := _misfit(head, values, target)) is not None:
         raise PairError(
             f'the head "{draft.name}" does not fit "{target.name}": {misfit}; choose a head made for this target, or '
             "--draft lookup"
         )
-    return head.layers_of(_layers(values))
+    layers = head.layers_of(_layers(values))
+    try:
+        build_program(values, Format.BF16, source=str(config_path(path)), states=layers)
+    except ModelError as error:
+        raise PairError(
+            f'the head "{draft.name}" cannot go with "{target.name}", whose states the native engine does not hand out: '
+            f"{error}; choose a draft with a model of its own, or --draft lookup"
+        ) from error
+    return layers
 
 
 def _layers(values: Mapping[str, Any]) -> int:

@@ -93,7 +93,9 @@ def _of_speculators(values: Mapping[str, Any], source: str) -> HeadConfig:
             raise ModelError(f'{source}: a head with "{key}": {value!r} is not supported')
     # A decoder layer of another family has norms of its own.
     if layer.get("model_type", "qwen3") not in ("llama", "qwen3"):
-        raise ModelError(f"{source}: a head with a layer of {layer['model_type']!r} is not supported; llama's and qwen3's are")
+        raise ModelError(
+            f"{source}: a head with a layer of {layer['model_type']!r} is not supported; llama's and qwen3's are"
+        )
     return _head(values, {"model_type": "qwen3", **layer}, source, SPECULATORS_LAYER)
 
 
@@ -114,7 +116,9 @@ def _published(values: Mapping[str, Any], source: str) -> HeadConfig:
     if not isinstance(eagle, dict) or not set(eagle) <= {"eagle_aux_hidden_state_layer_ids", "use_aux_hidden_state"}:
         raise ModelError(f'{source}: a head with "eagle_config": {eagle!r} is not supported')
     if eagle.get("use_aux_hidden_state", True) is not True:
-        raise ModelError(f'{source}: a head with "use_aux_hidden_state" off is not supported; EAGLE-3\'s read several states')
+        raise ModelError(
+            f'{source}: a head with "use_aux_hidden_state" off is not supported; EAGLE-3\'s read several states'
+        )
     layer = {key: value for key, value in values.items() if key not in apart}
     return _head({**eagle, **values}, layer, source, PUBLISHED_LAYER)
 

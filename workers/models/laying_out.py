@@ -80,7 +80,9 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
     for source in sources:
         checkpoint.check(source)
     if has_untied_head(program, checkpoint):
-        program = build_program(values | {"tie_word_embeddings": False}, format, precision.group, str(file), keeping, states)
+        program = build_program(
+            values | {"tie_word_embeddings": False}, format, precision.group, str(file), keeping, states
+        )
         sources = _sources(program.weights)
     asked = {name for source in sources for name in checkpoint.parts(source)}
     refuse_strays(set(checkpoint.names) - asked, quantised)

@@ -50,6 +50,8 @@ class ModelInfo:
     made_for: str = ""
     # Whether it is a head on the hidden states of a target, which alone is no model.
     head: bool = False
+    # Of one that goes with a target: the layers of that one whose inputs it reads.
+    states: tuple[int, ...] = ()
 
 
 def find(name: str) -> Path:

@@ -6,6 +6,7 @@ The driver loads neither transformers nor torch. So these run in a helper proces
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from outrider.workers.constraints.grammars import BadConstraint, shortened, usab
 from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.errors import ModelError
 from outrider.workers.models.chat import refuse_left_out, refuse_unknown, refuse_unsaid
-from outrider.workers.models.head_pairs import check_head
+from outrider.workers.models.head_pairs import states_of
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.limits import limited
 from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, ModelInfo, read_model_info
@@ -92,7 +93,7 @@ def prepare_pair(
     try:
         draft = read_model_info(wanted, tell)
         if draft.head:
-            check_head(target, draft)
+            draft = replace(draft, states=states_of(target, draft))
         else:
             loading(draft.path)
             check_pair(target, draft)

@@ -10,6 +10,7 @@ from outrider.workers import speculation
 from outrider.workers.constraints.matching import Matching
 from outrider.workers.engines.engine import Engine
 from outrider.workers.messages import PartialTokens, Row, RowResult
+from outrider.workers.target.held_states import HeldStates
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
 
@@ -41,6 +42,8 @@ class LiveRow:
     reported: int = 0
     # How far the answer has come in what it must be, where the row asks for that.
     matching: Matching | None = None
+    # Of its tokens, where there is a head to read them.
+    states: HeldStates = field(default_factory=HeldStates)
 
     @property
     def pending(self) -> int:

@@ -56,8 +56,11 @@ class Verifier:
         runners_up: bool = True,
         grammars: Grammars | None = None,
         finder: SuffixFinder | None = None,
+        hand_out: bool = False,
     ) -> None:
+        """With ``hand_out`` the engine is asked for the states of the rows' tokens, for a head."""
         self.engine = engine
+        self._hand_out = hand_out
         self.proposer = proposer
         self.batch = batch
         self.finder = finder
@@ -190,10 +193,13 @@ class Verifier:
 
     def _feed(self, live: LiveRow, proposal: Proposal) -> Feed:
         new = live.tokens[live.cached :]
+        # Where nobody asks for candidates, no head needs to know.
+        states = self._hand_out and live.row.assisted and self.policy.draft_tokens != 0
         if len(new) > PREFILL_TOKENS:
-            return Feed(live.row.key, new[:PREFILL_TOKENS], 0)
+            return Feed(live.row.key, new[:PREFILL_TOKENS], 0, states=states)
         branches = [(len(new) + position, token) for position, token in proposal.runners_up]
-        return Feed(live.row.key, [*new, *proposal.tokens], len(proposal.tokens) + 1, live.row.logprobs, branches)
+        fed, choices = [*new, *proposal.tokens], len(proposal.tokens) + 1
+        return Feed(live.row.key, fed, choices, live.row.logprobs, branches, states=states)
 
     def _commit(self, live: LiveRow, proposal: Proposal, answer: Chosen, held: int) -> str | None:
         """Take the target's choices up to and including the first that differs from its candidate.
@@ -203,6 +209,7 @@ class Verifier:
         """
         live.rounds += 1
         if not answer.tokens:
+            self._hold(live, answer, PREFILL_TOKENS)
             live.cached += PREFILL_TOKENS
             return None
         if live.reads_its_prompt:
@@ -217,6 +224,7 @@ class Verifier:
             behind = proposed + 1 + proposal.runners_up.index((held, answer.tokens[held]))
             if answer.tokens[behind] >= 0:
                 taken.append(behind)
+        self._hold(live, answer, live.pending + held)
         live.cached = len(live.tokens) + held
         self.engine.truncate(live.row.key, live.cached)
         reason, committed = None, 0
@@ -240,6 +248,11 @@ class Verifier:
         if not self.engine.exact:
             self.counters.near_ties += sum(answer.margins[index] < NEAR_TIE for index in taken)
         return reason
+
+    def _hold(self, live: LiveRow, answer: Chosen, count: int) -> None:
+        """So many of the tokens that were fed are the row's."""
+        if answer.states is not None:
+            live.states.add(live.cached, answer.states[:count])
 
     def _forecast(self) -> Forecast | None:
         """What was foreseen of this round, if it was foreseen of all its rows."""
