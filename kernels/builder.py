@@ -327,7 +327,7 @@ class Builder:
         return self._buffer(width)
 
     def layer_input(self, layer: int, x: Slice) -> None:
-        """What comes into a layer, in the stream of residuals: one of the states that are handed out, if it is asked for."""
+        """What comes into a layer, in the stream of residuals: one of the states that are handed out, where asked for."""
         for place, wanted in enumerate(self.states):
             if wanted == layer:
                 self._handed_out.add(place)

@@ -37,10 +37,10 @@ def choose_models(
         # Drafts are hints: rounding one costs no text. The native engine has no fp16, and half the bytes are half the time.
         precision = "bf16"
     if draft.head and (target_model.engine != "native" or draft_on_accelerator):
+        other = target.name if target_model.engine != "native" else "the head"
         raise UsageError(
-            f'--draft: "{draft.name}" is a head on the target\'s hidden states, and these cross between models on the native '
-            f"engine only; {target.name if target_model.engine != 'native' else 'the head'} would run on the hf engine: choose "
-            "a draft with a model of its own, or --draft lookup"
+            f'--draft: "{draft.name}" is a head on the target\'s hidden states, which only the native engine hands out and '
+            f"reads, and {other} would run on the hf engine; choose a draft with a model of its own, or --draft lookup"
         )
     draft_model = _model(spec, draft, precision, draft_on_accelerator, tokenizer_process, say)
     if draft.head:

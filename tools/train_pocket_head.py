@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from train_pocket import CONTEXT, batches, encode, read_corpus
@@ -98,8 +98,8 @@ class Head(nn.Module):
     def unrolled(self, states: Tensor, tokens: Tensor, steps: int) -> list[Tensor]:
         """What goes into ``lm_head`` in each step: of step j from position j on.
 
-        ``states`` are [rows, positions, 3 hidden]; beside each stands the embedding of the next token, ``tokens``. In step j a
-        position attends to step 0's keys up to j before it, and to those that later steps made behind them.
+        ``states`` are [rows, positions, 3 hidden]; beside each stands the embedding of the next token, ``tokens``. In
+        step j a position attends to step 0's keys up to j before it, and to those that later steps made behind them.
         """
         group = self.heads // self.kv_heads
         length = tokens.shape[1]
@@ -134,16 +134,17 @@ class Head(nn.Module):
             hidden = hidden[:, :-1]
         return found
 
-    def tensors(self) -> dict[str, Tensor]:
-        """By the names of the format."""
-        inside = {"q_proj": "self_attn.", "k_proj": "self_attn.", "v_proj": "self_attn.", "o_proj": "self_attn."}
+    @staticmethod
+    def published(name: str) -> str:
+        """A parameter's name in the published layout."""
+        inside = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn.")
         inside |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp.")
         inside |= dict.fromkeys(("input_layernorm", "hidden_norm", "post_attention_layernorm"), "")
-        named = {}
-        for name, value in self.named_parameters():
-            layer = name.split(".")[0]
-            named[f"{MIDLAYER}{inside[layer]}{name}" if layer in inside else name] = value.detach().to(torch.bfloat16)
-        return {name: value.contiguous() for name, value in named.items()}
+        layer = name.split(".")[0]
+        return f"{MIDLAYER}{inside[layer]}{name}" if layer in inside else name
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {self.published(name): value.detach().bfloat16().contiguous() for name, value in self.named_parameters()}
 
 
 def layers_of(target: LlamaForCausalLM) -> tuple[int, int, int]:
@@ -207,6 +208,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target", type=Path, default=Path(__file__).parents[1] / "workers" / "pocket" / "target")
     parser.add_argument("--minutes", type=float, default=40)
+    parser.add_argument("--shallow", type=float, default=SHALLOW, help="the share of them that trains a single step")
+    parser.add_argument("--begin", type=Path, help="a head that an earlier training wrote, to go on with")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -222,6 +225,11 @@ def main() -> None:
     print(f"corpus: {len(training):,} tokens; the head has {counts[frequent].sum() / counts.sum():.4f} of them", flush=True)
     chosen = torch.from_numpy(frequent)
     head = Head(target, chosen)
+    if arguments.begin is not None:
+        saved = load_file(arguments.begin / "model.safetensors")
+        with torch.no_grad():
+            for name, parameter in head.named_parameters():
+                parameter.copy_(saved[Head.published(name)])
     parameters = list(head.parameters())
     print(f"{sum(p.numel() for p in parameters):,} parameters", flush=True)
     matrices = [p for p in parameters if p.dim() == 2]
@@ -248,7 +256,7 @@ def main() -> None:
             save(head, target, chosen, arguments.out)
         with torch.autocast("cpu", torch.bfloat16):
             window = batches(training, BATCH_TOKENS, LENGTH, generator)
-            loss, _ = losses(head, target, window, chosen, 1 if progress < SHALLOW else STEPS)
+            loss, _ = losses(head, target, window, chosen, 1 if progress < arguments.shallow else STEPS)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimizer in optimizers:

@@ -206,8 +206,8 @@ class ModelSpec:
     prompts is kept for rows that begin alike; with 0, rows share nothing. ``fast_attention`` of False spells attention out
     step by step, which only the hf engine can; ``ipex`` lets that use Intel's extension where it is installed. With
     ``small_cache`` keys and values take 8 bits where the engine can, which is for drafts: no text depends on their
-    rounding. ``digest`` is what the files must have; "" checks nothing. ``states`` are the layers whose inputs its passes hand
-    out; a head that reads them is given the directory of its ``target``.
+    rounding. ``digest`` is what the files must have; "" checks nothing. ``states`` are the layers whose inputs its passes
+    hand out; a head that reads them is given the directory of its ``target``.
     """
 
     path: str

@@ -114,7 +114,7 @@ class Reference:
         config = json.loads((path / "config.json").read_text())
         self.flags = {name: config.get(name, False) for name in FLAGS}
         self.layer = config.get("transformer_layer_config", config)
-        tensors = {name: value for name, value in load_file(path / "model.safetensors").items()}
+        tensors = load_file(path / "model.safetensors")
         self.tensors = {
             name.replace("midlayer.", "").replace("layers.0.", ""): value.float() if value.is_floating_point() else value
             for name, value in tensors.items()

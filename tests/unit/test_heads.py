@@ -13,22 +13,33 @@ import pytest
 import torch
 from built import CURVE, END, InProcess, Numbers, draft_of, write
 from eagle3 import DRAFT_VOCABULARY, HIDDEN, STATES, Reference, fitted, tiny_head
+from native_models import open_native, save_tiny
 from numpy.typing import NDArray
+from safetensors.torch import load, save_file
 from tiny_models import LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeStopRule
 from outrider.kernels.program import Format
 from outrider.workers.build import Draft, Target, build_target
+from outrider.workers.draft.head import HeadDrafter
 from outrider.workers.engines.head import HeadEngine
 from outrider.workers.engines.native import NativeEngine
-from outrider.workers.messages import ModelSpec, ReplicaSpec, Row, Sampling
+from outrider.workers.errors import ModelError, PairError
+from outrider.workers.messages import Advance, DraftRequest, ModelSpec, ReplicaSpec, Row, Sampling
 from outrider.workers.models.families import build_program
-from outrider.workers.models.opening import OpenModel, open_model
+from outrider.workers.models.head_pairs import states_of
+from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.model_info import read_model_info
+from outrider.workers.models.opening import OpenModel, native_supports, open_model
+from outrider.workers.models.preparation import prepare_pair, prepare_scoring
+from outrider.workers.precisions import PRECISIONS
 
 TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32]
 STEPS = 4
 NEVER = -1e30
+FIXTURE = Path(__file__).parents[1] / "support" / "tiny_eagle3"
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +227,7 @@ def test_the_states_are_the_inputs_of_layers_and_change_nothing(target: Path, pr
     for pieces in ([], [5, 1, 9]):
         found, found_logprobs, states = fed(with_states, True, pieces)
         assert (found == logits).all()
-        assert sum(found_logprobs, []) == sum(logprobs, [])
+        assert [each for part in found_logprobs for each in part] == [each for part in logprobs for each in part]
         if not pieces:
             whole = states
         assert (states == whole).all()
@@ -250,3 +261,214 @@ def test_texts_are_those_of_plain_decoding(fitted_pair: tuple[Path, Path], preci
         assert 0 < verifier.counters.accepted < verifier.counters.proposed
         assert verifier.counters.runners_up > 0
         assert verifier.counters.tokens > 1.1 * verifier.counters.row_rounds, "the head gained nothing"
+
+
+@torch.no_grad()
+def test_what_the_formats_own_library_wrote_gives_its_logits(target: Path) -> None:
+    """tests/support/make_eagle3_fixture.py made it."""
+    engine = opened_head(FIXTURE, target)
+    expected = load((FIXTURE / "expected.safetensors.bin").read_bytes())
+    states = expected["states"].view(torch.int16).numpy().view(np.uint16)
+    tokens = [7, 3, 41, 59, 26, 5, 35, 19, 9]
+    row = engine.model.open(Sampling(), len(tokens))
+    engine.model.skip(row, tokens[:1])
+    known = np.flatnonzero(load((FIXTURE / "model.safetensors").read_bytes())["t2d"].numpy())
+    first = engine.model.forward([NativeFeed(row, tokens[1:], 8, logits=8, given=states)])[0].logits[:, known]
+    scale = float(expected["first"].abs().max())
+    assert np.abs(first - expected["first"].numpy()).max() < 1e-4 * scale
+    second = engine.model.forward([NativeFeed(row, [0], 1, logits=1)])[0].logits[0, known]
+    assert np.abs(second - expected["second"].numpy()).max() < 1e-4 * scale
+
+
+# What is refused
+
+
+def refused(target: Path, head: Path) -> str:
+    with pytest.raises((ModelError, PairError)) as error:
+        states_of(read_model_info(str(target)), read_model_info(str(head)))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"target_hidden_size": 64}, "it reads states of 64 numbers, the target's have 96"),
+        ({"vocab_size": 300}, "it was made for 300 tokens, the target has 203"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, "it reads what comes into layer 4, the target has layers 0 to 3"),
+        ({"eagle_aux_hidden_state_layer_ids": ["1"]}, "must be a list of layers"),
+        ({"parallel_drafting": True}, 'a head that proposes in parallel ("parallel_drafting") is not supported'),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "'EagleLlamaForCausalLM' is not supported; EAGLE-3's are"),
+        ({"norm_output": 1}, '"norm_output" must be true or false'),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, '"use_aux_hidden_state" off'),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_by_name(
+    tmp_path: Path, target: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    head = tiny_head(tmp_path / "head")
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | changes))
+    assert sentence in refused(target, head)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"speculators_model_type": "peagle"}, "a head of the kind 'peagle' is not supported"),
+        ({"mask_token_id": 3}, 'a head with "mask_token_id": 3 is not supported'),
+        ({"transformer_layer_config": None}, 'the head has no "transformer_layer_config"'),
+    ],
+)
+def test_other_heads_of_speculators_are_refused_by_name(
+    tmp_path: Path, target: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    head = tiny_head(tmp_path / "head", "speculators")
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | changes))
+    assert sentence in refused(target, head)
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        ({"num_hidden_layers": 2}, "a head of 2 layers is not supported"),
+        ({"sliding_window": 7, "use_sliding_window": True}, "a head with a sliding window is not supported"),
+        ({"hidden_act": "tanh"}, 'does not know the activation "tanh"'),
+        ({"model_type": "gemma2"}, "a head with a layer of 'gemma2' is not supported"),
+    ],
+)
+def test_a_layer_that_is_not_known_is_refused_by_name(
+    tmp_path: Path, target: Path, layer: dict[str, Any], sentence: str
+) -> None:
+    head = tiny_head(tmp_path / "head", "speculators")
+    config = json.loads((head / "config.json").read_text())
+    config["transformer_layer_config"] |= layer
+    (head / "config.json").write_text(json.dumps(config))
+    if "model_type" in layer:
+        assert sentence in refused(target, head)
+    else:
+        assert sentence in str(native_supports(str(head)))
+
+
+def test_a_target_whose_states_are_not_to_be_had_is_refused(tmp_path: Path) -> None:
+    path = save_tiny("opt", tmp_path / "opt")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    head = tiny_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 1])
+    assert "whose states the native engine does not hand out" in refused(path, head)
+
+
+def changed(head: Path, **tensors: torch.Tensor | None) -> Path:
+    found = load((head / "model.safetensors").read_bytes()) | tensors
+    save_file({name: value for name, value in found.items() if value is not None}, head / "model.safetensors")
+    return head
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        ({"d2t": None}, 'the head has 77 tokens, and no "d2t" that says which'),
+        ({"d2t": torch.zeros(76, dtype=torch.long)}, '"d2t" must name 77 different tokens of 203'),
+        ({"d2t": torch.arange(77, dtype=torch.long)[76 - torch.arange(77)] * 3}, '"d2t" must name 77 different tokens'),
+        ({"d2t": torch.zeros(77)}, '"d2t" must be a vector of whole numbers'),
+        ({"norm.weight": None}, 'lacks the weight "norm.weight"'),
+        ({"more.weight": torch.zeros(3)}, 'the checkpoint holds "more.weight"'),
+        ({"fc.weight": torch.zeros(96, 96)}, "has shape (96, 96), config.json asks for (96, 288)"),
+    ],
+)
+def test_a_head_whose_tensors_are_not_what_it_says_is_refused(
+    tmp_path: Path, tensors: dict[str, torch.Tensor | None], sentence: str
+) -> None:
+    head = changed(tiny_head(tmp_path / "head"), **tensors)
+    with pytest.raises(ModelError) as error:
+        lay_out(head, PRECISIONS["bf16"])
+    assert sentence in str(error.value)
+
+
+def test_a_head_is_no_target(tmp_path: Path, target: Path) -> None:
+    head = tiny_head(tmp_path / "head")
+    for prepare in (lambda: prepare_pair(str(head), "none"), lambda: prepare_scoring(str(head), None)):
+        with pytest.raises(ModelError, match="which can only be a draft: name the model with -m"):
+            prepare()
+    with pytest.raises(ModelError, match="is a head on another model's hidden states"):
+        build_program(json.loads((head / "config.json").read_text()), Format.BF16)
+    target_info, draft_info = read_model_info("pocket"), tiny_head(tmp_path / "pocket-sized", hidden_size=256)
+    with pytest.raises(PairError, match="it was made for 203 tokens, the target has 4,096"):
+        prepare_pair(target_info.name, str(draft_info))
+
+
+def test_states_are_not_fed_to_a_program_that_takes_none(tmp_path: Path, target: Path) -> None:
+    model = open_native(target, "fp32").model
+    row = model.open(Sampling(), 1)
+    with pytest.raises(KernelError, match="states are wanted, but the program has none"):
+        model.forward([NativeFeed(row, [1], states=True)])
+    with pytest.raises(KernelError, match="states are given to a program that takes none in"):
+        model.forward([NativeFeed(row, [1], given=some_states(1))])
+    head = opened_head(tiny_head(tmp_path / "head"), target)
+    row = head.model.open(Sampling(), 1)
+    with pytest.raises(KernelError, match="none has been left for the first"):
+        head.model.forward([NativeFeed(row, [1])])
+    with pytest.raises(KernelError, match="cannot skip 0 tokens"):
+        head.model.skip(row, [])
+    with pytest.raises(KernelError, match="would hold 129 tokens"):
+        head.model.skip(row, [1] * 129)
+
+
+# The drafter
+
+
+def asked(drafter: HeadDrafter, advance: Advance) -> tuple[int, ...]:
+    return drafter.propose(DraftRequest(1, (advance,))).tokens.get(advance.key, ())
+
+
+def sent(key: int, start: int, tokens: Sequence[int], states: NDArray[np.uint16], end: int, prompt: int = 15) -> Advance:
+    return Advance(key, start, tuple(tokens), 4, Sampling() if start == 0 else None, prompt, states.tobytes(), end)
+
+
+def test_a_row_is_drafted_as_if_all_of_it_had_been_read_at_once(tmp_path: Path, target: Path) -> None:
+    """Whatever was guessed meanwhile: what is committed is read with the target's states, in any number of requests."""
+    engine = opened_head(tiny_head(tmp_path / "head"), target, "w4a8")
+    states = some_states(len(TOKENS) - 1)
+    whole = asked(HeadDrafter(engine, {0}), sent(1, 0, TOKENS, states, 14))
+    assert len(whole) == 4
+    drafter = HeadDrafter(engine, {0})
+    asked(drafter, sent(2, 0, TOKENS[:6], states[:5], 5, 6))
+    asked(drafter, sent(2, 6, TOKENS[6:9], states[5:8], 8, 6))
+    assert asked(drafter, sent(2, 9, TOKENS[9:], states[8:], 14, 6)) == whole
+    # Two more whose states are late, as behind a runner-up: guessed on, and read anew when the states are here.
+    asked(drafter, sent(3, 0, TOKENS[:6], states[:5], 5, 6))
+    assert len(asked(drafter, sent(3, 6, TOKENS[6:10], states[5:7], 7, 6))) == 4
+    assert asked(drafter, sent(3, 10, TOKENS[10:], states[7:], 14, 6)) == whole
+
+
+def test_a_row_begins_where_its_states_begin(tmp_path: Path, target: Path) -> None:
+    engine = opened_head(tiny_head(tmp_path / "head"), target, "w4a8")
+    states = some_states(len(TOKENS) - 1)
+    drafter = HeadDrafter(engine, {0}, prefix_tokens=500)
+    late = asked(drafter, sent(1, 0, TOKENS, states[6:], 14))
+    row = engine.model.open(Sampling(), 15)
+    engine.model.skip(row, TOKENS[:7])
+    assert list(late) == [token for token, *_ in proposed(engine, row, TOKENS[7:], states[6:], 4)]
+    # Nothing to begin with, and a gap in the middle.
+    assert asked(drafter, sent(2, 0, TOKENS, states[:0], 14)) == ()
+    asked(drafter, sent(3, 0, TOKENS[:6], states[:5], 5, 6))
+    assert asked(drafter, sent(3, 6, TOKENS[6:], states[6:], 14, 6)) == late
+    assert not drafter.run_ahead()
+
+
+def test_prompts_that_begin_alike_are_read_once(tmp_path: Path, target: Path) -> None:
+    engine = opened_head(tiny_head(tmp_path / "head"), target, "w4a8")
+    tokens = [*range(20, 60), *TOKENS]
+    states = some_states(len(tokens) - 1)
+    alone = asked(HeadDrafter(engine, {0}), sent(1, 0, tokens, states, len(tokens) - 1, len(tokens)))
+    drafter = HeadDrafter(engine, {0}, prefix_tokens=500)
+    asked(drafter, sent(2, 0, tokens[:45], states[:44], 44, 45))
+    # The target has read the first 40 for another row, and sends no states of them.
+    assert asked(drafter, sent(3, 0, tokens, states[40:], len(tokens) - 1, len(tokens))) == alone
+
+
+def test_a_text_longer_than_the_head_holds_is_not_drafted(tmp_path: Path, target: Path) -> None:
+    drafter = HeadDrafter(opened_head(tiny_head(tmp_path / "head"), target), {0})
+    tokens = [1 + index % 200 for index in range(140)]
+    assert asked(drafter, sent(1, 0, tokens, some_states(10), 139)) == ()
+    assert asked(drafter, sent(1, 140, [5], some_states(1), 140)) == ()

@@ -52,7 +52,7 @@ class HeadDrafter(Drafter):
         return True
 
     def _open(self, advance: Advance, sampling: Sampling) -> None:
-        states, first = self._states_of(advance)
+        _, first = self._states_of(advance)
         super()._open(advance, sampling)
         row = self._rows[advance.key]
         if first > max(row.cached, 1):

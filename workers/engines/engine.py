@@ -80,7 +80,8 @@ class Chosen:
     is not exact, a margin close to the kernels' rounding is where two runs may differ.
     ``logprobs`` holds, where the feed asked, for each choice (token, log-probability): its own, then the likeliest.
     Behind the feed's own choices stand those after its branches. ``runners_up`` are the tokens with the second-best scores
-    (-1: there is none), where an engine's ``decode`` tells them. ``states`` [tokens fed, columns] are bf16, where the feed asked.
+    (-1: there is none), where an engine's ``decode`` tells them. ``states`` [tokens fed, columns]
+    are bf16, where the feed asked.
     """
 
     tokens: list[int]

@@ -22,7 +22,7 @@ States = NDArray[np.uint16]
 
 
 class HeadEngine(NativeEngine):
-    """``give`` says with which states the next tokens of a row come; ``confirmed`` how many of its tokens came with some."""
+    """``give`` says with which states a row's next tokens come, ``confirmed`` how many of its tokens came with some."""
 
     branches = False
 

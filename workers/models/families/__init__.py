@@ -48,8 +48,8 @@ def build_program(
 ) -> Program:
     """The program of a config.json's content; a ModelError where the native engine cannot compute that model.
 
-    ``keeping`` says how the tensors of a checkpoint that comes quantised are kept; without it ``precision`` does. ``states``
-    are the layers whose inputs its passes hand out.
+    ``keeping`` says how the tensors of a checkpoint that comes quantised are kept; without it ``precision`` does. Its
+    passes hand out the inputs of the layers ``states``.
     """
 
     def begin(vocabulary: int, context: int) -> Builder:
