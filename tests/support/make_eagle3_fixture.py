@@ -54,7 +54,9 @@ def main() -> None:
     model.load_vocab_mappings(taken, known - torch.arange(DRAFT_VOCABULARY))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_((parameter + 0.3 * torch.randn_like(parameter)).bfloat16())
+            # Some begin as no numbers: they are meant to be read from a target.
+            around = 1.0 if parameter.dim() == 1 else 0.0
+            parameter.copy_((around + 0.3 * torch.randn_like(parameter)).bfloat16())
         model.lm_head.weight.mul_(4)
         logits: list[torch.Tensor] = []
         model.lm_head.register_forward_hook(lambda module, given, made: logits.append(made))
