@@ -372,7 +372,7 @@ def changed(head: Path, **tensors: torch.Tensor | None) -> Path:
         ({"d2t": torch.arange(77, dtype=torch.long)[76 - torch.arange(77)] * 3}, '"d2t" must name 77 different tokens'),
         ({"d2t": torch.zeros(77)}, '"d2t" must be a vector of whole numbers'),
         ({"norm.weight": None}, 'lacks the weight "norm.weight"'),
-        ({"more.weight": torch.zeros(3)}, 'the checkpoint holds "more.weight"'),
+        ({"more.weight": torch.zeros(3)}, "the checkpoint holds 'more.weight'"),
         ({"fc.weight": torch.zeros(96, 96)}, "has shape (96, 96), config.json asks for (96, 288)"),
     ],
 )
