@@ -1,8 +1,8 @@
 """Every value that crosses between the driver, the target and the draft.
 
-Between target and draft only token ids travel, and only what is new since the last round. What passes between them in every
-round is a named tuple: each pass drives everything else out of the processor's caches, and those are packed and unpacked by
-the least code.
+Between target and draft only token ids travel (to a head the target's states beside them), and only what is new since the
+last round. What passes between them in every round is a named tuple: each pass drives everything else out of the
+processor's caches, and those are packed and unpacked by the least code.
 """
 
 from __future__ import annotations
