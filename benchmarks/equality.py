@@ -47,9 +47,11 @@ CASES = (
     Case("suffix", ("--draft", "suffix")),
     Case("suffix on two replicas", ("--draft", "suffix", "--replicas", "2")),
     Case("auto+suffix", ("--draft", "auto+suffix", "--draft-tokens", "3", "--layout", "shared")),
+    Case("head", ("--draft", "pocket-head", "--draft-tokens", "3", "--layout", "shared")),
     Case("k=1", ("--draft-tokens", "1")),
     Case("k=16", ("--draft-tokens", "16")),
     Case("drafts killed", ("--draft-tokens", "3", "--layout", "shared"), killed_every=2000),
+    Case("heads killed", ("--draft", "pocket-head", "--draft-tokens", "3", "--layout", "shared"), killed_every=2000),
 )
 
 

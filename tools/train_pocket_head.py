@@ -104,8 +104,7 @@ class Head(nn.Module):
         group = self.heads // self.kv_heads
         length = tokens.shape[1]
         hidden = self.fc(states)
-        first_keys = first_values = None
-        own: list[tuple[Tensor, Tensor]] = []
+        own: list[tuple[Tensor, Tensor]] = []  # of each step; the first one's serve all positions
         found = []
         for step in range(steps):
             # Positions step .. length - 1; the state of each is what the step before made of the position before.
@@ -115,17 +114,13 @@ class Head(nn.Module):
             key = self.rotated(self.split(self.k_proj(both), self.kv_heads), step).repeat_interleave(group, 1)
             value = self.split(self.v_proj(both), self.kv_heads).float().repeat_interleave(group, 1)
             count = length - step
-            if first_keys is None:
-                first_keys, first_values = key, value
-                scores = query @ key.transpose(-1, -2)
-            else:
-                own.append((key, value))
-                scores = query @ first_keys[:, :, :count].transpose(-1, -2)
-            scores = scores + torch.full((count, count), -torch.inf).triu(1)
-            behind = [(query * keys[:, :, :count]).sum(-1, keepdim=True) for keys, _ in own]
+            own.append((key, value))
+            (first_keys, first_values), later = own[0], own[1:]
+            scores = query @ first_keys[:, :, :count].transpose(-1, -2) + torch.full((count, count), -torch.inf).triu(1)
+            behind = [(query * keys[:, :, :count]).sum(-1, keepdim=True) for keys, _ in later]
             weights = torch.cat([scores, *behind], -1).mul(self.head_size**-0.5).softmax(-1)
             mixed = weights[..., :count] @ first_values[:, :, :count]
-            for index, (_, values) in enumerate(own):
+            for index, (_, values) in enumerate(later):
                 mixed = mixed + weights[..., count + index, None] * values[:, :, :count]
             hidden = hidden + self.o_proj(mixed.transpose(1, 2).flatten(2))
             h = self.post_attention_layernorm(hidden)
