@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -122,11 +122,11 @@ def build_draft(
 ) -> Draft:
     if model is None:
         model = open_unchanged(spec, replica_spec.rows_at_once)
-    if model.head:
-        assert isinstance(model.engine, HeadEngine)
-        return Draft(model, HeadDrafter(model.engine, model.end_tokens, spec.prefix_tokens))
     if constraints is None and spec.path and model.end_tokens:
         constraints = LoadedAside(_grammars(model, lambda: _tokenizer_aside(model, spec)))
+    if model.head:
+        assert isinstance(model.engine, HeadEngine)
+        return Draft(model, HeadDrafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints))
     return Draft(model, Drafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints))
 
 
@@ -150,7 +150,8 @@ def tokenizer_of(spec: ModelSpec) -> TextTokenizer:
 def _tokenizer_aside(model: OpenModel, spec: ModelSpec) -> TextTokenizer:
     if model.kind == "native":
         hide_torch()
-    return tokenizer_of(spec)
+    # A head's tokens are its target's.
+    return tokenizer_of(replace(spec, path=spec.target) if spec.target else spec)
 
 
 def _grammars(model: OpenModel, tokenizer: Callable[[], TextTokenizer]) -> Grammars:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import constrained
 import numpy as np
 import pytest
 import torch
 from built import CURVE, END, Answered, InProcess, Numbers, draft_of, write
+from constrained import grammar
 from eagle3 import DRAFT_VOCABULARY, HIDDEN, STATES, Reference, fitted, tiny_head
 from family_texts import one_thread
 from native_models import open_native, save_tiny
@@ -23,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeStopRule
 from outrider.kernels.program import Format
-from outrider.workers.build import Draft, Target, build_target
+from outrider.workers.build import Draft, Target, build_draft, build_target
 from outrider.workers.draft.head import HeadDrafter
 from outrider.workers.draft.transport import DraftFailed
 from outrider.workers.engines.head import HeadEngine
@@ -553,3 +555,27 @@ def test_the_pocket_head_gains_tokens_a_round() -> None:
     assisted, verifier = write(pair(model, 8, 4, draft_of(draft)), rows)
     assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
     assert verifier.counters.tokens > 1.6 * verifier.counters.row_rounds
+
+
+def test_rows_under_constraints_are_drafted_too() -> None:
+    """What must come next has no states yet: the head reads it one token at a time, and again when they are here."""
+    target, head = read_model_info("pocket"), read_model_info("pocket-head")
+    layers = states_of(target, head)
+    model = open_model(ModelSpec(target.path, "native", "w4a8", threads=2, states=layers))
+    draft = open_model(ModelSpec(head.path, "native", "w4a8", threads=2, target=target.path))
+    rows = [
+        Row(key, (5 + key, 70, 9), 40, Sampling(temperature=0.8 * (key % 2), seed=key, grammar=grammar(name)))
+        for key, name in enumerate(("record", "regex", "grammar", "record"))
+    ]
+    texts = []
+    for count in (0, 4):
+        spec = ModelSpec("", "native", "", states=layers if count else ())
+        built = build_target(spec, ReplicaSpec(4, count, count > 0), model, constrained.tokenizer(), CURVE)
+        drafting = build_draft(ModelSpec("", "native", ""), ReplicaSpec(4, None), draft, constrained.AtOnce(draft))
+        built.link.attach(InProcess(drafting.drafter))
+        results, verifier = write(built, rows)
+        texts.append({key: row.text for key, row in results.items()})
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 4
+    assert verifier.counters.forced_tokens > 0
+    assert verifier.counters.accepted > 10

@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from outrider.workers.draft.constraints import Constraints
 from outrider.workers.draft.drafter import Drafter
 from outrider.workers.engines.head import HeadEngine, States
 from outrider.workers.messages import Advance, Sampling
@@ -20,10 +21,14 @@ MOST_WAITING = 2048
 
 
 class HeadDrafter(Drafter):
-    """Rows with a constraint are drafted as if they might be anything: the target leaves out what does not fit."""
-
-    def __init__(self, engine: HeadEngine, end_tokens: Collection[int], prefix_tokens: int = 0) -> None:
-        super().__init__(engine, end_tokens, prefix_tokens)
+    def __init__(
+        self,
+        engine: HeadEngine,
+        end_tokens: Collection[int],
+        prefix_tokens: int = 0,
+        constraints: Constraints | None = None,
+    ) -> None:
+        super().__init__(engine, end_tokens, prefix_tokens, constraints)
         self._head = engine
 
     def run_ahead(self) -> bool:
@@ -43,6 +48,7 @@ class HeadDrafter(Drafter):
             each.clear()
         row.reach = 1.0
         row.committed.extend(advance.tokens)
+        self._follow(row)
         confirmed = self._head.confirmed(advance.key)
         if confirmed < row.cached:
             row.cached = confirmed
