@@ -151,18 +151,29 @@ def test_a_row_is_the_same_in_whatever_batch_and_pieces(tmp_path: Path, target: 
     assert len({token for choices in expected for token, *_ in choices}) > 1
 
 
-def test_what_was_skipped_is_not_seen(tmp_path: Path, target: Path) -> None:
-    engine = opened_head(tiny_head(tmp_path / "head"), target)
-    states = some_states(len(TOKENS))
+@pytest.mark.parametrize(("precision", "length", "skipped"), [("fp32", 15, 8), ("bf16", 400, 290), ("w4a8", 400, 77)])
+def test_what_was_skipped_is_not_seen(tmp_path: Path, target: Path, precision: str, length: int, skipped: int) -> None:
+    head = tiny_head(tmp_path / "head", max_position_embeddings=512)
+    spec = ModelSpec(str(head), "native", precision, threads=2, target=str(target), small_cache=True)
+    engine = open_model(spec).engine
+    assert isinstance(engine, HeadEngine)
+    states, tokens = some_states(length), [1 + index * 7 % 202 for index in range(length)]
 
     def choices(tokens: Sequence[int], skipped: int) -> list[Any]:
         row = engine.model.open(Sampling(), len(tokens))
         engine.model.skip(row, tokens[:skipped])
         return proposed(engine, row, tokens[skipped:], states[skipped : len(tokens)], STEPS)
 
-    other = [(token + 50) % 203 for token in TOKENS[:8]] + TOKENS[8:]
-    assert choices(TOKENS, 8) == choices(other, 8)
-    assert choices(TOKENS, 6) != choices(other, 6)
+    other = [(token + 50) % 203 for token in tokens[:skipped]] + tokens[skipped:]
+    alone = choices(tokens, skipped)
+    assert alone == choices(other, skipped)
+    assert alone != choices(other, skipped - 3)
+    # Blocks of the cache that another row has left are not seen either, and a fork sees what its source does.
+    row = engine.model.open(Sampling(), length)
+    engine.model.skip(row, other[:skipped])
+    engine.model.forward([NativeFeed(row, tokens[skipped:-2], choose=0, given=states[skipped:-2])])
+    forked = engine.model.fork(row, length - 2, Sampling(), length)
+    assert proposed(engine, forked, tokens[-2:], states[-2:], STEPS) == alone
 
 
 # States out of the target, and the way to the head
