@@ -49,9 +49,11 @@ CASES = (
     Case("auto+suffix", ("--draft", "auto+suffix", "--draft-tokens", "3", "--layout", "shared")),
     Case("parallel", ("--draft", "pocket-parallel", "--draft-tokens", "6", "--layout", "shared")),
     Case("parallel+suffix", ("--draft", "pocket-parallel+suffix", "--draft-tokens", "12", "--layout", "shared")),
+    Case("head", ("--draft", "pocket-head", "--draft-tokens", "3", "--layout", "shared")),
     Case("k=1", ("--draft-tokens", "1")),
     Case("k=16", ("--draft-tokens", "16")),
     Case("drafts killed", ("--draft-tokens", "3", "--layout", "shared"), killed_every=2000),
+    Case("heads killed", ("--draft", "pocket-head", "--draft-tokens", "3", "--layout", "shared"), killed_every=2000),
 )
 
 

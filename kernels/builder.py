@@ -67,6 +67,8 @@ class Builder:
     Embedding tables, keys and values are bf16, or fp32 where activations are. Matrices of codes have a scale for every
     ``group`` channels; 0 is the format's own way: four bits by FACTORS, eight in groups of 128.
 
+    ``states`` are the layers whose inputs a pass hands out.
+
     Of a checkpoint that comes quantised ``keeping`` says how each matrix and table is kept. Matrices that are kept in
     different ways are not stacked: each kind is a weight of its own, and its product goes to its part of the output.
     """
@@ -76,11 +78,13 @@ class Builder:
     precision: Format
     group: int = 0
     keeping: Keeping | None = None
+    states: Sequence[int] = ()
     _ops: list[Op] = field(default_factory=list)
     _weights: list[Weight] = field(default_factory=list)
     _numbers: dict[Weight, int] = field(default_factory=dict)
     _widths: list[int] = field(default_factory=list)
     _layers: int = 0
+    _handed_out: set[int] = field(default_factory=set)
 
     def embed(self, table: Tensor, scale: float = 1.0) -> Slice:
         """The token's row of ``table``, times ``scale``."""
@@ -103,9 +107,10 @@ class Builder:
         epsilon: float,
         bias: Tensor | None = None,
         residual: Slice | None = None,
+        output: Slice | None = None,
     ) -> Slice:
-        """``x`` normalised, plus ``residual``."""
-        output = self._buffer(x.width)
+        """``x`` normalised, plus ``residual``; written to ``output`` where that is given."""
+        output = output or self._buffer(x.width)
         self._ops.append(
             Op(
                 Kind.NORM,
@@ -317,10 +322,48 @@ class Builder:
         self._ops.append(Op(Kind.GATE, x, key=key, residual=residual or ABSENT, output=output))
         return output
 
+    def room(self, width: int) -> Slice:
+        """Columns that several operations fill."""
+        return self._buffer(width)
+
+    def layer_input(self, layer: int, x: Slice) -> None:
+        """What comes into a layer, in the stream of residuals: one of the states that are handed out, where asked for."""
+        for place, wanted in enumerate(self.states):
+            if wanted == layer:
+                self._handed_out.add(place)
+                self._ops.append(Op(Kind.HAND_OUT, x, integer=place * x.width))
+
+    def take_in(self, width: int) -> Slice:
+        """The state that was given with the token. ``go_on`` follows."""
+        output = self._buffer(width)
+        self._ops.append(Op(Kind.TAKE_IN, output=output))
+        return output
+
+    def go_on(self, x: Slice) -> Slice:
+        """``x`` where the token came with a state, else what its row's last token left."""
+        output = self._buffer(x.width)
+        self._ops.append(Op(Kind.GO_ON, x, output=output))
+        return output
+
+    def leave(self, x: Slice) -> None:
+        """``x`` is what a row's next token goes on with. Behind the last attention."""
+        self._ops.append(Op(Kind.LEAVE, x))
+
+    def spread(self, logits: Slice, tokens: Sequence[int]) -> Slice:
+        """Logits of some ``tokens`` as logits of the whole vocabulary, of which no other token is ever chosen."""
+        output = self._buffer(self.vocabulary)
+        weight = self._frequencies([float(token) for token in tokens])
+        self._ops.append(Op(Kind.SPREAD, logits, output=output, weight=weight))
+        return output
+
     def finish(self, logits: Slice) -> Program:
         """The program that ends with a choice from ``logits``."""
         if logits.width != self.vocabulary:
             raise ValueError(f"{logits.width} logits for a vocabulary of {self.vocabulary}")
+        if missing := [layer for place, layer in enumerate(self.states) if place not in self._handed_out]:
+            raise ValueError(f"the inputs of layers {missing} cannot be handed out")
+        if self.states and any(op.longest for op in self._ops):
+            raise ValueError("the inputs of layers cannot be handed out where rope depends on how long a row is")
         self._ops.append(Op(Kind.CHOOSE, logits))
         ops, buffers = _share_buffers(*_select(self._ops, self._widths))
         cache = Cache.FP32 if self.precision.fp32 else Cache.BF16

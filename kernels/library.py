@@ -162,6 +162,10 @@ class BatchStructure(Structure):
         ("mask_of", c_void_p),
         ("masks_ready", c_void_p),
         ("mask_words", c_int32),
+        ("states", c_void_p),
+        ("states_out", c_void_p),
+        ("given", c_void_p),
+        ("states_in", c_void_p),
     )
 
 
@@ -188,6 +192,8 @@ class DecodeStructure(Structure):
         ("runners_up", c_void_p),
         ("margins", c_void_p),
         ("seconds", c_void_p),
+        ("given", c_void_p),
+        ("states_in", c_void_p),
     )
 
 
@@ -226,6 +232,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_engine_reserve": (c_int32, (c_void_p, c_int32, c_int32, c_int64)),
     "outrider_row_open": (c_int32, (c_void_p, POINTER(SamplingStructure), c_int32, POINTER(c_int32))),
     "outrider_row_fork": (c_int32, (c_void_p, c_int32, c_int32, POINTER(SamplingStructure), c_int32, POINTER(c_int32))),
+    "outrider_row_skip": (c_int32, (c_void_p, c_int32, c_void_p, c_int32)),
     "outrider_row_truncate": (c_int32, (c_void_p, c_int32, c_int32)),
     "outrider_row_close": (c_int32, (c_void_p, c_int32)),
     "outrider_row_length": (c_int32, (c_void_p, c_int32)),

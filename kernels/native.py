@@ -88,6 +88,7 @@ class NativeFeed:
     ``logprobs`` of 0 or more asks for each choice's log-probability and for those of as many of the likeliest tokens.
     ``branches`` are (after, token): a choice is also wanted after the first ``after`` tokens and this one in place of the
     next. With ``first_mask`` of 0 or more, the choices (not those of branches) have the pass's masks from that one on.
+    ``states`` asks for the states of its tokens; ``given`` [tokens, columns] are those that they come with, as bf16.
     """
 
     row: int
@@ -97,6 +98,8 @@ class NativeFeed:
     logprobs: int = -1
     branches: Sequence[tuple[int, int]] = ()
     first_mask: int = -1
+    states: bool = False
+    given: NDArray[np.uint16] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class NativeOutput:
     logits: NDArray[np.float32]
     logprobs: list[list[tuple[int, float]]]
     runners_up: list[int]
+    states: NDArray[np.uint16] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,7 @@ class NativeDecodeFeed:
     ends: Collection[int] = ()
     reach: float = 1.0
     miss_factor: float = 1.0
+    given: NDArray[np.uint16] | None = None
 
 
 # Tokens, their margins over the second best, and these (-1: there is none).
@@ -202,6 +207,11 @@ class NativeModel:
         check(load().outrider_row_fork(self._engine, source, length, byref(structure), prompt, byref(row)))
         return row.value
 
+    def skip(self, row: int, tokens: Sequence[int]) -> None:
+        """Append tokens that are never computed: what is fed behind them sees neither them nor anything before them."""
+        skipped = array("i", tokens)
+        check(load().outrider_row_skip(self._engine, row, _address(skipped), len(skipped)))
+
     def truncate(self, row: int, length: int) -> None:
         check(load().outrider_row_truncate(self._engine, row, length))
 
@@ -261,13 +271,23 @@ class NativeModel:
             mask_of = array("i", _masks_of(feeds))
             batch.masks, batch.mask_words = masks.words.ctypes.data, masks.words.shape[1]
             batch.mask_of, batch.masks_ready = _address(mask_of), masks.ready.ctypes.data
+        states: Iterator[NDArray[np.uint16]] | None = None
+        if any(feed.states for feed in feeds):
+            fed = [len(feed.tokens) if feed.states else 0 for feed in feeds]
+            wanted = array("i", [feed.states for feed in feeds])
+            every = np.empty((sum(fed), self.program.handed_out), np.uint16)
+            batch.states, batch.states_out = _address(wanted), every.ctypes.data
+            states = iter(np.split(every, np.cumsum(fed)[:-1]))
+        given = _Given(feeds)
+        batch.given, batch.states_in = given.counts, given.states
         check(load().outrider_forward(self._engine, byref(batch)))
         answers, start = [], 0
         for feed, count in zip(feeds, choices, strict=True):
             place = slice(start, start + count)
             logits, logprobs = (self._no_logits, []) if details is None else details.take(feed, count)
+            of_feed = None if states is None else next(states)
             taken = (chosen[place].tolist(), margins[place].tolist(), logits, logprobs, second_best[place].tolist())
-            answers.append(NativeOutput(*taken))
+            answers.append(NativeOutput(*taken, of_feed))
             start += count
         return answers
 
@@ -301,9 +321,9 @@ class NativeModel:
         least = (stopping.least_chance, stopping.least_reach, stopping.least_sum)
         numbers = (*least, len(stopping.usual), stride)
         outputs = (_address(made), _address(chosen), _address(runners_up), _address(margins), _address(seconds))
-        run = DecodeStructure(
-            count, rows, counts, tokens, most, end_counts, ends, reach, miss_factor, bounds, usual, *numbers, *outputs
-        )
+        given = _Given(feeds)
+        asked_for = (rows, counts, tokens, most, end_counts, ends, reach, miss_factor, bounds, usual)
+        run = DecodeStructure(count, *asked_for, *numbers, *outputs, given.counts, given.states)
         check(load().outrider_decode(self._engine, byref(run)))
         places = [slice(at * stride, at * stride + choices) for at, choices in enumerate(made)]
         made_of = [(chosen[place].tolist(), margins[place].tolist(), runners_up[place].tolist()) for place in places]
@@ -333,6 +353,18 @@ def _masks_of(feeds: Sequence[NativeFeed]) -> Iterator[int]:
 
 def _address(values: array[Any], index: int = 0) -> int:
     return values.buffer_info()[0] + index * values.itemsize
+
+
+class _Given:
+    """The states that the tokens of feeds come with: ``counts`` and ``states`` are addresses, None where there are none."""
+
+    def __init__(self, feeds: Sequence[NativeFeed | NativeDecodeFeed]) -> None:
+        self.counts = self.states = None
+        given = [feed.given for feed in feeds if feed.given is not None]
+        if given:
+            self._counts = array("i", [0 if feed.given is None else len(feed.given) for feed in feeds])
+            self._states = np.ascontiguousarray(np.concatenate(given), np.uint16)
+            self.counts, self.states = _address(self._counts), self._states.ctypes.data
 
 
 class _Details:

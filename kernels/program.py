@@ -101,6 +101,11 @@ class Kind(IntEnum):
     EXPERTS = 9
     MIX = 10
     GATE = 11
+    HAND_OUT = 12
+    TAKE_IN = 13
+    GO_ON = 14
+    LEAVE = 15
+    SPREAD = 16
 
 
 class Activation(IntEnum):
@@ -252,6 +257,17 @@ class Program:
     def digest(self) -> str:
         """Names the program: equal digests mean equal operations over equally packed tensors of the same names.
 
-        How keys and values are kept makes no difference to what is packed.
+        How keys and values are kept makes no difference to what is packed, nor does what is handed out on the way.
         """
-        return hashlib.sha256(repr(replace(self, cache=Cache.BF16)).encode()).hexdigest()
+        ops = tuple(op for op in self.ops if op.kind is not Kind.HAND_OUT)
+        return hashlib.sha256(repr(replace(self, ops=ops, cache=Cache.BF16)).encode()).hexdigest()
+
+    @property
+    def handed_out(self) -> int:
+        """Columns of the states that a pass hands out with its tokens; 0: none."""
+        return max((op.integer + op.input.width for op in self.ops if op.kind is Kind.HAND_OUT), default=0)
+
+    @property
+    def taken_in(self) -> int:
+        """Columns of the states that tokens are to come with; 0: none are taken in."""
+        return next((op.output.width for op in self.ops if op.kind is Kind.TAKE_IN), 0)

@@ -42,7 +42,16 @@ def choose_models(
     if precision == "auto" and plain and not draft_on_accelerator and spec.engine != "hf":
         # Drafts are hints: rounding one costs no text. The native engine has no fp16, and half the bytes are half the time.
         precision = "bf16"
+    if draft.head and (target_model.engine != "native" or draft_on_accelerator):
+        other = target.name if target_model.engine != "native" else "the head"
+        raise UsageError(
+            f'--draft: "{draft.name}" is a head on the target\'s hidden states, which only the native engine hands out and '
+            f"reads, and {other} would run on the hf engine; choose a draft with a model of its own, or --draft lookup"
+        )
     draft_model = _model(spec, draft, precision, draft_on_accelerator, tokenizer_process, say)
+    if draft.head:
+        target_model = replace(target_model, states=draft.states)
+        draft_model = replace(draft_model, target=target.path)
     # A draft may change: no text depends on it.
     small = spec.small_draft_cache
     return target_model, replace(draft_model, small_cache=small, digest="", mask_token=draft.mask_token)

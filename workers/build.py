@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -16,8 +16,10 @@ from llguidance import LLTokenizer
 from outrider.workers.constraints.matching import Grammars
 from outrider.workers.draft.constraints import Constraints, LoadedAside
 from outrider.workers.draft.drafter import Drafter
+from outrider.workers.draft.head import HeadDrafter
 from outrider.workers.draft.parallel import OnePass
 from outrider.workers.engines.costs import CostCurve, measure
+from outrider.workers.engines.head import HeadEngine
 from outrider.workers.machine.pin_check import move_threads
 from outrider.workers.messages import ModelSpec, ReplicaSpec, Row
 from outrider.workers.models.hide_torch import hide_torch
@@ -99,6 +101,7 @@ def build_target(
         runners_up=replica_spec.runners_up,
         grammars=_grammars(model, lambda: tokenizer) if model.end_tokens else None,
         finder=SuffixFinder(replica_spec.answer_tokens) if replica_spec.suffix else None,
+        hand_out=bool(spec.states),
     )
     tuner = LayoutTuner(
         verifier,
@@ -124,6 +127,9 @@ def build_draft(
         model = open_unchanged(spec, replica_spec.rows_at_once)
     if constraints is None and spec.path and model.end_tokens:
         constraints = LoadedAside(_grammars(model, lambda: _tokenizer_aside(model, spec)))
+    if model.head:
+        assert isinstance(model.engine, HeadEngine)
+        return Draft(model, HeadDrafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints))
     one_pass = None if spec.mask_token is None else OnePass(spec.mask_token, pass_seconds or _measured(model))
     return Draft(model, Drafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints, one_pass))
 
@@ -148,7 +154,8 @@ def tokenizer_of(spec: ModelSpec) -> TextTokenizer:
 def _tokenizer_aside(model: OpenModel, spec: ModelSpec) -> TextTokenizer:
     if model.kind == "native":
         hide_torch()
-    return tokenizer_of(spec)
+    # A head's tokens are its target's.
+    return tokenizer_of(replace(spec, path=spec.target) if spec.target else spec)
 
 
 def _grammars(model: OpenModel, tokenizer: Callable[[], TextTokenizer]) -> Grammars:

@@ -1,8 +1,8 @@
 """Every value that crosses between the driver, the target and the draft.
 
-Between target and draft only token ids travel, and only what is new since the last round. What passes between them in every
-round is a named tuple: each pass drives everything else out of the processor's caches, and those are packed and unpacked by
-the least code.
+Between target and draft only token ids travel (to a head the target's states beside them), and only what is new since the
+last round. What passes between them in every round is a named tuple: each pass drives everything else out of the
+processor's caches, and those are packed and unpacked by the least code.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ class Advance(NamedTuple):
     """One row's part of a request to the draft: ``tokens`` follow the ``start`` tokens that the draft has seen.
 
     ``start == 0`` opens the row (or opens it anew) and carries its sampling; at most ``limit`` candidates are wanted.
-    ``prompt_length`` says how many of the row's tokens were given rather than written.
+    ``prompt_length`` says how many of the row's tokens were given rather than written. For a head come the ``states`` of
+    tokens, in bf16, up to that of token ``states_end`` - 1.
     """
 
     key: int
@@ -154,6 +155,8 @@ class Advance(NamedTuple):
     limit: int
     sampling: Sampling | None = None
     prompt_length: int = 0
+    states: bytes = b""
+    states_end: int = 0
 
 
 class DraftRequest(NamedTuple):
@@ -211,7 +214,8 @@ class ModelSpec:
     ``small_cache`` keys and values take 8 bits where the engine can, which is for drafts: no text depends on their
     rounding. Of a target ``cache_precision`` says it: "int8" keeps them so or is refused, "auto" is the engine's own.
     ``digest`` is what the files must have; "" checks nothing. A draft with a ``mask_token`` makes all its candidates in
-    one pass.
+    one pass. ``states`` are the layers whose inputs a target's passes hand out; a head that reads them is given the
+    directory of its ``target``.
     """
 
     path: str
@@ -228,6 +232,8 @@ class ModelSpec:
     cache_precision: str = "auto"
     digest: str = ""
     mask_token: int | None = None
+    states: tuple[int, ...] = ()
+    target: str = ""
 
 
 @dataclass(frozen=True, slots=True)

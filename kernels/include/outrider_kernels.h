@@ -89,7 +89,13 @@ enum outrider_operation {
   OUTRIDER_ROUTE = 8,     /* in = scores of experts; out = the kv_heads best ones' numbers, then their weights */
   OUTRIDER_EXPERTS = 9,   /* out = for each expert of a token the product with that expert's matrix, as LINEAR has it */
   OUTRIDER_MIX = 10,      /* out = sum of a token's experts' products times their weights + residual */
-  OUTRIDER_GATE = 11      /* out = in * sigmoid(key) + residual, key one column */
+  OUTRIDER_GATE = 11,     /* out = in * sigmoid(key) + residual, key one column */
+  OUTRIDER_HAND_OUT = 12, /* in = columns integer.. of the states that a batch asks for; comes before select */
+  OUTRIDER_TAKE_IN = 13,  /* out = the state that was given with the token; a GO_ON follows */
+  OUTRIDER_GO_ON = 14,    /* out = in for a token that came with a state, else what its row's last token left */
+  OUTRIDER_LEAVE = 15,    /* in = what a row's last token leaves for the one fed behind it; comes behind select */
+  OUTRIDER_SPREAD =
+      16 /* out = logits of the whole vocabulary: in's column j is that of token weight[j], others have none */
 };
 
 enum outrider_activation {
@@ -161,6 +167,11 @@ typedef struct outrider_quantised {
  *              a whole buffer of kv_heads * (columns of a product, rounded up to 16), in an order that only EXPERTS and MIX know
  *   MIX        in = EXPERTS' output, key = ROUTE's, kv_heads, residual
  *   GATE       in, key, residual
+ *   HAND_OUT   in, integer
+ *   TAKE_IN    out, of as many columns as a given state has. What stands between it and the GO_ON is left out of passes in which no
+ *              token came with a state
+ *   GO_ON      in, out, as wide as LEAVE's in
+ *   SPREAD     in, out, weight: a vector of token ids, each once. The logits of tokens that it has not are -1e30
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores), window (0: all; else the last
  *              `window` tokens), weight: a score for each head that belongs to no token (a sink), or -1 */
 typedef struct outrider_op {
@@ -233,7 +244,9 @@ typedef struct outrider_sampling {
  * next one. A choice after each of them follows the feed's own choices (-1 where a
  * logit is not a finite number). Neither row nor cache know of a branch afterwards.
  * A choice with a mask is made among the tokens whose bits are set (token t: bit t % 32 of word t / 32); -1 where that is none. Masks
- * may be made while the pass runs: another thread sets *masks_ready to 1 when they are there, and choices wait for that. */
+ * may be made while the pass runs: another thread sets *masks_ready to 1 when they are there, and choices wait for that.
+ * A program with HAND_OUT gives the states of all tokens of the feeds that ask; one with TAKE_IN is given a state with each token of a
+ * feed, or with none where that is one token which follows what its row was fed last, its choice asked for. */
 typedef struct outrider_batch {
   int32_t feeds;
   const int32_t *rows;          /* [feeds] */
@@ -256,6 +269,10 @@ typedef struct outrider_batch {
   const int32_t *mask_of; /* [sum of choose and branches] which of the masks, in the order of chosen; -1: none. Or NULL */
   const int32_t *masks_ready; /* or NULL: they are there */
   int32_t mask_words;         /* of one mask: enough for the vocabulary */
+  const int32_t *states;      /* [feeds] 1: states are wanted; or NULL: none */
+  uint16_t *states_out;       /* out [tokens of those feeds, columns of all HAND_OUTs] bf16 */
+  const int32_t *given;       /* [feeds] how many of the feed's tokens come with a state: all or none; or NULL: none */
+  const uint16_t *states_in;  /* [sum of given, columns of TAKE_IN] bf16 */
 } outrider_batch;
 
 /* Rows that go on by themselves: feed i appends counts[i] tokens to row rows[i], then again and again what the row chose last.
@@ -279,11 +296,13 @@ typedef struct outrider_decode_batch {
   double least_sum;
   int32_t spans;
   int32_t stride;
-  int32_t *made;       /* out [feeds] how many choices there are */
-  int32_t *chosen;     /* out [feeds, stride] */
-  int32_t *runners_up; /* out [feeds, stride] the tokens with the second best scores, -1 where there is none */
-  double *margins;     /* out [feeds, stride] */
-  double *seconds;     /* out [stride] of each pass; the rows in pass p are those with more than p choices */
+  int32_t *made;             /* out [feeds] how many choices there are */
+  int32_t *chosen;           /* out [feeds, stride] */
+  int32_t *runners_up;       /* out [feeds, stride] the tokens with the second best scores, -1 where there is none */
+  double *margins;           /* out [feeds, stride] */
+  double *seconds;           /* out [stride] of each pass; the rows in pass p are those with more than p choices */
+  const int32_t *given;      /* [feeds] or NULL, of the first pass, as in a batch */
+  const uint16_t *states_in; /* [sum of given, columns of TAKE_IN] bf16 */
 } outrider_decode_batch;
 
 typedef struct outrider_engine outrider_engine;
@@ -342,6 +361,8 @@ OUTRIDER_API int32_t outrider_row_open(outrider_engine *engine, const outrider_s
 /* Begins a row that starts with the first `length` tokens of another; the cache blocks are shared until one of them writes. */
 OUTRIDER_API int32_t outrider_row_fork(outrider_engine *engine, int32_t source, int32_t length,
                                        const outrider_sampling *sampling, int32_t prompt, int32_t *row);
+/* Appends tokens that are never computed: what is fed behind them does not see them, nor anything before them. */
+OUTRIDER_API int32_t outrider_row_skip(outrider_engine *engine, int32_t row, const int32_t *tokens, int32_t count);
 OUTRIDER_API int32_t outrider_row_truncate(outrider_engine *engine, int32_t row, int32_t length);
 OUTRIDER_API int32_t outrider_row_close(outrider_engine *engine, int32_t row);
 /* How many tokens the row's cache holds; negative: -status. */

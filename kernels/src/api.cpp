@@ -148,6 +148,10 @@ int64_t outrider_number(const char *name) {
       FIELD(batch, mask_of),
       FIELD(batch, masks_ready),
       FIELD(batch, mask_words),
+      FIELD(batch, states),
+      FIELD(batch, states_out),
+      FIELD(batch, given),
+      FIELD(batch, states_in),
       FIELD(decode_batch, feeds),
       FIELD(decode_batch, rows),
       FIELD(decode_batch, counts),
@@ -169,6 +173,8 @@ int64_t outrider_number(const char *name) {
       FIELD(decode_batch, runners_up),
       FIELD(decode_batch, margins),
       FIELD(decode_batch, seconds),
+      FIELD(decode_batch, given),
+      FIELD(decode_batch, states_in),
       FIELD(suffix_rows, count),
       FIELD(suffix_rows, keys),
       FIELD(suffix_rows, prompts),
@@ -258,6 +264,10 @@ int32_t outrider_row_open(outrider_engine *engine, const outrider_sampling *samp
 int32_t outrider_row_fork(outrider_engine *engine, int32_t source, int32_t length, const outrider_sampling *sampling,
                           int32_t prompt, int32_t *row) {
   return guarded([&] { return engine->engine->fork(source, length, *sampling, prompt, row); });
+}
+
+int32_t outrider_row_skip(outrider_engine *engine, int32_t row, const int32_t *tokens, int32_t count) {
+  return guarded([&] { return engine->engine->skip(row, tokens, count); });
 }
 
 int32_t outrider_row_truncate(outrider_engine *engine, int32_t row, int32_t length) {

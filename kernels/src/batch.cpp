@@ -29,6 +29,8 @@ int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selec
     if (logprobs > vocabulary || (logprobs >= 0 && (!batch.logprob_tokens || !batch.logprob_values)))
       return fail(OUTRIDER_INVALID, "row %d: %d log-probabilities wanted, of a vocabulary of %d", row, logprobs,
                   vocabulary);
+    const int32_t states = check_states(batch, i);
+    if (states != OUTRIDER_OK) return states;
     const int64_t length = static_cast<int64_t>(rows[static_cast<size_t>(row)].history.size()) + count;
     if (length > context)
       return fail(OUTRIDER_CONTEXT, "row %d would hold %lld tokens, the model's context is %d", row,
@@ -54,6 +56,23 @@ int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selec
                   vocabulary);
   *tokens += branch;
   *selected += branch;
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::check_states(const outrider_batch &batch, int feed) const {
+  const int row = batch.rows[feed], count = batch.counts[feed], given = batch.given ? batch.given[feed] : 0;
+  if (batch.states && batch.states[feed] && (!handed_out || !batch.states_out))
+    return fail(OUTRIDER_INVALID, "states are wanted, but the program has none, or there is no place for them");
+  if (given && (!taken_in || !batch.states_in))
+    return fail(OUTRIDER_INVALID, "row %d: states are given to a program that takes none in", row);
+  if (!taken_in) return OUTRIDER_OK;
+  const RowState &state = rows[static_cast<size_t>(row)];
+  const bool follows = count == 1 && !state.left.empty() && state.left_at == state.history.size();
+  if (given != count && (given != 0 || !follows))
+    return fail(OUTRIDER_INVALID, "row %d: %d of %d tokens fed come with a state, and none has been left for the first",
+                row, given, count);
+  if (batch.branches && batch.branches[feed])
+    return fail(OUTRIDER_INVALID, "row %d: a program that takes states in has no branches", row);
   return OUTRIDER_OK;
 }
 

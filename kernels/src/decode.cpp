@@ -58,6 +58,8 @@ int32_t Engine::decode(const outrider_decode_batch &wanted) {
   std::vector<double> margins(static_cast<size_t>(wanted.feeds));
   outrider_batch batch{};
   batch.tokens = wanted.tokens;
+  batch.given = wanted.given;
+  batch.states_in = wanted.states_in;
   for (int pass = 0; status == OUTRIDER_OK && !going.empty(); ++pass) {
     batch.feeds = static_cast<int32_t>(going.size());
     batch.rows = fed_rows.data();
@@ -85,6 +87,7 @@ int32_t Engine::decode(const outrider_decode_batch &wanted) {
     going = std::move(still_going);
     counts.assign(going.size(), 1);
     batch.tokens = next.data();
+    batch.given = nullptr;
   }
   return status;
 }

@@ -14,6 +14,19 @@ bool is_vector(const outrider_weight &weight, int width) {
   return weight.table && weight.format == OUTRIDER_FP32 && weight.rows == 1 && weight.columns >= width;
 }
 
+// Whether a vector holds ids of the vocabulary, each once: threads write to where it points.
+bool are_tokens(const outrider_weight &weight, int count, int vocabulary) {
+  const float *ids = static_cast<const float *>(weight.data);
+  std::vector<bool> seen(static_cast<size_t>(vocabulary), false);
+  for (int i = 0; i < count; ++i) {
+    if (!(ids[i] >= 0.0f) || ids[i] >= static_cast<float>(vocabulary)) return false;
+    const int32_t id = static_cast<int32_t>(ids[i]);
+    if (static_cast<float>(id) != ids[i] || seen[static_cast<size_t>(id)]) return false;
+    seen[static_cast<size_t>(id)] = true;
+  }
+  return true;
+}
+
 }  // namespace
 
 int32_t Engine::check_slice(const outrider_slice &slice, int width, const char *what) const {
@@ -165,6 +178,34 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       check(op.out, op.out.width, "gate output");
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "gate residual");
       break;
+    case OUTRIDER_HAND_OUT:
+      refuse(behind, "states are handed out before select");
+      refuse(op.integer < 0 || op.integer > 1 << 24, "a state's columns begin at 0");
+      check(op.in, op.in.width, "state");
+      break;
+    case OUTRIDER_TAKE_IN:
+      refuse(behind, "states are taken in before select");
+      check(op.out, op.out.width, "state taken in");
+      break;
+    case OUTRIDER_GO_ON:
+      refuse(behind, "states are taken in before select");
+      check(op.in, op.out.width, "state");
+      check(op.out, op.out.width, "state");
+      refuse(op.in.buffer == op.out.buffer, "go on cannot write into its input's buffer");
+      break;
+    case OUTRIDER_LEAVE:
+      refuse(!behind, "a state is left behind select");
+      check(op.in, op.in.width, "state left");
+      break;
+    case OUTRIDER_SPREAD:
+      refuse(!weight || !is_vector(*weight, op.in.width), "spread needs a vector of token ids");
+      refuse(!behind, "logits are spread behind select");
+      check(op.in, op.in.width, "logits");
+      check(op.out, vocabulary, "logits of the whole vocabulary");
+      refuse(op.in.buffer == op.out.buffer, "spread cannot write into its input's buffer");
+      if (status == OUTRIDER_OK && !are_tokens(*weight, op.in.width, vocabulary))
+        status = fail(OUTRIDER_INVALID, "spread needs ids of %d tokens, each once", vocabulary);
+      break;
     case OUTRIDER_SELECT:
       refuse(behind && !selecting, "selects stand side by side");
       refuse(holds_selected(op.in) || holds_selected(op.out),
@@ -180,7 +221,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
     default:
       return fail(OUTRIDER_INVALID, "operation kind %d is unknown", op.kind);
   }
-  if (status == OUTRIDER_OK && op.kind != OUTRIDER_CHOOSE && (behind || op.kind == OUTRIDER_SELECT))
+  if (status == OUTRIDER_OK && op.out.buffer >= 0 && op.kind != OUTRIDER_CHOOSE && (behind || op.kind == OUTRIDER_SELECT))
     (*selected)[static_cast<size_t>(op.out.buffer)] = true;
   return status;
 }
@@ -203,6 +244,21 @@ int32_t Engine::check(const outrider_program &program) {
     selecting = op.kind == OUTRIDER_SELECT;
   }
   if (ops.back().kind != OUTRIDER_CHOOSE) return fail(OUTRIDER_INVALID, "a program ends with choose");
+  return check_states_of_program();
+}
+
+// What a head takes in goes on, and what it goes on with is left: one of each, in this order.
+int32_t Engine::check_states_of_program() {
+  std::vector<const outrider_op *> found;
+  for (const outrider_op &op : ops) {
+    if (op.kind == OUTRIDER_HAND_OUT) handed_out = std::max(handed_out, op.integer + op.in.width);
+    if (op.kind == OUTRIDER_TAKE_IN || op.kind == OUTRIDER_GO_ON || op.kind == OUTRIDER_LEAVE) found.push_back(&op);
+  }
+  if (found.empty()) return OUTRIDER_OK;
+  if (found.size() != 3 || found[0]->kind != OUTRIDER_TAKE_IN || found[1]->kind != OUTRIDER_GO_ON ||
+      found[2]->kind != OUTRIDER_LEAVE || found[1]->out.width != found[2]->in.width)
+    return fail(OUTRIDER_INVALID, "a program takes a state in, goes on with one, and leaves one as wide, once each");
+  taken_in = found[0]->out.width;
   return OUTRIDER_OK;
 }
 
@@ -343,6 +399,7 @@ int32_t Engine::fork(int source, int length, const outrider_sampling &sampling, 
   RowState &to = rows[static_cast<size_t>(*row)];
   to.history.assign(from.history.begin(), from.history.begin() + length);
   to.rope = from.rope;
+  to.begin = std::min(from.begin, length);
   if (longest > 0 && (from.rope == RowRope::kNone || (from.rope == RowRope::kUsual && length > longest))) {
     to.rope = RowRope::kNone;  // of what has no keys there is nothing to share
     return OUTRIDER_OK;
@@ -360,10 +417,37 @@ int32_t Engine::truncate(int row, int length) {
     return fail(OUTRIDER_INVALID, "row %d has %d tokens and cannot be truncated to %d", row,
                 static_cast<int>(state.history.size()), length);
   state.history.resize(static_cast<size_t>(length));
+  state.begin = std::min(state.begin, length);
+  if (static_cast<size_t>(length) < state.left_at) state.left.clear();
   for (const size_t kept = static_cast<size_t>((length + kBlockTokens - 1) / kBlockTokens); state.blocks.size() > kept;) {
     cache->release(state.blocks.back());
     state.blocks.pop_back();
   }
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::skip(int row, const int32_t *tokens, int count) {
+  int32_t status = check_row(row);
+  if (status != OUTRIDER_OK) return status;
+  RowState &state = rows[static_cast<size_t>(row)];
+  const int64_t length = static_cast<int64_t>(state.history.size()) + count;
+  if (count < 1 || longest > 0) return fail(OUTRIDER_INVALID, "row %d cannot skip %d tokens", row, count);
+  if (length > context)
+    return fail(OUTRIDER_CONTEXT, "row %d would hold %lld tokens, the model's context is %d", row,
+                static_cast<long long>(length), context);
+  for (int t = 0; t < count; ++t)
+    if (tokens[t] < 0 || tokens[t] >= vocabulary)
+      return fail(OUTRIDER_INVALID, "row %d: token %d is not in the vocabulary of %d", row, tokens[t], vocabulary);
+  const int32_t id = row, counts = count;
+  outrider_batch batch{};
+  batch.feeds = 1;
+  batch.rows = &id;
+  batch.counts = &counts;
+  status = reserve_blocks(batch);
+  if (status != OUTRIDER_OK) return status;
+  state.history.insert(state.history.end(), tokens, tokens + count);
+  state.begin = static_cast<int32_t>(length);
+  state.left.clear();
   return OUTRIDER_OK;
 }
 

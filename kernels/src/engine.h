@@ -23,6 +23,10 @@ struct RowState {
   std::vector<int32_t> history;  // every token in the cache
   std::vector<int> blocks;
   RowRope rope = RowRope::kNone;  // of none the history has no blocks, and has to be fed anew
+  int32_t begin = 0;              // tokens before this one have been skipped, and nobody sees them
+  // What the last token has left for the next, where the row was so long: TAKE_IN's programs.
+  std::vector<float> left;
+  size_t left_at = 0;
   Sampling sampling;
 };
 
@@ -39,6 +43,7 @@ struct Engine {
 
   int32_t open(const outrider_sampling &sampling, int prompt, int32_t *row);
   int32_t fork(int source, int length, const outrider_sampling &sampling, int prompt, int32_t *row);
+  int32_t skip(int row, const int32_t *tokens, int count);
   int32_t truncate(int row, int length);
   int32_t close(int row);
   int32_t length(int row) const;
@@ -53,7 +58,8 @@ struct Engine {
   std::vector<int32_t> widths;
   std::vector<int32_t> next_linear;  // [ops] the matrix product after each operation, -1 behind the last
   int32_t vocabulary = 0, context = 0;
-  int32_t longest = 0;  // the longest row that the usual frequencies hold for, 0: all
+  int32_t handed_out = 0, taken_in = 0;  // columns of states
+  int32_t longest = 0;                   // the longest row that the usual frequencies hold for, 0: all
   int32_t cache_format = OUTRIDER_CACHE_BF16;
   int32_t spin_microseconds = -1;
   int64_t experts_read = 0;  // by the latest forward, over all layers
@@ -73,6 +79,8 @@ struct Engine {
   int32_t run_by_length(const outrider_batch &batch);
   int32_t check_row(int row) const;
   int32_t check_batch(const outrider_batch &batch, int *tokens, int *selected) const;
+  int32_t check_states(const outrider_batch &batch, int feed) const;
+  int32_t check_states_of_program();
   int32_t reserve_blocks(const outrider_batch &batch);
   int32_t reserve_scratch(int tokens, int selected);
   float *buffer(const outrider_slice &slice) const {

@@ -241,6 +241,7 @@ struct Attend {
   int32_t group;        // query heads per kv head
   int32_t head_size;
   int32_t window;
+  int32_t begin;  // the first key that anybody sees
   float scale;
   float cap;           // of scores, 0: none
   const float *sinks;  // [heads][group] a score for each head that belongs to no token, or null

@@ -14,7 +14,7 @@ namespace outrider {
 
 void Pass::plan() {
   int choices = 0, logits = 0, branch = 0;
-  int64_t logprobs = 0;
+  int64_t logprobs = 0, states_out = 0, states_in = 0;
   // Of the branches: their feeds, and where the choices after them go.
   std::vector<int32_t> branch_feeds, branch_choices;
   std::vector<int64_t> branch_logprobs;
@@ -44,6 +44,11 @@ void Pass::plan() {
       logits_at.push_back(left <= wanted_logits ? logits++ : -1);
       logprobs_at.push_back(explain(left <= wanted_choices));
     }
+    feed.state_out = batch.states && batch.states[i] ? states_out : -1;
+    feed.state_in = batch.given && batch.given[i] ? states_in : -1;
+    if (feed.state_out >= 0) states_out += feed.count;
+    if (feed.state_in >= 0) states_in += feed.count;
+    any_given = any_given || feed.state_in >= 0;
     feed.first_branch = branch;
     feed.end_branch = branch + (batch.branches ? batch.branches[i] : 0);
     for (; branch < feed.end_branch; ++branch) {
@@ -225,6 +230,16 @@ void Pass::run_op(size_t index, int count, int thread) {
       return mix(op, count, thread);
     case OUTRIDER_GATE:
       return gate(op, count, thread);
+    case OUTRIDER_HAND_OUT:
+      return hand_out(op, thread);
+    case OUTRIDER_TAKE_IN:
+      return take_in(op, thread);
+    case OUTRIDER_GO_ON:
+      return go_on(op, thread);
+    case OUTRIDER_LEAVE:
+      return leave(op, thread);
+    case OUTRIDER_SPREAD:
+      return spread(op, thread);
     default:
       return choose(op, index, thread);
   }
@@ -234,6 +249,12 @@ void Pass::walk(int thread) {
   rotation_tables(thread);
   int count = tokens;
   for (size_t index = 0; index < engine.ops.size(); ++index) {
+    if (is_left_out(engine.ops[index])) {
+      // All that is made of given states goes with them.
+      if (engine.ops[index].kind == OUTRIDER_TAKE_IN)
+        while (engine.ops[index + 1].kind != OUTRIDER_GO_ON) ++index;
+      continue;
+    }
     run_op(index, count, thread);
     if (engine.ops[index].kind == OUTRIDER_SELECT) count = static_cast<int>(selected.size());
     if (count == 0) break;

@@ -13,6 +13,7 @@ namespace outrider {
 struct FeedState {
   int32_t row, first_token, count, position;
   int32_t first_branch, end_branch;  // of the pass's branches
+  int64_t state_out, state_in;       // where the states of its tokens lie in the batch's, or -1
   std::vector<char *> blocks;
 };
 
@@ -38,6 +39,7 @@ struct Pass {
   std::vector<int64_t> logprobs_at;               // [selected] likewise
   std::vector<Branch> branches;
   int tokens = 0;
+  bool any_given = false;  // whether a token came with a state
   std::atomic<int32_t> not_finite{-1};
   // Of the latest ROUTE: pairs of a token and one of its experts, ordered by expert, then by token.
   std::vector<int32_t> expert_first;  // [experts + 1] of the pairs
@@ -56,6 +58,13 @@ struct Pass {
   void multiply_experts(const outrider_op &op, size_t index, int count, int thread);
   void mix(const outrider_op &op, int count, int thread);
   void gate(const outrider_op &op, int count, int thread);
+  void hand_out(const outrider_op &op, int thread) const;
+  void take_in(const outrider_op &op, int thread) const;
+  void go_on(const outrider_op &op, int thread) const;
+  void leave(const outrider_op &op, int thread) const;
+  void spread(const outrider_op &op, int thread) const;
+  // Whether the pass has anything for an operation that concerns states.
+  bool is_left_out(const outrider_op &op) const;
   Pieces pieces_of(const outrider_weight &weight) const;
   int claim_piece(size_t index, const Pieces &pieces, int thread, int *owner);
   template <typename Wanted> void store_granules(const outrider_op &op, Wanted wanted, int thread) const;

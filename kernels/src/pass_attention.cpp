@@ -135,6 +135,7 @@ Attend Pass::queries_from(const outrider_op &op, int64_t token, int64_t head, in
   task.group = group;
   task.head_size = op.head_size;
   task.window = op.window;
+  task.begin = engine.rows[static_cast<size_t>(feeds[static_cast<size_t>(feed_of[static_cast<size_t>(token)])].row)].begin;
   task.scale = op.scale;
   task.cap = op.cap;
   if (op.weight >= 0)

@@ -24,7 +24,7 @@ from outrider.runner.option import flag_of
 from outrider.runner.options import JobSpec
 from outrider.workers.errors import JobError, JobHeldError, UsageError, first_line
 from outrider.workers.models.formats.gguf.file import is_gguf
-from outrider.workers.models.model_info import POCKET, POCKET_DRAFT
+from outrider.workers.models.model_info import POCKETS
 
 Result = TypeVar("Result")
 
@@ -86,7 +86,7 @@ def absolute_model(name: str) -> str:
         is_here = path.is_dir() or path.is_symlink() or is_gguf(path)
     except (OSError, RuntimeError):  # a name too long, or a home that nobody has: whoever opens it says so
         return name
-    if model in (POCKET, POCKET_DRAFT) or not is_here:
+    if model in POCKETS or not is_here:
         return name
     return f"{path.absolute()}{name[len(model) :]}"
 

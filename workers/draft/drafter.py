@@ -137,16 +137,7 @@ class Drafter:
         if row is None or len(row.committed) != advance.start:
             self._close(advance.key)
             return False
-        held = _common_prefix(row.guessed, advance.tokens)
-        for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
-            margin = row.margins[index]
-            if margin == inf:  # it could not be missed
-                continue
-            confidence = self._confidence_at(index)
-            row.miss_factor.learn(confidence.chance(margin), guess == token)
-            confidence.learn(margin, guess == token)
-            if guess != token and row.runners_up[index] >= 0:
-                self.runner_up_share.learn(row.runners_up[index] == token)
+        held = self._learn(row, advance)
         # What was guessed beyond the committed tokens stays good as long as all of them were guessed right. Where all is
         # guessed in one pass, another one guesses better from where the text has come.
         keep_from = held if held == len(advance.tokens) and self._one_pass is None else len(row.guessed)
@@ -163,6 +154,20 @@ class Drafter:
 
     def _confidence_at(self, index: int) -> Confidence:
         return self._confidences[min(index, len(self._confidences) - 1)]
+
+    def _learn(self, row: DraftRow, advance: Advance) -> int:
+        """What became of the row's guesses, how many of which held."""
+        held = _common_prefix(row.guessed, advance.tokens)
+        for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
+            margin = row.margins[index]
+            if margin == inf:  # it could not be missed
+                continue
+            confidence = self._confidence_at(index)
+            row.miss_factor.learn(confidence.chance(margin), guess == token)
+            confidence.learn(margin, guess == token)
+            if guess != token and row.runners_up[index] >= 0:
+                self.runner_up_share.learn(row.runners_up[index] == token)
+        return held
 
     def _open(self, advance: Advance, sampling: Sampling) -> None:
         """Begin a row anew, with as much of its prompt as another row has read."""

@@ -63,7 +63,8 @@ class Feed:
     ``branches`` are (after, token): a choice is also wanted after the first ``after`` tokens and this one in place of the
     next (-1 where that has no finite scores). Nothing of a branch stays. For engines that branch.
     With ``masks`` a choice is one of the tokens that its mask allows (-1 where that is none); branches have none.
-    ``runners_up`` asks for the second-best tokens too, of an engine that can tell them.
+    ``runners_up`` asks for the second-best tokens too, ``states`` for the states of all its tokens, of an engine that can
+    tell them.
     """
 
     row: int
@@ -73,6 +74,7 @@ class Feed:
     branches: Sequence[tuple[int, int]] = ()
     masks: FeedMasks | None = None
     runners_up: bool = False
+    states: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,14 @@ class Chosen:
     is not exact, a margin close to the kernels' rounding is where two runs may differ.
     ``logprobs`` holds, where the feed asked, for each choice (token, log-probability): its own, then the likeliest.
     Behind the feed's own choices stand those after its branches. ``runners_up`` are the tokens with the second-best scores
-    (-1: there is none), where an engine tells them.
+    (-1: there is none), where an engine tells them. ``states`` [tokens fed, columns] are bf16, where the feed asked.
     """
 
     tokens: list[int]
     margins: list[float]
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     runners_up: list[int] = field(default_factory=list)
+    states: NDArray[np.uint16] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class NativeEngine:
             raise WorkerError(f"the native engine could not run a pass over {len(feeds)} rows: {error}") from error
         if self.mixture is not None:
             self.mixture.read = self.model.experts_read()
-        return [Chosen(answer.tokens, answer.margins, answer.logprobs, answer.runners_up) for answer in answers]
+        return [Chosen(each.tokens, each.margins, each.logprobs, each.runners_up, each.states) for each in answers]
 
     def scores(self, feeds: Sequence[Feed]) -> NDArray[np.float32]:
         asked = [NativeFeed(self._rows[feed.row], feed.tokens, choose=0, logits=feed.choose) for feed in feeds]
@@ -96,7 +96,15 @@ class NativeEngine:
             # Between two of its steps somebody has to be asked what may come next.
             return decode_in_steps(self, decode_feeds, stop_rule)
         feeds = [
-            NativeDecodeFeed(self._rows[feed.row], feed.tokens, feed.most, feed.ends, feed.reach, feed.miss_factor)
+            NativeDecodeFeed(
+                self._rows[feed.row],
+                feed.tokens,
+                feed.most,
+                feed.ends,
+                feed.reach,
+                feed.miss_factor,
+                self._given(feed),
+            )
             for feed in decode_feeds
         ]
         stopping = NativeStopRule(
@@ -114,8 +122,20 @@ class NativeEngine:
         logprobs = -1 if feed.logprobs is None else feed.logprobs
         first_mask = -1 if feed.masks is None else feed.masks.first
         return NativeFeed(
-            self._rows[feed.row], feed.tokens, feed.choose, 0, logprobs, branches=feed.branches, first_mask=first_mask
+            self._rows[feed.row],
+            feed.tokens,
+            feed.choose,
+            0,
+            logprobs,
+            branches=feed.branches,
+            first_mask=first_mask,
+            states=feed.states,
+            given=self._given(feed),
         )
+
+    def _given(self, feed: Feed | DecodeFeed) -> NDArray[np.uint16] | None:
+        """The states that the tokens come with: of a head's."""
+        return None
 
     def _known(self, sampling: Sampling) -> Sampling:
         """Without the tokens that this model lacks: a draft is handed the target's sampling, and may have fewer."""

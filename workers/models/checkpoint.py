@@ -65,6 +65,9 @@ class Checkpoint(Protocol):
     def type_of(self, tensor: Tensor) -> str:
         """safetensors' name of the type of a tensor that is not quantised."""
 
+    def numbers(self, name: str) -> NDArray[np.int64]:
+        """A vector of whole numbers, as it is."""
+
     def parts(self, tensor: Tensor) -> Collection[str]:
         """The names in the files of what it is read from."""
 
@@ -156,6 +159,12 @@ class SafetensorsCheckpoint:
         place = self._place(tensor)
         return _find(self._entries, tensor, self._path).type if place is None else self._entries[place.source].type
 
+    def numbers(self, name: str) -> NDArray[np.int64]:
+        values = self._raw.whole(name)
+        if values.dtype not in (np.int64, np.int32) or values.ndim != 1:
+            raise ModelError(f'{self._entries[name].file}: "{name}" must be a vector of whole numbers')
+        return values.astype(np.int64)
+
     def parts(self, tensor: Tensor) -> Collection[str]:
         if (place := self._place(tensor)) is not None:
             return (place.source,)
@@ -220,6 +229,13 @@ class PickledCheckpoint:
     def type_of(self, tensor: Tensor) -> str:
         types = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
         return types.get(str(_find(self._tensors, tensor, self._path).dtype), "F32")
+
+    def numbers(self, name: str) -> NDArray[np.int64]:
+        values = self._tensors[name].numpy()
+        if values.dtype not in (np.int64, np.int32) or values.ndim != 1:
+            raise ModelError(f'{self._path}: "{name}" must be a vector of whole numbers')
+        found: NDArray[np.int64] = values.astype(np.int64)
+        return found
 
     def parts(self, tensor: Tensor) -> Collection[str]:
         return [name for name in _names(tensor) if name in self._tensors][:1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from outrider.workers.models.config_file import config_path, read_config
 from outrider.workers.models.families import build_program
 from outrider.workers.models.formats.keeping import AsItComes, EightBitFloats
 from outrider.workers.models.formats.strays import refuse_strays
+from outrider.workers.models.head_checkpoint import lay_out_head
+from outrider.workers.models.heads import read_head
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.precisions import Precision, rounding
 
@@ -45,16 +48,21 @@ class LaidOut:
         return schemes and (schemes if self.kept else f"dequantised from {schemes}")
 
 
-def lay_out(path: Path, precision: Precision, allow_pickle: bool = False) -> LaidOut:
-    """A ModelError where the checkpoint lacks something, holds something else, or holds more than the model has."""
+def lay_out(path: Path, precision: Precision, allow_pickle: bool = False, states: Sequence[int] = ()) -> LaidOut:
+    """A ModelError where the checkpoint lacks something, holds something else, or holds more than the model has.
+
+    ``states`` are the layers whose inputs its passes hand out, to a head.
+    """
+    if (head := read_head(path)) is not None:
+        return LaidOut(lay_out_head(path, head, precision, allow_pickle), rounded=rounding(precision))
     checkpoint = open_checkpoint(path, allow_pickle)
     try:
-        return _lay_out(path, precision, checkpoint)
+        return _lay_out(path, precision, checkpoint, states)
     finally:
         checkpoint.close()
 
 
-def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint) -> LaidOut:
+def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: Sequence[int]) -> LaidOut:
     file, values = config_path(path), read_config(path)
     quantised = checkpoint.quantisation is not None
     if quantised and precision.group:
@@ -67,12 +75,14 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint) -> LaidOu
         keeping = AsItComes(checkpoint, format)
     elif quantised and format is Format.BF16:
         keeping = EightBitFloats(checkpoint)
-    program = build_program(values, format, precision.group, str(file), keeping)
+    program = build_program(values, format, precision.group, str(file), keeping, states)
     sources = _sources(program.weights)
     for source in sources:
         checkpoint.check(source)
     if has_untied_head(program, checkpoint):
-        program = build_program(values | {"tie_word_embeddings": False}, format, precision.group, str(file), keeping)
+        program = build_program(
+            values | {"tie_word_embeddings": False}, format, precision.group, str(file), keeping, states
+        )
         sources = _sources(program.weights)
     asked = {name for source in sources for name in checkpoint.parts(source)}
     refuse_strays(set(checkpoint.names) - asked, quantised)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -15,14 +15,16 @@ from outrider.workers.models.digests import digest_of
 from outrider.workers.models.files import check_describing, read_json, state_of
 from outrider.workers.models.formats.gguf.file import is_gguf, read_gguf
 from outrider.workers.models.headers import Outline, quoted, read_outline
+from outrider.workers.models.heads import FAMILY, head_of
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.size_check import check_fits
 
 POCKET = "pocket"
 POCKET_DRAFT = "pocket-draft"
 POCKET_PARALLEL = "pocket-parallel"
+POCKET_HEAD = "pocket-head"
 # Which folder each of the bundled models lies in.
-POCKETS = {POCKET: "target", POCKET_DRAFT: "draft", POCKET_PARALLEL: "parallel"}
+POCKETS = {POCKET: "target", POCKET_DRAFT: "draft", POCKET_PARALLEL: "parallel", POCKET_HEAD: "head"}
 # The files beside the weights that have a say in what a model writes.
 DESCRIBING = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.bpe", "additional_chat_templates/*.jinja")
 # Names under which configurations state how long a row may be, the most binding first.
@@ -50,6 +52,10 @@ class ModelInfo:
     made_for: str = ""
     # Of a draft that makes all its candidates in one pass: the token that stands for those before a candidate.
     mask_token: int | None = None
+    # Whether it is a head on the hidden states of a target, which alone is no model.
+    head: bool = False
+    # Of one that goes with a target: the layers of that one whose inputs it reads.
+    states: tuple[int, ...] = ()
 
 
 def find(name: str) -> Path:
@@ -119,8 +125,10 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None) 
     source = config_path(path)
     config = read_config(path)
     # Models that see or hear keep the language model's limits one level down.
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    text: Mapping[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     family = config.get("model_type")
+    if (head := head_of(config, str(source))) is not None:
+        text, family = head.values, FAMILY
     if not isinstance(family, str):
         raise ModelError(f'{source} has no "model_type": is this a language model\'s directory?')
     weights = _there(path)
@@ -139,12 +147,17 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None) 
         family=family,
         context=context,
         vocabulary=vocabulary,
-        dtype=str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "float32"),
+        dtype=_dtype(text, config),
         end_tokens=end_tokens,
         weight_bytes=sum(state_of(file).st_size for file in weights),
         digest=digest(path, tell),
         made_for=_made_for(path),
+        head=head is not None,
     )
+
+
+def _dtype(*configs: Mapping[str, Any]) -> str:
+    return next((str(config[key]) for config in configs for key in ("dtype", "torch_dtype") if config.get(key)), "float32")
 
 
 def _made_for(path: Path) -> str:
@@ -206,7 +219,7 @@ def shown(digest: str) -> str:
     return f"{digest.rpartition(':')[2][:12]}…"
 
 
-def _end_tokens(path: Path, config: dict[str, Any], vocabulary: int) -> tuple[int, ...]:
+def _end_tokens(path: Path, config: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
     """Ids that end a text: the generation settings' where there are any, else the model's."""
     generation = path / "generation_config.json"
     declared = (read_json(generation) if os.path.lexists(generation) else {}).get("eos_token_id")

@@ -15,9 +15,10 @@ from outrider.workers.messages import ModelSpec
 from outrider.workers.models import ipex
 from outrider.workers.models.checkpoint import open_checkpoint
 from outrider.workers.models.config_file import config_path, quantisation_of, read_config
-from outrider.workers.models.families import build_program
+from outrider.workers.models.families import build_head, build_program
 from outrider.workers.models.formats.configuration import KEY
 from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.heads import read_head
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import weight_files
 from outrider.workers.precisions import PRECISIONS, Precision
@@ -40,6 +41,8 @@ class OpenModel:
     threads: int | None = None
     # Move the engine's threads to other cores of this process; None where the engine cannot.
     use_cores: Callable[[Sequence[int]], None] | None = None
+    # A head on the hidden states of a target.
+    head: bool = False
     # Take memory for so many rows now rather than in the middle of the work; None where there is nothing to take.
     reserve: Callable[[int], None] | None = None
 
@@ -49,7 +52,10 @@ def native_supports(model_path: str) -> str | None:
     try:
         library.instruction_set()
         path = Path(model_path)
-        build_program(read_config(path), Format.BF16, source=str(config_path(path)))
+        if (head := read_head(path)) is not None:
+            build_head(head, Format.BF16, tokens=range(head.draft_vocabulary))
+        else:
+            build_program(read_config(path), Format.BF16, source=str(config_path(path)))
         quantisation_of(path)
     except (library.KernelsUnavailable, library.KernelError, ModelError) as error:
         return str(error)
@@ -84,6 +90,7 @@ def open_model(spec: ModelSpec, progress: Callable[[int, int], None] = lambda do
 
 
 def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenModel:
+    from outrider.workers.engines.head import HeadEngine
     from outrider.workers.engines.native import NativeEngine
     from outrider.workers.models.model_info import read_model_info
     from outrider.workers.models.native_packer import NativePacker
@@ -99,13 +106,14 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     except (library.KernelsUnavailable, library.KernelError) as error:
         raise UsageError(f"the native engine cannot be used: {error}; --engine hf can") from error
     model_info = read_model_info(spec.path)
-    laid_out = lay_out(Path(model_info.path), PRECISIONS[spec.precision], spec.allow_pickle)
+    laid_out = lay_out(Path(model_info.path), PRECISIONS[spec.precision], spec.allow_pickle, spec.states)
+    target_info = read_model_info(spec.target) if model_info.head else None
     program = laid_out.program
     if spec.cache_precision == "int8" or (spec.small_cache and program.integer):
         program = replace(program, cache=Cache.INT8)
     threads = spec.threads or len(spec.cores) or len(os.sched_getaffinity(0))
     packer = NativePacker()
-    packed = load_packed(model_info, program, packer, threads, spec.allow_pickle, progress)
+    packed = load_packed(model_info, program, packer, threads, spec.allow_pickle, progress, target_info)
     cores = spec.cores if len(spec.cores) == threads else None
     model = native.NativeModel(program, packed.addresses, threads=threads, cores=cores, keep=packed)
     rounding = f"{laid_out.weights}, " if laid_out.weights else ""
@@ -123,10 +131,15 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     if not program.integer:
         # Only the integer formats are computed in one order on every instruction set.
         path["instruction_set"] = isa
-    engine = NativeEngine(model, min(model_info.context, program.context))
+    context = min(model_info.context, program.context)
     weights = ((packed.memory.address, packed.size),)
+    if target_info is not None:
+        engine: NativeEngine = HeadEngine(model, context)
+        ends = target_info.end_tokens
+    else:
+        engine, ends = NativeEngine(model, context), model_info.end_tokens
     return OpenModel(
-        engine, "native", model_info.end_tokens, notes, path, weights, threads, model.use_cores, engine.reserve
+        engine, "native", ends, notes, path, weights, threads, model.use_cores, target_info is not None, engine.reserve
     )
 
 

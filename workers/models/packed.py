@@ -22,6 +22,7 @@ from outrider.kernels.quantised import QuantisedRows
 from outrider.workers.errors import ModelError
 from outrider.workers.models import packed_cache
 from outrider.workers.models.checkpoint import Checkpoint, Rows, open_checkpoint
+from outrider.workers.models.head_checkpoint import open_head
 from outrider.workers.models.model_info import ModelInfo, check_unchanged
 from outrider.workers.models.outlier_channels import Float32Array, channel_factors, norm_groups
 
@@ -89,10 +90,16 @@ def load_packed(
     threads: int = 1,
     allow_pickle: bool = False,
     progress: Progress = lambda done, total: None,
+    target: ModelInfo | None = None,
 ) -> PackedModel:
-    """Pack the weights as the program asks, or take them packed from the cache. ``progress`` gets bytes done, of all."""
+    """Pack the weights as the program asks, or take them packed from the cache. ``progress`` gets bytes done, of all.
+
+    A head may have its embedding from its ``target``.
+    """
     offsets, size = _weight_offsets(program, packer)
     key = _cache_key(model_info, program, packer, offsets)
+    if target is not None:
+        key["target"] = target.digest
     name = hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:32]
     file = packed_cache.cache_directory() / f"{name}.packed"
     memory = packer.allocate(size)
@@ -106,9 +113,16 @@ def load_packed(
             notes.append(f"packed weights in the cache were not used: {error}")
             memory = packer.allocate(size)
     if not cached:
-        _pack(model_info, program, packer, memory, offsets, threads, allow_pickle, progress)
+        checkpoint: Checkpoint
+        if target is None:
+            checkpoint = open_checkpoint(Path(model_info.path), allow_pickle)
+        else:
+            checkpoint = open_head(Path(model_info.path), Path(target.path), allow_pickle)
+        _pack(checkpoint, program, packer, memory, offsets, threads, progress)
         # Else other weights would be kept under this name.
-        check_unchanged(model_info.path, model_info.digest)
+        for each in (model_info, target):
+            if each is not None:
+                check_unchanged(each.path, each.digest)
         try:
             packed_cache.store(file, key, memory.view, threads)
         except OSError as error:
@@ -139,16 +153,14 @@ def _cache_key(model_info: ModelInfo, program: Program, packer: Packer, offsets:
 
 
 def _pack(
-    model_info: ModelInfo,
+    checkpoint: Checkpoint,
     program: Program,
     packer: Packer,
     memory: Memory,
     offsets: list[int],
     threads: int,
-    allow_pickle: bool,
     progress: Progress,
 ) -> None:
-    checkpoint = open_checkpoint(Path(model_info.path), allow_pickle)
     try:
         # Everything that is missing or misshapen is found before the long part begins.
         for weight in program.weights:

@@ -18,6 +18,7 @@ from outrider.workers.constraints.grammars import BadConstraint, shortened, usab
 from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.errors import ModelError
 from outrider.workers.models.chat import refuse_left_out, refuse_unknown, refuse_unsaid
+from outrider.workers.models.head_pairs import states_of
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.limits import limited
 from outrider.workers.models.mask_token import mask_token_of
@@ -75,6 +76,7 @@ def prepare_pair(
     it is tried, since a bad one may be the end of this process.
     """
     target = read_model_info(target_name, tell)
+    _refuse_head(target)
     loading(target.path)
     load_tokenizer(target.path)
     draft_name, beside = split_draft(draft_name)
@@ -92,14 +94,25 @@ def prepare_pair(
         return target, None, kind if beside else wanted, []
     try:
         draft = read_model_info(wanted, tell)
-        draft = replace(draft, mask_token=mask_token_of(Path(draft.path)))
-        loading(draft.path)
-        check_pair(target, draft)
+        if draft.head:
+            draft = replace(draft, states=states_of(target, draft))
+        else:
+            draft = replace(draft, mask_token=mask_token_of(Path(draft.path)))
+            loading(draft.path)
+            check_pair(target, draft)
     except ModelError as error:
         if draft_name != AUTO:
             raise
         return target, None, kind, [f"the usual draft cannot be used, proposing by {kind} instead: {error}"]
     return target, draft, wanted + beside, []
+
+
+def _refuse_head(model: ModelInfo) -> None:
+    if model.head:
+        raise ModelError(
+            f'"{model.name}" is a head on another model\'s hidden states, which can only be a draft: name the model with '
+            "-m, and the head with --draft"
+        )
 
 
 def split_draft(name: str) -> tuple[str, str]:
@@ -116,11 +129,13 @@ def prepare_scoring(
 ) -> tuple[ModelInfo, ModelInfo | None]:
     """The card of a model whose text is to be scored, and of the one that it is held against."""
     model = read_model_info(name, tell)
+    _refuse_head(model)
     loading(model.path)
     load_tokenizer(model.path)
     if against_name is None:
         return model, None
     against = read_model_info(against_name, tell)
+    _refuse_head(against)
     loading(against.path)
     check_comparable(model, against)
     return model, against

@@ -241,4 +241,6 @@ def _caught_up(draft: _Draft) -> bool:
 def _advance(draft: _Draft, live: LiveRow, limit: int) -> Advance:
     key, start = live.row.key, draft.known.get(live.row.key, 0)
     sampling = live.row.sampling if start == 0 else None
-    return Advance(key, start, tuple(live.tokens[start:]), max(0, limit), sampling, len(live.row.prompt))
+    states, states_end = live.states.take()
+    tokens = tuple(live.tokens[start:])
+    return Advance(key, start, tokens, max(0, limit), sampling, len(live.row.prompt), states, states_end)

@@ -10,6 +10,7 @@ from outrider.workers import speculation
 from outrider.workers.constraints.matching import Matching
 from outrider.workers.engines.engine import Engine
 from outrider.workers.messages import PartialTokens, Row, RowResult
+from outrider.workers.target.held_states import HeldStates
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
 # A grammar, and the last tokens that it has forced.
@@ -54,6 +55,8 @@ class LiveRow:
     kind: Kind | None = None
     # The last pass brought it no token, since what it chose at an open place was not allowed.
     missed: bool = False
+    # Of its tokens, where there is a head to read them.
+    states: HeldStates = field(default_factory=HeldStates)
 
     @property
     def pending(self) -> int:

@@ -56,8 +56,11 @@ class Verifier:
         runners_up: bool = True,
         grammars: Grammars | None = None,
         finder: SuffixFinder | None = None,
+        hand_out: bool = False,
     ) -> None:
+        """With ``hand_out`` the engine is asked for the states of the rows' tokens, for a head."""
         self.engine = engine
+        self._hand_out = hand_out
         self.proposer = proposer
         self.batch = batch
         self.finder = finder
@@ -197,10 +200,13 @@ class Verifier:
 
     def _feed(self, live: LiveRow, proposal: Proposal) -> Feed:
         new = live.tokens[live.cached :]
+        # Where nobody asks for candidates, no head needs to know.
+        states = self._hand_out and live.row.assisted and self.policy.draft_tokens != 0
         if len(new) > PREFILL_TOKENS:
-            return Feed(live.row.key, new[:PREFILL_TOKENS], 0)
+            return Feed(live.row.key, new[:PREFILL_TOKENS], 0, states=states)
         branches = [(len(new) + position, token) for position, token in proposal.runners_up]
-        return Feed(live.row.key, [*new, *proposal.tokens], len(proposal.tokens) + 1, live.row.logprobs, branches)
+        fed, choices = [*new, *proposal.tokens], len(proposal.tokens) + 1
+        return Feed(live.row.key, fed, choices, live.row.logprobs, branches, states=states)
 
     def _commit(self, live: LiveRow, proposal: Proposal, answer: Chosen, held: int) -> str | None:
         """Take the target's choices up to and including the first that differs from its candidate.
@@ -211,6 +217,7 @@ class Verifier:
         live.rounds += 1
         if not answer.tokens:
             live.cached += PREFILL_TOKENS
+            self._hold(live, answer, live.cached - PREFILL_TOKENS)
             return None
         if live.reads_its_prompt:
             live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
@@ -224,7 +231,7 @@ class Verifier:
             behind = proposed + 1 + proposal.runners_up.index((held, answer.tokens[held]))
             if answer.tokens[behind] >= 0:
                 taken.append(behind)
-        live.cached = len(live.tokens) + held
+        first, live.cached = live.cached, len(live.tokens) + held
         self.engine.truncate(live.row.key, live.cached)
         reason, committed, live.missed = None, 0, False
         for index in taken:
@@ -240,6 +247,7 @@ class Verifier:
             if reason is not None:
                 break
         del taken[committed:]
+        self._hold(live, answer, first)
         if reason is None:
             reason, forced = live.append_forced(self._end_tokens, self.engine.context)
             self.statistics.forced(forced)
@@ -259,6 +267,11 @@ class Verifier:
         missed = live.refuses(token, self._end_tokens)
         self._masks.seen(missed)
         return missed
+
+    def _hold(self, live: LiveRow, answer: Chosen, first: int) -> None:
+        """The tokens that were fed are the row's up to where its cache ends now; the first of them was this one."""
+        if answer.states is not None:
+            live.states.add(first, answer.states[: live.cached - first])
 
     def _forecast(self) -> Forecast | None:
         """What was foreseen of this round, if it was foreseen of all its rows."""

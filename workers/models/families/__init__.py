@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from outrider.kernels.builder import Builder, Keeping
@@ -10,7 +10,9 @@ from outrider.kernels.program import Format, Program
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families import gemma, gpt_bigcode, gpt_neox, llama, mixtures, olmo, opt, phi3
+from outrider.workers.models.families.eagle3 import eagle3
 from outrider.workers.models.families.parts import Begin
+from outrider.workers.models.heads import HeadConfig, is_head
 
 FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "gemma": gemma.gemma,
@@ -42,15 +44,19 @@ def build_program(
     group: int = 0,
     source: str = "config.json",
     keeping: Keeping | None = None,
+    states: Sequence[int] = (),
 ) -> Program:
     """The program of a config.json's content; a ModelError where the native engine cannot compute that model.
 
-    ``keeping`` says how the tensors of a checkpoint that comes quantised are kept; without it ``precision`` does.
+    ``keeping`` says how the tensors of a checkpoint that comes quantised are kept; without it ``precision`` does. Its
+    passes hand out the inputs of the layers ``states``.
     """
 
     def begin(vocabulary: int, context: int) -> Builder:
-        return Builder(vocabulary, context, precision, group, keeping)
+        return Builder(vocabulary, context, precision, group, keeping, states)
 
+    if is_head(values):
+        raise ModelError(f"{source}: this is a head on another model's hidden states, which can only be a draft (--draft)")
     config = Config(values, source)
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
@@ -61,3 +67,17 @@ def build_program(
     except (ValueError, TypeError, ArithmeticError) as error:  # a value of a kind, or a size, that nobody could mean
         raise ModelError(f"{source}: the native engine cannot lay this model out: {error}") from error
     return program
+
+
+def build_head(
+    head: HeadConfig, precision: Format, group: int = 0, tokens: Sequence[int] | None = None, own_embedding: bool = False
+) -> Program:
+    """``tokens`` are those of the target that the head may choose, None: all; without an embedding it has the target's."""
+
+    def begin(vocabulary: int, context: int) -> Builder:
+        return Builder(vocabulary, context, precision, group)
+
+    try:
+        return eagle3(head, begin, tokens, own_embedding)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ModelError(f"{head.source}: the native engine cannot lay this head out: {error}") from error

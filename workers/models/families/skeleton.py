@@ -109,6 +109,7 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
     # Before the gated layer stands what Llama's names say, unless a norm behind the attention has that name.
     second = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
     for layer in range(sizes.layers):
+        builder.layer_input(layer, x)
         block = Linear(f"model.layers.{layer}.")
         vector = [block.vector(name, sizes.hidden, style.plus) for name in ("input_layernorm", second)]
         h = norm(x, vector[0]) if before else x

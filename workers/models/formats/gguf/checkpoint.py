@@ -113,6 +113,9 @@ class GgufCheckpoint:
     def type_of(self, tensor: Tensor) -> str:
         return self._find(tensor)[1].type
 
+    def numbers(self, name: str) -> NDArray[np.int64]:
+        raise ModelError(f"{quoted(name)} is not read from GGUF files")
+
     def parts(self, tensor: Tensor) -> Collection[str]:
         return [self._find(tensor)[0]]
 

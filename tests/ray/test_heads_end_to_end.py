@@ -1,0 +1,32 @@
+"""A head on the target's hidden states across actors: the job writes what a job without a draft does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import described, outrider
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
+
+def test_assisted_text_is_plain_text(tmp_path: Path) -> None:
+    for draft in ("none", "pocket-head"):
+        run = outrider("run", EXAMPLES, "--draft", draft, "--draft-tokens", 4, "--out", tmp_path / draft)
+        assert run.returncode == 0, run.stderr
+    assert (tmp_path / "none" / "results.jsonl").read_bytes() == (tmp_path / "pocket-head" / "results.jsonl").read_bytes()
+    job = described(tmp_path / "pocket-head")
+    assert job["summary"]["accepted"] > 0.25 * job["summary"]["tokens"]
+    assert job["costs"]["line"] == "shared memory"
+
+
+def test_what_a_head_cannot_go_with_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    for arguments, sentence in [
+        (("--engine", "hf"), "which only the native engine hands out and reads"),
+        (("-m", "pocket-head"), "which can only be a draft"),
+        (("-m", "pocket-draft"), "it reads states of 256 numbers, the target's have 128"),
+    ]:
+        run = outrider("run", EXAMPLES, "--draft", "pocket-head", *arguments, "--out", tmp_path / "job")
+        assert run.returncode in (1, 2)
+        assert sentence in run.stderr

@@ -1,0 +1,104 @@
+"""A head on a target's hidden states, on our own kernels: tokens are fed with the states that the target had before them.
+
+A token without one goes on with what the head itself left behind the token before it, one token a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.kernels.library import KernelError
+from outrider.kernels.native import NativeModel
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
+from outrider.workers.engines.native import NativeEngine
+from outrider.workers.errors import WorkerError
+from outrider.workers.messages import Sampling
+
+States = NDArray[np.uint16]
+
+
+class HeadEngine(NativeEngine):
+    """``give`` says with which states a row's next tokens come, ``confirmed`` how many of its tokens came with some."""
+
+    branches = False
+
+    def __init__(self, model: NativeModel, context: int) -> None:
+        super().__init__(model, context)
+        self._states: dict[int, States] = {}
+        self._confirmed: dict[int, int] = {}
+
+    def give(self, row: int, states: States) -> None:
+        """States for as many of the tokens that are fed next, instead of those given before."""
+        self._states[row] = states
+
+    def waiting(self, row: int) -> States:
+        """The states that have been given and not been used."""
+        return self._states[row]
+
+    def confirmed(self, row: int) -> int:
+        """How many of the row's first tokens were fed with states, or skipped: what follows is as good as a guess."""
+        return self._confirmed[row]
+
+    def skip(self, row: int, tokens: Sequence[int]) -> None:
+        """Append tokens that have no states: what is fed behind them sees neither them nor anything before them."""
+        try:
+            self.model.skip(self._rows[row], tokens)
+        except KernelError as error:
+            raise WorkerError(f"the native engine could not skip {len(tokens)} tokens: {error}") from error
+        self._confirmed[row] = self.length(row)
+
+    def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
+        super().open(row, sampling, prompt_length)
+        self._forget(row, 0)
+
+    def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
+        confirmed = min(length, self._confirmed[source])
+        super().fork(row, source, length, sampling, prompt_length)
+        self._forget(row, confirmed)
+
+    def truncate(self, row: int, length: int) -> None:
+        super().truncate(row, length)
+        self._confirmed[row] = min(self._confirmed[row], length)
+
+    def close(self, row: int) -> None:
+        super().close(row)
+        del self._states[row], self._confirmed[row]
+
+    def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
+        rest = self._up_to_the_last([(feed.row, feed.tokens) for feed in feeds])
+        # With a choice, the last token leaves what one without a state goes on with.
+        return super().feed([replace(feed, tokens=rest[feed.row], choose=max(1, feed.choose)) for feed in feeds])
+
+    def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
+        rest = self._up_to_the_last([(feed.row, feed.tokens) for feed in decode_feeds])
+        return super().decode([replace(feed, tokens=rest[feed.row]) for feed in decode_feeds], stop_rule)
+
+    def _up_to_the_last(self, fed: Sequence[tuple[int, Sequence[int]]]) -> dict[int, Sequence[int]]:
+        """Feed what does not go into one pass: behind the tokens that come with states, each takes a pass of its own."""
+        left = {row: list(tokens) for row, tokens in fed}
+        while True:
+            feeds = []
+            for row, tokens in left.items():
+                count = min(len(self._states[row]), len(tokens)) or 1
+                if count < len(tokens):
+                    feeds.append(Feed(row, tokens[:count], 1))
+                    del tokens[:count]
+            if not feeds:
+                return dict(left)
+            super().feed(feeds)
+
+    def _given(self, feed: Feed | DecodeFeed) -> States | None:
+        states = self._states[feed.row]
+        given, self._states[feed.row] = states[: len(feed.tokens)], states[len(feed.tokens) :]
+        if not len(given):
+            return None
+        self._confirmed[feed.row] = self.length(feed.row) + len(given)
+        return given
+
+    def _forget(self, row: int, confirmed: int) -> None:
+        self._states[row] = np.empty((0, self.model.program.taken_in), np.uint16)
+        self._confirmed[row] = confirmed

@@ -1,0 +1,109 @@
+"""A head's tensors, and those that it has from its target."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.kernels.program import Program, Tensor
+from outrider.workers.errors import ModelError
+from outrider.workers.models.checkpoint import Checkpoint, Rows, open_checkpoint
+from outrider.workers.models.families import build_head
+from outrider.workers.models.families.eagle3 import OWN_EMBEDDING, TARGETS_EMBEDDING
+from outrider.workers.models.formats.configuration import Quantisation
+from outrider.workers.models.formats.matrix import Matrix
+from outrider.workers.models.formats.strays import refuse_strays
+from outrider.workers.models.heads import HeadConfig
+from outrider.workers.precisions import Precision
+
+# From the head's own numbers of tokens to the target's, and which of the target's it has.
+OFFSETS, KNOWN = "d2t", "t2d"
+# What only training needs.
+OF_TRAINING = frozenset((KNOWN, OFFSETS, "verifier_lm_head.weight", "verifier_norm.weight"))
+
+
+class HeadCheckpoint:
+    """The head's, and the target's embedding."""
+
+    def __init__(self, head: Checkpoint, target: Checkpoint) -> None:
+        self._head, self._target = head, target
+        self.quantisation: Quantisation | None = None
+
+    def _of(self, tensor: Tensor) -> Checkpoint:
+        return self._target if tensor.name == TARGETS_EMBEDDING else self._head
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._head.names
+
+    def has(self, name: str) -> bool:
+        return self._head.has(name)
+
+    def check(self, tensor: Tensor) -> None:
+        self._of(tensor).check(tensor)
+
+    def rows(self, tensor: Tensor, start: int, stop: int) -> Rows:
+        return self._of(tensor).rows(tensor, start, stop)
+
+    def matrix(self, tensor: Tensor) -> Matrix | None:
+        return None
+
+    def type_of(self, tensor: Tensor) -> str:
+        return self._of(tensor).type_of(tensor)
+
+    def numbers(self, name: str) -> NDArray[np.int64]:
+        return self._head.numbers(name)
+
+    def parts(self, tensor: Tensor) -> Collection[str]:
+        return self._of(tensor).parts(tensor)
+
+    def done(self, tensor: Tensor) -> None:
+        self._of(tensor).done(tensor)
+
+    def close(self) -> None:
+        self._head.close()
+        self._target.close()
+
+
+def open_head(head: Path, target: Path, allow_pickle: bool = False) -> HeadCheckpoint:
+    return HeadCheckpoint(open_checkpoint(head, allow_pickle), open_checkpoint(target, allow_pickle))
+
+
+def lay_out_head(path: Path, head: HeadConfig, precision: Precision, allow_pickle: bool = False) -> Program:
+    """A ModelError where the head lacks something, or holds more than a head has."""
+    checkpoint = open_checkpoint(path, allow_pickle)
+    try:
+        if checkpoint.quantisation is not None:
+            raise ModelError(f"{path}: a head that comes quantised is not supported; --draft-precision rounds one on load")
+        own = checkpoint.has(OWN_EMBEDDING)
+        program = build_head(head, precision.format, precision.group, _tokens(path, head, checkpoint), own)
+        sources = list(dict.fromkeys(source for weight in program.weights for source in weight.sources))
+        for source in sources:
+            if source.name != TARGETS_EMBEDDING:
+                checkpoint.check(source)
+        asked = {name for source in sources if source.name != TARGETS_EMBEDDING for name in checkpoint.parts(source)}
+        refuse_strays(set(checkpoint.names) - asked - OF_TRAINING, False)
+        return program
+    finally:
+        checkpoint.close()
+
+
+def _tokens(path: Path, head: HeadConfig, checkpoint: Checkpoint) -> list[int] | None:
+    """Which of the target's tokens the rows of its matrix stand for; None where these are all."""
+    if not checkpoint.has(OFFSETS):
+        if head.draft_vocabulary != head.vocabulary:
+            raise ModelError(f'{path}: the head has {head.draft_vocabulary:,} tokens, and no "{OFFSETS}" that says which')
+        return None
+    offsets = checkpoint.numbers(OFFSETS)
+    tokens = offsets + np.arange(len(offsets))
+    fits = len(tokens) == head.draft_vocabulary and tokens.min(initial=0) >= 0 and len(np.unique(tokens)) == len(tokens)
+    if not fits or tokens.max(initial=0) >= head.vocabulary:
+        raise ModelError(
+            f'{path}: "{OFFSETS}" must name {head.draft_vocabulary:,} different tokens of {head.vocabulary:,}, as '
+            "config.json has them"
+        )
+    found: list[int] = tokens.tolist()
+    return found

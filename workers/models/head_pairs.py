@@ -1,0 +1,54 @@
+"""Whether a head goes with a target: it reads that one's states, and chooses from that one's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.kernels.program import Format
+from outrider.workers.errors import ModelError, PairError
+from outrider.workers.models.config_file import config_path, read_config
+from outrider.workers.models.families import build_program
+from outrider.workers.models.heads import HeadConfig, read_head
+from outrider.workers.models.model_info import ModelInfo
+
+
+def states_of(target: ModelInfo, draft: ModelInfo) -> tuple[int, ...]:
+    """The layers of the target whose inputs the head reads.
+
+    A PairError where it was made for another target, or the native engine does not hand them out.
+    """
+    path = Path(target.path)
+    values, head = read_config(path), read_head(draft.path)
+    assert head is not None
+    if (misfit := _misfit(head, values, target)) is not None:
+        raise PairError(
+            f'the head "{draft.name}" does not fit "{target.name}": {misfit}; choose a head made for this target, or '
+            "--draft lookup"
+        )
+    layers = head.layers_of(_layers(values))
+    try:
+        build_program(values, Format.BF16, source=str(config_path(path)), states=layers)
+    except ModelError as error:
+        raise PairError(
+            f'the head "{draft.name}" cannot go with "{target.name}", whose states the native engine does not hand out: '
+            f"{error}; choose a draft with a model of its own, or --draft lookup"
+        ) from error
+    return layers
+
+
+def _layers(values: Mapping[str, Any]) -> int:
+    count = values.get("num_hidden_layers")
+    return count if type(count) is int else 0
+
+
+def _misfit(head: HeadConfig, target: Mapping[str, Any], info: ModelInfo) -> str | None:
+    hidden, count = target.get("hidden_size"), _layers(target)
+    if hidden != head.target_hidden:
+        return f"it reads states of {head.target_hidden:,} numbers, the target's have {hidden}"
+    if head.vocabulary != info.vocabulary:
+        return f"it was made for {head.vocabulary:,} tokens, the target has {info.vocabulary:,}"
+    if outside := [layer for layer in head.layers_of(count) if not 0 <= layer < count]:
+        return f"it reads what comes into layer {outside[0]}, the target has layers 0 to {count - 1}"
+    return None
