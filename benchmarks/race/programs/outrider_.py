@@ -45,7 +45,7 @@ class Outrider:
 
         self._actors.close()
         self._rows = len(request.prompts)
-        spec = ReplicaSpec(batch=self._rows)
+        spec = ReplicaSpec(batch=self._rows, draft_tokens=None)
         plan = unleased_replica(self._machine, self._setup.target, self._setup.draft, self._setup.kind, spec)
         self._pair = self._actors.enter_context(Pair(plan, START_SECONDS, self._lost))
         for _ in range(MOST_WARM_UPS):
