@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assisted import DRAFT_NOISE, forget_layouts, pair
-from contestants.unleased import unleased_replica
 from door import EXAMPLES, prompts_of
+from unleased import unleased_replica
 
 from outrider.runner.hosts.ray_start import local_ray
 from outrider.runner.planning.topology import ray_resources, read_topology

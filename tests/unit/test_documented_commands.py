@@ -81,6 +81,7 @@ RUN_BY = {
     "python tests/support": f"{HERE}::test_a_script_that_documents_name_starts",
     "python tools": f"{HERE}::test_a_script_that_documents_name_starts",
     "python -m benchmarks.families": "tests/unit/test_hf_families.py::test_the_command_writes_the_table_of_the_page",
+    "python -m benchmarks.race": "tests/unit/test_race.py::test_the_command_starts",
     "python -m benchmarks.shapes": "benchmarks/classics.py",
     "python examples/evaluation_harness.py": "tests/unit/test_evaluation_harness.py",
 }
@@ -259,7 +260,7 @@ def complaint(command: str) -> str | None:
 
 
 def test_an_option_that_is_spoken_of_is_an_option_of_some_command() -> None:
-    scripts = {flag for script in scripts_named() for flag in options_of(ROOT / script)}
+    scripts = {flag for script in [*scripts_named(), *modules_named()] for flag in options_of(ROOT / script)}
     known = all_flags() | OF_OTHERS.keys() | scripts
     spoken = {
         (page.name, found)
@@ -275,6 +276,12 @@ def test_an_option_that_is_spoken_of_is_an_option_of_some_command() -> None:
 def scripts_named() -> list[str]:
     found = {words[1] for each in commands() if (words := each.text.split())[0] == "python" and words[1].endswith(".py")}
     return sorted(script for script in found if (ROOT / script).exists())
+
+
+def modules_named() -> list[str]:
+    modules = {words[2] for each in commands() if (words := each.text.split())[:2] == ["python", "-m"]}
+    paths = (f"{module.replace('.', '/')}/__main__.py" for module in modules)
+    return sorted(path for path in paths if (ROOT / path).exists())
 
 
 def test_scripts_take_the_options_that_they_are_shown_with() -> None:

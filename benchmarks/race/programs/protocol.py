@@ -1,0 +1,97 @@
+"""How the race talks to an engine's program: JSON lines over standard input and output, by the standard library alone.
+
+A program calls ``serve`` with its class. First line in: the setup. First line out: what is to be known of it. Then one
+request a line, a batch of rows to be written in one of its modes, and one answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Setup:
+    """``longest`` is a row's, in tokens. ``work`` keeps conversions. ``kind`` is what a program that can run in several
+    ways is to be (a precision, say), and ``draft_tokens`` the numbers of candidates a round of its assisted modes.
+    """
+
+    target: str
+    draft: str
+    threads: int
+    kind: str
+    draft_tokens: list[int]
+    longest: int
+    most_rows: int
+    work: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """Prompts all have one length. ``texts`` are the same prompts for programs that take no token ids."""
+
+    mode: str
+    prompts: list[list[int]]
+    texts: list[str]
+    new_tokens: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``seconds`` is the time of all, prompts included; ``decoded`` tokens were written in ``decoding_seconds``, in which
+    no prompt was read. ``tokens`` are the rows' (None where a program does not tell), ``a_round`` a row's tokens a pass.
+    """
+
+    seconds: float
+    decoded: int
+    decoding_seconds: float
+    tokens: list[list[int]] | None
+    a_round: float | None
+
+
+class Engine(Protocol):
+    """``modes`` are ``plain`` and assisted ones (``k=3``, ``auto``), each with the largest batch that it can do."""
+
+    modes: dict[str, int]
+    about: str
+
+    def __init__(self, setup: Setup) -> None: ...
+
+    def answer(self, request: Request) -> Answer: ...
+
+
+def serve(kind: type[Engine]) -> None:
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    # Whatever the libraries print goes where their complaints go.
+    os.dup2(2, 1)
+
+    def say(content: dict[str, Any]) -> None:
+        out.write(json.dumps(content) + "\n")
+
+    engine = kind(Setup(**json.loads(sys.stdin.readline())))
+    say({"modes": engine.modes, "about": engine.about})
+    for line in sys.stdin:
+        say(asdict(engine.answer(Request(**json.loads(line)))))
+
+
+def candidates(mode: str) -> int:
+    """Of an assisted mode ``k=N``; 0 for plain."""
+    return 0 if mode == "plain" else int(mode.removeprefix("k="))
+
+
+def timed(generate: Callable[[int], tuple[list[list[int]], float | None]], new_tokens: int) -> Answer:
+    """For a library that only tells when all is written: once for one token, once for all of them.
+
+    The first one reads the prompts and writes a token a row, the second does the same and writes the others.
+    """
+    started = time.perf_counter()
+    generate(1)
+    between = time.perf_counter()
+    tokens, a_round = generate(new_tokens)
+    seconds = time.perf_counter() - between
+    return Answer(seconds, len(tokens) * (new_tokens - 1), seconds - (between - started), tokens, a_round)

@@ -1,0 +1,119 @@
+"""The race of engines: its arithmetic, and its talk with an engine's process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.race import engines
+from benchmarks.race.engines import Entry, Failed, started
+from benchmarks.race.programs.protocol import Answer, Request, Setup, timed
+from benchmarks.race.report import Lane, against, same, table
+
+ROOT = Path(__file__).resolve().parents[2]
+SETUP = Setup("target", "draft", 2, "w4a8", [3], 200, 8, "work")
+REQUEST = Request("plain", [[1, 2], [3, 4]], ["a", "b"], 4)
+FAKE = """
+from protocol import Answer, serve
+
+class Fake:
+    def __init__(self, setup):
+        self.modes, self.about = {"plain": setup.most_rows}, f"a fake of {setup.kind}"
+        print("what a library prints")
+
+    def answer(self, request):
+        if request.mode != "plain":
+            raise SystemExit("no such mode")
+        return Answer(2.0, 6, 1.5, [[sum(ids)] * request.new_tokens for ids in request.prompts], 1.0)
+
+serve(Fake)
+"""
+
+
+def lane(engine: str, mode: str, batch: int, seconds: float, tokens: list[list[int]] | None = None) -> Lane:
+    answer = Answer(seconds, batch * 96, seconds / 2, tokens, 1.0)
+    return Lane(engine, mode, batch, 96, 48, [[answer]])
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
+    (tmp_path / "fake_.py").write_text(FAKE)
+    (tmp_path / "protocol.py").write_text((engines.PROGRAMS / "protocol.py").read_text())
+    monkeypatch.setattr(engines, "PROGRAMS", tmp_path)
+    return Entry("fake", Path(sys.executable), "fake_.py", "w4a8")
+
+
+def test_an_engine_says_what_it_can_and_answers_batches(fake: Entry, tmp_path: Path) -> None:
+    with started(fake, SETUP, tmp_path / "log") as running:
+        assert running.modes == {"plain": 8}
+        assert running.about == "a fake of w4a8"
+        assert running.answer(REQUEST) == Answer(2.0, 6, 1.5, [[3] * 4, [7] * 4], 1.0)
+    assert "what a library prints" in (tmp_path / "log").read_text()
+
+
+def test_an_engine_that_ends_is_said_with_its_last_words(fake: Entry, tmp_path: Path) -> None:
+    with (
+        started(fake, SETUP, tmp_path / "log") as running,
+        pytest.raises(Failed, match=r"ended with code 1; no such mode"),
+    ):
+        running.answer(Request("k=3", [], [], 4))
+
+
+def test_rates_count_prompts_or_leave_them_out() -> None:
+    ours = lane("outrider w4a8", "plain", 2, 4.0)
+    assert ours.rate == pytest.approx(48.0)
+    assert ours.rate_of_both == pytest.approx(72.0)
+    assert ours.decoding_rate == pytest.approx(96.0)
+
+
+def test_the_median_turn_counts() -> None:
+    ours = lane("outrider w4a8", "plain", 1, 1.0)
+    ours.turns += lane("outrider w4a8", "plain", 1, 2.0).turns + lane("outrider w4a8", "plain", 1, 100.0).turns
+    assert ours.rate == pytest.approx(48.0)
+
+
+def test_we_are_held_against_the_best_of_the_others() -> None:
+    lanes = [
+        lane("outrider w4a8", "plain", 1, 2.0),
+        lane("outrider w4a8", "auto", 1, 1.0),
+        lane("slow", "plain", 1, 8.0),
+        lane("quick", "k=3", 1, 4.0),
+        lane("outrider w4a8", "plain", 8, 1.0),
+    ]
+    alone, eight = against(lanes)
+    assert alone["rate"] == {"ours": 96.0, "best": 24.0, "of": "quick, k=3", "times": 4.0}
+    assert eight == {"batch": 8}
+
+
+def test_texts_are_compared_with_the_own_plain_ones() -> None:
+    plain = lane("engine", "plain", 2, 1.0, [[1, 2], [3, 4]])
+    assisted = lane("engine", "k=3", 2, 1.0, [[1, 2], [3, 5]])
+    silent = lane("silent", "plain", 2, 1.0)
+    assert same(assisted, plain) == "1/2"
+    assert same(silent, plain) == "-"
+    assert same(assisted, None) == "-"
+    cells = [[cell.strip() for cell in line.split("|")] for line in table([plain, assisted]).splitlines()]
+    assert [line[2:4] + line[-2:-1] for line in cells[2:]] == [["plain", "2", "2/2"], ["k=3", "2", "1/2"]]
+
+
+def test_a_library_that_tells_nothing_is_asked_twice() -> None:
+    asked = []
+
+    def generate(new_tokens: int) -> tuple[list[list[int]], float | None]:
+        asked.append(new_tokens)
+        return [[0] * new_tokens] * 3, 2.0
+
+    answer = timed(generate, 5)
+    assert asked == [1, 5]
+    assert (answer.decoded, answer.a_round) == (12, 2.0)
+    assert answer.decoding_seconds <= answer.seconds
+
+
+@pytest.mark.slow
+def test_the_command_starts() -> None:
+    command = [sys.executable, "-m", "benchmarks.race", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert "--llamacpp" in shown
