@@ -254,7 +254,7 @@ def test_a_mask_is_left_out_where_it_costs_more_than_what_fails_without() -> Non
     assert not maker._is_open(row), "this model knows no JSON"
     maker._row_seconds = 1e-5
     assert maker._is_open(row), "but a pass more costs nothing to speak of"
-    row.kind = ("grammar", (5, 6))
+    row.kind = (1, (5, 6))
     assert not maker._is_open(row, row.kind), "a place behind what was forced is of another kind"
     maker._kinds[row.kind] = 1e-3
     assert maker._is_open(row, row.kind), "of which other rows know"

@@ -184,7 +184,9 @@ class MaskMaker:
             began = time.thread_time()
             matching.fill(mask)
             live.mask_seconds = time.thread_time() - began
-            if kind is not None and (kind in self._kinds or len(self._kinds) < MOST_KINDS):
+            if kind is not None:
+                if len(self._kinds) >= MOST_KINDS:
+                    self._kinds.clear()
                 self._kinds[kind] = live.mask_seconds
         live.open_choices.append(is_open)
         live.mask_costs.append(live.mask_seconds)

@@ -13,8 +13,8 @@ from outrider.workers.messages import PartialTokens, Row, RowResult
 from outrider.workers.target.held_states import HeldStates
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
-# A grammar, and the last tokens that it has forced.
-Kind = tuple[str, tuple[int, ...]]
+# A grammar's hash, and the last tokens that it has forced.
+Kind = tuple[int, tuple[int, ...]]
 TOKENS_OF_A_KIND = 4
 
 
@@ -111,7 +111,7 @@ class LiveRow:
             count += 1
         if count and reason is None:
             self.mask_seconds = 0.0
-            self.kind = self.row.sampling.grammar, tuple(self.tokens[-min(count, TOKENS_OF_A_KIND) :])
+            self.kind = hash(self.row.sampling.grammar), tuple(self.tokens[-min(count, TOKENS_OF_A_KIND) :])
         return reason, count
 
     def resume(self, end_tokens: Collection[int], context: int) -> str | None:
