@@ -8,7 +8,7 @@ from fakes import decode
 
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.messages import Row, Sampling
-from outrider.workers.speculation import CandidateRequest, DraftCost
+from outrider.workers.speculation import Acceptance, CandidateRequest, DraftCost
 from outrider.workers.target.asking_policy import AskingPolicy
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import NO_PROPOSAL, NoProposer, PendingProposals, Proposal, Source
@@ -123,3 +123,15 @@ def test_rows_that_may_not_be_assisted_leave_nothing_behind() -> None:
     finder.learn([SONG])
     [reaches] = finder.find([live(3, [2, *SONG[:12]])])
     assert len(reaches) > 0
+
+
+def test_a_draft_that_takes_longer_than_its_candidates_gain_is_not_asked_beside_what_is_found() -> None:
+    """What is found promises the row a little less than the draft does, and takes no time."""
+    finder, model = knowing(SONG), Model(DraftCost(0.3, 0.0))
+    policy = AskingPolicy(model, CHEAP, None, 1000, False, finder)
+    row = live(1, [2, *SONG[:12]], left=8)
+    row.acceptance = Acceptance(0.999, weight=1000.0)
+    request, forecast = policy.request([row])
+    assert set(request.found) == {0}
+    assert forecast is not None
+    assert forecast.drafting == 0.0

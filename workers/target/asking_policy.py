@@ -188,17 +188,17 @@ class AskingPolicy:
             return alone
         made = [row[:count].tolist() for row, count in zip(drafted, wanted.counts, strict=True)]
         better = {at for at, each in enumerate(found) if each and sum(each) >= sum(made[at])}
-        if not better:
-            return wanted
-        if self.draft_tokens is None:
+        if self.draft_tokens is not None:
+            counts = [len(found[at]) if at in better else count for at, count in enumerate(wanted.counts)]
+        elif better:
             both = side_by_side([found[at] if at in better else each for at, each in enumerate(made)])
             # What the draft is asked for, it takes its time for.
             counts = fill_slots(both, self.verify_seconds, fed=_fed(rows), depth=0).counts
         else:
-            counts = [len(found[at]) if at in better else count for at, count in enumerate(wanted.counts)]
+            counts = wanted.counts
         kept = {at: each for at, each in _taken(found, counts).items() if at in better}
         mixed = replace(wanted, counts=counts, found=kept)
-        return max((alone, mixed, wanted), key=lambda each: self._rate(rows, drafted, each, draft_cost))
+        return max((alone, mixed), key=lambda each: self._rate(rows, drafted, each, draft_cost))
 
     def _rate(self, rows: Sequence[LiveRow], drafted: Reaches, wanted: CandidateRequest, draft_cost: DraftCost) -> float:
         forecast = self._forecast(rows, drafted, wanted, draft_cost)
