@@ -3,6 +3,9 @@
     python benchmarks/forward.py --shape 1b --precision w4a8 [--peer transformers]
     python benchmarks/forward.py --model CHECKPOINT_OR_FILE.gguf --precision w4abf16
 
+Of a mixture of experts the tokens have nothing in common, and what a pass must read is what its tokens need. A prefill is held
+against the units' peak (peaks.py): int8 products where activations are int8, else bf16 products.
+
 A precision may have a group (w4a8:g128); a checkpoint that comes quantised is run as it is stored. `bits` says how many a
 weight takes, scales included.
 
@@ -13,19 +16,23 @@ is measured between the passes, because on a shared machine both move; the best 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from inflate import SHAPES, inflate
+from peaks import Peaks
 from stream import Stream
 
 from outrider.kernels import library, packer
+from outrider.kernels.program import Format, Kind
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
@@ -37,6 +44,8 @@ TOKENS = (1, 2, 4, 7, 8, 16, 32)
 PREFIX = 16
 PREFILL = 512
 LONG_CONTEXT = 2000
+# Whose activations are not int8: a router's fp32 does not count.
+FLOATS = {Format.BF16, Format.W4ABF16, Format.W8AF32, Format.FP16}
 ROW = 0
 
 
@@ -47,18 +56,28 @@ class Timing:
     short: dict[int, float]
     prefill: float
     long: dict[int, float]
+    experts: dict[int, list[int]] = field(default_factory=dict)
+    """How many experts passes at a short context read, of a mixture."""
 
 
 Pass = Callable[[int, int], float]
 
 
 def time_native(engine: NativeEngine, between: Callable[[], None], rounds: int, long_context: bool) -> Timing:
+    taken = itertools.count()
+    experts: dict[int, list[int]] = {}
+
     def one(tokens: int, context: int) -> float:
         engine.truncate(ROW, context)
-        feeds = [Feed(ROW, [5 + token % 97 for token in range(tokens)], tokens if tokens < PREFILL else 1)]
+        # Others each time: the same ones would find their experts in the processor's caches.
+        fed = [next(taken) * 2654435761 % engine.vocabulary for _ in range(tokens)]
+        feeds = [Feed(ROW, fed, tokens if tokens < PREFILL else 1)]
         started = time.perf_counter()
         engine.feed(feeds)
-        return time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        if engine.mixture is not None:
+            experts.setdefault(tokens, []).append(engine.mixture.read)
+        return seconds
 
     def grow(context: int) -> None:
         while engine.length(ROW) < context:
@@ -67,7 +86,8 @@ def time_native(engine: NativeEngine, between: Callable[[], None], rounds: int, 
 
     engine.open(ROW, Sampling(), PREFIX)
     try:
-        return _time(one, grow, between, rounds, long_context)
+        timing = _time(one, grow, between, rounds, long_context)
+        return replace(timing, experts=experts)
     finally:
         engine.close(ROW)
 
@@ -130,6 +150,37 @@ def matrix_bytes(engine: NativeEngine) -> int:
     return sum(packer.packed_bytes(weight) for weight in engine.model.program.weights if not weight.table)
 
 
+def experts_bytes(engine: NativeEngine) -> int:
+    """Of all experts' matrices."""
+    program = engine.model.program
+    return sum(
+        packer.packed_bytes(weight)
+        for op in program.ops
+        if op.kind is Kind.EXPERTS
+        for weight in program.weights[op.weight : op.weight + op.heads]
+    )
+
+
+def needed_bytes(engine: NativeEngine, timing: Timing, tokens: int) -> float:
+    """What a pass over so many tokens must read: of the experts those that it needs."""
+    if engine.mixture is None:
+        return matrix_bytes(engine)
+    experts, every = experts_bytes(engine), sum(router.experts for router in engine.mixture.routers)
+    return matrix_bytes(engine) - experts + experts * fmean(timing.experts[tokens]) / every
+
+
+def products_a_token(engine: NativeEngine) -> int:
+    """Of one token of a prefill, behind which nobody asks for logits: with every layer's matrices but the head."""
+    program = engine.model.program
+    products, before_choice = 0, 0
+    for op in program.ops:
+        if op.kind in (Kind.LINEAR, Kind.EXPERTS):
+            weight = program.weights[op.weight]
+            before_choice = weight.rows * weight.columns
+            products += before_choice * (op.kv_heads if op.kind is Kind.EXPERTS else 1)
+    return products - before_choice
+
+
 def bits_a_weight(engine: NativeEngine) -> float:
     """Of the matrices, scales included."""
     weights = sum(weight.rows * weight.columns for weight in engine.model.program.weights if not weight.table)
@@ -142,16 +193,20 @@ def cache_bytes(engine: NativeEngine, tokens: int) -> int:
     return tokens * sum(2 * op.key.width for op in attentions) * program.cache.element_bytes
 
 
-def report(engine: NativeEngine, timing: Timing, stream: float) -> dict[str, Any]:
-    size = matrix_bytes(engine) / 1e9
-    ideal, base = size / stream, timing.short[1]
+def report(engine: NativeEngine, timing: Timing, stream: float, peak: float) -> dict[str, Any]:
+    base = timing.short[1]
+    ideals = {tokens: needed_bytes(engine, timing, tokens) / 1e9 / stream for tokens in timing.short}
+    ideal = ideals[1]
     print(
-        f"{matrix_bytes(engine) / 1e9:.3f} GB of matrices, stream {stream:.1f} GB/s: {ideal * 1e3:.2f} ms to read them once"
+        f"{matrix_bytes(engine) / 1e9:.3f} GB of matrices, stream {stream:.1f} GB/s: {ideal * 1e3:.2f} ms to read what a token "
+        "needs"
     )
-    print(f"{'M':>6} {'ms':>9} {'of M=1':>7} {'of stream':>10}")
+    print(f"{'M':>6} {'ms':>9} {'of M=1':>7} {'of stream':>10} {'experts':>9}")
     for tokens, seconds in timing.short.items():
-        print(f"{tokens:6} {seconds * 1e3:9.2f} {seconds / base:7.2f} {ideal / seconds:10.1%}")
-    print(f"prefill of {PREFILL}: {PREFILL / timing.prefill:.0f} tokens a second")
+        read = f"{fmean(timing.experts[tokens]):9.0f}" if timing.experts else ""
+        print(f"{tokens:6} {seconds * 1e3:9.2f} {seconds / base:7.2f} {ideals[tokens] / seconds:10.1%} {read}")
+    share = PREFILL * products_a_token(engine) / timing.prefill / (peak * 1e9)
+    print(f"prefill of {PREFILL}: {PREFILL / timing.prefill:.0f} tokens a second, {share:.1%} of {peak:.0f} GMAC/s")
     figures: dict[str, Any] = {
         "stream_gbs": round(stream, 2),
         "bits": round(bits_a_weight(engine), 4),
@@ -160,7 +215,10 @@ def report(engine: NativeEngine, timing: Timing, stream: float) -> dict[str, Any
         "ratio_m7": round(timing.short[7] / base, 3),
         "ratio_m16": round(timing.short[16] / base, 3),
         "prefill_tokens_per_second": round(PREFILL / timing.prefill, 1),
+        "prefill_share_of_peak": round(share, 4),
     }
+    if timing.experts:
+        figures["experts"] = {str(tokens): round(fmean(timing.experts[tokens]), 1) for tokens in timing.short}
     for tokens, seconds in timing.long.items():
         attention = seconds - timing.short[tokens]
         reading = cache_bytes(engine, LONG_CONTEXT) / stream / 1e9
@@ -194,16 +252,22 @@ def main() -> None:
     engine.close(ROW)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    buffer = Stream(arguments.threads)
+    buffer, units = Stream(arguments.threads), Peaks(arguments.threads)
     rates: list[float] = []
-    read = lambda: rates.append(buffer.gigabytes_a_second())  # noqa: E731
+    peaks: list[float] = []
+    in_int8 = not {weight.format for weight in engine.model.program.weights if not weight.table} & FLOATS
+
+    def read() -> None:
+        rates.append(buffer.gigabytes_a_second())
+        peaks.append(units.int8_gmacs() if in_int8 else units.bf16_gmacs())
+
     timing = time_native(engine, read, arguments.rounds, arguments.shape == "7b")
     figures = {
         "shape": arguments.model.name if arguments.model else arguments.shape,
         "precision": arguments.precision,
         "threads": arguments.threads,
     }
-    figures |= report(engine, timing, max(rates))
+    figures |= report(engine, timing, max(rates), max(peaks))
     figures |= {"peak_rss": peak, "load_seconds": round(load_seconds, 2), "isa": library.instruction_set()}
     if arguments.peer:
         del engine, opened

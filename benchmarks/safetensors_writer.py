@@ -1,4 +1,4 @@
-"""Write a bf16 or fp16 checkpoint as sharded safetensors, one block of rows at a time."""
+"""Write a bf16 or fp16 checkpoint, parts of it in bytes, as sharded safetensors, one block of rows at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Recipe:
 
     @property
     def size(self) -> int:
-        return 2 * int(np.prod(self.shape, dtype=np.int64))
+        return (1 if self.dtype == "U8" else 2) * int(np.prod(self.shape, dtype=np.int64))
 
 
 def write_sharded(out: Path, recipes: Sequence[Recipe]) -> None:
@@ -71,7 +71,7 @@ def _write(file: Path, recipes: Sequence[Recipe]) -> None:
         for recipe in recipes:
             start = stream.tell()
             for block in recipe.rows():
-                stream.write((block if block.dtype == np.uint16 else to_bits(block, recipe.dtype)).data)
+                stream.write((block if block.dtype in (np.uint16, np.uint8) else to_bits(block, recipe.dtype)).data)
             if stream.tell() - start != recipe.size:
                 raise AssertionError(f"{recipe.name}: {stream.tell() - start} bytes for shape {recipe.shape}")
 

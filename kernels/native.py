@@ -263,6 +263,10 @@ class NativeModel:
             start += count
         return answers
 
+    def experts_read(self) -> int:
+        """By the latest ``forward``, over all layers, each expert counted once."""
+        return int(load().outrider_experts_read(self._engine))
+
     def decode(self, feeds: Sequence[NativeDecodeFeed], stopping: NativeStopRule) -> tuple[list[Choices], list[float]]:
         """The choices of each feed, and the seconds of each pass: in pass p are the rows that make more than p choices."""
         if not feeds:

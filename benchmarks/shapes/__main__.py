@@ -4,7 +4,8 @@
     HF_HUB_OFFLINE=1 HF_HUB_CACHE=/tmp/hub outrider bench -m opt-6.7b --task decode --precision w4a8
 
 The configurations are the hub's. The weights are not: Llama and Qwen2 are inflated from the bundled pocket pair (they
-write the pocket pair's text at the real cost), OPT and GPTBigCode are random. The tokenizer is the pocket pair's, padded
+write the pocket pair's text at the real cost), others are random, experts of gpt-oss in MXFP4. `--layers` and `--vocabulary`
+make less of a model than it is. The tokenizer is the pocket pair's, padded
 to the real size. What differs from the published files is written into SHAPE.md beside them.
 """
 
@@ -69,6 +70,18 @@ def changed_config(system: System, random: bool) -> dict[str, Any]:
     return {key: value for key, value in changes.items() if system.config.get(key) != value}
 
 
+def smaller(system: System, layers: int | None, vocabulary: int | None) -> System:
+    """With fewer layers, the first ones, or fewer tokens; the name says so."""
+    config, name = dict(system.config), system.name
+    if layers:
+        config["num_hidden_layers"], name = layers, f"{name}-{layers}-layers"
+        if config.get("layer_types"):
+            config["layer_types"] = config["layer_types"][:layers]
+    if vocabulary:
+        config["vocab_size"], name = vocabulary, f"{name}-{vocabulary}-tokens"
+    return System(name, config)
+
+
 def lay(system: System, hub: Path, noise: float = 0.02, random: bool = False, seed: int = 1) -> Path:
     """The snapshot's directory, whole: an interrupted one is begun anew."""
     place = hub / system.folder
@@ -115,9 +128,11 @@ def main() -> None:
     parser.add_argument("--random", action="store_true", help="random weights for Llama and Qwen2 too: quicker to write")
     parser.add_argument("--noise", type=float, default=0.02, help="of inflated weights: less agreement with more")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--layers", type=int, help="fewer than the model has")
+    parser.add_argument("--vocabulary", type=int, help="fewer tokens than the model has")
     arguments = parser.parse_args()
     chosen = list(catalogue().values()) if arguments.names == ["all"] else [find_system(name) for name in arguments.names]
-    for system in chosen:
+    for system in (smaller(each, arguments.layers, arguments.vocabulary) for each in chosen):
         started = time.perf_counter()
         path = lay(system, arguments.hub, arguments.noise, arguments.random, arguments.seed)
         size = sum(file.stat().st_size for file in path.iterdir())

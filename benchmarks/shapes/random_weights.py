@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,16 +17,32 @@ TABLE = 1 << 22
 BLOCK_VALUES = 1 << 21
 # What OPT and GPTBigCode begin their training from.
 SPREAD = 0.02
+# Exponents of the powers of two that codes of MXFP4 are multiplied with: numbers of about that size.
+LEAST_EXPONENT, MOST_EXPONENT = 117, 121
+GROUP = 32
+EXPERT = re.compile(r"(.*\.experts)\.\d+\.\w+\.\w+")
 
 
 def random_recipes(config: dict[str, Any], dtype: str, seed: int) -> list[Recipe]:
     """Every tensor that the family's program names: matrices and biases near zero, gains near one."""
-    program = build_program(config, Format.BF16)
+    # Experts' codes have no matrices of their own in this list.
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    program = build_program(plain, Format.BF16)
     tensors = {tensor.name: Tensor(tensor.name, tensor.shape) for w in program.weights for tensor in w.sources}
     generator = np.random.default_rng(seed)
     table = (generator.standard_normal(TABLE, dtype=np.float32) * np.float32(SPREAD)).reshape(1, -1)
     bits = to_bits(table, dtype)[0]
-    return [_recipe(tensor, bits, dtype, generator) for tensor in tensors.values()]
+    if config["model_type"] != "gpt_oss":
+        return [_recipe(tensor, bits, dtype, generator) for tensor in tensors.values()]
+    layers = dict.fromkeys(found[1] for name in tensors if (found := EXPERT.fullmatch(name)))
+    apart = [tensor for name, tensor in tensors.items() if not EXPERT.fullmatch(name)]
+    experts, hidden, ffn = (config[key] for key in ("num_local_experts", "hidden_size", "intermediate_size"))
+    recipes = [_recipe(tensor, bits, dtype, generator) for tensor in apart]
+    for layer in layers:
+        for name, rows, columns in ((f"{layer}.gate_up_proj", 2 * ffn, hidden), (f"{layer}.down_proj", hidden, ffn)):
+            recipes += _in_mxfp4(name, experts, rows, columns, generator)
+            recipes.append(_recipe(Tensor(f"{name}_bias", (experts, rows)), bits, dtype, generator))
+    return recipes
 
 
 def _recipe(tensor: Tensor, bits: NDArray[np.uint16], dtype: str, generator: np.random.Generator) -> Recipe:
@@ -43,3 +60,20 @@ def _recipe(tensor: Tensor, bits: NDArray[np.uint16], dtype: str, generator: np.
             left -= count
 
     return Recipe(tensor.name, tensor.shape, rows, dtype)
+
+
+def _in_mxfp4(name: str, experts: int, rows: int, columns: int, generator: np.random.Generator) -> list[Recipe]:
+    groups = columns // GROUP
+
+    def blocks() -> Iterator[NDArray[Any]]:
+        for _ in range(experts):
+            yield generator.integers(0, 256, rows * columns // 2, dtype=np.uint8)
+
+    def scales() -> Iterator[NDArray[Any]]:
+        for _ in range(experts):
+            yield generator.integers(LEAST_EXPONENT, MOST_EXPONENT, rows * groups, dtype=np.uint8)
+
+    return [
+        Recipe(f"{name}_blocks", (experts, rows, groups, GROUP // 2), blocks, "U8"),
+        Recipe(f"{name}_scales", (experts, rows, groups), scales, "U8"),
+    ]

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 16
+#define OUTRIDER_ABI 17
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -352,6 +352,9 @@ OUTRIDER_API void outrider_cache_use(const outrider_engine *engine, int64_t *byt
 
 /* One forward pass. On any status but OUTRIDER_OK and OUTRIDER_NOT_FINITE nothing has been fed. */
 OUTRIDER_API int32_t outrider_forward(outrider_engine *engine, const outrider_batch *batch);
+/* Of the latest outrider_forward: how many experts' matrices it read, over all layers, each counted once; 0 of a model without
+ * experts. What a pass costs depends on that. */
+OUTRIDER_API int64_t outrider_experts_read(const outrider_engine *engine);
 /* As many passes as the rows want. On any status but OUTRIDER_OK some passes may have been made; the rows' lengths say. */
 OUTRIDER_API int32_t outrider_decode(outrider_engine *engine, const outrider_decode_batch *batch);
 

@@ -280,6 +280,8 @@ int32_t outrider_forward(outrider_engine *engine, const outrider_batch *batch) {
   return guarded([&] { return engine->engine->forward(*batch); });
 }
 
+int64_t outrider_experts_read(const outrider_engine *engine) { return engine->engine->experts_read; }
+
 int32_t outrider_decode(outrider_engine *engine, const outrider_decode_batch *wanted) {
   return guarded([&] { return engine->engine->decode(*wanted); });
 }

@@ -56,6 +56,7 @@ struct Engine {
   int32_t longest = 0;  // the longest row that the usual frequencies hold for, 0: all
   int32_t cache_format = OUTRIDER_CACHE_BF16;
   int32_t spin_microseconds = -1;
+  int64_t experts_read = 0;  // by the latest forward, over all layers
   std::unique_ptr<Pool> pool;
   std::unique_ptr<Cache> cache;
   std::vector<RowState> rows;

@@ -38,7 +38,10 @@ int32_t at(const int32_t *values, int index, int32_t otherwise) { return values 
 
 }  // namespace
 
-int32_t Engine::forward(const outrider_batch &batch) { return longest > 0 ? run_by_length(batch) : run_pass(batch); }
+int32_t Engine::forward(const outrider_batch &batch) {
+  experts_read = 0;
+  return longest > 0 ? run_by_length(batch) : run_pass(batch);
+}
 
 int32_t Engine::run_by_length(const outrider_batch &batch) {
   int all_tokens = 0, all_selected = 0;

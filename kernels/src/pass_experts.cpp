@@ -30,7 +30,10 @@ void Pass::group_by_expert(const outrider_op &op, int count) {
     return static_cast<size_t>(chosen[pair / op.kv_heads * stride + pair % op.kv_heads]);
   };
   for (int64_t pair = 0; pair < pairs; ++pair) ++expert_first[expert(pair) + 1];
-  for (size_t e = 0; e < static_cast<size_t>(op.heads); ++e) expert_first[e + 1] += expert_first[e];
+  for (size_t e = 0; e < static_cast<size_t>(op.heads); ++e) {
+    engine.experts_read += expert_first[e + 1] > 0;
+    expert_first[e + 1] += expert_first[e];
+  }
   std::vector<int32_t> next(expert_first.begin(), expert_first.end() - 1);
   for (int64_t pair = 0; pair < pairs; ++pair) {
     const int32_t place = next[expert(pair)]++;

@@ -17,7 +17,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from benchmarks.families.check import write
 from outrider.kernels.program import Codes, Format, Kind
+from outrider.workers.engines.engine import Feed, Router
 from outrider.workers.errors import ModelError
+from outrider.workers.messages import Sampling
 from outrider.workers.models.families import build_program
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import read_model_info
@@ -143,3 +145,29 @@ def test_codes_of_fused_matrices_and_of_experts_are_kept(name: str, tmp_path: Pa
     assert {weight.stored.codes for weight in kept} == {Codes.INT4} and len(kept) >= 8
     found, dequantised = (logits(open_native(tmp_path, each, threads=1)) for each in ("w8af32", "fp32"))
     assert np.abs(found - dequantised).max() < 1e-4 * np.abs(dequantised).max()
+
+
+@one_thread()
+@torch.inference_mode()
+def test_a_pass_tells_how_many_experts_it_read(tmp_path: Path) -> None:
+    model = tiny_model("qwen3-moe")
+    model.save_pretrained(tmp_path)
+    engine = open_native(tmp_path, "fp32", threads=2)
+    assert engine.mixture is not None
+    experts, chosen = model.config.num_experts, model.config.num_experts_per_tok
+    layers = len(engine.mixture.routers)
+    assert engine.mixture.routers == (Router(experts, chosen),) * layers and layers == 2
+    engine.open(0, Sampling(), 1)
+    engine.feed([Feed(0, TOKENS[:1], 1)])
+    assert engine.mixture.read == layers * chosen
+    # Behind the last attention there are only those tokens behind which something is chosen.
+    engine.feed([Feed(0, TOKENS[1:], len(TOKENS) - 1)])
+    scores = model(input_ids=torch.tensor([TOKENS]), use_cache=False, output_router_logits=True).router_logits
+    needed = [len(set(layer[1:].topk(chosen).indices.flatten().tolist())) for layer in scores]
+    assert len(needed) == layers and engine.mixture.read == sum(needed)
+    engine.open(1, Sampling(), 1)
+    engine.feed([Feed(0, TOKENS[:2], 2), Feed(1, TOKENS[:1], 1)])
+    assert layers * chosen < engine.mixture.read <= 3 * layers * chosen
+    dense = tmp_path / "dense"
+    tiny_model("llama").save_pretrained(dense)
+    assert open_native(dense, "fp32", threads=1).mixture is None

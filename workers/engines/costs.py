@@ -7,8 +7,11 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
 
 from outrider.workers.engines.engine import Engine, Feed
+from outrider.workers.engines.expert_costs import ExpertNeeds, ExpertSharing, expert_seconds
 from outrider.workers.messages import Sampling
 
 # The first few decide between plain rounds and small numbers of candidates; the others are taken if time allows.
@@ -19,6 +22,8 @@ BUDGET_SECONDS = 0.4
 PREFIX = 32
 # A row number that no job uses.
 PROBE_ROW = -1
+# Of a mixture of experts passes over tokens of one kind are taken too.
+ALIKE_POINTS = (4, 8, 16)
 # The share of a new observation in a point's running mean.
 FRESH = 0.1
 # How fast the points that a pass says nothing of follow those that it does.
@@ -28,9 +33,14 @@ RECENT = 9
 
 
 class CostCurve:
-    """Seconds of a pass over a number of tokens, linear between measured points and beyond the last."""
+    """Seconds of a pass over a number of tokens, linear between measured points and beyond the last.
 
-    def __init__(self, points: Mapping[int, float]) -> None:
+    Of a mixture of experts the points are for tokens that have nothing in common, and ``sharing`` says what those of texts
+    need less.
+    """
+
+    def __init__(self, points: Mapping[int, float], sharing: ExpertSharing | None = None) -> None:
+        self.sharing = sharing
         self._counts = sorted(points)
         self._seconds = [points[count] for count in self._counts]
         self._at_start = list(self._seconds)
@@ -46,10 +56,31 @@ class CostCurve:
         first, last = min(points), max(points)
         below = {count: self(count) * points[first] / self(first) for count in self._counts if count < first}
         above = {count: self(count) * points[last] / self(last) for count in self._counts if count > last}
-        return type(self)(rising({**below, **points, **above}))
+        return type(self)(rising({**below, **points, **above}), self.sharing)
+
+    def as_now(self) -> CostCurve:
+        """What passes to come take leaves this one as it is; which experts texts need is learned for both."""
+        return type(self)(self.points, self.sharing)
+
+    def sharing_like(self, other: CostCurve) -> CostCurve:
+        """On other cores, say: tokens need the same experts wherever they are fed."""
+        return type(self)(self.points, other.sharing)
+
+    def record(self) -> dict[str, object]:
+        """For job.json: what is known of the experts, where there are some."""
+        return {} if self.sharing is None else {"experts": self.sharing.record(self._counts)}
 
     def __call__(self, tokens: int) -> float:
-        return self._between(self._seconds, tokens)
+        apart = self._between(self._seconds, tokens)
+        return apart if self.sharing is None else apart * self.sharing.factor(tokens, self.sharing.needs(tokens))
+
+    def observe_pass(self, shares: Sequence[int], seconds: float, experts: int = 0) -> None:
+        """Refresh the points with a pass over so many tokens of each row, which read so many experts."""
+        tokens = sum(shares)
+        if self.sharing is not None and experts:
+            self.sharing.needs.observe(shares, experts)
+            seconds /= self.sharing.factor(tokens, experts)
+        self.observe(tokens, seconds)
 
     def _between(self, seconds: Sequence[float], tokens: int) -> float:
         counts = self._counts
@@ -69,8 +100,9 @@ class CostCurve:
         if tokens > counts[-1]:
             return
         # An interruption counts as no more than a pass that took twice as long.
-        excess = min(1.0, seconds / self(tokens) - 1.0)
-        slower = (1.0 + excess) * self(tokens) / self._between(self._at_start, tokens)
+        now = self._between(self._seconds, tokens)
+        excess = min(1.0, seconds / now - 1.0)
+        slower = (1.0 + excess) * now / self._between(self._at_start, tokens)
         right = self._right_of(tokens)
         share = (tokens - counts[right - 1]) / (counts[right] - counts[right - 1]) if len(counts) > 1 else 0.0
         self._seconds[right - 1] *= 1.0 + FRESH * (1.0 - share) * excess
@@ -113,7 +145,8 @@ def _usual(values: Collection[float]) -> float:
 
 class _Texts:
     """Tokens that have nothing in common: of a mixture of experts, the cost of a pass depends on how many of them its
-    tokens need, and the same ones again would be in the processor's caches. Real texts need rather fewer."""
+    tokens need, and the same ones again would be in the processor's caches. Real texts need rather fewer
+    (``expert_costs``)."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
@@ -125,15 +158,40 @@ class _Texts:
         # Consecutive numbers, spread over the vocabulary.
         return [(number * 2654435761 >> 7) % self._vocabulary for number in numbers]
 
+    def repeat(self, count: int) -> list[int]:
+        """One token again and again, another one each time."""
+        return self.take(1) * count
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Of passes of one size: the fewest seconds, and how many experts they read, for each kind of tokens."""
+
+    apart: dict[int, float] = field(default_factory=dict)
+    alike: dict[int, float] = field(default_factory=dict)
+    read_apart: dict[int, list[int]] = field(default_factory=dict)
+    read_alike: dict[int, list[int]] = field(default_factory=dict)
+
+    def sharing(self, engine: Engine) -> ExpertSharing | None:
+        if engine.mixture is None:
+            return None
+        needs = ExpertNeeds(engine.mixture.routers)
+        for count, reads in self.read_apart.items():
+            for read in reads:
+                needs.observe([count], read)
+        each = expert_seconds(_both(self.apart, self.read_apart), _both(self.alike, self.read_alike))
+        return ExpertSharing(engine.mixture.routers, needs, CostCurve(rising(self.apart)), each)
+
 
 def measure(engine: Engine, seconds: float = BUDGET_SECONDS, only: Sequence[int] = ()) -> CostCurve:
     """Feed a probe row passes of several sizes: each once, and again as long as the time lasts; the fastest counts.
 
-    With ``only``, passes of these sizes, once each.
+    With ``only``, passes of these sizes, once each; what texts share is not looked into.
     """
     if only:
-        return CostCurve(rising(_passes(engine, 0.0, only, 1)))
-    return CostCurve(rising(_passes(engine, seconds, POINTS, PREFIX)))
+        return CostCurve(rising(_passes(engine, 0.0, only, 1).apart))
+    measured = _passes(engine, seconds, POINTS, PREFIX)
+    return CostCurve(rising(measured.apart), measured.sharing(engine))
 
 
 def rising(points: Mapping[int, float]) -> dict[int, float]:
@@ -144,25 +202,36 @@ def rising(points: Mapping[int, float]) -> dict[int, float]:
     return found
 
 
-def _passes(engine: Engine, seconds: float, sizes: Sequence[int], prefix: int) -> dict[int, float]:
+def _both(seconds: Mapping[int, float], read: Mapping[int, Sequence[int]]) -> dict[int, tuple[float, float]]:
+    return {count: (each, fmean(read[count])) for count, each in seconds.items()}
+
+
+def _passes(engine: Engine, seconds: float, sizes: Sequence[int], prefix: int) -> _Measured:
     deadline = time.perf_counter() + seconds
-    points: dict[int, float] = {}
+    measured = _Measured()
     engine.open(PROBE_ROW, Sampling(), prefix)
     try:
         prefix = min(prefix, engine.context // 2)
         texts = _Texts(engine.vocabulary)
         engine.feed([Feed(PROBE_ROW, texts.take(prefix), 0)])
+
+        def one(tokens: list[int], fewest: dict[int, float], read: dict[int, list[int]]) -> None:
+            count = len(tokens)
+            engine.truncate(PROBE_ROW, prefix)
+            started = time.perf_counter()
+            engine.feed([Feed(PROBE_ROW, tokens, count)])
+            fewest[count] = min(fewest.get(count, math.inf), time.perf_counter() - started)
+            read.setdefault(count, []).append(0 if engine.mixture is None else engine.mixture.read)
+
         for repeat in range(REPEATS):
             for count in sizes:
                 beyond = prefix + count > engine.context
                 needed = not repeat and (count in FIRST_POINTS or sizes is not POINTS)
                 if beyond or (not needed and time.perf_counter() > deadline):
                     continue
-                engine.truncate(PROBE_ROW, prefix)
-                tokens = texts.take(count)
-                started = time.perf_counter()
-                engine.feed([Feed(PROBE_ROW, tokens, count)])
-                points[count] = min(points.get(count, math.inf), time.perf_counter() - started)
+                one(texts.take(count), measured.apart, measured.read_apart)
+                if engine.mixture is not None and sizes is POINTS and count in ALIKE_POINTS:
+                    one(texts.repeat(count), measured.alike, measured.read_alike)
     finally:
         engine.close(PROBE_ROW)
-    return points
+    return measured

@@ -133,8 +133,27 @@ class DecodeResult:
     steps: list[tuple[int, float]]
 
 
+class Router(NamedTuple):
+    """One layer of a mixture of experts: how many it has, and how many of them a token takes."""
+
+    experts: int
+    chosen: int
+
+
+@dataclass(slots=True)
+class Mixture:
+    """A model's layers with experts, and how many experts its latest pass read, over all layers, each counted once."""
+
+    routers: tuple[Router, ...]
+    read: int = 0
+
+
 class Engine(Protocol):
     """One loaded model. Rows are named by the caller; each has a cache as long as the tokens fed and not truncated."""
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """Of a mixture of experts whose passes say what they read; else None."""
 
     @property
     def exact(self) -> bool:

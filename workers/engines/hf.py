@@ -65,6 +65,8 @@ class HfEngine:
     exact = False
     forks = True
     branches = False
+    # Its passes do not say which experts they read.
+    mixture = None
 
     def __init__(self, model: PreTrainedModel, context: int, fused: bool = True) -> None:
         self.model = model

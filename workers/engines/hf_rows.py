@@ -48,6 +48,8 @@ class HfRowEngine:
     # A row alone is still fed in other portions when it is assisted.
     exact = False
     branches = False
+    # Its passes do not say which experts they read.
+    mixture = None
     # transformers' own caches cannot begin with a part of another.
     forks = False
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeMasks, NativeModel, NativeStopRule
-from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
+from outrider.kernels.program import Kind
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, Mixture, Router, StopRule
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Sampling
@@ -37,6 +38,8 @@ class NativeEngine:
         self.context = context
         self.vocabulary = model.program.vocabulary
         self._rows: dict[int, int] = {}
+        routers = [Router(op.heads, op.kv_heads) for op in model.program.ops if op.kind is Kind.ROUTE]
+        self.mixture = Mixture(tuple(routers)) if routers else None
 
     def reserve(self, rows: int) -> None:
         """Take the memory that so many rows at once commonly need. Best effort: else it is taken as it is needed."""
@@ -76,6 +79,8 @@ class NativeEngine:
             answers = self.model.forward([self._feeding(feed) for feed in feeds], native_masks)
         except KernelError as error:
             raise WorkerError(f"the native engine could not run a pass over {len(feeds)} rows: {error}") from error
+        if self.mixture is not None:
+            self.mixture.read = self.model.experts_read()
         return [Chosen(answer.tokens, answer.margins, answer.logprobs) for answer in answers]
 
     def scores(self, feeds: Sequence[Feed]) -> NDArray[np.float32]:

@@ -86,7 +86,7 @@ class LayoutTuner:
         self._first = first = layouts[0]
         # The curve that the verifier came with was measured where the target was started.
         self._curves = {first.target_cores: verifier.policy.verify_seconds}
-        self._at_start = CostCurve(verifier.policy.verify_seconds.points)
+        self._at_start = verifier.policy.verify_seconds.as_now()
         self._measured_at_work = False
         self._quick_curves: dict[tuple[int, ...], CostCurve] = {}
         self._forecast_check = ForecastCheck()
@@ -127,6 +127,7 @@ class LayoutTuner:
             "verify": curve.points,
             "draft": self._draft.costs(),
             "line": self._draft.transport,
+            **curve.record(),
             "rounds": self._forecast_check.record(),
         }
 
@@ -185,7 +186,7 @@ class LayoutTuner:
             fresh = curve.measured_anew(self._measure(sizes).points)
         self._curves[self._current.target_cores] = self._verifier.policy.verify_seconds = fresh
         if self._current.target_cores == self._first.target_cores:
-            self._at_start = CostCurve(fresh.points)
+            self._at_start = fresh.as_now()
             self._verifying = self._verifying_at_start = 0.0
 
     def _begin_trial(self) -> None:
@@ -261,7 +262,7 @@ class LayoutTuner:
             return None
         with self._verifier.statistics.changing_layout():
             self._move_target(cores)
-            self._quick_curves[cores] = self._measure(counts)
+            self._quick_curves[cores] = self._measure(counts).sharing_like(self._at_start)
             self._move_target(self._current.target_cores)
         return self._quick_curves[cores]
 
@@ -323,7 +324,7 @@ class LayoutTuner:
             self._draft.set_layout(layout)
             curve = self._curves.get(layout.target_cores)
             if curve is None:
-                curve = self._curves[layout.target_cores] = self._measure(())
+                curve = self._curves[layout.target_cores] = self._measure(()).sharing_like(self._at_start)
             self._verifier.policy.verify_seconds = curve
 
     def _record_choice(self, found: RememberedLayout, how: str) -> None:

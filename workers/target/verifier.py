@@ -90,7 +90,8 @@ class Verifier:
         feeds = [self._feed(live, proposal) for live, proposal in zip(rows, proposals, strict=True)]
         assisted = all(live.row.assisted for live in rows)
         read = sum(len(feed.tokens) - 1 for live, feed in zip(rows, feeds, strict=True) if live.reads_its_prompt)
-        fed = sum(len(feed.tokens) + len(feed.branches) for feed in feeds)
+        shares = [len(feed.tokens) + len(feed.branches) for feed in feeds]
+        fed = sum(shares)
 
         started = time.perf_counter()
         feeds = self._masks.begin(rows, feeds)
@@ -99,6 +100,7 @@ class Verifier:
         finally:
             self._masks.finish()
         verified = time.perf_counter()
+        experts_read = 0 if self.engine.mixture is None else self.engine.mixture.read
         self.statistics.verified(started, verified, len(feeds), fed)
 
         tokens_before, found_before = self.counters.tokens, self.counters.runners_up_held
@@ -123,7 +125,7 @@ class Verifier:
         self.policy.observe_runners_up(with_some, sum(len(proposal.runners_up) for proposal in proposals), found)
         # Asked for now and taken at the next round: until then the draft works beside whatever the target does.
         self._ask()
-        self.policy.verify_seconds.observe(fed, verified - started)
+        self.policy.verify_seconds.observe_pass(shares, verified - started, experts_read)
         self.counters.plain_rounds += not with_some
         self.last_round = Round(
             proposed=tuple(len(proposal.tokens) for proposal in proposals),
