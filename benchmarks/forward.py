@@ -3,8 +3,8 @@
     python benchmarks/forward.py --shape 1b --precision w4a8 [--peer transformers]
     python benchmarks/forward.py --model CHECKPOINT_OR_FILE.gguf --precision w4abf16
 
-Of a mixture of experts the tokens have nothing in common, and what a pass must read is what its tokens need. A prefill is held
-against the units' peak (peaks.py): int8 products where activations are int8, else bf16 products.
+Of a mixture of experts the tokens have nothing in common, and what a pass must read is what its tokens need. A prefill is
+held against the units' peak (peaks.py): int8 products where activations are int8, else bf16 products.
 
 A precision may have a group (w4a8:g128); a checkpoint that comes quantised is run as it is stored. `bits` says how many a
 weight takes, scales included.
@@ -198,8 +198,8 @@ def report(engine: NativeEngine, timing: Timing, stream: float, peak: float) -> 
     ideals = {tokens: needed_bytes(engine, timing, tokens) / 1e9 / stream for tokens in timing.short}
     ideal = ideals[1]
     print(
-        f"{matrix_bytes(engine) / 1e9:.3f} GB of matrices, stream {stream:.1f} GB/s: {ideal * 1e3:.2f} ms to read what a token "
-        "needs"
+        f"{matrix_bytes(engine) / 1e9:.3f} GB of matrices, stream {stream:.1f} GB/s: "
+        f"{ideal * 1e3:.2f} ms to read what a token needs"
     )
     print(f"{'M':>6} {'ms':>9} {'of M=1':>7} {'of stream':>10} {'experts':>9}")
     for tokens, seconds in timing.short.items():

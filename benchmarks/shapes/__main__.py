@@ -4,8 +4,8 @@
     HF_HUB_OFFLINE=1 HF_HUB_CACHE=/tmp/hub outrider bench -m opt-6.7b --task decode --precision w4a8
 
 The configurations are the hub's. The weights are not: Llama and Qwen2 are inflated from the bundled pocket pair (they
-write the pocket pair's text at the real cost), others are random, experts of gpt-oss in MXFP4. `--layers` and `--vocabulary`
-make less of a model than it is. The tokenizer is the pocket pair's, padded
+write the pocket pair's text at the real cost), others are random, experts of gpt-oss in MXFP4. `--layers` and
+`--vocabulary` make less of a model than it is. The tokenizer is the pocket pair's, padded
 to the real size. What differs from the published files is written into SHAPE.md beside them.
 """
 

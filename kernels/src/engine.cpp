@@ -145,6 +145,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       break;
     case OUTRIDER_EXPERTS:
       refuse(op.heads < 1 || op.kv_heads < 1 || op.kv_heads > op.heads, "a token takes some of the experts");
+      check(op.key, 2 * op.kv_heads, "experts and weights");
       if (status == OUTRIDER_OK) status = check_experts(op);
       refuse(op.in.buffer == op.out.buffer || op.residual.buffer >= 0,
              "experts have no residual, and an output of their own");
@@ -247,7 +248,7 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   for (size_t i = 0; i < engine->widths.size(); ++i) engine->buffers.push_back(std::make_unique<Scratch>());
   for (outrider_op &op : engine->ops) {
     if (op.kind == OUTRIDER_LINEAR || op.kind == OUTRIDER_EXPERTS) {
-      const int64_t rows = op.kind == OUTRIDER_EXPERTS ? op.kv_heads : 1;  // of a token
+      const int64_t rows = op.kind == OUTRIDER_EXPERTS ? op.kv_heads + 1 : 1;  // of a token, itself and for its experts
       const outrider_weight &weight = engine->weights[static_cast<size_t>(op.weight)];
       const int64_t digits = digits_of(weight.format);
       engine->most_words = std::max(engine->most_words, rows * digits * words_in_row(weight));

@@ -161,7 +161,8 @@ static inline int32_t words_in_row(const outrider_weight &weight) {
 // A matrix's input, converted once for all tiles: rows in blocks of at most the unit's row_block, 32-bit words of a block's
 // rows interleaved (word w of row r at w * rows + r). A word is one fp32, two bf16 or four int8 channels.
 // Codes are multiplied with bytes, exactly, whatever the activations: bf16 and fp32 ones are three rows of int8 each, the digits
-// to the base 256 of a whole number of 24 bits, the lowest first.
+// to the base 256 of a whole number of 24 bits, the lowest first. Where rows do not lie interleaved, a token is a block, and its
+// digits are rows one behind the other.
 struct Input {
   int32_t *words;  // [blocks][words per row][rows of the block]
   float *scales;   // of codes: [blocks of channels][rows]
@@ -173,6 +174,7 @@ struct Input {
   int32_t digits;  // rows of a token
   int32_t rows;    // tokens * digits
   int32_t blocks;
+  int32_t apart;  // whether rows are as they are, not interleaved
 };
 
 constexpr int kDigits = 3;
@@ -254,12 +256,10 @@ static inline int64_t attention_scratch(int head_size) {
 
 struct Kernels {
   const char *name;
-  // Tokens whose rows `linear` works on at once.
+  // Tokens whose rows `linear` works on at once, and which lie interleaved; 0: rows as they are.
   int32_t (*row_block)(const outrider_weight &weight, int tokens);
-  // Converts a piece of the channels of a block's rows for a matrix of the weight's format. Row t lies at x + t * stride, or at
-  // x + rows[t] * stride.
-  void (*prepare)(const outrider_weight &weight, const float *x, int64_t stride, const int32_t *rows, const Input &input,
-                  int block, int piece);
+  // Converts a piece of the channels of a block's rows for a matrix of the weight's format. Row t lies at x + t * stride.
+  void (*prepare)(const outrider_weight &weight, const float *x, int64_t stride, const Input &input, int block, int piece);
   // Tiles first..last of a matrix product, with bias, activation and residual. `next` is the matrix and the tile that this
   // thread will go on with, or null.
   void (*linear)(const Linear &task, int first_tile, int last_tile, const outrider_weight *next, int next_tile);

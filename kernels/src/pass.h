@@ -41,7 +41,6 @@ struct Pass {
   std::atomic<int32_t> not_finite{-1};
   // Of the latest ROUTE: pairs of a token and one of its experts, ordered by expert, then by token.
   std::vector<int32_t> expert_first;  // [experts + 1] of the pairs
-  std::vector<int32_t> pair_token;    // [pairs]
   std::vector<int32_t> pair_of;       // [tokens, experts of a token] where the pair stands
 
   explicit Pass(Engine &owner, const outrider_batch &wanted) : engine(owner), batch(wanted) {}

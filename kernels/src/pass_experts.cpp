@@ -2,6 +2,7 @@
 // A product's bits depend on its own row alone, and a token's products are added in the order of its own choice: who else is
 // routed where makes no difference.
 #include <algorithm>
+#include <cstring>
 
 #include "pack.h"
 #include "pass.h"
@@ -24,7 +25,6 @@ void Pass::group_by_expert(const outrider_op &op, int count) {
   const float *chosen = engine.buffer(op.out);
   const int64_t stride = engine.stride(op.out), pairs = static_cast<int64_t>(count) * op.kv_heads;
   expert_first.assign(static_cast<size_t>(op.heads) + 1, 0);
-  pair_token.resize(static_cast<size_t>(pairs));
   pair_of.resize(static_cast<size_t>(pairs));
   const auto expert = [&](int64_t pair) {
     return static_cast<size_t>(chosen[pair / op.kv_heads * stride + pair % op.kv_heads]);
@@ -35,12 +35,70 @@ void Pass::group_by_expert(const outrider_op &op, int count) {
     expert_first[e + 1] += expert_first[e];
   }
   std::vector<int32_t> next(expert_first.begin(), expert_first.end() - 1);
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    const int32_t place = next[expert(pair)]++;
-    pair_of[static_cast<size_t>(pair)] = place;
-    pair_token[static_cast<size_t>(place)] = static_cast<int32_t>(pair / op.kv_heads);
+  for (int64_t pair = 0; pair < pairs; ++pair) pair_of[static_cast<size_t>(pair)] = next[expert(pair)]++;
+}
+
+namespace {
+
+// The input of one matrix from a token on, of those that lie one behind the other.
+struct Inputs {
+  int32_t *words;
+  float *scales;
+  int32_t *offsets;
+  int32_t row_words, scale_blocks, offset_words, digits;
+
+  // In blocks of so many tokens, or rows as they are.
+  Input from(int64_t token, int32_t tokens, int32_t row_block) const {
+    const int64_t before = token * digits;
+    Input input{};
+    input.words = words + before * row_words;
+    input.scales = scales + before * scale_blocks;
+    input.offsets = offsets + before * offset_words;
+    input.row_words = row_words;
+    input.tokens = tokens;
+    input.digits = digits;
+    input.rows = tokens * digits;
+    input.apart = row_block == 0;
+    input.blocks = row_block ? (tokens + row_block - 1) / row_block : tokens;
+    return input;
+  }
+};
+
+// Copies a piece of a converted token, whose rows lie as they are, to another input.
+void copy_piece(const outrider_weight &weight, const Input &from, int token, const Input &to, int row, int piece) {
+  const int digits = from.digits, width = piece_channels(weight), start = piece * width;
+  const bool codes = integer_format(weight.format), last = start + width >= weight.columns;
+  const int channels = last ? weight.columns - start : width;
+  const int a_word = codes ? 4 : weight.format == OUTRIDER_BF16 ? 2 : 1, first_word = start / a_word;
+  const int words = !last                            ? width / a_word
+                    : weight.format == OUTRIDER_BF16 ? from.row_words - first_word
+                    : codes                          ? (channels + 7) / 8 * 2
+                                                     : channels;
+  const int32_t *source = from.words + static_cast<int64_t>(token) * digits * from.row_words + first_word;
+  if (to.apart) {
+    int32_t *target = to.words + static_cast<int64_t>(row) * digits * to.row_words + first_word;
+    for (int digit = 0; digit < digits; ++digit, source += from.row_words, target += to.row_words)
+      memcpy(target, source, sizeof(int32_t) * static_cast<size_t>(words));
+  } else {
+    const int block = static_cast<int>((static_cast<int64_t>(row + 1) * to.blocks - 1) / to.tokens);
+    const int first = block_first(to.tokens, to.blocks, block);
+    const int64_t rows = static_cast<int64_t>(block_first(to.tokens, to.blocks, block + 1) - first) * digits;
+    int32_t *const target = to.words + static_cast<int64_t>(first) * digits * to.row_words + first_word * rows +
+                            static_cast<int64_t>(row - first) * digits;
+    for (int word = 0; word < words; ++word)
+      for (int digit = 0; digit < digits; ++digit) target[word * rows + digit] = source[digit * from.row_words + word];
+  }
+  if (!codes) return;
+  const int64_t of_source = static_cast<int64_t>(token) * digits, of_target = static_cast<int64_t>(row) * digits;
+  const int offsets = offsets_in_block(weight);
+  for (int digit = 0; digit < digits; ++digit) {
+    to.scales[int64_t{piece} * to.rows + of_target + digit] = from.scales[int64_t{piece} * from.rows + of_source + digit];
+    for (int64_t o = int64_t{piece} * offsets; o < int64_t{piece + 1} * offsets; ++o)
+      to.offsets[o * to.rows + of_target + digit] = from.offsets[o * from.rows + of_source + digit];
   }
 }
+
+}  // namespace
 
 void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int thread) {
   const Kernels &kernels = *engine.kernels;
@@ -48,10 +106,15 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
   const bool by_pair = op.integer != 0;
   const float *in = engine.buffer(op.in);
   const int64_t in_stride = by_pair ? round_up(shape.columns, kLanes) : engine.stride(op.in);
-  const int32_t digits = digits_of(shape.format), words = words_in_row(shape);
   const int block = integer_format(shape.format) ? geometry(shape).block : 0;
   const int32_t scales = block ? (shape.columns + block - 1) / block : 0;
-  const int32_t offsets = block ? scales * offsets_in_block(shape) : 0;
+  const Inputs inputs{engine.words.as<int32_t>(),
+                      engine.scales.as<float>(),
+                      engine.offsets.as<int32_t>(),
+                      words_in_row(shape),
+                      scales,
+                      block ? scales * offsets_in_block(shape) : 0,
+                      digits_of(shape.format)};
   const int parts = (shape.columns + piece_channels(shape) - 1) / piece_channels(shape);
   // Those with rows of this pass, each with a part of the converted input of its own.
   struct Expert {
@@ -59,38 +122,48 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
     Input input;
   };
   std::vector<Expert> needed;
+  std::vector<int32_t> place_of(static_cast<size_t>(op.heads));  // among those
   int64_t items = 0;
   for (int32_t e = 0; e < op.heads; ++e) {
     const int32_t first = expert_first[static_cast<size_t>(e)], rows = expert_first[static_cast<size_t>(e) + 1] - first;
     if (rows == 0) continue;
-    Input input{};
-    const int64_t before = static_cast<int64_t>(first) * digits;
-    input.words = engine.words.as<int32_t>() + before * words;
-    input.scales = engine.scales.as<float>() + before * scales;
-    input.offsets = engine.offsets.as<int32_t>() + before * offsets;
-    input.row_words = words;
-    input.tokens = rows;
-    input.digits = digits;
-    input.rows = rows * digits;
     const int row_block = kernels.row_block(shape, rows);
-    input.blocks = (rows + row_block - 1) / row_block;
-    items += static_cast<int64_t>(input.blocks) * parts;
-    needed.push_back({e, first, input});
+    place_of[static_cast<size_t>(e)] = static_cast<int32_t>(needed.size());
+    needed.push_back({e, first, inputs.from(first, rows, row_block)});
+    items += static_cast<int64_t>(needed.back().input.blocks) * parts;
   }
-  (void)count;
-  share(items, thread, [&](int64_t first, int64_t last) {
-    int64_t before = 0;
-    for (const Expert &expert : needed) {
-      const int64_t here = static_cast<int64_t>(expert.input.blocks) * parts;
-      for (int64_t item = std::max<int64_t>(first - before, 0); item < std::min(last - before, here); ++item) {
-        const outrider_weight &weight = engine.weights[static_cast<size_t>(op.weight + expert.number)];
-        const float *const rows = by_pair ? in + expert.first * in_stride : in;
-        kernels.prepare(weight, rows, in_stride, by_pair ? nullptr : pair_token.data() + expert.first, expert.input,
-                        static_cast<int>(item / parts), static_cast<int>(item % parts));
+  if (by_pair) {
+    share(items, thread, [&](int64_t first, int64_t last) {
+      int64_t before = 0;
+      for (const Expert &expert : needed) {
+        const int64_t here = static_cast<int64_t>(expert.input.blocks) * parts;
+        for (int64_t item = std::max<int64_t>(first - before, 0); item < std::min(last - before, here); ++item)
+          kernels.prepare(engine.weights[static_cast<size_t>(op.weight + expert.number)], in + expert.first * in_stride,
+                          in_stride, expert.input, static_cast<int>(item / parts), static_cast<int>(item % parts));
+        before += here;
       }
-      before += here;
-    }
-  });
+    });
+  } else {
+    // A token is converted once, behind all pairs, and copied for each of its experts, unless these have orders of columns of
+    // their own. Threads share the channels: an expert's rows may lie interleaved.
+    const Input tokens_apart = inputs.from(static_cast<int64_t>(count) * op.kv_heads, count, 0);
+    const float *const chosen = engine.buffer(op.key);
+    const int64_t chosen_stride = engine.stride(op.key);
+    share(static_cast<int64_t>(parts) * count, thread, [&](int64_t first, int64_t last) {
+      for (int64_t item = first; item < last; ++item) {
+        const int piece = static_cast<int>(item / count), token = static_cast<int>(item % count);
+        for (int32_t slot = 0; slot < op.kv_heads; ++slot) {
+          const Expert &expert =
+              needed[static_cast<size_t>(place_of[static_cast<size_t>(chosen[token * chosen_stride + slot])])];
+          if (slot == 0 || shape.ordered)
+            kernels.prepare(engine.weights[static_cast<size_t>(op.weight + expert.number)], in, in_stride, tokens_apart,
+                            token, piece);
+          const int32_t pair = pair_of[static_cast<size_t>(int64_t{token} * op.kv_heads + slot)];
+          copy_piece(shape, tokens_apart, token, expert.input, pair - expert.first, piece);
+        }
+      }
+    });
+  }
   engine.pool->barrier();
   const Pieces pieces = pieces_of(shape);
   const int64_t all = static_cast<int64_t>(needed.size()) * pieces.count;

@@ -21,7 +21,8 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   input.digits = digits_of(weight.format);
   input.rows = count * input.digits;
   const int row_block = kernels.row_block(weight, count);
-  input.blocks = (count + row_block - 1) / row_block;
+  input.apart = row_block == 0;
+  input.blocks = row_block ? (count + row_block - 1) / row_block : count;
   const float *in = engine.buffer(op.in);
   const int64_t in_stride = engine.stride(op.in);
   // A block's rows lie interleaved, so threads share its channels: with a row each, they would write into the same lines of the
@@ -31,8 +32,7 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
       (weight.columns + piece_channels(weight) - 1) / piece_channels(weight);  // NOLINT(clang-analyzer-core.DivideZero)
   share(static_cast<int64_t>(input.blocks) * parts, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item)
-      kernels.prepare(weight, in, in_stride, nullptr, input, static_cast<int>(item / parts),
-                      static_cast<int>(item % parts));
+      kernels.prepare(weight, in, in_stride, input, static_cast<int>(item / parts), static_cast<int>(item % parts));
   });
   engine.pool->barrier();
   Linear task{};

@@ -92,6 +92,23 @@ def test_codes_however_they_are_asked(name, format, isa, monkeypatch):
         assert_same_bits(all_logits(engine, engine.open(), text, (40, 1, 9)), whole)
 
 
+@pytest.mark.parametrize("format", TOLERANCE)
+@pytest.mark.parametrize("name", ["gguf MXFP4", "gguf Q4_0", "gguf Q8_0", "pack-quantized g32"])
+def test_codes_on_tiles_at_every_number_of_rows(name, format, monkeypatch):
+    """Rows by sixteen, a token's digits together, and more than are summed up at once."""
+    if "amx" not in INSTRUCTION_SETS:
+        pytest.skip("no AMX here")
+    shape, model = model_of(SCHEMES[name], format)
+    text = tokens(shape, 140)
+    monkeypatch.setenv("OUTRIDER_ISA", "avx512vnni")
+    with model.model() as engine:
+        wanted = all_logits(engine, engine.open(), text)
+    monkeypatch.setenv("OUTRIDER_ISA", "amx")
+    with model.model(threads=2) as engine:
+        for sizes in ((), (9, 10, 11, 16, 17, 21), (42, 43), (86,), (129,)):
+            assert_same_bits(all_logits(engine, engine.open(), text, sizes), wanted)
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 def test_an_embedding_of_codes_gives_the_numbers_that_they_stand_for(name):
     """A model whose embedding is packed computes, bit for bit, what it does with a table of its numbers."""

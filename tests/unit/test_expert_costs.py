@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from fakes import END, FakeEngine, decode
@@ -94,7 +95,7 @@ def test_more_tokens_never_need_fewer_experts(passes: list[tuple[list[int], floa
     for shares, fraction in passes:
         needs.observe(shares, round(needs.a_token + fraction * (needs.experts - needs.a_token)))
     found = [needs(tokens) for tokens in range(1, 40)]
-    assert all(later >= earlier - 1e-9 for earlier, later in zip(found, found[1:], strict=False))
+    assert all(later >= earlier - 1e-9 for earlier, later in pairwise(found))
     assert found[-1] <= needs.experts + 1e-9 and found[0] >= needs.a_token - 1e-9
 
 

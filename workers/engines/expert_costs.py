@@ -53,7 +53,7 @@ class ExpertNeeds:
     def observe(self, shares: Sequence[int], read: int) -> None:
         """A pass had so many tokens of each row, and read so many experts."""
         self.rows = len(shares)
-        if max(shares, default=1) < 2 and self.rows < 2 or not self.a_token <= read <= MOST_NEEDED * self.experts:
+        if sum(shares) < 2 or not self.a_token <= read <= MOST_NEEDED * self.experts:
             return
         counted = self._tokens_behind(read)
         if max(shares) < 2:
@@ -65,8 +65,8 @@ class ExpertNeeds:
         _learn(self._in_a_row, _usual_size(shares), exponent)
 
     def _of(self, counted: float) -> float:
-        return sum(
-            layers * experts * (1.0 - (1.0 - chosen / experts) ** counted) for experts, chosen, layers in self._kinds
+        return math.fsum(
+            layers * experts * (1.0 - math.pow(1.0 - chosen / experts, counted)) for experts, chosen, layers in self._kinds
         )
 
     def _tokens_behind(self, read: int) -> float:
@@ -100,7 +100,7 @@ class ExpertSharing:
         return 1.0 - self.reading(tokens) * (1.0 - needed / self._apart(tokens))
 
     def record(self, sizes: Sequence[int]) -> dict[str, object]:
-        """For job.json: experts of all layers, of a token, and of passes over these numbers of tokens of the rows at work."""
+        """For job.json: experts of all layers, of a token, of passes over so many tokens of the rows at work."""
         needs = self.needs
         return {
             "experts": needs.experts,
