@@ -170,15 +170,15 @@ def needed_bytes(engine: NativeEngine, timing: Timing, tokens: int) -> float:
 
 
 def products_a_token(engine: NativeEngine) -> int:
-    """Of one token of a prefill, behind which nobody asks for logits: with every layer's matrices but the head."""
-    program = engine.model.program
-    products, before_choice = 0, 0
+    """Of a prefill: with every matrix before the last layer's select, behind which only one token goes on."""
+    program, products = engine.model.program, 0
     for op in program.ops:
+        if op.kind is Kind.SELECT:
+            break
         if op.kind in (Kind.LINEAR, Kind.EXPERTS):
             weight = program.weights[op.weight]
-            before_choice = weight.rows * weight.columns
-            products += before_choice * (op.kv_heads if op.kind is Kind.EXPERTS else 1)
-    return products - before_choice
+            products += weight.rows * weight.columns * (op.kv_heads if op.kind is Kind.EXPERTS else 1)
+    return products
 
 
 def bits_a_weight(engine: NativeEngine) -> float:
