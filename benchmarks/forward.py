@@ -32,7 +32,7 @@ from peaks import Peaks
 from stream import Stream
 
 from outrider.kernels import library, packer
-from outrider.kernels.program import Cache, Format, Kind
+from outrider.kernels.program import Format, Kind
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
@@ -170,15 +170,15 @@ def needed_bytes(engine: NativeEngine, timing: Timing, tokens: int) -> float:
 
 
 def products_a_token(engine: NativeEngine) -> int:
-    """Of one token of a prefill, behind which nobody asks for logits: with every layer's matrices but the head."""
-    program = engine.model.program
-    products, before_choice = 0, 0
+    """Of a prefill: with every matrix before the last layer's select, behind which only one token goes on."""
+    program, products = engine.model.program, 0
     for op in program.ops:
+        if op.kind is Kind.SELECT:
+            break
         if op.kind in (Kind.LINEAR, Kind.EXPERTS):
             weight = program.weights[op.weight]
-            before_choice = weight.rows * weight.columns
-            products += before_choice * (op.kv_heads if op.kind is Kind.EXPERTS else 1)
-    return products - before_choice
+            products += weight.rows * weight.columns * (op.kv_heads if op.kind is Kind.EXPERTS else 1)
+    return products
 
 
 def bits_a_weight(engine: NativeEngine) -> float:
@@ -190,8 +190,7 @@ def bits_a_weight(engine: NativeEngine) -> float:
 def cache_bytes(engine: NativeEngine, tokens: int) -> int:
     program = engine.model.program
     attentions = [op for op in program.ops if op.key.buffer >= 0]
-    scales = 4 if program.cache is Cache.INT8 else 0
-    return tokens * sum(2 * (op.key.width * program.cache.element_bytes + op.kv_heads * scales) for op in attentions)
+    return tokens * sum(2 * op.key.width for op in attentions) * program.cache.element_bytes
 
 
 def report(engine: NativeEngine, timing: Timing, stream: float, peak: float) -> dict[str, Any]:

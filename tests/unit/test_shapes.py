@@ -10,14 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks.shapes.__main__ import lay
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from benchmarks.mixture import make
+from benchmarks.shapes.__main__ import lay, smaller
 from benchmarks.shapes.catalogue import System, catalogue, find_system
 from outrider.kernels.program import Format
+from outrider.workers.engines.engine import Feed
 from outrider.workers.errors import PairError
+from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.families import build_program
+from outrider.workers.models.model_info import find
+from outrider.workers.models.opening import open_model
 from outrider.workers.models.preparation import prepare_pair
 
 # Parameters as the models' own pages state them, in billions.
@@ -38,6 +45,7 @@ STATED = {
     "bigcode/starcoder": 15.5,
     "bigcode/gpt_bigcode-santacoder": 1.12,
     "bigcode/tiny_starcoder_py": 0.164,
+    "Qwen/Qwen3-30B-A3B": 30.5,
 }
 LLAMA = dict(
     hidden_size=128,
@@ -142,3 +150,42 @@ def test_a_tiny_one_of_each_family_through_the_command_line(
     if inflated:
         assert found["modes"]["assisted"]["all"]["tokens_per_round"] > 1.5, "the same function accepts its own proposals"
     assert done.stdout.count("| Example# | Prompt Length (tokens) | New Tokens Generated | Total Time (s) |") == 2
+
+
+SPARSE = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256)
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        tiny("Qwen/Qwen3-30B-A3B", SPARSE, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32),
+        tiny("openai/gpt-oss-20b", SPARSE, num_local_experts=6, num_experts_per_tok=2, intermediate_size=32),
+    ],
+    ids=lambda system: system.family,
+)
+def test_sparse_shapes_are_run_by_the_native_engine(
+    system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    path = lay(smaller(system, 2, 4128), tmp_path)
+    opened = open_model(ModelSpec(str(path), "native", "w4abf16" if system.family == "gpt_oss" else "w4a8", threads=1))
+    assert ("mxfp4" in opened.notes[0]) is (system.family == "gpt_oss")
+    opened.engine.open(0, Sampling(), 3)
+    assert opened.engine.feed([Feed(0, [5, 6, 7], 1)])[0].tokens
+    assert opened.engine.mixture is not None and len(opened.engine.mixture.routers) == 2
+
+
+@pytest.mark.slow
+def test_a_dense_model_becomes_a_mixture_that_writes_nearly_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    dense = find("pocket")
+    make(dense, tmp_path / "mixture", experts=3, chosen=2, noise=0.0, seed=1)
+    prompt = list(range(40, 60))
+    scores = []
+    for path in (dense, tmp_path / "mixture"):
+        engine = open_model(ModelSpec(str(path), "native", "fp32", threads=1)).engine
+        engine.open(0, Sampling(), len(prompt))
+        scores.append(engine.scores([Feed(0, prompt, len(prompt))]))
+    assert np.abs(scores[0] - scores[1]).max() < 1e-4 * np.abs(scores[0]).max()
