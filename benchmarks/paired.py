@@ -112,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(DRAFT_NOISE), default="1b")
     parser.add_argument("--draft-noise", type=float, help=f"default: {DRAFT_NOISE}")
+    parser.add_argument("--draft", type=Path, help="a directory instead of the inflated draft")
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rows", type=int, help="in a turn; default: one batch")
@@ -128,7 +129,8 @@ def main() -> None:
     machine = read_topology()
     if len(machine.usable_cores) < 2:
         parser.error("one core only: there the pair has one layout, which cannot be held to plain decoding")
-    target, draft = pair(asked.shape, DRAFT_NOISE[asked.shape] if asked.draft_noise is None else asked.draft_noise)
+    noise = DRAFT_NOISE[asked.shape] if asked.draft_noise is None else asked.draft_noise
+    target, draft = pair(asked.shape, noise, asked.draft)
     tokenizer = Tokenizer(target)
     prompts = [tokenizer.encode(text) for text in prompts_of(asked.prompts)]
     rows = asked.rows or asked.batch
@@ -156,7 +158,8 @@ def main() -> None:
         found["costs"] = {name: both.costs.get(name) for name in ("verify", "draft")}
     for name, value in found.items():
         print(f"{name:26} {value}")
-    print(json.dumps({"asked": {**vars(asked), "prompts": [str(file) for file in asked.prompts]}, **found}))
+    asked_for = vars(asked) | {"draft": str(draft), "prompts": list(map(str, asked.prompts))}
+    print(json.dumps({"asked": asked_for, **found}))
 
 
 if __name__ == "__main__":
