@@ -40,9 +40,9 @@ DRAFT_SEED = 7
 CHANCE = 0.8
 
 
-def pair(shape: str, noise: float) -> tuple[Path, Path]:
+def pair(shape: str, noise: float, draft: Path | None = None) -> tuple[Path, Path]:
     """The directories of target and draft, made where they are missing."""
-    draft = cache_directory() / "benchmarks" / f"{DRAFT}-noise-{noise:g}"
+    draft = draft or cache_directory() / "benchmarks" / f"{DRAFT}-noise-{noise:g}"
     if not (draft / "config.json").is_file():
         print(f"inflating {DRAFT} into {draft}", file=sys.stderr, flush=True)
         inflate(find(POCKET), draft, SHAPES[DRAFT], noise, DRAFT_SEED)
@@ -249,6 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(DRAFT_NOISE), default="1b")
     parser.add_argument("--draft-noise", type=float, help=f"default: {DRAFT_NOISE}")
+    parser.add_argument("--draft", type=Path, help="a directory instead of the inflated draft")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--draft-tokens", default="auto")
     parser.add_argument("--rows", type=int, default=8)
@@ -268,11 +269,13 @@ def main() -> None:
         found = measure(asked, asked.work or Path(temporary))
     for name, value in found.items():
         print(f"{name:24} {value}")
-    print(json.dumps({"asked": {**vars(asked), "work": None, "prompts": [str(file) for file in asked.prompts]}, **found}))
+    asked_for = vars(asked) | {"work": None, "draft": str(asked.draft or ""), "prompts": list(map(str, asked.prompts))}
+    print(json.dumps({"asked": asked_for, **found}))
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    target, draft = pair(asked.shape, DRAFT_NOISE[asked.shape] if asked.draft_noise is None else asked.draft_noise)
+    noise = DRAFT_NOISE[asked.shape] if asked.draft_noise is None else asked.draft_noise
+    target, draft = pair(asked.shape, noise, asked.draft)
     folder.mkdir(parents=True, exist_ok=True)
     rows = folder / "rows.jsonl"
     write_rows(rows, rows_of(prompts_of(asked.prompts), asked.rows))

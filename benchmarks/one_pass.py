@@ -67,7 +67,7 @@ PAIRS = {
         LLAMA | _shape(2048, 16, 32, 8, 8192) | {"tie_word_embeddings": True},
     ),
 }
-PREFIX, ROW = 64, -5
+PREFIX, ROW = 64, 1 << 20
 STEPS, ONE_PASS, PLAIN = "steps", "one pass", "plain"
 
 
@@ -123,8 +123,8 @@ def of_zeros(config: dict[str, Any], precision: str, threads: int, draft: bool) 
 class Passes:
     """Passes of one engine over rows behind a short text."""
 
-    def __init__(self, engine: Engine, rows: int) -> None:
-        self._engine, self._rows = engine, [ROW - at for at in range(rows)]
+    def __init__(self, engine: Engine, first: int, rows: int) -> None:
+        self._engine, self._rows = engine, range(first, first + rows)
         for row in self._rows:
             engine.open(row, Sampling(), PREFIX)
             engine.feed([Feed(row, self._some(PREFIX), 0)])
@@ -157,7 +157,8 @@ class Passes:
 
 
 def by_passes(target: Engine, steps: Engine, one_pass: Engine, count: int, rows: int, rounds: int) -> dict[str, Any]:
-    passes = [Passes(engine, rows) for engine in (target, steps, one_pass)]
+    # Both drafts may be one engine.
+    passes = [Passes(engine, ROW + at * rows, rows) for at, engine in enumerate((target, steps, one_pass))]
     took: list[tuple[float, float, float]] = []
     for _ in range(rounds + 2):
         verify = passes[0].seconds(count + 1, count + 1)
@@ -318,7 +319,7 @@ def main() -> None:
         engines = [model.engine for model, _ in models.values()]
     found: dict[str, Any] = {"passes": []}
     for batch, count in product(asked.batch, filter(None, asked.draft_tokens)):
-        line = {"batch": batch, "k": count, **by_passes(*engines, count, batch, asked.rounds)}
+        line = {"batch": batch, "k": count, **by_passes(engines[0], engines[1], engines[2], count, batch, asked.rounds)}
         found["passes"].append(line)
         print(line, flush=True)
     if models and not asked.passes_only:

@@ -112,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(DRAFT_NOISE), default="1b")
     parser.add_argument("--target", type=Path, help="a model's directory instead of the shape's")
-    parser.add_argument("--draft", type=Path, help="likewise the draft's")
+    parser.add_argument("--draft", type=Path, help="likewise the draft's, which may be given alone")
     parser.add_argument("--draft-noise", type=float, help=f"default: {DRAFT_NOISE}")
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--batch", type=int, default=4)
@@ -130,10 +130,10 @@ def main() -> None:
     machine = read_topology()
     if len(machine.usable_cores) < 2:
         parser.error("one core only: there the pair has one layout, which cannot be held to plain decoding")
-    if (asked.target is None) is not (asked.draft is None):
-        parser.error("--target and --draft go together")
+    if asked.target is not None and asked.draft is None:
+        parser.error("--target: name its --draft too")
     noise = DRAFT_NOISE[asked.shape] if asked.draft_noise is None else asked.draft_noise
-    target, draft = (asked.target, asked.draft) if asked.target else pair(asked.shape, noise)
+    target, draft = (asked.target, asked.draft) if asked.target else pair(asked.shape, noise, asked.draft)
     tokenizer = Tokenizer(target)
     prompts = [tokenizer.encode(text) for text in prompts_of(asked.prompts)]
     rows = asked.rows or asked.batch
@@ -161,7 +161,7 @@ def main() -> None:
         found["costs"] = {name: both.costs.get(name) for name in ("verify", "draft", "experts")}
     for name, value in found.items():
         print(f"{name:26} {value}")
-    print(json.dumps({"asked": vars(asked), **found}, default=str))
+    print(json.dumps({"asked": vars(asked) | {"draft": draft}, **found}, default=str))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from fakes import END, FakeEngine, decode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.workers import speculation
 from outrider.workers.engines.costs import CostCurve, measure
 from outrider.workers.engines.engine import Chosen, Feed, Mixture, Router
 from outrider.workers.engines.expert_costs import MOST_READING, ExpertNeeds, ExpertSharing, expert_seconds
 from outrider.workers.messages import Row
-from outrider.workers.speculation import DraftCost
+from outrider.workers.speculation import MOST_CANDIDATES, DraftCost
 from outrider.workers.target.proposers import LookupProposer
+from outrider.workers.target.slots import best_request, side_by_side
 from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 
@@ -149,7 +149,8 @@ def test_what_is_kept_of_the_start_learns_what_texts_need_but_no_seconds() -> No
 
 
 def best_k(curve: CostCurve, chance: float) -> int:
-    return speculation.best_request([chance], curve, DraftCost(0.02, 0.01)).counts[0]
+    reaches = side_by_side([[chance**held for held in range(1, MOST_CANDIDATES + 1)]])
+    return best_request(reaches, curve, DraftCost(0.02, 0.01)).counts[0]
 
 
 def test_the_number_of_candidates_goes_by_the_experts_that_they_need() -> None:

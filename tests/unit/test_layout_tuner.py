@@ -118,6 +118,16 @@ def rows(count: int) -> list[Row]:
     return [Row(key, (key % END, 3, 1), 60, Sampling(temperature=key % 2, seed=key)) for key in range(count)]
 
 
+def test_without_another_layout_turns_are_held_against_plain_decoding_alone() -> None:
+    """As with a parallel draft, which never runs ahead."""
+    bench, job = Bench(layouts=[each for each in ARRANGEMENTS if each.kind is LayoutKind.TURNS]), rows(300)
+    ended = bench.work(job)
+    assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in job}
+    assert bench.tuner.record is not None
+    assert bench.tuner.record.rates.keys() == {"turns", "plain"}
+    assert bench.moves == [], "on the same cores"
+
+
 def test_texts_stay_the_same_while_arrangements_change_and_the_fastest_is_kept() -> None:
     bench, job = Bench(), rows(600)
     ended = bench.work(job)

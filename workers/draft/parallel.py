@@ -14,46 +14,52 @@ from math import inf
 
 import numpy as np
 
-from outrider.workers.engines.costs import CostCurve
+from outrider.workers.engines.costs import CostCurve, Recent
 from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Engine, Feed, FeedMasks, Guide, PassMasks
 from outrider.workers.speculation import MOST_CANDIDATES
 
 EVERY_TOKEN = np.uint32(0xFFFFFFFF)
 # The share of a new observation in the mean of how many tokens a row brings.
 FRESH = 0.05
-# What passes cost changes slowly: it is reckoned anew after so many.
+# That mean changes slowly: what passes over so many tokens take is looked up again after so many.
 PASSES_BETWEEN = 16
 
 
 @dataclass(slots=True)
 class OnePass:
-    """How a model proposes that was trained on ``mask_token``, and what that costs: ``curve`` is of passes by tokens."""
+    """How a model proposes that was trained on ``mask_token``, and what that costs: ``curve`` is of passes by tokens.
+
+    The curve was measured when the model was loaded, often beside a target that was being loaded too. So its shape is
+    believed, and how much faster or slower passes are than it says is what was usual of late.
+    """
 
     mask_token: int
     curve: CostCurve
     # How many tokens of its text a row brings to a pass: its candidates that held, and the target's own.
     brought: float = 2.0
-    _known: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    _pace: Recent = field(default_factory=Recent)
+    _by_curve: dict[int, tuple[float, ...]] = field(default_factory=dict)
     _observed: int = 0
 
     def decode(self, engine: Engine, decode_feeds: Sequence[DecodeFeed]) -> DecodeResult:
         result = decode_in_one_pass(engine, decode_feeds, self.mask_token)
         [(rows, seconds)] = result.steps
         text = sum(len(feed.tokens) for feed in decode_feeds)
-        self.curve.observe(text + sum(feed.most - 1 for feed in decode_feeds), seconds)
+        self._pace.observe(1, seconds / self.curve(text + sum(feed.most - 1 for feed in decode_feeds)))
         # A row that is read for the first time brings more than others will.
         self.brought += FRESH * (min(text / rows, MOST_CANDIDATES) - self.brought)
         self._observed += 1
         if self._observed % PASSES_BETWEEN == 0:
-            self._known.clear()
+            self._by_curve.clear()
         return result
 
     def seconds(self, rows: int) -> tuple[float, ...]:
         """Of a pass that makes 1, 2 and so on candidates for each of so many rows."""
-        if rows not in self._known:
+        if rows not in self._by_curve:
             counts = range(1, MOST_CANDIDATES + 1)
-            self._known[rows] = tuple(self.curve(round(max(1, rows) * (self.brought + count - 1))) for count in counts)
-        return self._known[rows]
+            self._by_curve[rows] = tuple(self.curve(round(max(1, rows) * (self.brought + count - 1))) for count in counts)
+        pace = self._pace(1) or 1.0
+        return tuple(pace * seconds for seconds in self._by_curve[rows])
 
 
 def decode_in_one_pass(engine: Engine, decode_feeds: Sequence[DecodeFeed], mask_token: int) -> DecodeResult:
