@@ -32,7 +32,7 @@ from peaks import Peaks
 from stream import Stream
 
 from outrider.kernels import library, packer
-from outrider.kernels.program import Format, Kind
+from outrider.kernels.program import Cache, Format, Kind
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
@@ -190,7 +190,8 @@ def bits_a_weight(engine: NativeEngine) -> float:
 def cache_bytes(engine: NativeEngine, tokens: int) -> int:
     program = engine.model.program
     attentions = [op for op in program.ops if op.key.buffer >= 0]
-    return tokens * sum(2 * op.key.width for op in attentions) * program.cache.element_bytes
+    scales = 4 if program.cache is Cache.INT8 else 0
+    return tokens * sum(2 * (op.key.width * program.cache.element_bytes + op.kv_heads * scales) for op in attentions)
 
 
 def report(engine: NativeEngine, timing: Timing, stream: float, peak: float) -> dict[str, Any]:
