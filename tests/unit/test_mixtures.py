@@ -105,6 +105,38 @@ def test_mxfp4_is_what_its_codes_stand_for(mxfp4: tuple[Path, Path]) -> None:
     assert not [each for given, text in zip(prompts, texts, strict=True) if (each := difference(model, given, text))]
 
 
+@pytest.mark.slow
+@one_thread()
+@torch.inference_mode()
+def test_the_perplexity_in_mxfp4_is_that_of_the_same_weights_in_bf16(tmp_path: Path) -> None:
+    path, dequantised = tmp_path / "mxfp4", tmp_path / "plain"
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_local_experts": 8, "num_experts_per_tok": 4}
+    model = tiny_model(
+        "gpt-oss", 11, **sizes, num_hidden_layers=4, vocab_size=1000, head_dim=32, max_position_embeddings=1024
+    )
+    plain: Tensors = {}
+
+    def in_bf16(tensors: Tensors) -> Tensors:
+        return {name: value.bfloat16() if value.is_floating_point() else value for name, value in tensors.items()}
+
+    for each in (path, dequantised):
+        model.save_pretrained(each)
+    rewritten(path, lambda tensors: in_bf16(in_mxfp4(path, tensors, plain)))
+    rewritten(dequantised, lambda tensors: in_bf16(tensors | plain))
+    set_config(path, quantization_config=MXFP4)
+    texts = np.random.default_rng(5).integers(5, 990, (4, 500))
+    found = []
+    for each, precision in ((path, "w4abf16"), (dequantised, "bf16")):
+        engine, losses = open_native(each, precision, threads=1), []
+        for text in texts.tolist():
+            scores = logits(engine, text)[:-1].astype(np.float64)
+            scores -= scores.max(axis=1, keepdims=True)
+            chosen = np.take_along_axis(scores, np.array(text[1:])[:, None], axis=1)[:, 0]
+            losses.append(np.log(np.exp(scores).sum(axis=1)) - chosen)
+        found.append(np.concatenate(losses))
+    assert abs(np.exp(found[0].mean() - found[1].mean()) - 1.0) < 1e-3
+
+
 def test_a_scale_that_is_no_number_is_refused(mxfp4: tuple[Path, Path]) -> None:
     path, _ = mxfp4
     name = "model.layers.1.mlp.experts.down_proj_scales"
