@@ -66,8 +66,11 @@ class InProcess:
         pass
 
 
-def opened(path: Path, engine: str, precision: str, threads: int = 2, device: str = "cpu") -> OpenModel:
-    """With an end token of the test's own, since tiny models have none."""
+def opened(path: Path, engine: str, precision: str, threads: int = 1, device: str = "cpu") -> OpenModel:
+    """With an end token of the test's own, since tiny models have none.
+
+    On one thread: several change no bit (tests/kernels), and beside other tests they would wait for one another.
+    """
     spec = ModelSpec(str(path), engine, precision, device, 0 if engine == "hf" else threads)
     return replace(open_model(spec), end_tokens=(END,))
 
