@@ -1,5 +1,7 @@
 # make help lists the targets.
 PYTHON ?= python3
+# Many processes are started by the tests: each would compile the program anew.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 # The oldest Ray that pyproject.toml allows, in an environment of its own over the first.
 OLDEST_RAY := 2.52
@@ -10,7 +12,7 @@ PARALLEL := -n logical --maxprocesses 8 --dist loadfile
 KERNEL_SOURCES := $(shell find kernels -name '*.cpp' -o -name '*.inc' -o -name '*.h')
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels runner workers -name '*.py' -o -name '*.cpp' -o -name '*.inc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: help format hooks tidy coverage run test test-slow test-oldest-ray test-all lint bench wheel sanitize sanitize-threads clean
+.PHONY: help format hooks tidy coverage run test test-slow test-oldest-ray test-all lint lint-format lint-program lint-tests bench wheel sanitize sanitize-threads clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -23,15 +25,15 @@ test: $(VENV)/testable ## the fast tests, about a minute
 
 # Those that start a Ray wait for one another: they pin their actors to the machine's cores.
 test-slow: $(VENV)/testable ## the tests that start Ray, build kernels or kill processes
-	$(BIN)/python -m pytest -q -m "slow and not ray and not cluster" $(PARALLEL)
+	OUTRIDER_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -m "slow and not ray and not cluster" $(PARALLEL)
 	$(BIN)/python -m pytest -q -m "slow and (ray or cluster)"
 
-# The fast tests, and of the slow ones those that start a Ray and run a job, on the oldest Ray.
-test-oldest-ray: $(OLDEST_VENV)/installed ## the fast tests and those of Ray itself, with the oldest Ray that is allowed
-	$(OLDEST_VENV)/bin/python -m pytest -q $(PARALLEL)
-	$(OLDEST_VENV)/bin/python -m pytest -q -m oldest_ray
+# What another Ray could change: the fast tests of files that import it (tests/support/of_ray.py), and some that run a job.
+test-oldest-ray: $(OLDEST_VENV)/installed ## what another Ray could change, with the oldest Ray that is allowed
+	$(OLDEST_VENV)/bin/python -m pytest -q $(PARALLEL) -m "oldest_ray and not slow" tests/unit
+	$(OLDEST_VENV)/bin/python -m pytest -q -m oldest_ray tests/ray
 
-test-all: $(VENV)/testable $(OLDEST_VENV)/installed ## the slow tests, and the fast ones on the oldest Ray, side by side
+test-all: $(VENV)/testable $(OLDEST_VENV)/installed ## the slow tests, and those of Ray on its oldest version, side by side
 	$(BIN)/python tools/all_tests.py
 
 format: $(VENV)/testable ## ruff's formatter, and clang-format for the kernels
@@ -49,11 +51,17 @@ tidy: $(VENV)/testable ## clang-tidy over the kernels (a minute)
 coverage: $(VENV)/testable ## which lines the fast tests run: build/coverage/index.html
 	$(BIN)/python -m pytest -q $(PARALLEL) --cov=outrider --cov-report=term:skip-covered --cov-report=html:build/coverage
 
-lint: $(VENV)/testable ## ruff, mypy and clang-format
+lint: lint-format lint-program lint-tests ## ruff, mypy and clang-format; side by side with -j
+
+lint-format: $(VENV)/testable
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(KERNEL_SOURCES)
+
+lint-program: $(VENV)/testable
 	$(BIN)/mypy
+
+lint-tests: $(VENV)/testable
 	$(BIN)/mypy --config-file tests/mypy.ini tests
 
 wheel: $(VENV)/testable ## a wheel in dist/ that needs no compiler where it is installed (glibc of this machine or newer)
@@ -88,9 +96,10 @@ $(VENV)/installed: $(VENV)/bin/python $(SOURCES)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-$(VENV)/testable: $(VENV)/installed
+# One installation, since each builds the kernels.
+$(VENV)/testable: $(VENV)/bin/python $(SOURCES)
 	$(BIN)/pip install --quiet --editable '.[test]'
-	touch $@
+	touch $(VENV)/installed $@
 
 # All else comes from the first environment; the program is started with this one's Python.
 $(OLDEST_VENV)/installed: $(VENV)/testable pyproject.toml

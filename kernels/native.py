@@ -26,28 +26,11 @@ from outrider.kernels.library import (
 )
 from outrider.kernels.packer import weight_structure
 from outrider.kernels.program import Op, Program, Slice
+from outrider.kernels.sampling_values import SamplingValues
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingValues:
-    """How a row's tokens are chosen; the same fields as workers.messages.Sampling, which this layer does not know."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    sample: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
-    end_tokens: tuple[int, ...] | None = None
-
-
-def _sampling(values: Any) -> SamplingStructure:
-    """From anything with the fields of ``SamplingValues``. The arrays live as long as the structure."""
+def _sampling(values: SamplingValues) -> SamplingStructure:
+    """The arrays live as long as the structure."""
     count = len(values.logit_bias)
     tokens = (c_int32 * count)(*(token for token, _ in values.logit_bias))
     biases = (c_double * count)(*(bias for _, bias in values.logit_bias))
@@ -193,14 +176,14 @@ class NativeModel:
         """Take memory now for passes of so many tokens and choices, and for so many tokens of cache (256 MB at most)."""
         check(load().outrider_engine_reserve(self._engine, tokens, selected, cache_tokens))
 
-    def open(self, sampling: Any = None, prompt: int = 0) -> int:
+    def open(self, sampling: SamplingValues | None = None, prompt: int = 0) -> int:
         """Begins an empty row; its first ``prompt`` tokens are its prompt. ``sampling``: like ``SamplingValues``."""
         row = c_int32()
         structure = _sampling(SamplingValues() if sampling is None else sampling)
         check(load().outrider_row_open(self._engine, byref(structure), prompt, byref(row)))
         return row.value
 
-    def fork(self, source: int, length: int, sampling: Any = None, prompt: int = 0) -> int:
+    def fork(self, source: int, length: int, sampling: SamplingValues | None = None, prompt: int = 0) -> int:
         """Begins a row with the first ``length`` tokens of another; their cache is shared until one of them writes."""
         row = c_int32()
         structure = _sampling(SamplingValues() if sampling is None else sampling)
@@ -400,7 +383,7 @@ def log_probabilities(logits: NDArray[np.float32], chosen: int, count: int) -> l
 
 def choose(
     logits: NDArray[np.float32],
-    sampling: Any,
+    sampling: SamplingValues,
     history: Sequence[int],
     prompt: int,
     with_scores: bool = True,

@@ -10,6 +10,7 @@ leave. What failed has a second turn, alone, when all else has ended: two cores 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import threading
@@ -35,6 +36,8 @@ class Tests:
     name: str
     python: str
     arguments: tuple[str, ...]
+    # tests/support/examples.py
+    all_examples: bool = False
 
     def command(self, logs: Path) -> list[str]:
         cache = f"cache_dir={logs / f'cache-{self.name}'}"
@@ -60,8 +63,8 @@ STREAMS = (
     Stream((Tests("hosts", NEWEST, ("-m", "slow and (ray or cluster)", "tests/cluster", "tests/unit", DOOR)),), APART),
     Stream(
         (
-            Tests("computing", NEWEST, ("-m", "slow and not ray and not cluster", *PARALLEL)),
-            Tests("fast-oldest-ray", OLDEST, PARALLEL),
+            Tests("computing", NEWEST, ("-m", "slow and not ray and not cluster", *PARALLEL), all_examples=True),
+            Tests("fast-oldest-ray", OLDEST, ("-m", "oldest_ray and not slow", "tests/unit", *PARALLEL)),
         ),
         LAST,
     ),
@@ -79,9 +82,15 @@ def last_line(log: Path) -> str:
 
 def run(tests: Tests, within: Sequence[str], logs: Path, *more: str) -> bool:
     log = logs / f"{tests.name}.log"
+    environment = {**os.environ, **({"OUTRIDER_ALL_EXAMPLES": "1"} if tests.all_examples else {})}
     with log.open("a") as file:
         code = subprocess.run(
-            [*within, *tests.command(logs), *more], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False
+            [*within, *tests.command(logs), *more],
+            cwd=ROOT,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
         ).returncode
     print(f"{time.strftime('%H:%M:%S')} {tests.name}: {last_line(log)}", flush=True)
     return code == 0

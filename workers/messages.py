@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from outrider.kernels.sampling_values import SamplingValues
 from outrider.workers.counters import clock, counter, phases
 from outrider.workers.machine.pinning import Launch
 from outrider.workers.speculation import LayoutKind
@@ -22,26 +23,9 @@ TokenLogprobs = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How a row's tokens are chosen. Greedy when ``temperature`` is 0.
+class Sampling(SamplingValues):
+    """How a row's tokens are chosen. ``grammar`` is llguidance's, of what the answer must be ("": anything)."""
 
-    ``seed`` and ``sample`` (which of the row's n answers this is) key the noise; the defaults of all others are neutral.
-    ``end_tokens`` end the row (None: those of the model do), and cannot be chosen before ``min_tokens`` others are written.
-    ``grammar`` is llguidance's, of what the answer must be ("": anything).
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    sample: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
-    end_tokens: tuple[int, ...] | None = None
     grammar: str = ""
 
     @property

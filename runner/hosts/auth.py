@@ -16,12 +16,12 @@ from pathlib import Path
 from outrider.workers.errors import JobError, UsageError
 
 PROBE_SECONDS = 60.0
-OPEN, GUARDED = 0, 3
+OPEN, WANTS_TOKEN = 0, 3
 # Run without a token, in a process of its own: Ray reads its settings once.
 PROBE = f"""
 import sys
 from outrider.workers.ray_compat import answers_anybody
-sys.exit({OPEN} if answers_anybody(sys.argv[1]) else {GUARDED})
+sys.exit({OPEN} if answers_anybody(sys.argv[1]) else {WANTS_TOKEN})
 """
 
 
@@ -108,5 +108,5 @@ def refuse_open(address: str) -> None:
             f"the cluster at {address} answers without a token, so whoever reaches its ports can run programs on its "
             "hosts: start Ray with RAY_AUTH_MODE=token on all of them (cluster.yaml does)"
         )
-    if answer != GUARDED:
+    if answer != WANTS_TOKEN:
         raise JobError(f"whether the cluster at {address} wants a token cannot be told: it gave no answer")

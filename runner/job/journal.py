@@ -132,6 +132,20 @@ class Counts:
         return self.rows - self.done - self.failed
 
 
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All that is done within it, or nothing."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        # A full disk may have rolled back already.
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
 def on_network_file_system(path: Path, mounts: str) -> bool:
     """Whether the path lies on a network file system, by a text in the form of /proc/mounts."""
     best, kind = "", ""
@@ -185,16 +199,8 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._translated():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                # A full disk may have rolled back already.
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._translated(), transaction(self._db):
+            yield self._db
 
     def _query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._translated():

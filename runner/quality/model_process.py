@@ -36,7 +36,7 @@ class ModelProcess:
         context = multiprocessing.get_context("spawn")
         self._news, news = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(
-            max_workers=1, mp_context=context, initializer=_settle_in, initargs=(news, actor.cores)
+            max_workers=1, mp_context=context, initializer=_bind_and_watch, initargs=(news, actor.cores)
         )
         self.actor = actor
         self._pid = self.begin(os.getpid)()
@@ -86,7 +86,7 @@ def tell(news: Any) -> None:
     _news.send(news)
 
 
-def settled(model_bytes: int, request: PlacementRequest, seconds: float, say: Callable[[str], None]) -> ModelProcess:
+def placed_process(model_bytes: int, request: PlacementRequest, seconds: float, say: Callable[[str], None]) -> ModelProcess:
     """A process on cores that are free, waited for where others hold them, and that it holds from now on."""
     while True:
         planned = plan_on_free_cores(ModelSizes(model_bytes), request, seconds, say).actors[0]
@@ -100,7 +100,7 @@ def settled(model_bytes: int, request: PlacementRequest, seconds: float, say: Ca
         return process
 
 
-def _settle_in(news: Connection, cores: tuple[int, ...]) -> None:
+def _bind_and_watch(news: Connection, cores: tuple[int, ...]) -> None:
     global _news
     _news = news
     # Ctrl-C reaches the whole group; this process goes without the traceback that Python would print.

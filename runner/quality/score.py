@@ -12,7 +12,7 @@ from outrider.runner.model_choice import choose_models
 from outrider.runner.options import ScoreSpec
 from outrider.runner.planning.placement_request import PlacementRequest
 from outrider.runner.planning.replica_plan import loaded_bytes
-from outrider.runner.quality.model_process import ModelProcess, settled
+from outrider.runner.quality.model_process import ModelProcess, placed_process
 from outrider.runner.quality.progress import ProgressLine
 from outrider.runner.quality.texts import opened, texts
 from outrider.runner.report.display import console
@@ -48,7 +48,7 @@ def score(spec: ScoreSpec, as_json: bool) -> None:
             if first is None:
                 raise UsageError(f"{source.name} holds no two tokens that follow each other: there is nothing to predict")
             line.show("loading the model")
-            with settled(needed, PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
+            with placed_process(needed, PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
                 figures = _scored(process, models, first, windows, line)
     _report(spec, figures, models, size, stride, as_json)
 

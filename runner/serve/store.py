@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.runner.job.journal import on_network_file_system
+from outrider.runner.job.journal import on_network_file_system, transaction
 from outrider.workers.errors import JobError
 
 STORE = "serve.db"
@@ -112,15 +112,8 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._translated():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._lock, self._translated(), transaction(self._db):
+            yield self._db
 
     def _query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._lock, self._translated():

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from outrider.kernels import library, packer, packing, storage
 from outrider.kernels.program import Format, Weight
 
@@ -32,7 +33,7 @@ def pack_natively(weight: Weight, matrix: np.ndarray, source_type: str = "F32", 
     return memory.array[: packing.packed_size(weight)].copy()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     format=st.sampled_from(FORMATS),
     rows=st.integers(1, 70),
@@ -69,7 +70,7 @@ def test_half_precision_sources(format, source_type):
     np.testing.assert_array_equal(pack_natively(weight, halves, source_type), packing.pack(weight, exact))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(rows=st.integers(1, 40), columns=st.integers(1, 600), exponent=st.integers(-6, 4), seed=st.integers(0, 1 << 16))
 def test_compiled_search_for_factors_is_the_definition(rows, columns, exponent, seed):
     generator = np.random.default_rng(seed)

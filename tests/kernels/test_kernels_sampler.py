@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_models import LLAMA, LONG, packed, tokens
 
+from examples import examples
 from outrider.kernels import arithmetic, library, native
 from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Format
@@ -47,7 +48,7 @@ def counts(history: list[int]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("isa", library.available_instruction_sets())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_scores_and_choices_are_the_definitions(isa, data):
     vocabulary = data.draw(st.sampled_from((5, 17, 64, 1000, 4099)))
@@ -80,7 +81,7 @@ def test_scores_and_choices_are_the_definitions(isa, data):
 
 
 @pytest.mark.parametrize("isa", library.available_instruction_sets())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_log_probabilities_are_the_definitions(isa, data):
     vocabulary = data.draw(st.sampled_from((1, 5, 17, 64, 1000, 4099)))

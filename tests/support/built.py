@@ -67,9 +67,12 @@ class InProcess:
 
 
 def opened(
-    path: Path, engine: str, precision: str, threads: int = 2, device: str = "cpu", cache_precision: str = "auto"
+    path: Path, engine: str, precision: str, threads: int = 1, device: str = "cpu", cache_precision: str = "auto"
 ) -> OpenModel:
-    """With an end token of the test's own, since tiny models have none."""
+    """With an end token of the test's own, since tiny models have none.
+
+    On one thread: several change no bit (tests/kernels), and beside other tests they would wait for one another.
+    """
     spec = ModelSpec(
         str(path), engine, precision, device, 0 if engine == "hf" else threads, cache_precision=cache_precision
     )

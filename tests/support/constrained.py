@@ -52,7 +52,7 @@ def grammar(name: str) -> str:
 
 @cache
 def model(name: str, engine: str = "native", precision: str = "fp32") -> OpenModel:
-    return open_model(ModelSpec(str(find(name)), engine, precision, threads=2 if engine == "native" else 0))
+    return open_model(ModelSpec(str(find(name)), engine, precision, threads=1 if engine == "native" else 0))
 
 
 class AtOnce:

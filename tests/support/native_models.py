@@ -18,7 +18,7 @@ TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28,
 PRECISIONS = ("fp32", "bf16", "w8a8", "w4a8", "w4a8:g128")
 
 
-def open_native(path: Path, precision: str, threads: int = 2) -> NativeEngine:
+def open_native(path: Path, precision: str, threads: int = 1) -> NativeEngine:
     engine = open_model(ModelSpec(str(path), "native", precision, threads=threads)).engine
     assert isinstance(engine, NativeEngine)
     return engine

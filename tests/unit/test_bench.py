@@ -28,7 +28,7 @@ from outrider.workers.models.model_info import ModelInfo
 MODEL_INFO = ModelInfo("facebook/opt-6.7b", "/models/opt", "opt", 2048, 50272, "float16", (2,), 1, "digest")
 
 
-class LetterOffice:
+class LetterTokenizer:
     """A token a letter, and one at the start of a text."""
 
     def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
@@ -36,7 +36,7 @@ class LetterOffice:
         return [(0, *(ord(letter) % 500 for letter in one)) for one in prompts]
 
 
-OFFICE: Any = LetterOffice()
+TOKENIZER: Any = LetterTokenizer()
 
 
 def options(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BenchSpec:
@@ -93,17 +93,17 @@ def test_the_classic_sizes() -> None:
 
 
 def test_prompts_of_given_lengths_are_exactly_as_long() -> None:
-    made = examples("benchmark", (), (), MODEL_INFO, OFFICE)
+    made = examples("benchmark", (), (), MODEL_INFO, TOKENIZER)
     assert sorted({len(one.prompt) for one in made}) == sorted(LENGTHS)
     wide = ModelInfo(**{name: getattr(MODEL_INFO, name) for name in MODEL_INFO.__slots__} | {"context": 40_000})
-    [long] = examples("benchmark", (30_000,), (5,), wide, OFFICE)
+    [long] = examples("benchmark", (30_000,), (5,), wide, TOKENIZER)
     assert len(long.prompt) == 30_000, "the bundled text is repeated where it is too short"
 
 
 def test_the_short_tasks() -> None:
-    decode = examples("decode", (), (), MODEL_INFO, OFFICE)
+    decode = examples("decode", (), (), MODEL_INFO, TOKENIZER)
     assert [one.new_tokens for one in decode] == [30] * len(SHORT) == [30] * 10
-    code = examples("benchmark_code", (), (16, 32), MODEL_INFO, OFFICE)
+    code = examples("benchmark_code", (), (16, 32), MODEL_INFO, TOKENIZER)
     assert [one.new_tokens for one in code] == [16, 32] * len(CODE)
     assert all(prompt.startswith(("def ", "class ", "import ")) for prompt in CODE)
 
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused(
     task: str, lengths: tuple[int, ...], new_tokens: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        examples(task, lengths, new_tokens, MODEL_INFO, OFFICE)
+        examples(task, lengths, new_tokens, MODEL_INFO, TOKENIZER)
 
 
 def test_old_spellings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,11 +317,11 @@ def test_cores_lost_to_another_run_are_waited_for(
 
     setup = bench_module.BenchSetup(MODEL_INFO, None, "none", ModelSpec("/models/opt", "native", "w4a8"), None, [])
     monkeypatch.setattr(bench_module, "_prepare", lambda spec, say: setup)
-    monkeypatch.setattr(bench_module, "_plan_pair", lambda spec, setup, machine, say: f"seat {len(tries)}")
+    monkeypatch.setattr(bench_module, "_plan_pair", lambda spec, setup, machine, say: f"plan {len(tries)}")
     monkeypatch.setattr(bench_module, "local_ray", lambda cores, resources: nullcontext())
     monkeypatch.setattr(bench_module, "_measure_all", measure)
     bench_module.bench(BenchSpec(draft="none"))
-    assert tries == ["seat 0", "seat 1"], "each try on cores that were free when it began"
+    assert tries == ["plan 0", "plan 1"], "each try on cores that were free when it began"
     printed = capsys.readouterr()
     assert "| Example# |" in printed.out and "waiting for cores: core 0 is held by process 7" in printed.err
 

@@ -24,6 +24,7 @@ from pyarrow import ipc, parquet
 from test_admission import MODEL_INFO, FakeTokenizerProcess
 
 import outrider
+from examples import examples
 from outrider.runner.job import carried, tables
 from outrider.runner.job.admission import admit
 from outrider.runner.job.carried import CarriedReader, CarriedRows, names_apart
@@ -344,7 +345,7 @@ json_values = st.recursive(
 rows_of_json = st.lists(st.none() | st.dictionaries(st.sampled_from("abc"), json_values, max_size=3), max_size=9)
 
 
-@settings(derandomize=True, max_examples=40)
+@settings(derandomize=True, max_examples=examples(40))
 @given(rows_of_json)
 def test_any_json_is_kept_as_it_is(rows: list[dict[str, Any] | None]) -> None:
     with tempfile.TemporaryDirectory() as folder:

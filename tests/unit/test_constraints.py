@@ -83,6 +83,7 @@ def test_the_mask_holds_the_tokens_that_go_on_towards_one_of_the_texts(seed: int
     assert spelled(list(matching.tokens[:-1])) in texts
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CONSTRAINTS)
 @pytest.mark.parametrize("seed", range(4))
 def test_what_may_come_depends_on_what_is_written_alone(name: str, seed: int) -> None:
@@ -260,11 +261,12 @@ def test_a_mask_is_left_out_where_it_costs_more_than_what_fails_without() -> Non
     assert maker._is_open(row, row.kind), "of which other rows know"
 
 
-def test_the_same_text_assisted_or_not_in_any_batch_resumed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, rows = model("pocket"), rows_of_all_kinds(30)
+@pytest.mark.parametrize("count", [12, pytest.param(30, marks=pytest.mark.slow)])
+def test_the_same_text_assisted_or_not_in_any_batch_resumed_or_not(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, rows = model("pocket"), rows_of_all_kinds(count)
     plain, alone = write(target_of(opened, 1, 0, tokenizer=tokenizer()), rows)
     assert {result.finish_reason for result in plain.values()} == {"stop", "length"}
-    assert alone.counters.forced_tokens > 30
+    assert alone.counters.forced_tokens > count
     for row in rows:
         if row.sampling.grammar == grammar("record") and plain[row.key].tokens[-1] == END:
             Draft202012Validator(RECORD).validate(json.loads(plain[row.key].text))
@@ -306,7 +308,7 @@ def test_what_an_earlier_target_wrote_under_another_grammar_is_written_anew() ->
 def test_a_draft_under_masks_is_right_more_often() -> None:
     rows = [
         replace(row, logprobs=None, stop=(), max_tokens=90, sampling=replace(row.sampling, grammar=grammar("record")))
-        for row in rows_of_all_kinds(12)
+        for row in rows_of_all_kinds(6)
     ]
     shares = []
     for constrained in (True, False):

@@ -231,7 +231,7 @@ def test_what_is_no_pass_is_told_apart(drafter: Drafter) -> None:
     assert 0.0 < reply.overhead < reply.seconds
 
 
-def test_after_a_failure_between_two_passes_the_account_is_that_of_the_cache() -> None:
+def test_after_a_failure_between_two_passes_the_counters_are_those_of_the_cache() -> None:
     class Failing(FakeEngine):
         broken = True
 

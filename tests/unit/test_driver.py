@@ -181,7 +181,7 @@ def test_rows_that_could_not_be_recorded_are_not_counted(
     assert sum(journal.meta(statistics.KEY)["latencies"].values()) == 20
 
 
-def test_the_account_goes_on_over_deaths_and_resumed_runs(world: World, journal: Journal) -> None:
+def test_statistics_go_on_over_deaths_and_resumed_runs(world: World, journal: Journal) -> None:
     fill(journal, 40)
     made = driver(journal, replicas=2, batch=3)
     world.after_harvest = lambda: made.drain() if made.counters.done >= 10 else None
@@ -192,7 +192,7 @@ def test_the_account_goes_on_over_deaths_and_resumed_runs(world: World, journal:
     world.after_harvest, world.poison = lambda: None, set()
     driver(journal, replicas=2, batch=3).run()
     kept = journal.meta(statistics.KEY)
-    # What a target did before it died is in the account up to its last harvest; rows are counted by their ends alone.
+    # What a target did before it died is in the statistics up to its last harvest; rows are counted by their ends alone.
     assert sum(replica["tokens"] for replica in summary_of(kept)["replicas"]) == 2 * journal.counts().done
     assert sum(kept["latencies"].values()) == journal.counts().done
 

@@ -66,7 +66,7 @@ def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) 
 
 
 class Moving:
-    """A fleet of one host after the other: each leaves when its target dies, and the next one joins."""
+    """A cluster of one host after the other: each leaves when its target dies, and the next one joins."""
 
     def __init__(self, plans: list[ReplicaPlan]) -> None:
         self.plans = plans

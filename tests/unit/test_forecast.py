@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider.workers.target.forecast import Forecast, ForecastCheck, Round
 
 
-def test_rounds_are_summed_by_arrangement_and_by_whether_there_were_candidates() -> None:
+def test_rounds_are_summed_by_layout_and_by_whether_there_were_candidates() -> None:
     check = ForecastCheck()
     expected = Forecast(0.1, 3.0)
     check.observe("turns", Round((2,), (2,), 1, True, verifying=0.05, forecast=expected), 0.2)

@@ -33,7 +33,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Holder]]:
     return looks
 
 
-def seated(tmp_path: Path, request: PlacementRequest, seconds: float = 1000.0) -> tuple[Plan, list[str]]:
+def planned(tmp_path: Path, request: PlacementRequest, seconds: float = 1000.0) -> tuple[Plan, list[str]]:
     tree = build(tmp_path, {0: [(0,), (1,)]})
     said: list[str] = []
     made = plan_on_free_cores(SMALL, request, seconds, said.append, lambda: read_topology(tree), lambda _: None)
@@ -41,14 +41,14 @@ def seated(tmp_path: Path, request: PlacementRequest, seconds: float = 1000.0) -
 
 
 def test_an_empty_machine_is_taken_without_a_word(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
-    made, said = seated(tmp_path, PlacementRequest())
+    made, said = planned(tmp_path, PlacementRequest())
     assert [actor.cores for actor in made.actors] == [(1,), (0,)]
     assert said == []
 
 
 def test_what_is_free_is_taken_and_said(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     others[:] = [{"0": Holder("0", 77)}]
-    made, said = seated(tmp_path, PlacementRequest())
+    made, said = planned(tmp_path, PlacementRequest())
     assert made.actors[0].cores == (1,)
     assert said == ["core 0 is held by process 77: this run takes what is free"]
 
@@ -56,7 +56,7 @@ def test_what_is_free_is_taken_and_said(tmp_path: Path, others: list[dict[str, H
 def test_a_run_queues_for_cores_and_says_so_once(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     both = {"0": Holder("0", 77), "1": Holder("1", 77)}
     others[:] = [both, both, both, {}]
-    made, said = seated(tmp_path, PlacementRequest(replicas=2))
+    made, said = planned(tmp_path, PlacementRequest(replicas=2))
     assert made.replicas == 2
     assert said == ["waiting: cores 0-1 are held by process 77"]
 
@@ -69,13 +69,13 @@ def test_holders_in_words() -> None:
 def test_waiting_has_an_end(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     others[:] = [{"0": Holder("0", 77)}]
     with pytest.raises(PlacementError, match=r"held by process 77; without them: 2 replicas need 2 cores, there are 1"):
-        seated(tmp_path, PlacementRequest(replicas=2), 0.0)
+        planned(tmp_path, PlacementRequest(replicas=2), 0.0)
 
 
 def test_what_could_never_be_is_not_waited_for(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     others[:] = [{"0": Holder("0", 77)}]
     with pytest.raises(PlacementError, match="there are 2"):
-        seated(tmp_path, PlacementRequest(replicas=3))
+        planned(tmp_path, PlacementRequest(replicas=3))
 
 
 def test_what_ray_is_asked_for() -> None:

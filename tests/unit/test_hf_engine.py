@@ -34,7 +34,7 @@ RAGGED = {
 # Their attention does what the ragged path does not know (biases by distance, capped scores), or is not replaceable.
 ROW_BY_ROW = {
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 101, "seq_length": 64},
-    "codegen": {**GPT, "rotary_dim": 4},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 101, "max_seq_len": 64},
 }
 PROMPT = [5, 17, 3, 99, 42, 8, 23, 61, 77, 2, 31]
 WRITTEN = 12

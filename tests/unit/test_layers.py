@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,13 @@ FLOORS = {
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
 
 
-def imports(source: str) -> Iterator[tuple[int, str]]:
+@cache
+def imports(source: str) -> list[tuple[int, str]]:
     """Every module that a file imports, at its top or anywhere inside, with the line."""
+    return list(_imports(source))
+
+
+def _imports(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)

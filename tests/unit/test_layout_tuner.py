@@ -21,7 +21,7 @@ from outrider.workers.target.layout_tuner import LayoutTuner
 from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 
-ARRANGEMENTS = (
+LAYOUTS = (
     Layout("turns", LayoutKind.TURNS, (0, 1), (0, 1)),
     Layout("ahead", LayoutKind.AHEAD, (1,), (0,)),
     Layout("plain", LayoutKind.TURNS, (0, 1), (0, 1), plain=True),
@@ -58,12 +58,12 @@ class Draft:
 
 
 class Bench:
-    """A verifier with its arranger, and what the arranger did to the target."""
+    """A verifier with its tuner, and what the tuner did to the target."""
 
     def __init__(
         self,
         memory_key: str = "",
-        layouts: Sequence[Layout] = ARRANGEMENTS,
+        layouts: Sequence[Layout] = LAYOUTS,
         draft_tokens: int | None = None,
         pass_seconds: float = PASS,
         pass_on_fewer: float = PASS_ON_FEWER,
@@ -95,7 +95,7 @@ class Bench:
         )
 
     def _measure(self, only: Sequence[int]) -> CostCurve:
-        elsewhere = self.moves and self.moves[-1] != ARRANGEMENTS[0].target_cores
+        elsewhere = self.moves and self.moves[-1] != LAYOUTS[0].target_cores
         seconds = self.pass_on_fewer if elsewhere else self.pass_seconds
         (self.measured if elsewhere else self.measured_at_work).append(tuple(only))
         return Fixed({count: (1 + count / 640) * seconds for count in only or (1, 64)})
@@ -120,7 +120,7 @@ def rows(count: int) -> list[Row]:
 
 def test_without_another_layout_turns_are_held_against_plain_decoding_alone() -> None:
     """As with a parallel draft, which never runs ahead."""
-    bench, job = Bench(layouts=[each for each in ARRANGEMENTS if each.kind is LayoutKind.TURNS]), rows(300)
+    bench, job = Bench(layouts=[each for each in LAYOUTS if each.kind is LayoutKind.TURNS]), rows(300)
     ended = bench.work(job)
     assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in job}
     assert bench.tuner.record is not None
@@ -128,7 +128,7 @@ def test_without_another_layout_turns_are_held_against_plain_decoding_alone() ->
     assert bench.moves == [], "on the same cores"
 
 
-def test_texts_stay_the_same_while_arrangements_change_and_the_fastest_is_kept() -> None:
+def test_texts_stay_the_same_while_layouts_change_and_the_fastest_is_kept() -> None:
     bench, job = Bench(), rows(600)
     ended = bench.work(job)
     assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in job}
@@ -145,7 +145,7 @@ def test_texts_stay_the_same_while_arrangements_change_and_the_fastest_is_kept()
 
 
 def test_passes_are_measured_again_once_the_draft_is_there() -> None:
-    bench = Bench(layouts=ARRANGEMENTS[:1], pass_seconds=2.0)
+    bench = Bench(layouts=LAYOUTS[:1], pass_seconds=2.0)
     bench.draft.ready = False
     bench.work(rows(4))
     assert not bench.measured_at_work, "whatever starts with the job is still at work"
@@ -158,17 +158,17 @@ def test_passes_are_measured_again_once_the_draft_is_there() -> None:
 
 
 def test_rows_under_way_say_what_is_measured_and_not_the_batch_nor_what_was_measured_before() -> None:
-    alone = Bench(layouts=ARRANGEMENTS[:1])
+    alone = Bench(layouts=LAYOUTS[:1])
     alone.work([Row(0, (1, 2), 90, Sampling())])
     assert alone.measured_at_work == [(1, 2, 4, 8, 16, 16)]
-    many = Bench(layouts=ARRANGEMENTS[:1], batch=40)
+    many = Bench(layouts=LAYOUTS[:1], batch=40)
     many.work(rows(400))
     assert many.measured_at_work == [(40, 80, 160, 160)], "the curve had nothing beyond 64"
     assert many.verifier.policy.verify_seconds.points.keys() == {1, 4, 8, 40, 80, 160}
 
 
 def test_a_job_of_a_few_rounds_does_not_wait_for_measurements() -> None:
-    bench = Bench(layouts=ARRANGEMENTS[:1], job_rows=1)
+    bench = Bench(layouts=LAYOUTS[:1], job_rows=1)
     bench.work([Row(0, (1, 2), 10, Sampling())])
     assert not bench.measured_at_work
 
@@ -217,7 +217,7 @@ def test_a_number_of_candidates_that_was_fixed_is_not_put_to_the_vote() -> None:
     assert bench.verifier.counters.proposed > 0
 
 
-def test_an_arrangement_can_be_held() -> None:
+def test_an_layout_can_be_held() -> None:
     bench = Bench()
     bench.tuner.hold("plain")
     bench.work(rows(20))
@@ -230,8 +230,8 @@ def test_an_arrangement_can_be_held() -> None:
     assert bench.draft.layouts[-1] == "ahead"
 
 
-def test_one_arrangement_is_taken_as_it_is() -> None:
-    bench = Bench(layouts=ARRANGEMENTS[:1])
+def test_one_layout_is_taken_as_it_is() -> None:
+    bench = Bench(layouts=LAYOUTS[:1])
     bench.work(rows(20))
     assert (bench.moves, bench.tuner.record) == ([], None)
 
@@ -253,7 +253,7 @@ def test_a_choice_that_turns_out_slower_than_plain_decoding_is_made_again(
     plain_pass: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
-    names = [each.name for each in ARRANGEMENTS if not each.plain]
+    names = [each.name for each in LAYOUTS if not each.plain]
     remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0, "plain": 1.0}))
     bench = Bench("pair", pass_seconds=plain_pass)
     bench.work(rows(600))
@@ -261,9 +261,7 @@ def test_a_choice_that_turns_out_slower_than_plain_decoding_is_made_again(
     assert ("plain" in bench.draft.layouts) == (plain_pass < SECONDS["ahead"])
 
 
-def test_a_memory_that_is_damaged_old_or_of_other_arrangements_is_none(
-    own_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_memory_that_is_damaged_old_or_of_other_layouts_is_none(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["turns", "ahead"]
     remember("key", names, RememberedLayout("ahead", {"ahead": 2.0, "turns": 1.0}))
     assert recall("key", names) == RememberedLayout("ahead", {"ahead": 2.0, "turns": 1.0})
@@ -287,11 +285,11 @@ def test_a_memory_that_is_damaged_old_or_of_other_arrangements_is_none(
 
 
 @pytest.mark.parametrize(("step", "last"), [(0.0001, "turns"), (1.0, "ahead")])
-def test_an_arrangement_that_the_first_would_have_beaten_is_left(
+def test_an_layout_that_the_first_would_have_beaten_is_left(
     step: float, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
-    names = [each.name for each in ARRANGEMENTS if not each.plain]
+    names = [each.name for each in LAYOUTS if not each.plain]
     remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0}))
     bench = Bench("pair", pass_seconds=0.015, draft_tokens=3)
     bench.draft.step = step
@@ -304,7 +302,7 @@ def test_an_arrangement_that_the_first_would_have_beaten_is_left(
 def test_cores_given_up_in_a_disturbed_second_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The opening saw passes take fifty times as long, so that plain decoding looked slow; it is not."""
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
-    names = [each.name for each in ARRANGEMENTS if not each.plain]
+    names = [each.name for each in LAYOUTS if not each.plain]
     remember("pair", names, RememberedLayout("ahead", {"ahead": 28.0, "turns": 19.0, "plain": 18.0}))
     bench = Bench("pair", pass_seconds=0.001)
     bench.draft.step = 0.0

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sysfs_trees import GIB, build, laptop
 
+from examples import examples
 from outrider.runner.planning.accelerators import Accelerator
 from outrider.runner.planning.placement import Plan, PlannedActor, plan
 from outrider.runner.planning.placement_request import LAYOUTS, PER, ModelSizes, PlacementRequest
@@ -89,7 +90,7 @@ sizes = st.builds(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=examples(200))
 @given(st.lists(machines(), min_size=1, max_size=2), sizes, requests)
 def test_no_plan_does_what_none_may(drawn: list[Topology], size: ModelSizes, asked: PlacementRequest) -> None:
     hosts = [Topology(f"host{i}", *_rest(host)) for i, host in enumerate(drawn)]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_verifier import assert_plain, finish, verifier
 
+from examples import examples
 from outrider.workers.draft.drafter import Drafter
 from outrider.workers.engines import prefix_cache
 from outrider.workers.engines.engine import Feed
@@ -175,7 +176,7 @@ def distinct_prefixes(rows: Sequence[Sequence[int]]) -> int:
     return len({tuple(row[:length]) for row in rows for length in range(1, len(row) + 1)})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from([40, 120, 5000]), st.sampled_from([3, 32]))
 def test_what_is_kept_is_bounded_and_counted(seed: int, most: int, most_rows: int) -> None:
     dice = random.Random(seed)
@@ -223,7 +224,7 @@ def alike(draw: st.DrawFn) -> list[Row]:
     return rows
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(alike(), st.integers(1, 8), st.sampled_from([1, 50, 1000]), st.integers(0, 1 << 30))
 def test_shared_is_plain(rows: list[Row], batch: int, most: int, seed: int) -> None:
     engine = FakeEngine(CONTEXT)

@@ -128,7 +128,7 @@ def test_dequantised_it_computes_what_a_plain_checkpoint_of_its_numbers_does(mod
 
 @pytest.mark.parametrize("precision", ["w4a8", "w8af32"])
 def test_codes_are_kept_and_stand_for_the_same_numbers(precision: str, model: Path) -> None:
-    opened = open_model(ModelSpec(str(model), "native", precision, threads=2))
+    opened = open_model(ModelSpec(str(model), "native", precision, threads=1))
     engine = opened.engine
     assert isinstance(engine, NativeEngine) and isinstance(engine.model._keep, PackedModel)
     packed = engine.model._keep

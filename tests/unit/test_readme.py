@@ -49,7 +49,7 @@ def test_the_example_s_output_is_what_the_bundled_model_writes() -> None:
 
 def greedy(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
     """What the target writes by itself, at the precision that it comes in."""
-    model = open_model(ModelSpec(str(find("pocket")), "native", "fp32")).engine.model  # type: ignore[attr-defined]
+    model = open_model(ModelSpec(str(find("pocket")), "native", "fp32", threads=1)).engine.model  # type: ignore[attr-defined]
     row = model.open(Sampling(), len(prompt) + count)
     tokens: list[int] = []
     fed = list(prompt)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ray.exceptions import RayActorError
 from test_verifier import CONTEXT, assert_plain, finish, jobs, verifier
 
+from examples import examples
 from outrider.runner.driving.partial_tokens import PartialTokenStore
 from outrider.runner.job.journal import DONE, Journal, KeptTokens
 from outrider.workers.actor_loops import TargetLoop
@@ -24,7 +25,7 @@ from outrider.workers.target import verifier as verify
 from outrider.workers.target.proposers import NoProposer
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     jobs(), st.integers(1, 8), st.sampled_from([None, 0, 3]), st.lists(st.integers(0, 30), max_size=4), st.integers(0, 9)
 )
@@ -49,7 +50,7 @@ def test_rows_that_lose_their_target_again_and_again_end_as_if_they_had_not(
     assert last.counters.resumed_tokens == sum(len(row.resumed) for row in left)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(jobs(), st.data())
 def test_a_row_goes_on_from_any_of_its_tokens(rows: list[Row], data: st.DataObject) -> None:
     whole = finish(verifier(FakeEngine(CONTEXT), NoProposer(), end=()), rows)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from outrider.runner.driving import schedule
 
 
@@ -143,7 +144,7 @@ def test_rows_are_not_all_blamed_for_a_machine_that_kills_everything() -> None:
     assert reason is not None
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.integers(0, 700),
     st.integers(1, 6),
@@ -160,7 +161,7 @@ def test_random_deaths_lose_no_row(rows: int, replicas: int, capacity: int, deat
         assert reason == "no replica stays alive: boom"
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.integers(1, 300), st.integers(1, 5), st.integers(1, 16), st.integers(0, 1 << 30), st.booleans())
 def test_poison_rows_fail_and_innocent_ones_do_not(rows: int, replicas: int, capacity: int, seed: int, eager: bool) -> None:
     dice = random.Random(seed)
@@ -171,7 +172,7 @@ def test_poison_rows_fail_and_innocent_ones_do_not(rows: int, replicas: int, cap
     assert ended == set(range(rows)) - poison
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(20, 200), st.integers(2, 6), st.integers(1, 8), st.integers(0, 1 << 30))
 def test_a_replica_that_hangs_holds_nothing_up(rows: int, replicas: int, capacity: int, seed: int) -> None:
     """Not even where it sits on the row that kills all others."""
@@ -183,7 +184,7 @@ def test_a_replica_that_hangs_holds_nothing_up(rows: int, replicas: int, capacit
     assert ended == set(range(rows)) - poison
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 300), st.integers(1, 4), st.floats(0, 0.2), st.integers(0, 1 << 30), st.integers(1, 100))
 def test_a_drain_always_ends(rows: int, replicas: int, deaths: float, seed: int, after: int) -> None:
     dice = random.Random(seed)

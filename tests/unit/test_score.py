@@ -113,7 +113,7 @@ def test_transformers_gives_the_same_perplexity_on_the_same_chunks(
     # Passes that end inside of windows, and passes with several.
     for most in (512, 24):
         monkeypatch.setattr(scorer_module, "MOST_TOKENS", most)
-        scorer = Scorer(ModelSpec(str(path), engine[:2] if engine != "native" else engine, "fp32", threads=2))
+        scorer = Scorer(ModelSpec(str(path), engine[:2] if engine != "native" else engine, "fp32", threads=1))
         if engine == "hf rows":
             inner: Any = scorer._engines[0]
             inner.model.set_attn_implementation("eager")
@@ -135,7 +135,7 @@ def test_another_precision_lies_near_and_the_same_one_at_nothing(tmp_path: Path)
     assert small.other_loss == other.loss and 0 < small.kl < other.kl / 10
 
 
-class LetterOffice:
+class LetterTokenizer:
     """A token a letter, and a zero at the beginning of a text."""
 
     def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
@@ -152,7 +152,7 @@ class LetterOffice:
 
 
 def read(path: Path, form: str = "auto", skip_bad: bool = False) -> list[list[tuple[int, ...]]]:
-    tokenizer_process: Any = LetterOffice()
+    tokenizer_process: Any = LetterTokenizer()
     with opened(path, print) as source:
         return [list(pieces) for pieces in texts(source, form, MODEL_INFO, tokenizer_process, skip_bad, print)]
 

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from examples import examples
 from outrider.runner.job import csv_rows
 from outrider.runner.job.arrow_input import ROWS_AT_ONCE, ArrowSource, digest_of_directory, files_of
 from outrider.runner.job.input import open_input
@@ -149,7 +150,7 @@ def test_too_many_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 cells = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=12)
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=examples(60))
 @given(st.lists(st.tuples(cells.filter(bool), cells), min_size=1, max_size=6))
 def test_whatever_python_writes_as_csv_is_read_back(rows: list[tuple[str, str]]) -> None:
     import tempfile

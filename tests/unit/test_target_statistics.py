@@ -1,4 +1,4 @@
-"""The account that a target gives of its time and its luck."""
+"""What a target counts of its time and its luck."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_results import result, stored
 
+from examples import examples
 from outrider.runner.job.results import result_record
 from outrider.runner.serve.single_rows import StreamedText
 from outrider.workers.constraints.tool_forms import Call, Parsed, calls_of, certain
@@ -118,7 +119,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(["hermes", "llama", "mistral"]), st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
 def test_what_is_told_of_a_text_that_grows_is_never_taken_back(kind: str, text: str) -> None:
     content, calls = calls_of(text, kind, NAMES)

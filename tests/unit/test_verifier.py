@@ -9,6 +9,7 @@ from fakes import END, VOCABULARY, FakeEngine, FakePieces, Fixed, Nonsense, deco
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from outrider.workers import speculation
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
@@ -96,7 +97,7 @@ def jobs(draw: st.DrawFn) -> list[Row]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     jobs(),
     st.integers(1, 8),

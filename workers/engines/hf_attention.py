@@ -22,7 +22,8 @@ FIRST_CAPACITY = 64
 # caller would like to see besides.
 WITHOUT_EFFECT = frozenset(
     (
-        *("position_ids", "cache_position", "position_embeddings", "past_key_values", "past_key_value", "use_cache"),
+        *("position_ids", "cache_position", "position_embeddings", "cache", "past_key_values", "past_key_value"),
+        "use_cache",
         *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep"),
         # The window is in the mask; transformers hands it over for kernels that take no masks.
         *("sliding_window", "deterministic"),

@@ -23,8 +23,8 @@ from outrider.workers.messages import Sampling
 
 # Earlier states of a row that are kept, where a cache cannot be cut: one a pass, so as many steps as a draft takes back.
 STATES_KEPT = 8
-# Under which names models take and give what they remember of a row.
-CACHE_NAMES = ("past_key_values", "cache_params", "state")
+# Under which names models take and give what they remember of a row: the first is transformers' own since 5.24.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 @dataclass(frozen=True, slots=True)

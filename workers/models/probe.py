@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.hf import HfEngine
 from outrider.workers.engines.hf_masks import NotHonoured
-from outrider.workers.engines.hf_rows import HfRowEngine
+from outrider.workers.engines.hf_rows import CACHE_NAMES, HfRowEngine
 from outrider.workers.engines.ways import RowFeeding, Way
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import Sampling
@@ -89,7 +89,7 @@ def special(model: PreTrainedModel) -> str | None:
     """What a model remembers of a row beside keys and values, or does with them that no mask can say; None for neither."""
     text = model.config.get_text_config(decoder=True)
     outputs = model(input_ids=torch.tensor([prompt_of(5)]), use_cache=True)
-    layers = getattr(getattr(outputs, "past_key_values", None) or getattr(outputs, "cache_params", None), "layers", [])
+    layers = getattr(next(filter(None, (getattr(outputs, name, None) for name in CACHE_NAMES)), None), "layers", [])
     if getattr(text, "alibi", False) or model.config.model_type in ("bloom", "mpt"):
         return "its attention has a bias by distance"
     if any(hasattr(module, "recurrent_states") for module in model.modules()):

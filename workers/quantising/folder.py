@@ -112,14 +112,14 @@ class Folder:
         partial = path.with_suffix(".partial")
         ready = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(ready, str(partial), {"format": "pt"})
-        self._settle(partial, path)
+        self._replace_durably(partial, path)
 
     def _write_text(self, name: str, text: str) -> None:
         partial = self.path / f"{name}.partial"
         partial.write_text(text, encoding="utf-8")
-        self._settle(partial, self.path / name)
+        self._replace_durably(partial, self.path / name)
 
-    def _settle(self, partial: Path, path: Path) -> None:
+    def _replace_durably(self, partial: Path, path: Path) -> None:
         with partial.open("rb") as stream:
             os.fsync(stream.fileno())
         partial.rename(path)
