@@ -19,13 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contestants.llama_gguf import tensors
 from numpy.typing import NDArray
+from safetensors import safe_open
 from safetensors_writer import Recipe, write_sharded
 
 NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 ROUTERS = np.float32(0.05)
 KEPT = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+def tensors(source: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    for file in sorted(source.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118 (it is no dictionary)
+                yield name, stored.get_tensor(name).float().numpy()
 
 
 def recipes(source: Path, config: dict[str, Any], experts: int, noise: float, seed: int) -> Iterator[Recipe]:

@@ -200,8 +200,9 @@ class Alternating:
         for token in range(len(self.taken) % 2, VOCABULARY, 2):
             mask[token // 32] |= np.uint32(1 << token % 32)
 
-    def follow(self, token: int) -> list[int]:
-        assert token % 2 == len(self.taken) % 2, "what the guide does not allow"
+    def follow(self, token: int) -> list[int] | None:
+        if token % 2 != len(self.taken) % 2:
+            return None
         self.taken.append(token)
         behind = [5] if token == 4 else []
         self.taken.extend(behind)
@@ -213,6 +214,7 @@ class Alternating:
     [
         ((2, 3, 6, 1), [2, 3, 6, 1], [1.0, 1.0, 1.0, 1.0]),
         ((2, 3, 7, 1), [2, 3], [1.0, 1.0]),
+        ((3, 3, 7, 1), [], []),
         ((4, 9, 2, 2), [4, 5, 2], [1.0, inf, 1.0]),
         ((-1, 3, 2, 2), [], []),
     ],

@@ -91,7 +91,7 @@ def fails(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("module", "name", "what"),
-    [(prompts, "parse_simple", "read"), (prompts, "_load_object", "read"), (admission, "_resolve", "admitted"),
+    [(prompts, "parse_simple", "read"), (prompts, "load_object", "read"), (admission, "_resolve", "admitted"),
      (admission, "_limits_problem", "admitted")],
 )  # fmt: skip
 def test_what_nobody_has_thought_of_names_the_row(

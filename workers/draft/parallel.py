@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 
 from outrider.workers.engines.costs import CostCurve, Recent
-from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Engine, Feed, FeedMasks, Guide, PassMasks
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Engine, Feed, FeedMasks, PassMasks
 from outrider.workers.speculation import MOST_CANDIDATES
 
 EVERY_TOKEN = np.uint32(0xFFFFFFFF)
@@ -79,9 +79,7 @@ def decode_in_one_pass(engine: Engine, decode_feeds: Sequence[DecodeFeed], mask_
     seconds = time.perf_counter() - started
     for feed, length in zip(decode_feeds, lengths, strict=True):
         engine.truncate(feed.row, length)
-    chosen = [
-        _usable(feed, answer, mask_token, engine.vocabulary) for feed, answer in zip(decode_feeds, answers, strict=True)
-    ]
+    chosen = [_usable(feed, answer, mask_token) for feed, answer in zip(decode_feeds, answers, strict=True)]
     return DecodeResult(chosen, [(len(feeds), seconds)])
 
 
@@ -103,7 +101,7 @@ def _limits(decode_feeds: Sequence[DecodeFeed], vocabulary: int) -> list[FeedMas
     return found
 
 
-def _usable(feed: DecodeFeed, answer: Chosen, mask_token: int, vocabulary: int) -> Chosen:
+def _usable(feed: DecodeFeed, answer: Chosen, mask_token: int) -> Chosen:
     """The choices up to an end, and what is certain between them, whose places need no choice."""
     found = Chosen([], [])
     at = 0
@@ -111,9 +109,9 @@ def _usable(feed: DecodeFeed, answer: Chosen, mask_token: int, vocabulary: int) 
         token = answer.tokens[at]
         if token in (-1, mask_token):
             break
-        if at and feed.guide is not None and not _allows(feed.guide, token, vocabulary):
+        behind = [] if feed.guide is None else feed.guide.follow(token)
+        if behind is None:
             break
-        behind = [] if feed.guide is None else list(feed.guide.follow(token))
         found.tokens.extend([token, *behind])
         found.margins.extend([answer.margins[at], *[inf] * len(behind)])
         if answer.runners_up:
@@ -122,9 +120,3 @@ def _usable(feed: DecodeFeed, answer: Chosen, mask_token: int, vocabulary: int) 
             break
         at += 1 + len(behind)
     return found
-
-
-def _allows(guide: Guide, token: int, vocabulary: int) -> bool:
-    mask = np.zeros(-(-vocabulary // 32), np.uint32)
-    guide.fill(mask)
-    return bool(int(mask[token // 32]) >> token % 32 & 1)
