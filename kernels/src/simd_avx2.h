@@ -130,6 +130,13 @@ inline I look_up(const uint8_t *table, I x) {
   const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
   return {_mm256_shuffle_epi8(bytes, x.a), _mm256_shuffle_epi8(bytes, x.b)};
 }
+// Whether a byte has none of these bits.
+inline bool some_byte_lacks(I x, I bits) {
+  const __m256i none = _mm256_setzero_si256();
+  const __m256i first = _mm256_cmpeq_epi8(_mm256_and_si256(x.a, bits.a), none),
+                second = _mm256_cmpeq_epi8(_mm256_and_si256(x.b, bits.b), none);
+  return _mm256_movemask_epi8(_mm256_or_si256(first, second)) != 0;
+}
 inline void store_low_words(uint16_t *p, I x) {
   int32_t copy[16];
   store_i(copy, x);

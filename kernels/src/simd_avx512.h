@@ -79,6 +79,8 @@ inline I look_up(const uint8_t *table, I x) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), x);
 }
+// Whether a byte has none of these bits.
+inline bool some_byte_lacks(I x, I bits) { return _mm512_testn_epi8_mask(x, bits) != 0; }
 inline void store_low_words(uint16_t *p, I x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(x));
 }

@@ -221,6 +221,15 @@ inline I look_up(const uint8_t *table, I x) {
   for (uint8_t &byte : bytes) byte = table[byte & 15];
   return load_i(bytes);
 }
+// Whether a byte has none of these bits.
+inline bool some_byte_lacks(I x, I bits) {
+  uint8_t bytes[64], wanted[64];
+  store_i(bytes, x);
+  store_i(wanted, bits);
+  bool lacks = false;
+  for (int i = 0; i < 64; ++i) lacks = lacks || (bytes[i] & wanted[i]) == 0;
+  return lacks;
+}
 inline void store_low_words(uint16_t *p, I x) {
   int32_t copy[16];
   store_i(copy, x);

@@ -168,6 +168,34 @@ def test_error_feedback_loses_least_where_it_is_asked_to() -> None:
     assert (alone.values != by_itself.values).float().mean() < 0.05
 
 
+def test_large_layers_are_not_all_tried_in_every_way() -> None:
+    choice, large = Choice("auto", FORM, activations=False), 200_000_000
+    gptq, everything = (("", True),), choice.recipes
+    assert len(everything) == 3
+    assert [choice.recipes_for(large, ["gptq"] * index) for index in range(10)] == [
+        *[everything] * 2, *[gptq] * 6, everything, gptq
+    ]  # fmt: skip
+    assert choice.recipes_for(large, ["gptq", "gptq", "awq+gptq"]) == everything
+    assert choice.recipes_for(1_000_000, ["gptq"] * 3) == everything
+    assert Choice("awq", FORM, activations=False).recipes_for(large, ["gptq"] * 3) == (("awq", False),)
+
+
+def test_shares_of_the_rows_are_rounded_side_by_side() -> None:
+    weights, inputs = torch.randn(1101, 64, generator=GENERATOR), torch.randn(256, 64, generator=GENERATOR)
+    hessian, before = inputs.T @ inputs / len(inputs), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with torch.inference_mode():
+            both = error_feedback(weights, hessian, FORM)
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        parts = [error_feedback(part, hessian, FORM) for part in (weights[:550], weights[550:])]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(both.values, torch.cat([part.values for part in parts]))
+    assert torch.equal(both.grid.scales, torch.cat([part.grid.scales for part in parts]))
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_what_is_written_is_what_compressed_tensors_reads(symmetric: bool) -> None:
     library = pytest.importorskip("compressed_tensors.compressors.pack_quantized.base")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.kernels.program import Activation, Kind, Norm, Op, Program, Slice, Weight
+from outrider.workers.quantising.products import rounded_linear
 
 # Tokens that are worked on together: what lies between two operations of a gated layer is as wide as both its matrices.
 TOKENS_AT_ONCE = 2048
@@ -30,10 +31,11 @@ Watch = Callable[[int, Tensor], Tensor]
 class Forward:
     """``tensors`` are the checkpoint's, by name, float32; only those that are asked for need be there."""
 
-    def __init__(self, program: Program, tensors: Mapping[str, Tensor], length: int) -> None:
+    def __init__(self, program: Program, tensors: Mapping[str, Tensor], length: int, exactly: bool = True) -> None:
         self._program = program
         self._tensors = tensors
         self._length = length
+        self._multiply = F.linear if exactly else rounded_linear
 
     def run(self, start: int, stop: int, buffers: Buffers, tokens: Tensor, watch: Watch | None = None) -> None:
         """Operations ``start`` to ``stop``, which read and write the buffers."""
@@ -80,11 +82,11 @@ class Forward:
         bias = None if op.bias < 0 else self._weight(op.bias)
         activate = ACTIVATIONS[op.activation]
         if not weight.gated:
-            y = _cap(activate(F.linear(x, matrix, bias)), op.cap) * op.scale
+            y = _cap(activate(self._multiply(x, matrix, bias)), op.cap) * op.scale
             return y if residual is None else y + residual
         parts = []
         for some in x.split(TOKENS_AT_ONCE):
-            gate, up = F.linear(some, matrix, bias).chunk(2, dim=1)
+            gate, up = self._multiply(some, matrix, bias).chunk(2, dim=1)
             parts.append(activate(gate) * up)
         return torch.cat(parts)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.workers.quantising.grids import Form, Grid, Rounded, fit, nearest_column
+from outrider.workers.quantising.grids import Form, Grid, Rounded, fit, joined, nearest_column
+from outrider.workers.quantising.rows import by_rows
 
 BLOCK = 128
 # Of the mean of the diagonal: what is added to it, so that directions that the text never took stay tame.
@@ -20,31 +21,57 @@ SWEEPS = 2
 SMALLEST = 1e-12
 
 
-def error_feedback(matrix: Tensor, hessian: Tensor, form: Form, damping: float = DAMPING) -> Rounded:
-    diagonal = hessian.diagonal()
-    grid = fit(matrix, form, diagonal)
-    order = torch.argsort(diagonal, descending=True, stable=True)
+class Feedback:
+    """What all matrices that read the same inputs share: how a column's loss falls on the others."""
+
+    def __init__(self, hessian: Tensor, damping: float = DAMPING) -> None:
+        self._importance = hessian.diagonal()
+        self._order = torch.argsort(self._importance, descending=True, stable=True)
+        self._inverse = _inverse_factor(hessian[self._order][:, self._order], damping)
+        self._damped = hessian / self._importance.mean().clamp_min(SMALLEST)
+        self._damped.diagonal().add_(damping)
+
+    def rounded(self, matrix: Tensor, form: Form) -> Rounded:
+        def round_rows(rows: slice) -> Rounded:
+            part = matrix[rows]
+            grid = fit(part, form, self._importance)
+            return _refined(part, _fed_back(part, grid, form, self._inverse, self._order), self._damped)
+
+        return joined(by_rows(len(matrix), round_rows))
+
+
+def error_feedback(matrix: Tensor, hessian: Tensor, form: Form) -> Rounded:
+    return Feedback(hessian).rounded(matrix, form)
+
+
+def _fed_back(matrix: Tensor, grid: Grid, form: Form, inverse: Tensor, order: Tensor) -> Rounded:
     scales, zeros = grid.spread(form.width(matrix.shape[1]))
     weights, scales, zeros = matrix[:, order], scales[:, order], zeros[:, order]
-    inverse = _inverse_factor(hessian[order][:, order], damping)
-    values = torch.empty_like(weights)
+    values = torch.empty_like(weights, dtype=torch.int8)
     columns = weights.shape[1]
     for start in range(0, columns, BLOCK):
         stop = min(start + BLOCK, columns)
-        block, errors = weights[:, start:stop].T.contiguous(), torch.empty(stop - start, len(weights))
+        # A column of a large matrix has every number in another page: of a block they lie together.
+        block, block_scales, block_zeros = (_by_column(part, start, stop) for part in (weights, scales, zeros))
+        found, errors = torch.empty_like(block), torch.empty_like(block)
         for index in range(stop - start):
             place = start + index
-            column, scale, zero = block[index], scales[:, place], zeros[:, place]
-            values[:, place] = rounded = nearest_column(column, scale, zero, form)
+            column, scale, zero = block[index], block_scales[index], block_zeros[index]
+            found[index] = rounded = nearest_column(column, scale, zero, form)
             errors[index] = (column - (rounded - zero) * scale) / inverse[place, place]
             block[index:].addr_(inverse[place, place:stop], errors[index], alpha=-1)
+        values[:, start:stop] = found.T
         weights[:, stop:].addmm_(errors.T, inverse[start:stop, stop:], alpha=-1)
     back = torch.empty_like(order)
     back[order] = torch.arange(columns)
-    return _refined(matrix, Rounded(values[:, back].to(torch.int8), grid, form), hessian, damping)
+    return Rounded(values[:, back], grid, form)
 
 
-def _refined(matrix: Tensor, rounded: Rounded, hessian: Tensor, damping: float) -> Rounded:
+def _by_column(matrix: Tensor, start: int, stop: int) -> Tensor:
+    return matrix[:, start:stop].T.contiguous()
+
+
+def _refined(matrix: Tensor, rounded: Rounded, hessian: Tensor) -> Rounded:
     """Every weight once more to the value that is best beside all others as they are, and every scale likewise.
 
     Feedback could only look ahead: a column was rounded before it was known what those behind it would lose. Each step is
@@ -52,34 +79,41 @@ def _refined(matrix: Tensor, rounded: Rounded, hessian: Tensor, damping: float) 
     """
     form = rounded.form
     columns, width = matrix.shape[1], form.width(matrix.shape[1])
-    mean = hessian.diagonal().mean().clamp_min(SMALLEST)
-    hessian = hessian / mean
-    hessian.diagonal().add_(damping)
     values, scales, zeros = rounded.values.float(), rounded.grid.scales.clone(), rounded.grid.zeros
     lost = matrix - rounded.matrix()
+    step = min(width, BLOCK)
     for _ in range(SWEEPS):
-        for start in range(0, columns, step := min(width, BLOCK)):
-            part = slice(start, start + step)
-            inner, group = hessian[part, part], start // width
-            slope = lost @ hessian[:, part]
-            scale, zero = scales[:, group], zeros[:, group]
-            for index in range(inner.shape[0]):
-                place = start + index
-                # What this column should lose, so that it makes up for what the others do.
-                best = lost[:, place] - slope[:, index] / inner[index, index]
-                found = nearest_column(matrix[:, place] - best, scale, zero, form)
-                change = matrix[:, place] - (found - zero) * scale - lost[:, place]
-                slope.addr_(change, inner[index])
-                lost[:, place] += change
-                values[:, place] = found
-            if form.group:
-                steps = values[:, part] - zero[:, None]
-                bend = ((steps @ inner) * steps).sum(1)
-                wanted = scale + torch.where(bend > 0, (steps * slope).sum(1) / bend, torch.zeros_like(bend))
-                stored = wanted.to(form.scale_type).float()
-                stored = torch.where(stored * scale > 0, stored, scale)
-                lost[:, part] -= steps * (stored - scale)[:, None]
-                scales[:, group] = stored
+        for first in range(0, columns, together := BLOCK // step * step):
+            last = min(first + together, columns)
+            block_slopes = (lost @ hessian[:, first:last]).T.contiguous()
+            for start in range(first, last, step):
+                stop = min(start + step, columns)
+                part, inner, group = slice(start, stop), hessian[start:stop, start:stop], start // width
+                slopes, scale, zero = (
+                    block_slopes[start - first : stop - first],
+                    scales[:, group].clone(),
+                    zeros[:, group].clone(),
+                )
+                exact, before = _by_column(matrix, start, stop), _by_column(lost, start, stop)
+                missing, chosen = before.clone(), torch.empty_like(before)
+                for index in range(stop - start):
+                    # What this column should lose, so that it makes up for what the others do.
+                    best = missing[index] - slopes[index] / inner[index, index]
+                    chosen[index] = found = nearest_column(exact[index] - best, scale, zero, form)
+                    change = exact[index] - (found - zero) * scale - missing[index]
+                    slopes.addr_(inner[index], change)
+                    missing[index] += change
+                if form.group:
+                    steps = chosen - zero
+                    bend = ((inner @ steps) * steps).sum(0)
+                    wanted = scale + torch.where(bend > 0, (steps * slopes).sum(0) / bend, torch.zeros_like(bend))
+                    stored = wanted.to(form.scale_type).float()
+                    stored = torch.where(stored * scale > 0, stored, scale)
+                    missing -= steps * (stored - scale)
+                    scales[:, group] = stored
+                block_slopes[stop - first :].addmm_(hessian[stop:last, part], missing - before)
+                lost[:, part] = missing.T
+                values[:, part] = chosen.T
     return Rounded(values.to(torch.int8), Grid(scales, zeros), form)
 
 

@@ -6,6 +6,7 @@ them, and a scale is a number of the type that it is stored in: whatever rounds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,12 @@ class Rounded:
         """The weights that it stands for."""
         scales, zeros = self.grid.spread(self.form.width(self.values.shape[1]))
         return (self.values.float() - zeros) * scales
+
+
+def joined(parts: Sequence[Rounded]) -> Rounded:
+    """The matrix whose rows these hold."""
+    grid = Grid(torch.cat([part.grid.scales for part in parts]), torch.cat([part.grid.zeros for part in parts]))
+    return Rounded(torch.cat([part.values for part in parts]), grid, parts[0].form)
 
 
 def fit(matrix: Tensor, form: Form, importance: Tensor | None = None) -> Grid:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +10,11 @@ from torch import Tensor
 
 from outrider.kernels.program import Program
 from outrider.workers.quantising.forward import Buffers, Forward, Watch
-from outrider.workers.quantising.gptq import error_feedback
-from outrider.workers.quantising.grids import Form, Rounded, fit, nearest
+from outrider.workers.quantising.gptq import Feedback
+from outrider.workers.quantising.grids import Form, Rounded, fit, joined, nearest
 from outrider.workers.quantising.layers import Layer, live_behind, matrix_of
+from outrider.workers.quantising.products import second_moment
+from outrider.workers.quantising.rows import by_rows
 from outrider.workers.quantising.scales import activation_aware, apply, rounded_activations, smoothing
 
 RTN, AWQ, GPTQ, SMOOTHQUANT, AUTO = "rtn", "awq", "gptq", "smoothquant", "auto"
@@ -25,6 +27,8 @@ RECIPES: dict[str, tuple[tuple[str, bool], ...]] = {
 }
 ALL_OF_4 = (("", True), (AWQ, True), (AWQ, False))
 ALL_OF_8 = (("", False), (SMOOTHQUANT, False), (SMOOTHQUANT, True))
+# A layer of so many weights takes minutes for each of these; then not all are tried on every layer.
+LARGE_LAYER, ALL_OF_FIRST, ALL_EVERY = 100_000_000, 2, 8
 # So many tokens, of sequences from all of the text, are enough to find factors by.
 OBSERVED_TOKENS = 4096
 # Tokens of each matrix's input that factors for int8 activations are compared by.
@@ -44,6 +48,18 @@ class Choice:
         if self.method == AUTO:
             return ALL_OF_8 if self.activations else ALL_OF_4
         return RECIPES[self.method]
+
+    def recipes_for(self, weights: int, before: list[str]) -> tuple[tuple[str, bool], ...]:
+        """Those of a layer of so many weights behind layers that took ``before``.
+
+        Where trying all takes minutes and ``gptq`` was the best one layer earlier, it is tried alone, but for the first
+        layers and one in ``ALL_EVERY``.
+        """
+        index = len(before)
+        all_again = index < ALL_OF_FIRST or index % ALL_EVERY == 0 or before[-1] != GPTQ
+        if self.recipes != ALL_OF_4 or weights < LARGE_LAYER or all_again:
+            return self.recipes
+        return RECIPES[GPTQ]
 
     @property
     def calibrated(self) -> bool:
@@ -78,7 +94,7 @@ def observe(program: Program, layer: Layer, tensors: Mapping[str, Tensor], buffe
     seen = Seen({}, {})
 
     def watch(number: int, x: Tensor) -> Tensor:
-        seen.hessians[number] = x.T @ x / len(x)
+        seen.hessians[number] = second_moment(x)
         seen.samples[number] = x[:: max(1, len(x) // SAMPLED_TOKENS)].clone()
         return x
 
@@ -102,12 +118,13 @@ def after(
     buffers: Buffers,
     length: int,
     watch: Watch | None = None,
+    exactly: bool = False,
 ) -> Buffers:
-    """What later operations need of the buffers behind the layer."""
+    """What later operations need of the buffers behind the layer. Calibration text need not go through it ``exactly``."""
     inner = dict(buffers)
     for part in _written_in_part(program, layer) & inner.keys():
         inner[part] = inner[part].clone()
-    Forward(program, tensors, length).run(layer.start, layer.stop, inner, torch.empty(0), watch)
+    Forward(program, tensors, length, exactly).run(layer.start, layer.stop, inner, torch.empty(0), watch)
     return {number: inner[number] for number in live_behind(program, layer.stop)}
 
 
@@ -124,14 +141,15 @@ def rounded_in_all_ways(
     stored: Mapping[str, torch.dtype],
     buffers: Buffers,
     length: int,
+    recipes: Sequence[tuple[str, bool]] = (),
 ) -> list[Candidate]:
-    """One candidate for each of the method's recipes. ``buffers`` hold calibration text in front of the layer."""
-    seen = Seen({}, {})
-    if any(mover for mover, _ in choice.recipes):
+    """A candidate for each of the ``recipes``, or of the method's; ``buffers``: calibration text in front of the layer."""
+    seen, recipes = Seen({}, {}), recipes or choice.recipes
+    if any(mover for mover, _ in recipes):
         seen = observe(program, layer, tensors, some_of(buffers, length), length)
     moved: dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]] = {}
     candidates = []
-    for mover, feedback in choice.recipes:
+    for mover, feedback in recipes:
         if mover not in moved:
             moved[mover] = _moved(program, layer, choice.form, mover, tensors, stored, seen)
         changed, importance = moved[mover]
@@ -176,11 +194,15 @@ def _nearest(
     importance: Mapping[int, Tensor],
 ) -> Candidate:
     rounded = {
-        source.name: nearest(tensors[source.name], fit(tensors[source.name], form, importance.get(number)), form)
+        source.name: _by_itself(tensors[source.name], form, importance.get(number))
         for number in layer.linears
         for source in matrix_of(program, number).sources
     }
     return Candidate(mover or RTN, rounded, {**tensors, **{name: each.matrix() for name, each in rounded.items()}})
+
+
+def _by_itself(matrix: Tensor, form: Form, importance: Tensor | None) -> Rounded:
+    return joined(by_rows(len(matrix), lambda rows: nearest(matrix[rows], fit(matrix[rows], form, importance), form)))
 
 
 def _fed_back(
@@ -197,9 +219,10 @@ def _fed_back(
 
     def watch(number: int, x: Tensor) -> Tensor:
         x = rounded_activations(x) if choice.activations else x
-        hessian = x.T @ x / len(x)
+        hessian = second_moment(x)
+        feedback = Feedback(hessian)
         for name in {source.name: None for source in matrix_of(program, number).sources}:
-            rounded[name] = error_feedback(changed[name], hessian, choice.form)
+            rounded[name] = feedback.rounded(changed[name], choice.form)
             changed[name] = rounded[name].matrix()
         return x
 
@@ -217,10 +240,10 @@ def best_of(
     length: int,
 ) -> tuple[Candidate, float, Buffers]:
     """The one whose outputs of the layer lie nearest to the exact ones, how near (the error's share of them), and they."""
-    exact = after(program, layer, tensors, held_out, length)
+    exact = after(program, layer, tensors, held_out, length, exactly=True)
     scale = sum(float(part.square().sum()) for part in exact.values())
 
-    outputs = [after(program, layer, each.tensors, held_out, length, choice.watch()) for each in candidates]
+    outputs = [after(program, layer, each.tensors, held_out, length, choice.watch(), exactly=True) for each in candidates]
     losses = [
         sum(float((found[number] - exact[number]).square().sum()) for number in exact) / (scale or 1.0) for found in outputs
     ]

@@ -35,7 +35,7 @@ from outrider.workers.quantising.methods import (
 )
 
 # Raised with whatever changes the bytes that come of a plan: a run that was killed goes on with its own version only.
-VERSION = 1
+VERSION = 2
 USUAL_GROUP, LEAST_GROUP = 32, 8
 # One window in so many is not calibrated on; the ways to round a layer are compared by it.
 HELD_OUT_EVERY = 8
@@ -197,7 +197,9 @@ class _Quantiser:
         behind, loss = Buffers(), math.nan
         calibrating = {number: part[: self._calibrating] for number, part in buffers.items()}
         held_out = {number: part[self._calibrating :] for number, part in buffers.items()}
-        candidates = rounded_in_all_ways(program, layer, choice, tensors, stored, calibrating, length)
+        weights = sum(math.prod(tensor.shape) for tensor in layer.matrices(program))
+        recipes = choice.recipes_for(weights, [self._folder.told(index)["method"] for index in range(layer.index)])
+        candidates = rounded_in_all_ways(program, layer, choice, tensors, stored, calibrating, length, recipes)
         best = candidates[0]
         if choice.calibrated:
             best, loss, last = best_of(program, layer, choice, candidates, tensors, held_out, length)
