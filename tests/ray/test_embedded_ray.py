@@ -191,7 +191,7 @@ def test_a_raylet_that_cannot_be_used_is_noticed_and_the_job_goes_on(how: str, t
     job = tmp_path / "job"
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"id": "r{n}", "prompt": "def f{n}(x):", "max_tokens": 400}}\n' for n in range(300)))
-    process = start("run", rows, "-o", job, "--draft", "none", "--batch", "1", "--start-deadline", "6")
+    process = start("run", rows, "-o", job, "--draft", "none", "--batch", "1", "--start-deadline", "15")
     wait_for_rows(process, job, 1)
     raylet = raylet_of(process)
     assert raylet is not None
