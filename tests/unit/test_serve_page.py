@@ -81,7 +81,7 @@ def test_the_link_shows_batches_and_their_progress(url: str, tmp_path: Path) -> 
     links = re.findall(r'<a href="(/page/reports/batch_[0-9a-f]{24}\?sign=[0-9a-f]{32})"', seen)
     assert len(links) == 2, "of the one that runs, too"
     report = browse(f"{url}{links[0]}", tmp_path, DESK)
-    assert "2 of 8" in report and "running, 6 rows to go" in report
+    assert "2<small>of 8 done" in report and "running, 6 rows to go" in report
     assert "small: loaded" in seen
 
 
