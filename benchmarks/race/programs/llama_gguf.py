@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from checkpoint import tensors
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
@@ -102,21 +101,3 @@ def interleaved(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     rows, columns = values.shape
     halves = values.reshape(heads, 2, rows // heads // 2, columns)
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows, columns))
-
-
-def tensors(source: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    for file in sorted(source.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            length = struct.unpack("<Q", stream.read(8))[0]
-            header: dict[str, Any] = json.loads(stream.read(length))
-            header.pop("__metadata__", None)
-            for name, entry in header.items():
-                start, stop = entry["data_offsets"]
-                stream.seek(8 + length + start)
-                yield name, decoded(stream.read(stop - start), entry["dtype"]).reshape(entry["shape"])
-
-
-def decoded(raw: bytes, dtype: str) -> NDArray[np.float32]:
-    if dtype == "BF16":
-        return (np.frombuffer(raw, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(raw, dtype={"F16": np.float16, "F32": np.float32}[dtype]).astype(np.float32)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llama_gguf import tensors
+from checkpoint import tensors
 from numpy.typing import NDArray
 
 GROUP = 128
