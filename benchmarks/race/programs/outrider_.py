@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from protocol import Answer, Request, Setup, serve
+from protocol import Answer, Request, Setup, serve, timed
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from unleased import unleased_replica
@@ -19,7 +18,6 @@ from outrider.workers.messages import ReplicaSpec, Row, Sampling
 START_SECONDS = 600.0
 # How the two models share the cores is found out before anything counts.
 MOST_WARM_UPS, WARM_UP_TOKENS = 40, 32
-ROUNDS = ("tokens", "seconds")
 
 
 class Outrider:
@@ -36,7 +34,7 @@ class Outrider:
     def answer(self, request: Request) -> Answer:
         if len(request.prompts) != self._rows:
             self._open(request)
-        return self._write(request.mode, request.prompts, request.new_tokens)
+        return timed(lambda new_tokens: self._write(request.mode, request.prompts, new_tokens), request.new_tokens)
 
     def _open(self, request: Request) -> None:
         """Actors for batches of this many rows."""
@@ -53,7 +51,7 @@ class Outrider:
             if self._pair.layout is not None or not self._pair.chooses_layout:
                 break
 
-    def _write(self, mode: str, prompts: list[list[int]], new_tokens: int) -> Answer:
+    def _write(self, mode: str, prompts: list[list[int]], new_tokens: int) -> tuple[list[list[int]], float | None]:
         self._pair.set_layout("plain" if mode == "plain" else None)
         sampling = Sampling(end_tokens=())
         rows = [
@@ -61,18 +59,9 @@ class Outrider:
             for at, ids in enumerate(prompts)
         ]
         self._key += len(rows)
-        before = self._rounds()
-        started = time.perf_counter()
         results = self._pair.answers(rows)
-        seconds = time.perf_counter() - started
-        decoded, decoding = (new - old for new, old in zip(self._rounds(), before, strict=True))
         a_round = sum(len(row.tokens) for row in results) / sum(row.rounds - row.prefill_rounds + 1 for row in results)
-        return Answer(seconds, int(decoded), decoding, [list(row.tokens) for row in results], a_round)
-
-    def _rounds(self) -> list[float]:
-        """Of the rounds in which nobody read a prompt."""
-        rounds = self._pair.costs.get("rounds", {}).values()
-        return [sum(each[name] for each in rounds) for name in ROUNDS]
+        return [list(row.tokens) for row in results], a_round
 
 
 if __name__ == "__main__":
