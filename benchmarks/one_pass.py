@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from built import Answered, InProcess
 from door import EXAMPLES, prompts_of
 
 from outrider.kernels.native import NativeModel
@@ -35,7 +38,7 @@ from outrider.workers.draft.drafter import Drafter
 from outrider.workers.engines.costs import CostCurve, measure
 from outrider.workers.engines.engine import DecodeFeed, Engine, Feed, StopRule
 from outrider.workers.engines.native import NativeEngine
-from outrider.workers.messages import DraftReply, DraftRequest, ModelSpec, ReplicaSpec, Row, RowResult, Sampling
+from outrider.workers.messages import DraftRequest, ModelSpec, ReplicaSpec, Row, RowResult, Sampling
 from outrider.workers.models.families import build_program
 from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.opening import OpenModel, open_model
@@ -71,33 +74,17 @@ PREFIX, ROW = 64, 1 << 20
 STEPS, ONE_PASS, PLAIN = "steps", "one pass", "plain"
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    reply: DraftReply
-
-    def ready(self, timeout: float) -> bool:
-        return True
-
-    def take(self) -> DraftReply:
-        return self.reply
-
-
-class Beside:
-    """A draft in this process, without a way between."""
-
-    name = "in process"
+class Beside(InProcess):
+    """A draft in this process, and the time that it has taken."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
+        super().__init__(drafter)
         self.seconds = 0.0
 
     def ask(self, request: DraftRequest) -> Answered:
-        reply = self._drafter.propose(request)
-        self.seconds += reply.seconds
-        return Answered(reply)
-
-    def reconfigure(self, cores: Sequence[int], run_ahead: bool, timeout: float) -> None:
-        pass
+        answered = super().ask(request)
+        self.seconds += answered.reply.seconds
+        return answered
 
 
 def opened(path: Path, precision: str, threads: int, draft: bool) -> tuple[OpenModel, ModelSpec]:

@@ -137,6 +137,11 @@ class Drafter:
         if row is None or len(row.committed) != advance.start:
             self._close(advance.key)
             return False
+        self._go_to(row, advance)
+        return True
+
+    def _go_to(self, row: DraftRow, advance: Advance) -> None:
+        """Take in what the target has committed of a row that is known here."""
         held = self._learn(row, advance)
         # What was guessed beyond the committed tokens stays good as long as all of them were guessed right. Where all is
         # guessed in one pass, another one guesses better from where the text has come.
@@ -150,7 +155,6 @@ class Drafter:
             row.cached = keep
             self.engine.truncate(advance.key, keep)
         row.limit = self._room(row, advance.limit)
-        return True
 
     def _confidence_at(self, index: int) -> Confidence:
         return self._confidences[min(index, len(self._confidences) - 1)]

@@ -12,7 +12,7 @@ from collections.abc import Collection
 import numpy as np
 
 from outrider.workers.draft.constraints import Constraints
-from outrider.workers.draft.drafter import Drafter
+from outrider.workers.draft.drafter import Drafter, DraftRow
 from outrider.workers.engines.head import HeadEngine, States
 from outrider.workers.messages import Advance, Sampling
 
@@ -35,14 +35,7 @@ class HeadDrafter(Drafter):
         """Nothing: of what follows its guesses it would have to read everything anew."""
         return False
 
-    def _advance(self, advance: Advance) -> bool:
-        if advance.start == 0 and advance.sampling is not None:
-            self._open(advance, advance.sampling)
-            return True
-        row = self._rows.get(advance.key)
-        if row is None or len(row.committed) != advance.start:
-            self._close(advance.key)
-            return False
+    def _go_to(self, row: DraftRow, advance: Advance) -> None:
         self._learn(row, advance)
         for each in (row.guessed, row.margins, row.chances, row.runners_up):
             each.clear()
@@ -55,7 +48,6 @@ class HeadDrafter(Drafter):
             self.engine.truncate(advance.key, confirmed)
         row.limit = self._room(row, advance.limit)
         self._take(advance)
-        return True
 
     def _open(self, advance: Advance, sampling: Sampling) -> None:
         _, first = self._states_of(advance)

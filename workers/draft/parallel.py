@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-import numpy as np
-
+from outrider.workers.constraints.matching import EVERYTHING
 from outrider.workers.engines.costs import CostCurve, Recent
 from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Engine, Feed, FeedMasks, PassMasks
 from outrider.workers.speculation import MOST_CANDIDATES
 
-EVERY_TOKEN = np.uint32(0xFFFFFFFF)
 # The share of a new observation in the mean of how many tokens a row brings.
 FRESH = 0.05
 # That mean changes slowly: what passes over so many tokens take is looked up again after so many.
@@ -94,7 +92,7 @@ def _limits(decode_feeds: Sequence[DecodeFeed], vocabulary: int) -> list[FeedMas
             found.append(None)
             continue
         feed.guide.fill(masks.words[first])
-        masks.words[first + 1 : first + feed.most] = EVERY_TOKEN
+        masks.words[first + 1 : first + feed.most] = EVERYTHING
         found.append(FeedMasks(masks, first))
         first += feed.most
     masks.made()
