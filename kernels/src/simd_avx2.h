@@ -72,6 +72,14 @@ inline Mask lanes_between(int low, int high) {
           _mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(second, below), _mm256_cmpgt_epi32(above, second)))};
 }
 
+// The lanes whose bits are set.
+inline Mask lanes_of(uint32_t bits) {
+  const __m256i of_a = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), of_b = _mm256_slli_epi32(of_a, 8);
+  const __m256i all = _mm256_set1_epi32(static_cast<int32_t>(bits));
+  return {_mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, of_a), of_a)),
+          _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, of_b), of_b))};
+}
+
 template <int BITS> inline __m256i dot_bytes_half(__m256i acc, __m256i u8, __m256i s8) {
   const __m256i ones = _mm256_set1_epi16(1);
   if (BITS == 4) return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u8, s8), ones));

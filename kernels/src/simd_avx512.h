@@ -32,6 +32,9 @@ inline Mask lanes_between(int low, int high) {
   return static_cast<__mmask16>((high >= 16 ? 0xFFFFu : (1u << high) - 1) & ~((1u << low) - 1));
 }
 
+// The lanes whose bits are set.
+inline Mask lanes_of(uint32_t bits) { return static_cast<__mmask16>(bits); }
+
 inline I set_i(int32_t x) { return _mm512_set1_epi32(x); }
 inline I load_i(const void *p) { return _mm512_loadu_si512(p); }
 inline void store_i(void *p, I x) { _mm512_storeu_si512(p, x); }

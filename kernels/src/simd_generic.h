@@ -99,6 +99,11 @@ inline Mask lanes_between(int low, int high) {
   });
 }
 
+// The lanes whose bits are set.
+inline Mask lanes_of(uint32_t bits) {
+  return each<Mask>([=](int i) { return (Ints{1, 2, 4, 8} & static_cast<int32_t>(bits >> 4 * i)) != 0; });
+}
+
 inline I set_i(int32_t x) {
   return each<I>([=](int) { return Ints{x, x, x, x}; });
 }
