@@ -230,9 +230,9 @@ def test_channels_from_the_input_to_the_streamed_text(tmp_path: Path) -> None:
         admit(spec, Source(spec.input), model_info, process, journal, lambda digest: {"identity": {"input": digest}})
     [row] = journal.load([0])
     assert row.request["reasoning"] == [CHANNEL, MESSAGE, False]
-    channel, message, end, start = map(fast.token_to_id, CHANNEL_MARKS)
+    channel, message, end, start = map(fast.get_vocab().__getitem__, CHANNEL_MARKS)
     assert row.request["shown"] == sorted((channel, message, end, start))
-    cat, sat = map(fast.token_to_id, ("cat", "sat"))
+    cat, sat = map(fast.get_vocab().__getitem__, ("cat", "sat"))
     # This tokenizer lacks the word "final", so both messages are thoughts.
     written = [channel, cat, message, sat, end, start, cat, channel, sat, message, cat, sat]
     tokenizer, stream = Tokenizer(model_info.path), StreamedText(row)
