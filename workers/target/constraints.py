@@ -42,7 +42,7 @@ SHARE_OF_PASS = 1.0
 # Kinds of places of which it is known what a mask takes: most jobs have a few.
 MOST_KINDS = 1024
 # How many of the choices at open places fail, until some have been seen; and how fast failures are forgotten meanwhile.
-USUALLY_MISSED, MISSED_WEIGHT, FORGETTING = 0.1, 0.02, 0.995
+USUALLY_MISSED, MISSED_WEIGHT, FORGETTING = 0.03, 0.02, 0.995
 
 
 def fitting(live: LiveRow, proposal: Proposal, room: int) -> Proposal:
