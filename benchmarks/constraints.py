@@ -3,14 +3,13 @@
     python benchmarks/constraints.py masks [--rows 64] [--batch 32] [--candidates 3] [--rounds 5] [--strings]
     python benchmarks/constraints.py job [--model 1b --draft pocket-draft] [--rows 24] [--batch 4]
 
-`masks`: a job of rows that write a JSON record, by a target of Qwen2-0.5B's shape with 151,936 tokens and random weights,
-whose candidates are what it will write, seven of ten; each pass also without masks, before or after it in turn. So the
-difference is what masks cost: to look which candidates may come, to make masks beside the pass, to choose among what they
-allow. A choice that was made among all tokens and is not allowed shows in the number of passes. With `--strings` the record
-is strings with a `maxLength`, whose masks take longest. The tokenizer is the pocket pair's with the words of Python's
-library on top. `job`: the same rows unconstrained and plain, and under a schema plain and assisted, in turns, in one
-process; the best of each counts. A shape such as 1b is the pocket target inflated (`benchmarks/inflate.py`). The last line
-is JSON.
+`masks`: a job of rows that write a JSON record, by the pocket target inflated to 1b with 151,936 tokens, whose candidates
+are what it will write, seven of ten; each pass also without masks, before or after it in turn. So the difference is what masks
+cost: to look which candidates may come, to make masks beside the pass, to choose among what they allow. A choice that was
+made among all tokens and is not allowed shows in the number of passes. With `--strings` the record is strings with a
+`maxLength`, whose masks take longest. Tokens that the pocket pair lacks are words of Python's library. `job`: the same rows
+unconstrained and plain, and under a schema plain and assisted, in turns, in one process; the best of each counts. A shape
+such as 1b is the pocket target inflated (`benchmarks/inflate.py`). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from forward import model_directory
-from inflate import SHAPES
+from inflate import SHAPES, inflate
 
 from outrider.workers.build import Draft, build_draft, build_target
 from outrider.workers.constraints.grammars import grammar_of
@@ -108,24 +107,6 @@ def large_tokenizer(path: Path) -> None:
     (path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def large_model(path: Path) -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        dtype="bfloat16",
-    )
-    Qwen2ForCausalLM(config).bfloat16().save_pretrained(path)
-
-
 class Paired:
     """Each pass of a job also without masks, right before it or right after it in turn: the machine has changing moods."""
 
@@ -196,10 +177,10 @@ class Foreseeing(NoProposer):
 
 
 def time_masks(args: argparse.Namespace) -> dict[str, float]:
-    path = cache_directory() / "constraints-large"
+    path = cache_directory() / "benchmarks" / "1b-large-vocabulary"
     if not (path / "config.json").is_file():
+        inflate(find("pocket"), path, replace(SHAPES["1b"], vocabulary=VOCABULARY), noise=0.02)
         large_tokenizer(path)
-        large_model(path)
     opened = open_model(ModelSpec(str(path), "native", args.precision))
     tokenizer = Tokenizer(path)
     grammar = grammar_of({"kind": "json", "value": STRINGS if args.strings else RECORD})
