@@ -4,9 +4,9 @@
     python benchmarks/constraints.py job [--model 1b --draft pocket-draft] [--rows 24] [--batch 4]
 
 `masks`: a job of rows that write a JSON record, by the pocket target inflated to 1b with 151,936 tokens, whose candidates
-are what it will write, seven of ten; each pass also without masks, before or after it in turn. So the difference is what masks
-cost: to look which candidates may come, to make masks beside the pass, to choose among what they allow. A choice that was
-made among all tokens and is not allowed shows in the number of passes. With `--strings` the record is strings with a
+are what it will write, seven of ten; each pass also without masks, before or after it in turn. So the difference is what
+masks cost: to look which candidates may come, to make masks beside the pass, to choose among what they allow. A choice that
+was made among all tokens and is not allowed shows in the number of passes. With `--strings` the record is strings with a
 `maxLength`, whose masks take longest. Tokens that the pocket pair lacks are words of Python's library. `job`: the same rows
 unconstrained and plain, and under a schema plain and assisted, in turns, in one process; the best of each counts. A shape
 such as 1b is the pocket target inflated (`benchmarks/inflate.py`). The last line is JSON.
@@ -199,7 +199,9 @@ def time_masks(args: argparse.Namespace) -> dict[str, float]:
 
     makers: dict[bool, MaskMaker] = {}
 
-    def run(open_places: bool, proposer: Proposer) -> tuple[Paired, dict[int, Sequence[int]]]:
+    def run(
+        open_places: bool, proposer: Proposer, measured: bool = False
+    ) -> tuple[Paired | None, dict[int, Sequence[int]]]:
         verifier = Verifier(
             engine=opened.engine,
             new_writer=lambda row: TextWriter(tokenizer.decode, (), (0,)),
@@ -212,7 +214,7 @@ def time_masks(args: argparse.Namespace) -> dict[str, float]:
         )
         # As amid a job of thousands of rows: what masks take, and how many choices are refused, is known from those before.
         verifier._masks = makers.setdefault(open_places, verifier._masks)
-        paired = Paired(verifier)
+        paired = Paired(verifier) if measured else None
         constraints.SHARE_OF_PASS = SHARE_OF_PASS if open_places else 0.0
         verifier.add(rows)
         texts: dict[int, Sequence[int]] = {}
@@ -229,8 +231,8 @@ def time_masks(args: argparse.Namespace) -> dict[str, float]:
     for name, open_places in (("as it is", True), ("all masks made", False)):
         shares, passes = [], []
         for _ in range(args.rounds):
-            paired, written = run(open_places, foreseeing)
-            assert written == texts, "a text depends on its candidates or on open places"
+            paired, written = run(open_places, foreseeing, measured=True)
+            assert paired is not None and written == texts, "a text depends on its candidates or on open places"
             shares += [each / free - 1.0 for each, free in zip(paired.with_masks, paired.without, strict=True)]
             passes.append(len(paired.without))
         figures |= {
