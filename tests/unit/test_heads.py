@@ -269,7 +269,7 @@ def test_the_packed_weights_are_those_of_the_model_without_states(target: Path) 
 def test_texts_are_those_of_plain_decoding(fitted_pair: tuple[Path, Path], precision: str, drafts: str) -> None:
     target, head = fitted_pair
     model, draft = opened_target(target, precision), opened_draft(head, target, drafts)
-    rows = some_rows(12)
+    rows = some_rows(7)
     plain, _ = write(pair(model, 4, 0, None), rows)
     for batch, count, prefix_tokens in [(5, 4, 500), (3, 2, 0)]:
         assisted, verifier = write(pair(model, batch, count, draft_of(draft, prefix_tokens), prefix_tokens), rows)
