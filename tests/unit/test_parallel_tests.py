@@ -16,9 +16,9 @@ import parallel_tests
 
 
 def test_each_file_is_taken_once(tmp_path: Path) -> None:
-    order = ["unit/a.py", "unit/b.py", "kernels/a.py", "unit/c.py"]
+    order = ["unit/a.py", "unit/b.py", "other/a.py", "unit/c.py"]
     here, there = files_of_nobody(order, tmp_path), files_of_nobody(order[::-1], tmp_path)
-    assert [next(here), next(there), next(there)] == ["unit/a.py", "unit/c.py", "kernels/a.py"]
+    assert [next(here), next(there), next(there)] == ["unit/a.py", "unit/c.py", "other/a.py"]
     assert list(here) == ["unit/b.py"] and list(there) == []
 
 
