@@ -5,15 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_line import outrider
 from sysfs_trees import sapphire_rapids
 
 from outrider.runner import process_exit
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
 
 
 @pytest.fixture(scope="session")
 def xeon(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tree of a Sapphire Rapids host, which nobody changes: it has thousands of files."""
     return sapphire_rapids(tmp_path_factory.mktemp("xeon"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example job run in one go, with nothing proposed: what every other run of it must equal."""
+    cwd = tmp_path_factory.mktemp("undisturbed")
+    done = outrider("run", EXAMPLES, "-o", "job", "--draft", "none", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return cwd / "job"
 
 
 @pytest.fixture(autouse=True)
