@@ -96,9 +96,9 @@ $(VENV)/installed: $(VENV)/bin/python $(SOURCES)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-# One installation, since each builds the kernels.
+# One installation, since each builds the kernels. What is imported is compiled then: all of it would take most of a minute.
 $(VENV)/testable: $(VENV)/bin/python $(SOURCES)
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --no-compile --editable '.[test]'
 	touch $(VENV)/installed $@
 
 # All else comes from the first environment; the program is started with this one's Python.

@@ -30,10 +30,10 @@ from storage import (
 )
 
 pytestmark = pytest.mark.skipif(storage.compiler() is None, reason="needs a C compiler, for faults.c")
-# Enough to see in the fast set that the harness works and that nothing is grossly wrong; the slow set tries one of ten.
+# Enough to see in the fast set that the harness works and that nothing is grossly wrong; the slow set tries one of twenty.
 SAMPLES = 2
-TIMES_RETRIED = 10
-ONE_OF = 10
+TIMES_RETRIED = 5
+ONE_OF = 20
 VARIANTS = 4
 CUTS_AFTER_A_SYNC = 10
 
