@@ -282,6 +282,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not system_can_populate(), reason="this system takes memory at its first use only")
 def test_memory_taken_before_the_work_is_that_of_the_work():
     """More than a slab of 64 MB, and not whole ones: what was taken has to be what is used first."""

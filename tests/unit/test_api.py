@@ -219,7 +219,8 @@ def test_what_is_told_is_followed_and_a_process_that_was_asked_to_stop_has_not_f
     process.drain()  # nobody is there any more
 
 
-@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
 def test_an_interrupt_drains_and_a_second_one_stops(
     times: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,7 +272,8 @@ time.sleep(0.2)
 """
 
 
-@pytest.mark.parametrize("delay", ["0", pytest.param("0.5", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", ["0", "0.5"])
 def test_a_caller_that_is_gone_is_noticed(tmp_path: Path, delay: str) -> None:
     """Also one that was gone before anybody looked."""
     file = tmp_path / "said"

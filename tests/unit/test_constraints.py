@@ -65,7 +65,7 @@ def wander(matching: Matching, random: np.random.Generator, most: int = 60) -> l
     return list(matching.tokens)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
 def test_the_mask_holds_the_tokens_that_go_on_towards_one_of_the_texts(seed: int) -> None:
     """Held against the texts themselves: where nothing is forced a token may come if some text goes on with it."""
     random = np.random.default_rng(seed)
@@ -85,7 +85,7 @@ def test_the_mask_holds_the_tokens_that_go_on_towards_one_of_the_texts(seed: int
     assert spelled(list(matching.tokens[:-1])) in texts
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CONSTRAINTS)
 @pytest.mark.parametrize("seed", range(4))
 def test_what_may_come_depends_on_what_is_written_alone(name: str, seed: int) -> None:
@@ -202,10 +202,10 @@ def what_counts(results: dict[int, RowResult]) -> dict[int, tuple[object, ...]]:
     return {key: (each.tokens, each.text, each.finish_reason, each.logprobs) for key, each in sorted(results.items())}
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(40, marks=pytest.mark.slow)])
-def test_masks_that_are_left_out_change_no_text(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_masks_that_are_left_out_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """All places behind a mask are left open, whatever it took: choices that are not allowed are made again."""
-    opened, rows = model("pocket"), rows_of_all_kinds(count, seed=6)
+    opened, rows = model("pocket"), rows_of_all_kinds(40, seed=6)
     plain, whole = write(target_of(opened, 1, 0, tokenizer=tokenizer()), rows)
     seen: list[bool] = []
     monkeypatch.setattr(MaskMaker, "seen", lambda self, missed: seen.append(missed))
@@ -216,7 +216,7 @@ def test_masks_that_are_left_out_change_no_text(count: int, monkeypatch: pytest.
         seen.clear()
         found, verifier = write(target_of(opened, batch, asked, draft, lookup, 500, tokenizer()), rows)
         assert what_counts(found) == what_counts(plain)
-        assert min(sum(seen), len(seen) - sum(seen)) > count // 2, "some held and some did not"
+        assert min(sum(seen), len(seen) - sum(seen)) > 20, "some held and some did not"
         assert asked or verifier.counters.tokens == whole.counters.tokens
         assert not asked or 0 < verifier.counters.accepted < verifier.counters.proposed
 

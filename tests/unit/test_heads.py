@@ -514,6 +514,7 @@ class Failing(Answered):
         raise DraftFailed("it has forgotten why")
 
 
+@pytest.mark.slow
 def test_a_head_that_fails_and_dies_changes_no_text(fitted_pair: tuple[Path, Path]) -> None:
     """What it was sent is sent to nobody again: rows go on from the states that are new."""
     target, head = fitted_pair
@@ -550,6 +551,7 @@ def test_held_states_follow_each_other() -> None:
 # The bundled head
 
 
+@pytest.mark.slow
 def test_the_pocket_head_gains_tokens_a_round() -> None:
     target, head = read_model_info("pocket"), read_model_info("pocket-head")
     assert sum(file.stat().st_size for file in Path(head.path).iterdir()) < 4 << 20

@@ -242,7 +242,7 @@ def test_what_was_to_be_checked_is_checked_again(tmp_path: Path, monkeypatch: py
         assert ended(client, batch.id).status == "completed"
 
 
-@pytest.mark.parametrize("ending", ["completed", "cancelled"])
+@pytest.mark.parametrize("ending", ["completed", pytest.param("cancelled", marks=pytest.mark.slow)])
 def test_files_that_were_not_written_are_written(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
         without.setattr("outrider.runner.serve.service.Service._write_files", _killed)
@@ -290,6 +290,7 @@ def test_a_batch_of_a_model_that_is_served_no_more_fails_with_what_to_do(tmp_pat
         assert "is not served any more" in (done.errors.data[0].message or "")
 
 
+@pytest.mark.slow
 def test_many_rows_end_once_each(tmp_path: Path) -> None:
     """Killed three times on its way."""
     name = ""

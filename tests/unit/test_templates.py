@@ -58,7 +58,8 @@ def test_the_others_are_written_all_the_same(worst: str, refusal: str) -> None:
     assert time.monotonic() - started < 5
 
 
-@pytest.mark.parametrize("worst", [LOOP, pytest.param("{{ 10 ** (10 ** 10) }}", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("worst", [LOOP, "{{ 10 ** (10 ** 10) }}"])
 def test_a_template_that_loops_for_all_is_named(worst: str) -> None:
     with pytest.raises(ModelError, match=r"the chat template of /models/x ran for more than 0.2 s.*it cannot be used"):
         render_all(of(worst), ["a"] * 100, "/models/x")
