@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_tokenizer_process import tokenizer_process
 from test_results import result, stored
 from test_tokenizer import WORDS, build
 from tokenizers import AddedToken
@@ -18,7 +19,6 @@ from outrider.runner.job.records import results
 from outrider.runner.job.requests import RowError, parse_openai, parse_simple
 from outrider.runner.job.results import result_record
 from outrider.runner.job.source import Source
-from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options import JobSpec
 from outrider.runner.serve.single_rows import StreamedText
 from outrider.workers.models.model_info import ModelInfo
@@ -202,8 +202,9 @@ def test_from_the_input_to_the_record(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "cat"}]))
     spec = JobSpec(input=tmp_path / "in.jsonl", max_tokens=3)
     journal = Journal(tmp_path / "job.db")
-    with TokenizerProcess() as process:
-        admit(spec, Source(spec.input), model_info, process, journal, lambda digest: {"identity": {"input": digest}})
+    admit(
+        spec, Source(spec.input), model_info, tokenizer_process(), journal, lambda digest: {"identity": {"input": digest}}
+    )
     loaded = journal.load([0, 1, 2])
     assert [row.request.get("reasoning") for row in loaded] == [
         ["<think>", "</think>", False],
