@@ -60,7 +60,7 @@ def test_one_that_fails_is_the_failure_of_all(
     def started(files: list[str], claims: Path, log: Path, cache: Path, more: Any) -> Ended:
         assert more == ["-x"]
         ended = next(left)
-        log.write_text("....\n=== short test summary info ===\nwhat it says\n")
+        log.write_text("....\n=== short test summary info ===\nwhat it says\n=== 4 passed ===\n")
         (cache / "v" / "cache").mkdir(parents=True)
         (cache / "v" / "cache" / "lastfailed").write_text(json.dumps({f"a test that ended {ended}": True}))
         return Ended(ended)
@@ -68,5 +68,6 @@ def test_one_that_fails_is_the_failure_of_all(
     monkeypatch.setattr(parallel_tests, "started", started)
     monkeypatch.setattr(sys, "argv", ["parallel_tests", "--processes", "2", "--cache", str(tmp_path), "tests", "--", "-x"])
     assert parallel_tests.main() == code
-    assert capsys.readouterr().out.count("what it says") == 2
+    printed = capsys.readouterr().out
+    assert printed.count("what it says") == 2 and printed.endswith(" s: 4 passed; 4 passed\n")
     assert set(json.loads((tmp_path / "v/cache/lastfailed").read_text())) == {f"a test that ended {each}" for each in codes}
