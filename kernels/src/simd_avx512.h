@@ -42,6 +42,8 @@ inline I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I and_i(I a, I b) { return _mm512_and_si512(a, b); }
 inline I or_i(I a, I b) { return _mm512_or_si512(a, b); }
+// a | (b & c)
+inline I or_and(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0xF8); }
 template <int N> inline I shl(I a) { return _mm512_slli_epi32(a, N); }
 template <int N> inline I shr(I a) { return _mm512_srli_epi32(a, N); }
 template <int N> inline I sar(I a) { return _mm512_srai_epi32(a, N); }

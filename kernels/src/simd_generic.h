@@ -125,6 +125,8 @@ inline I and_i(I a, I b) {
 inline I or_i(I a, I b) {
   return each<I>([&](int i) { return a.x[i] | b.x[i]; });
 }
+// a | (b & c)
+inline I or_and(I a, I b, I c) { return or_i(a, and_i(b, c)); }
 template <int N> inline I shl(I a) {
   return each<I>([&](int i) { return (Ints)((Bits)a.x[i] << N); });
 }
