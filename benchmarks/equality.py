@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
+    parser.add_argument("--pieces", type=int, help="cut prompts into pieces of so many characters: more texts")
     parser.add_argument("--cases", default=",".join(names), help=f"some of: {', '.join(names)}")
     parser.add_argument("--killed-every", type=int, default=2000, help="rows between two deaths")
     parser.add_argument("--work", type=Path, help="keep the jobs here, and go on with those that are there")
@@ -135,10 +136,20 @@ def main() -> None:
     sys.exit(0 if good else 1)
 
 
+def pieces_of(prompts: Sequence[str], length: int) -> list[str]:
+    cut = (prompt[at : at + length] for prompt in prompts for at in range(0, len(prompt), length))
+    # In the order in which they first come.
+    return list(dict.fromkeys(piece for piece in cut if piece.strip()))
+
+
 def compare(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], bool]:
     folder.mkdir(parents=True, exist_ok=True)
     rows = folder / "rows.jsonl"
-    write_rows(rows, rows_of(prompts_of(asked.prompts), asked.rows, TEMPERATURES))
+    prompts = prompts_of(asked.prompts)
+    if asked.pieces is not None:
+        prompts = pieces_of(prompts, asked.pieces)
+    write_rows(rows, rows_of(prompts, asked.rows, TEMPERATURES))
+    print(f"{min(asked.rows, len(prompts)):,} different prompts", flush=True)
     common = ["-m", asked.model, "--engine", "native", "--precision", asked.precision, "--draft-precision", asked.precision]
     common += ["--batch", str(asked.batch), "--max-tokens", str(asked.tokens)]
     plain = run(rows, folder / "plain", [*common, "--draft", "none"])
