@@ -1,12 +1,12 @@
 """Drafts of several kinds beside one target, in turn: tokens a round, what the draft takes of a round, tokens a second.
 
-    python benchmarks/drafts.py --target DIR --drafts DIR DIR suffix [--draft-tokens auto 6] [--batch 1] [--turns 3]
+    python benchmarks/drafts.py --target DIR --drafts DIR DIR suffix [--draft-tokens auto 6] [--batch 1 8] [--turns 3]
 
 A draft is a model that proposes token by token, a parallel one, a head, or one of the words `suffix` and `lookup`; bundled
 ones go by their names. All are in this process on the same threads, one after the other, so the way between processes is
 left out. The same rows are written plainly and with each draft, for each of --draft-tokens (`auto`: each round chooses);
-every second turn goes the other way round. Tokens a second are those of rounds in which no prompt is read. Texts must be
-the same. Last comes one line of JSON.
+every second turn goes the other way round. Tokens a second are those of rounds with a full batch in which no prompt is
+read, and held to what the cost curves foresaw of the same rounds. Texts must be the same. Last comes one line of JSON.
 """
 
 from __future__ import annotations
@@ -63,10 +63,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """One kind in one turn: tokens and seconds of the rounds in which no prompt was read, and what the target counted."""
+    """One kind in one turn: tokens and seconds of the rounds with a full batch in which no prompt was read, what these were
+    foreseen to bring and take, and what the target counted.
+    """
 
     tokens: int
     seconds: float
+    foreseen_tokens: float
+    foreseen_seconds: float
     draft_seconds: float
     counted: TargetCounters
 
@@ -104,10 +108,12 @@ class Race:
         model = open_model(spec)
         return Opened(model, spec, None if mask_token is None else measure(model.engine))
 
-    def write(self, name: str, count: int | None, rows: Sequence[Row]) -> tuple[Took, dict[int, tuple[int, ...]]]:
+    def write(
+        self, name: str, count: int | None, batch: int, rows: Sequence[Row]
+    ) -> tuple[Took, dict[int, tuple[int, ...]]]:
         opened = self._drafts.get(name)
         replica_spec = ReplicaSpec(
-            self._asked.batch,
+            batch,
             count,
             model=opened is not None,
             lookup=name == "lookup",
@@ -125,7 +131,7 @@ class Race:
             drafter = build_draft(replace(opened.spec, path=""), replica_spec, opened.model, pass_seconds=curve).drafter
             beside = Beside(drafter)
             target.link.attach(beside)
-        verifier, tokens, seconds = target.verifier, 0, 0.0
+        verifier, tokens, seconds, foreseen_tokens, foreseen_seconds = target.verifier, 0, 0.0, 0.0, 0.0
         verifier.add(rows)
         ended: dict[int, tuple[int, ...]] = {}
         while not verifier.idle:
@@ -133,10 +139,15 @@ class Race:
             done = verifier.round()
             took = time.perf_counter() - before
             ended.update({each.key: each.tokens for each in done if isinstance(each, RowResult)})
-            if verifier.last_round is not None and verifier.last_round.steady:
-                tokens += verifier.last_round.gained
+            last = verifier.last_round
+            if last is not None and last.steady and last.live == batch:
+                tokens += last.gained
                 seconds += took
-        return Took(tokens, seconds, 0.0 if beside is None else beside.seconds, verifier.counters), ended
+                if last.forecast is not None:
+                    foreseen_tokens += last.forecast.tokens
+                    foreseen_seconds += last.forecast.seconds
+        drafting = 0.0 if beside is None else beside.seconds
+        return Took(tokens, seconds, foreseen_tokens, foreseen_seconds, drafting, verifier.counters), ended
 
 
 def figures(turns: Sequence[Took], plain: float) -> dict[str, Any]:
@@ -144,9 +155,11 @@ def figures(turns: Sequence[Took], plain: float) -> dict[str, Any]:
         return sum(int(getattr(each.counted, counter)) for each in turns)
 
     rounds, rate = total("rounds"), rate_of(turns)
+    foreseen = sum(each.foreseen_tokens for each in turns) / (sum(each.foreseen_seconds for each in turns) or float("inf"))
     return {
         "tokens/s": round(rate, 2),
         "times plain": round(rate / plain, 3),
+        "of what was foreseen": round(rate / foreseen, 3) if foreseen else None,
         "tokens a round": round(total("tokens") / total("row_rounds"), 3),
         "ms of draft a round": round(1e3 * sum(each.draft_seconds for each in turns) / rounds, 3),
         "ms of target a round": round(1e3 * sum(each.counted.verify_seconds for each in turns) / rounds, 3),
@@ -165,14 +178,15 @@ def called(name: str, count: int | None) -> str:
     return name if name == PLAIN else f"{Path(name).name}, k={'auto' if count is None else count}"
 
 
-def run(race: Race, asked: argparse.Namespace) -> dict[str, Any]:
+def run(race: Race, asked: argparse.Namespace, batch: int) -> dict[str, Any]:
     prompts = [tuple(race.tokenizer.encode(text)) for text in prompts_of(asked.prompts)]
     kinds: list[tuple[str, int | None]] = [(PLAIN, 0)]
     kinds += [(name, count) for count in asked.draft_tokens for name in asked.drafts]
     took: dict[str, list[Took]] = {}
     same = True
     for turn in range(asked.turns):
-        chosen = [(turn * asked.rows + at) % len(prompts) for at in range(asked.rows)]
+        count_of_rows = asked.rows * batch
+        chosen = [(turn * count_of_rows + at) % len(prompts) for at in range(count_of_rows)]
         rows = [
             Row(
                 at,
@@ -184,12 +198,12 @@ def run(race: Race, asked: argparse.Namespace) -> dict[str, Any]:
         ]
         said = []
         for name, count in kinds if turn % 2 == 0 else reversed(kinds):
-            found, text = race.write(name, count, rows)
+            found, text = race.write(name, count, batch, rows)
             took.setdefault(called(name, count), []).append(found)
             said.append(text)
         same = same and all(each == said[0] for each in said)
     plain = rate_of(took[PLAIN])
-    return {"race": {name: figures(turns, plain) for name, turns in took.items()}, "same texts": same}
+    return {"batch": batch, "race": {name: figures(turns, plain) for name, turns in took.items()}, "same texts": same}
 
 
 def count_of(text: str) -> int | None:
@@ -204,20 +218,23 @@ def main() -> None:
     parser.add_argument("--draft-precision", help="[the target's]")
     parser.add_argument("--draft-tokens", type=count_of, nargs="+", default=[None], help="numbers, and auto")
     parser.add_argument("--runners-up", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--rows", type=int, default=6, help="in a turn")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--rows", type=int, default=4, help="in a turn, for each place in the batch")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0], help="of rows, in turn")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
     asked = parser.parse_args()
-    found = run(Race(asked), asked)
-    for name, line in found["race"].items():
-        print(f"{name:28} {line}")
-    print(f"same texts: {found['same texts']}")
-    print(json.dumps({"asked": vars(asked), **found}, default=str))
-    sys.exit(0 if found["same texts"] else 1)
+    race, found = Race(asked), []
+    for batch in asked.batch:
+        found.append(run(race, asked, batch))
+        for name, line in found[-1]["race"].items():
+            print(f"batch {batch}: {name:28} {line}", flush=True)
+    same = all(each["same texts"] for each in found)
+    print(f"same texts: {same}")
+    print(json.dumps({"asked": vars(asked), "batches": found}, default=str))
+    sys.exit(0 if same else 1)
 
 
 if __name__ == "__main__":
