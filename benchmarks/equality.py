@@ -66,9 +66,10 @@ CASES = (
 
 @dataclass(slots=True)
 class Killer:
-    """Kills all drafts of a job, or all targets, whenever so many more rows have ended."""
+    """Kills all drafts of a job, or all targets, whenever so many more of its rows have ended, but for the last."""
 
     every: int
+    rows: int
     kind: str = DRAFTS
     list_processes: Callable[[int], Any] = descendants
     done: Callable[[Path], int] = rows_done
@@ -80,7 +81,7 @@ class Killer:
         self._next = self.every
 
     def watch(self, process: subprocess.Popen[bytes], job: Path) -> None:
-        if self.done(job) < self._next:
+        if not self._next <= self.done(job) < self.rows:
             return
         title = PROCESS[self.kind]
         victims = [number for number, command in self.list_processes(process.pid) if title in command]
@@ -158,7 +159,7 @@ def compare(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
     for case in CASES:
         if case.name not in asked.cases.split(","):
             continue
-        killer = Killer(asked.killed_every, case.killed) if case.killed is not None else None
+        killer = Killer(asked.killed_every, asked.rows, case.killed) if case.killed is not None else None
         job = folder / case.name.replace(" ", "-")
         ran = run(rows, job, [*common, *case.options], killer.watch if killer is not None else None)
         line = line_of(case, ran, plain, killer.killed if killer is not None else 0)

@@ -171,6 +171,7 @@ def test_those_of_a_kind_are_killed_whenever_so_many_more_rows_have_ended(tmp_pa
     living = [(7, f"ray::{actor}Actor.propose"), (8, f"ray::{other}Actor.harvest")]
     killer = equality.Killer(
         100,
+        320,
         kind,
         list_processes=lambda process: living,
         done=lambda job: counters[-1],
@@ -189,6 +190,10 @@ def test_those_of_a_kind_are_killed_whenever_so_many_more_rows_have_ended(tmp_pa
     living.append((9, f"ray::{actor}Actor"))
     killer.watch(process, tmp_path)  # type: ignore[arg-type]
     assert killed == [7, 7, 9]
+    counters.append(320)
+    killer._next = 320
+    killer.watch(process, tmp_path)  # type: ignore[arg-type]
+    assert killer.killed == 3, "the job is over"
 
 
 PRINTED = """note: something
