@@ -16,27 +16,31 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from door import EXAMPLES, TEMPERATURES, Ran, descendants, prompts_of, rows_done, rows_of, run, write_rows
 
-DRAFT_PROCESS = "ray::DraftActor"
+DRAFTS, TARGETS = "draft", "target"
+PROCESS = {DRAFTS: "ray::DraftActor", TARGETS: "ray::TargetActor"}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to speculate. ``killed_every`` rows the drafts get SIGKILL."""
+    """One way to speculate. ``killed``: whose processes get SIGKILL, again and again."""
 
     name: str
     options: tuple[str, ...]
-    killed_every: int = 0
+    killed: str | None = None
 
 
 # The tiny pocket target is faster than any hop, so left alone `auto` soon asks for hardly anything; numbers of candidates
 # and layouts are set so that much is proposed.
+PARALLEL = ("--draft", "pocket-parallel", "--draft-tokens", "6", "--layout", "shared")
+PARALLEL_SUFFIX = ("--draft", "pocket-parallel+suffix", "--draft-tokens", "12", "--layout", "shared")
+HEAD = ("--draft", "pocket-head", "--draft-tokens", "3", "--layout", "shared")
 CASES = (
     Case("auto", ()),
     Case("turns", ("--draft-tokens", "3", "--layout", "shared")),
@@ -47,21 +51,26 @@ CASES = (
     Case("suffix", ("--draft", "suffix")),
     Case("suffix on two replicas", ("--draft", "suffix", "--replicas", "2")),
     Case("auto+suffix", ("--draft", "auto+suffix", "--draft-tokens", "3", "--layout", "shared")),
-    Case("parallel", ("--draft", "pocket-parallel", "--draft-tokens", "6", "--layout", "shared")),
-    Case("parallel+suffix", ("--draft", "pocket-parallel+suffix", "--draft-tokens", "12", "--layout", "shared")),
-    Case("head", ("--draft", "pocket-head", "--draft-tokens", "3", "--layout", "shared")),
+    Case("parallel", PARALLEL),
+    Case("parallel+suffix", PARALLEL_SUFFIX),
+    Case("head", HEAD),
     Case("k=1", ("--draft-tokens", "1")),
     Case("k=16", ("--draft-tokens", "16")),
-    Case("drafts killed", ("--draft-tokens", "3", "--layout", "shared"), killed_every=2000),
-    Case("heads killed", ("--draft", "pocket-head", "--draft-tokens", "3", "--layout", "shared"), killed_every=2000),
+    Case("drafts killed", ("--draft-tokens", "3", "--layout", "shared"), DRAFTS),
+    Case("parallel drafts killed", PARALLEL, DRAFTS),
+    Case("parallel+suffix with targets killed", PARALLEL_SUFFIX, TARGETS),
+    Case("heads killed", HEAD, DRAFTS),
+    Case("suffix with targets killed", ("--draft", "suffix"), TARGETS),
 )
 
 
 @dataclass(slots=True)
 class Killer:
-    """Kills all drafts of a job whenever so many more rows have ended."""
+    """Kills all drafts of a job, or all targets, whenever so many more of its rows have ended, but for the last."""
 
     every: int
+    rows: int
+    kind: str = DRAFTS
     list_processes: Callable[[int], Any] = descendants
     done: Callable[[Path], int] = rows_done
     kill: Callable[[int, int], None] = os.kill
@@ -72,14 +81,15 @@ class Killer:
         self._next = self.every
 
     def watch(self, process: subprocess.Popen[bytes], job: Path) -> None:
-        if self.done(job) < self._next:
+        if not self._next <= self.done(job) < self.rows:
             return
-        drafts = [number for number, command in self.list_processes(process.pid) if DRAFT_PROCESS in command]
-        if not drafts:
+        title = PROCESS[self.kind]
+        victims = [number for number, command in self.list_processes(process.pid) if title in command]
+        if not victims:
             return  # the one before is not up again yet
         self._next += self.every
-        for draft in drafts:
-            self.kill(draft, signal.SIGKILL)
+        for victim in victims:
+            self.kill(victim, signal.SIGKILL)
             self.killed += 1
 
 
@@ -92,7 +102,7 @@ def line_of(case: Case, ran: Ran, plain: Ran, killed: int) -> dict[str, Any]:
         "proposed": summary["proposed"],
         "accepted": summary["accepted"],
         "killed": killed,
-        "draft deaths counted": summary["draft_deaths"],
+        "deaths counted": summary[f"{case.killed or DRAFTS}_deaths"],
         "layout": [each["took"] for each in ran.told.get("layouts", {}).values()],
         "seconds": round(summary["seconds"], 1),
     }
@@ -100,7 +110,7 @@ def line_of(case: Case, ran: Ran, plain: Ran, killed: int) -> dict[str, Any]:
 
 def is_good(case: Case, line: dict[str, Any]) -> bool:
     speculated = line["accepted"] > 0
-    killed = not case.killed_every or (line["killed"] > 0 and line["draft deaths counted"] == line["killed"])
+    killed = case.killed is None or (line["killed"] > 0 and line["deaths counted"] == line["killed"])
     return bool(line["same bytes"]) and speculated and killed
 
 
@@ -113,8 +123,9 @@ def main() -> None:
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
+    parser.add_argument("--pieces", type=int, help="cut prompts into pieces of so many characters: more texts")
     parser.add_argument("--cases", default=",".join(names), help=f"some of: {', '.join(names)}")
-    parser.add_argument("--killed-every", type=int, default=2000, help="rows between two deaths of the drafts")
+    parser.add_argument("--killed-every", type=int, default=2000, help="rows between two deaths")
     parser.add_argument("--work", type=Path, help="keep the jobs here, and go on with those that are there")
     asked = parser.parse_args()
     unknown = set(asked.cases.split(",")) - set(names)
@@ -126,10 +137,20 @@ def main() -> None:
     sys.exit(0 if good else 1)
 
 
+def pieces_of(prompts: Sequence[str], length: int) -> list[str]:
+    cut = (prompt[at : at + length] for prompt in prompts for at in range(0, len(prompt), length))
+    # In the order in which they first come.
+    return list(dict.fromkeys(piece for piece in cut if piece.strip()))
+
+
 def compare(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], bool]:
     folder.mkdir(parents=True, exist_ok=True)
     rows = folder / "rows.jsonl"
-    write_rows(rows, rows_of(prompts_of(asked.prompts), asked.rows, TEMPERATURES))
+    prompts = prompts_of(asked.prompts)
+    if asked.pieces is not None:
+        prompts = pieces_of(prompts, asked.pieces)
+    write_rows(rows, rows_of(prompts, asked.rows, TEMPERATURES))
+    print(f"{min(asked.rows, len(prompts)):,} different prompts", flush=True)
     common = ["-m", asked.model, "--engine", "native", "--precision", asked.precision, "--draft-precision", asked.precision]
     common += ["--batch", str(asked.batch), "--max-tokens", str(asked.tokens)]
     plain = run(rows, folder / "plain", [*common, "--draft", "none"])
@@ -138,7 +159,7 @@ def compare(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
     for case in CASES:
         if case.name not in asked.cases.split(","):
             continue
-        killer = Killer(asked.killed_every) if case.killed_every else None
+        killer = Killer(asked.killed_every, asked.rows, case.killed) if case.killed is not None else None
         job = folder / case.name.replace(" ", "-")
         ran = run(rows, job, [*common, *case.options], killer.watch if killer is not None else None)
         line = line_of(case, ran, plain, killer.killed if killer is not None else 0)
@@ -146,7 +167,7 @@ def compare(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
         good &= is_good(case, line)
         verdict = "the bytes of plain" if line["same bytes"] else "NOT the bytes of plain"
         share = f"{line['accepted']:,} of {line['proposed']:,} candidates accepted"
-        deaths = f", {line['killed']} drafts killed" if killer is not None else ""
+        deaths = f", {line['killed']} {case.killed}s killed" if killer is not None else ""
         print(f"{case.name}: {verdict}, {share}{deaths}, layout {line['layout']}, {line['seconds']} s", flush=True)
     return lines, good
 

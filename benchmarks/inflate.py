@@ -201,7 +201,7 @@ class Inflater:
             small = self.read(origin, *shape) * np.float32(scale / repeat)
             return self._noisy(np.vstack([small, np.zeros((1, shape[1]), np.float32)]), taken, repeat, _rms(small))
 
-        return Recipe(name, (len(taken), self.plan.large.hidden), rows)
+        return Recipe(name, (len(taken), shape[1] * repeat), rows)
 
     def _writing(self, name: str, origin: str, width: int, taken: NDArray[Any], shares: Matrix, faint: bool) -> Recipe:
         """A matrix that writes the repeated hidden units; each column is shared among the copies of what it reads."""

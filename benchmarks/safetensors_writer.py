@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 SHARD_BYTES = 4 << 30
+BYTES = {"U8": 1, "BF16": 2, "F16": 2, "I64": 8}
 
 Matrix = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A tensor to write; ``rows`` yields blocks of its rows from first to last, as float32 or as the bits."""
+    """A tensor to write; ``rows`` yields blocks of its rows from first to last, as float32 or as they are."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,7 +30,7 @@ class Recipe:
 
     @property
     def size(self) -> int:
-        return (1 if self.dtype == "U8" else 2) * int(np.prod(self.shape, dtype=np.int64))
+        return BYTES[self.dtype] * int(np.prod(self.shape, dtype=np.int64))
 
 
 def write_sharded(out: Path, recipes: Sequence[Recipe]) -> None:
@@ -71,7 +72,8 @@ def _write(file: Path, recipes: Sequence[Recipe]) -> None:
         for recipe in recipes:
             start = stream.tell()
             for block in recipe.rows():
-                stream.write((block if block.dtype in (np.uint16, np.uint8) else to_bits(block, recipe.dtype)).data)
+                as_it_is = block.dtype in (np.uint16, np.uint8, np.int64)
+                stream.write((block if as_it_is else to_bits(block, recipe.dtype)).data)
             if stream.tell() - start != recipe.size:
                 raise AssertionError(f"{recipe.name}: {stream.tell() - start} bytes for shape {recipe.shape}")
 

@@ -99,6 +99,14 @@ CONFIGURATIONS = (
     Configuration("chat", _chat, ("--batch", "4")),
     Configuration("log-probabilities", _logprobs, ("--draft-tokens", "2", "--batch", "4")),
     Configuration("two replicas, sampled", _sampled, ("--draft-tokens", "4", "--batch", "2", *TWO_REPLICAS)),
+    Configuration("parallel draft", _plain, ("--draft", "pocket-parallel", "--draft-tokens", "6", "--batch", "4")),
+    Configuration("head", _sampled, ("--draft", "pocket-head", "--draft-tokens", "3", "--batch", "4")),
+    Configuration("suffixes, two replicas", _plain, ("--draft", "suffix", "--batch", "2", *TWO_REPLICAS)),
+    Configuration(
+        "parallel draft and suffixes",
+        _sampled,
+        ("--draft", "pocket-parallel+suffix", "--draft-tokens", "12", "--batch", "4"),
+    ),
 )
 
 
@@ -413,7 +421,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2500, help="rows of a job")
     parser.add_argument("--deaths-a-job", type=int, default=60, help="a job is left in peace after so many")
     parser.add_argument("--seed", type=int, default=None, help="[default: the count so far]")
+    names = [each.name for each in CONFIGURATIONS]
+    parser.add_argument("--only", choices=names, nargs="+", default=names, metavar="CONFIGURATION", help="[all, in turn]")
     asked = parser.parse_args()
+    chosen = [each for each in CONFIGURATIONS if each.name in asked.only]
     total = KillCounts.read(asked.count_file)
     first = sum(total.jobs.values())
     seed = total.deaths if asked.seed is None else asked.seed
@@ -424,7 +435,7 @@ def main() -> None:
     lingering: list[Tormented] = []
     print(f"seed {seed}, in {folder}; {total.deaths} had died before", flush=True)
     while new.deaths < asked.until:
-        configuration = CONFIGURATIONS[number % len(CONFIGURATIONS)]
+        configuration = chosen[number % len(chosen)]
         number += 1
         rows, truth = undisturbed.of(configuration)
         here = folder / f"{number} {configuration.name}".replace(",", "").replace(" ", "-")

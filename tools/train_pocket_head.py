@@ -3,7 +3,8 @@
     python tools/train_pocket_head.py --out workers/pocket/head --minutes 40
 
 Nothing is downloaded. The corpus, its held-out part and the tokenizer are those of tools/train_pocket.py; minutes are CPU
-minutes divided by the number of threads.
+minutes divided by the number of threads. With ``--answers`` every second step is on text that the target itself wrote,
+which is what the head will have to foresee.
 
 The head begins as what the target does itself: ``fc`` hands on the last of the three states, the layer is the target's last
 one, and the head's rows are the target's embedding's. It learns the target's own distribution, several steps deep: step 0
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from train_parallel import own_answers
 from train_pocket import CONTEXT, batches, encode, read_corpus
 from transformers import LlamaForCausalLM
 
@@ -205,11 +207,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=40)
     parser.add_argument("--shallow", type=float, default=SHALLOW, help="the share of them that trains a single step")
     parser.add_argument("--begin", type=Path, help="a head that an earlier training wrote, to go on with")
+    parser.add_argument("--answers", type=int, default=0, help="of the target's own, for every second step")
+    parser.add_argument("--seed", type=int, default=7, help="of the windows: another one to go on with a head")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    torch.manual_seed(7)
-    generator = np.random.default_rng(7)
+    torch.manual_seed(arguments.seed)
+    generator = np.random.default_rng(arguments.seed)
 
     target = LlamaForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).requires_grad_(False)
     tokenizer = Tokenizer.from_file(str(arguments.target / "tokenizer.json"))
@@ -227,6 +231,7 @@ def main() -> None:
                 parameter.copy_(saved[Head.published(name)])
     parameters = list(head.parameters())
     print(f"{sum(p.numel() for p in parameters):,} parameters", flush=True)
+    streams = [training, own_answers(target, training, arguments.answers)] if arguments.answers else [training]
     matrices = [p for p in parameters if p.dim() == 2]
     optimizers = [
         torch.optim.Muon(matrices, lr=RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
@@ -250,7 +255,7 @@ def main() -> None:
             print(f"{progress:4.0%} step {step} agreement by step {agreed}", flush=True)
             save(head, target, chosen, arguments.out)
         with torch.autocast("cpu", torch.bfloat16):
-            window = batches(training, BATCH_TOKENS, LENGTH, generator)
+            window = batches(streams[step % len(streams)], BATCH_TOKENS, LENGTH, generator)
             loss, _ = losses(head, target, window, chosen, 1 if progress < arguments.shallow else STEPS)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -155,21 +155,25 @@ def test_what_was_reached_of_what_the_curves_promise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "good"),
-    [({}, True), ({"same bytes": False}, False), ({"accepted": 0}, False), ({"draft deaths counted": 3}, False)],
+    [({}, True), ({"same bytes": False}, False), ({"accepted": 0}, False), ({"deaths counted": 3}, False)],
 )
 def test_a_case_is_good_if_it_speculated_and_nothing_differs(change: dict[str, Any], good: bool) -> None:
-    case = equality.Case("drafts killed", (), killed_every=10)
-    line = {"same bytes": True, "accepted": 5, "killed": 2, "draft deaths counted": 2}
+    case = equality.Case("drafts killed", (), equality.DRAFTS)
+    line = {"same bytes": True, "accepted": 5, "killed": 2, "deaths counted": 2}
     assert equality.is_good(case, line | change) is good
 
 
-def test_drafts_are_killed_whenever_so_many_more_rows_have_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [equality.DRAFTS, equality.TARGETS])
+def test_those_of_a_kind_are_killed_whenever_so_many_more_rows_have_ended(tmp_path: Path, kind: str) -> None:
     counters: list[int] = []
     killed: list[int] = []
-    drafts = [(7, "ray::DraftActor.propose"), (8, "ray::TargetActor.harvest")]
+    actor, other = ("Draft", "Target") if kind == equality.DRAFTS else ("Target", "Draft")
+    living = [(7, f"ray::{actor}Actor.propose"), (8, f"ray::{other}Actor.harvest")]
     killer = equality.Killer(
         100,
-        list_processes=lambda process: drafts,
+        320,
+        kind,
+        list_processes=lambda process: living,
         done=lambda job: counters[-1],
         kill=lambda number, signal: killed.append(number),
     )
@@ -178,14 +182,18 @@ def test_drafts_are_killed_whenever_so_many_more_rows_have_ended(tmp_path: Path)
         counters.append(done)
         killer.watch(process, tmp_path)  # type: ignore[arg-type]
     assert (killed, killer.killed) == ([7, 7], 2)
-    drafts.clear()
+    living.clear()
     for done in (300, 310):
         counters.append(done)
         killer.watch(process, tmp_path)  # type: ignore[arg-type]
-    assert killer.killed == 2, "it waits for the next draft"
-    drafts.append((9, "ray::DraftActor"))
+    assert killer.killed == 2, "it waits for the next one"
+    living.append((9, f"ray::{actor}Actor"))
     killer.watch(process, tmp_path)  # type: ignore[arg-type]
     assert killed == [7, 7, 9]
+    counters.append(320)
+    killer._next = 320
+    killer.watch(process, tmp_path)  # type: ignore[arg-type]
+    assert killer.killed == 3, "the job is over"
 
 
 PRINTED = """note: something

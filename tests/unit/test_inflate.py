@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from outrider.workers.models.mask_token import mask_token_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from eagle3 import HIDDEN, VOCABULARY, Reference, tiny_head
 from inflate import Shape, inflate
+from inflate_head import inflate_head
 
 TOKENS = torch.tensor([[3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79]])
 # Every ratio is a power of four where a square root is taken of it, so that bf16 holds the large weights exactly.
@@ -77,3 +79,39 @@ def test_noise_changes_every_matrix_a_little(small: Path, tmp_path: Path) -> Non
 def test_heads_that_cannot_all_be_held_are_refused(small: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="cannot hold all of the small model's"):
         inflate(small, tmp_path / "large", Shape(64, 3, 2, 2, 48, 200, 8))
+
+
+@pytest.mark.parametrize("head_size", [32, 128])
+@torch.inference_mode()
+def test_a_head_guesses_the_same_for_the_inflated_target(tmp_path: Path, head_size: int) -> None:
+    head = tiny_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[1, 2, 3])
+    target = Shape(hidden=4 * HIDDEN, layers=10, heads=8, kv_heads=4, ffn=150, vocabulary=300, head_size=head_size)
+    for name, shape in (("small", Shape(HIDDEN, 4, 4, 2, 144, VOCABULARY, 32)), ("large", target)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(llama_of(shape)))
+    inflate_head(head, tmp_path / "large head", tmp_path / "large", tmp_path / "small")
+    found_config = json.loads((tmp_path / "large head" / "config.json").read_text())
+    assert found_config["eagle_aux_hidden_state_layer_ids"] == [2, 5, 7], "where the small one's layers begin"
+    embedding, states = torch.randn(VOCABULARY, HIDDEN), torch.randn(6, 3 * HIDDEN)
+    small = Reference(head, embedding)
+    large = Reference(tmp_path / "large head", embedding.repeat_interleave(4, 1))
+    assert torch.equal(large.tokens, small.tokens)
+    tokens = [3, 141, 59, 26, 5, 35]
+    wanted, left = small.read(states, tokens)
+    found, left_too = large.read(states.repeat_interleave(4, 1), tokens)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    wanted, found = small.step(left[-1:], [7])[0], large.step(left_too[-1:], [7])[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+def llama_of(shape: Shape) -> dict[str, object]:
+    return {
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.ffn,
+        "vocab_size": shape.vocabulary,
+        "head_dim": shape.head_size,
+    }
