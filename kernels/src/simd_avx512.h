@@ -76,6 +76,22 @@ inline F load_bf16(const uint16_t *p) {
 inline F load_bytes(const int8_t *p) {
   return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 }
+// Sixteen lanes in halves, as math.inc does it for the others.
+#define OUTRIDER_FOLDS
+inline float fold_add(F x) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float fold_max(F x) {
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+inline int32_t fold_add_i(I x) { return _mm512_reduce_add_epi32(x); }
+
 // The fp16 numbers in the low halves of the lanes.
 inline F from_half(I x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
 inline F load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))); }
