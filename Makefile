@@ -7,8 +7,8 @@ VENV := .venv
 OLDEST_RAY := 2.52
 OLDEST_VENV := .venv-oldest-ray
 BIN := $(VENV)/bin
-# The fast tests share nothing but the machine.
-PARALLEL := -n logical --maxprocesses 8 --dist loadfile
+# Tests share nothing but the machine.
+PARALLEL := tools/parallel_tests.py
 KERNEL_SOURCES := $(shell find kernels -name '*.cpp' -o -name '*.inc' -o -name '*.h')
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels runner workers -name '*.py' -o -name '*.cpp' -o -name '*.inc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
@@ -20,17 +20,17 @@ help: ## this list
 run: $(VENV)/installed ## install, and run the demo job
 	$(BIN)/outrider run examples/prompts.jsonl --draft-tokens 4 --precision fp32 --draft-precision fp32
 
-test: $(VENV)/testable ## the fast tests, two minutes
-	$(BIN)/python -m pytest -q $(PARALLEL)
+test: $(VENV)/testable ## the fast tests, a minute
+	$(BIN)/python $(PARALLEL)
 
 # Those that start a Ray wait for one another: they pin their actors to the machine's cores.
 test-slow: $(VENV)/testable ## the tests that start Ray, build kernels or kill processes
-	OUTRIDER_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -m "slow and not ray and not cluster" $(PARALLEL)
+	OUTRIDER_ALL_EXAMPLES=1 $(BIN)/python $(PARALLEL) -- -m "slow and not ray and not cluster"
 	$(BIN)/python -m pytest -q -m "slow and (ray or cluster)"
 
 # What another Ray could change: the fast tests of files that import it (tests/support/of_ray.py), and some that run a job.
 test-oldest-ray: $(OLDEST_VENV)/installed ## what another Ray could change, with the oldest Ray that is allowed
-	$(OLDEST_VENV)/bin/python -m pytest -q $(PARALLEL) -m "oldest_ray and not slow" tests/unit
+	$(OLDEST_VENV)/bin/python $(PARALLEL) tests/unit -- -m "oldest_ray and not slow"
 	$(OLDEST_VENV)/bin/python -m pytest -q -m oldest_ray tests/ray
 
 test-all: $(VENV)/testable $(OLDEST_VENV)/installed ## the slow tests, and those of Ray on its oldest version, side by side
@@ -49,7 +49,7 @@ tidy: $(VENV)/testable ## clang-tidy over the kernels (a minute)
 	$(BIN)/clang-tidy -p build/tidy --quiet kernels/src/*.cpp
 
 coverage: $(VENV)/testable ## which lines the fast tests run: build/coverage/index.html
-	$(BIN)/python -m pytest -q $(PARALLEL) --cov=outrider --cov-report=term:skip-covered --cov-report=html:build/coverage
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --cov=outrider --cov-report=term:skip-covered --cov-report=html:build/coverage
 
 lint: lint-format lint-program lint-tests ## ruff, mypy and clang-format; side by side with -j
 
@@ -96,9 +96,9 @@ $(VENV)/installed: $(VENV)/bin/python $(SOURCES)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-# One installation, since each builds the kernels.
+# One installation, since each builds the kernels. What is imported is compiled then: all of it would take most of a minute.
 $(VENV)/testable: $(VENV)/bin/python $(SOURCES)
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --no-compile --editable '.[test]'
 	touch $(VENV)/installed $@
 
 # All else comes from the first environment; the program is started with this one's Python.

@@ -1,16 +1,15 @@
 """What constraints cost a round, and what they save.
 
-    python benchmarks/constraints.py masks [--rows 32] [--candidates 3] [--rounds 20] [--strings]
+    python benchmarks/constraints.py masks [--rows 64] [--batch 32] [--candidates 3] [--rounds 5] [--strings]
     python benchmarks/constraints.py job [--model 1b --draft pocket-draft] [--rows 24] [--batch 4]
 
-`masks`: passes of a target of Qwen2-0.5B's shape with 151,936 tokens, random weights, rows amid the strings and numbers of
-a JSON record: with masks and without, in turns; with `--strings` all of them amid strings with a `maxLength`, whose masks
-take longest. A round "as it is" leaves out dear masks as the verifier does: the first of a string is made, and it has
-`--string-tokens`. Others make all masks, beside the pass or before it, so that what making them takes shows. The tokenizer
-is the pocket pair's with the words of Python's library on top. `job`: the same rows unconstrained and plain, and under a
-schema plain and assisted, in turns, in one process. A shape such as 1b is the pocket target inflated
-(`benchmarks/inflate.py`). The best of each counts, since other work on the machine only ever makes a round slower. The last
-line is JSON.
+`masks`: a job of rows that write a JSON record, by the pocket target inflated to 1b with 151,936 tokens, whose candidates
+are what it will write, seven of ten; each pass also without masks, before or after it in turn. So the difference is what
+masks cost: to look which candidates may come, to make masks beside the pass, to choose among what they allow. A choice that
+was made among all tokens and is not allowed shows in the number of passes. With `--strings` the record is strings with a
+`maxLength`, whose masks take longest. Tokens that the pocket pair lacks are words of Python's library. `job`: the same rows
+unconstrained and plain, and under a schema plain and assisted, in turns, in one process; the best of each counts. A shape
+such as 1b is the pocket target inflated (`benchmarks/inflate.py`). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,14 +21,16 @@ import sys
 import sysconfig
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 from forward import model_directory
-from inflate import SHAPES
+from inflate import SHAPES, inflate
 
 from outrider.workers.build import Draft, build_draft, build_target
 from outrider.workers.constraints.grammars import grammar_of
@@ -41,11 +42,13 @@ from outrider.workers.models.model_info import find
 from outrider.workers.models.opening import open_model
 from outrider.workers.models.packed_cache import cache_directory
 from outrider.workers.models.tokenizer import Tokenizer
+from outrider.workers.speculation import CandidateRequest, DraftCost
 from outrider.workers.target import constraints
-from outrider.workers.target.constraints import SHARE_OF_PASS, MaskMaker, fitting
+from outrider.workers.target.constraints import SHARE_OF_PASS, MaskMaker
 from outrider.workers.target.live_row import LiveRow
-from outrider.workers.target.proposers import Proposal
+from outrider.workers.target.proposers import NoProposer, PendingProposals, Proposal, Proposer
 from outrider.workers.target.text_and_stop_strings import TextWriter
+from outrider.workers.target.verifier import Verifier
 
 VOCABULARY = 151_936
 WORD = re.compile(r' ?[A-Za-z]+| ?[0-9]{1,3}| ?[^\sA-Za-z0-9]+|[A-Za-z]+[",:]+')
@@ -72,13 +75,12 @@ RECORD = {
     "required": ["identifier", "customer_name", "status", "lines", "paid_in_advance"],
     "additionalProperties": False,
 }
-# Where rows stand when masks are timed, and how they go on.
-PLACES = (
-    ('{"identifier":', "1234,"),
-    ('{"identifier":12,"customer_name":"', 'return of self"'),
-    ('{"identifier":12,"customer_name":"John", "'.replace(" ", ""), "status"),
-    ('{"identifier":12,"customer_name":"John","status":"open","lines":[{"description":"a ', 'list of values"'),
-)
+STRINGS = {
+    "type": "object",
+    "properties": {name: {"type": "string", "maxLength": 16} for name in ("first", "second", "third", "fourth")},
+    "required": ["first", "second", "third", "fourth"],
+    "additionalProperties": False,
+}
 
 
 def large_tokenizer(path: Path) -> None:
@@ -105,129 +107,142 @@ def large_tokenizer(path: Path) -> None:
     (path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def large_model(path: Path) -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+class Paired:
+    """Each pass of a job also without masks, right before it or right after it in turn: the machine has changing moods."""
 
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        dtype="bfloat16",
-    )
-    Qwen2ForCausalLM(config).bfloat16().save_pretrained(path)
+    def __init__(self, verifier: Verifier) -> None:
+        self.with_masks: list[float] = []
+        self.without: list[float] = []
+        self._engine = verifier.engine
+        # The maker of masks may be one that an earlier job had.
+        self._fitting = verifier._fitting
+        self._begin = partial(MaskMaker.begin, verifier._masks)
+        self._finish = partial(MaskMaker.finish, verifier._masks)
+        self._seconds = 0.0
+        verifier._fitting = self.fitting  # type: ignore[method-assign]
+        verifier._masks.begin = self.begin  # type: ignore[method-assign]
+        verifier._masks.finish = self.finish  # type: ignore[method-assign]
+
+    def fitting(self, live: LiveRow, proposal: Proposal) -> Proposal:
+        started = time.perf_counter()
+        found = self._fitting(live, proposal)
+        self._seconds += time.perf_counter() - started
+        return found
+
+    def begin(self, rows: Sequence[LiveRow], feeds: Sequence[Feed]) -> list[Feed]:
+        self._rows, self._feeds = rows, feeds
+        if len(self.without) % 2:
+            self._free_pass()
+            self._take_back()
+        self._started = time.perf_counter()
+        return self._begin(rows, feeds)
+
+    def finish(self) -> None:
+        self._finish()
+        self.with_masks.append(self._seconds + time.perf_counter() - self._started)
+        self._seconds = 0.0
+        if len(self.without) < len(self.with_masks):
+            self._take_back()
+            self._free_pass()
+
+    def _free_pass(self) -> None:
+        started = time.perf_counter()
+        self._engine.feed(self._feeds)
+        self.without.append(time.perf_counter() - started)
+
+    def _take_back(self) -> None:
+        for live in self._rows:
+            self._engine.truncate(live.row.key, live.cached)
+
+
+class Foreseeing(NoProposer):
+    """Candidates that hold seven times of ten, since what the rows will write is known."""
+
+    def __init__(self, texts: dict[int, Sequence[int]], candidates: int) -> None:
+        self._texts, self._candidates = texts, candidates
+
+    def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
+        proposals = []
+        for live in rows:
+            written = len(live.tokens) - len(live.row.prompt)
+            tokens = list(self._texts[live.row.key][written : written + self._candidates])
+            right = next(
+                (at for at in range(len(tokens)) if (live.row.key * 31 + (written + at) * 17) % 10 >= 7), len(tokens)
+            )
+            proposals.append(Proposal([*tokens[:right], *tokens[right - 1 : right] * (right < len(tokens))]))
+        return lambda: proposals
+
+    def draft_cost(self, rows: int) -> DraftCost | None:
+        return DraftCost(0.0)
 
 
 def time_masks(args: argparse.Namespace) -> dict[str, float]:
-    path = cache_directory() / "constraints-large"
+    path = cache_directory() / "benchmarks" / "1b-large-vocabulary"
     if not (path / "config.json").is_file():
+        inflate(find("pocket"), path, replace(SHAPES["1b"], vocabulary=VOCABULARY), noise=0.02)
         large_tokenizer(path)
-        large_model(path)
     opened = open_model(ModelSpec(str(path), "native", args.precision))
     tokenizer = Tokenizer(path)
-    grammars = Grammars(lambda: tokenizer.for_grammars(VOCABULARY, 0), VOCABULARY)
-    grammar = grammar_of({"kind": "json", "value": RECORD})
+    grammar = grammar_of({"kind": "json", "value": STRINGS if args.strings else RECORD})
     random = np.random.default_rng(1)
-    rows, proposals = [], []
-    places = PLACES[1::2] if args.strings else PLACES
-    for key in range(args.rows):
-        written, behind = places[key % len(places)]
-        matching = grammars.matching(grammar, [0])
-        so_far = tokens_along(matching, tokenizer, written)
-        start = len(matching)
-        proposal = tokens_along(matching, tokenizer, behind)[: args.candidates]
-        matching.back(start)
-        sampling = Sampling(temperature=args.temperature, seed=key, grammar=grammar)
-        prompt = tuple(random.integers(1, 4000, PREFIX).tolist())
-        writer = TextWriter(tokenizer.decode, (), (0,))
-        rows.append(LiveRow(Row(key, prompt, 999, sampling), [*prompt, *so_far], writer, 0.0, matching=matching))
-        proposals.append(fitting(rows[-1], Proposal(proposal), args.candidates))
-        opened.engine.open(key, sampling, PREFIX)
-        opened.engine.feed([Feed(key, rows[-1].tokens[:-1], 0)])
-    maker = MaskMaker(VOCABULARY)
+    rows = [
+        Row(
+            key,
+            tuple(random.integers(1, 4000, PREFIX).tolist()),
+            100,
+            Sampling(args.temperature, seed=key, grammar=grammar),
+        )
+        for key in range(args.rows)
+    ]
+    grammars = Grammars(lambda: tokenizer.for_grammars(VOCABULARY, 0), VOCABULARY)
+    costs = measure(opened.engine)
 
-    def feeds_of(found: list[Proposal]) -> list[Feed]:
-        return [
-            Feed(live.row.key, [live.tokens[-1], *each.tokens], len(each.tokens) + 1)
-            for live, each in zip(rows, found, strict=True)
-        ]
+    makers: dict[bool, MaskMaker] = {}
 
-    def one_round(kind: str, number: int) -> dict[str, float]:
-        """``usual``: as the verifier does it. ``beside``, ``before``: all masks are made. ``none``: none."""
-        for live in rows:
-            opened.engine.truncate(live.row.key, len(live.tokens) - 1)
-            first = (number + live.row.key // len(places)) % args.string_tokens == 0
-            live.mask_seconds = 0.0 if kind != "usual" or first else standing[live.row.key]
-        constraints.SHARE_OF_PASS = SHARE_OF_PASS if kind == "usual" else 0.0
-        started = time.perf_counter()
-        found = proposals
-        if kind != "none":
-            found = [fitting(live, each, args.candidates) for live, each in zip(rows, proposals, strict=True)]
-            assert found == proposals
-        feeds = feeds_of(found)
-        if kind != "none":
-            feeds = maker.begin(rows, feeds)
-            if kind == "before":
-                maker.finish()
-        begun = time.perf_counter()
-        opened.engine.feed(feeds)
-        ended = time.perf_counter()
-        maker.finish()
-        return {"round": ended - started, "pass": ended - begun, "before": begun - started}
+    def run(
+        open_places: bool, proposer: Proposer, measured: bool = False
+    ) -> tuple[Paired | None, dict[int, Sequence[int]]]:
+        verifier = Verifier(
+            engine=opened.engine,
+            new_writer=lambda row: TextWriter(tokenizer.decode, (), (0,)),
+            proposer=proposer,
+            batch=args.batch,
+            draft_tokens=args.candidates,
+            verify_seconds=costs,
+            end_tokens=opened.end_tokens,
+            grammars=grammars,
+        )
+        # As amid a job of thousands of rows: what masks take, and how many choices are refused, is known from those before.
+        verifier._masks = makers.setdefault(open_places, verifier._masks)
+        paired = Paired(verifier) if measured else None
+        constraints.SHARE_OF_PASS = SHARE_OF_PASS if open_places else 0.0
+        verifier.add(rows)
+        texts: dict[int, Sequence[int]] = {}
+        while not verifier.idle:
+            for result in verifier.round():
+                assert isinstance(result, RowResult), result
+                texts[result.key] = result.tokens
+        return paired, texts
 
-    def masks_alone() -> float:
-        constraints.SHARE_OF_PASS = 0.0
-        feeds = feeds_of(proposals)
-        started = time.perf_counter()
-        maker.begin(rows, feeds)
-        maker.finish()
-        return time.perf_counter() - started
-
-    kinds = ("usual", "beside", "before", "none")
-    for kind in ("beside", "before"):
-        one_round(kind, 0)
-    # What the verifier knows of a place behind its first.
-    standing = [live.mask_costs[0] for live in rows]
-    taken: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-    alone = []
-    for number in range(args.rounds + 1):
-        for kind in kinds:
-            found = one_round(kind, number)
-            if number:  # the first warms up
-                taken[kind].append(found)
-        alone.append(masks_alone())
-    best = {kind: {name: 1e3 * min(each[name] for each in taken[kind]) for name in taken[kind][0]} for kind in kinds}
-    usual = {kind: 1e3 * median(each["round"] for each in taken[kind]) for kind in kinds}
-    return {
-        "masks": sum(len(each.tokens) + 1 for each in proposals),
-        "round as it is, ms": best["usual"]["round"],
-        "round with all masks made, ms": best["beside"]["round"],
-        "round with all made already, ms": best["before"]["pass"] + best["beside"]["before"],
-        "round without, ms": best["none"]["round"],
-        "before the pass, ms": best["usual"]["before"],
-        "masks alone, ms": 1e3 * min(alone),
-        "share as it is": best["usual"]["round"] / best["none"]["round"] - 1.0,
-        "share of making all": best["beside"]["round"] / best["none"]["round"] - 1.0,
-        **{f"median round ({kind}), ms": usual[kind] for kind in kinds},
-    }
-
-
-def tokens_along(matching: Matching, tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens that lead through a text: as the grammar spells it where it forces one, else as the tokenizer does."""
-    found: list[int] = []
-    while text:
-        token = matching.forced[0] if matching.forced else tokenizer.encode_rendered(text)[0]
-        piece = tokenizer.token_bytes.bytes_of(token).decode()
-        if not text.startswith(piece) or not matching.take(token):
-            break
-        found.append(token)
-        text = text[len(piece) :]
-    return found
+    texts = run(False, NoProposer())[1]
+    foreseeing = Foreseeing(texts, args.candidates)
+    run(True, foreseeing)
+    figures: dict[str, float] = {}
+    for name, open_places in (("as it is", True), ("all masks made", False)):
+        shares, passes = [], []
+        for _ in range(args.rounds):
+            paired, written = run(open_places, foreseeing, measured=True)
+            assert paired is not None and written == texts, "a text depends on its candidates or on open places"
+            shares += [each / free - 1.0 for each, free in zip(paired.with_masks, paired.without, strict=True)]
+            passes.append(len(paired.without))
+        figures |= {
+            f"{name}: passes": median(passes),
+            f"{name}: ms a pass": 1e3 * median(paired.with_masks),
+            f"{name}: ms a pass without masks": 1e3 * median(paired.without),
+            f"{name}: share of masks, median of passes": median(shares),
+            f"{name}: share of masks, of the job": sum(paired.with_masks) / sum(paired.without) - 1.0,
+        }
+    return figures
 
 
 class AtOnce:
@@ -297,20 +312,21 @@ def time_job(args: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("masks", "job"))
-    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=0, help="64 for masks, 24 for a job")
     parser.add_argument("--candidates", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--strings", action="store_true", help="(masks) all rows amid strings with a maxLength")
-    parser.add_argument("--string-tokens", type=int, default=4, help="(masks) so many tokens has a string")
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--strings", action="store_true", help="(masks) a record of strings with a maxLength")
+    parser.add_argument("--batch", type=int, default=0, help="rows at once: 32 for masks, 4 for a job")
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--model", default="1b", help="a shape, or a model")
     parser.add_argument("--draft", default="pocket-draft")
     parser.add_argument("--temperature", type=float, default=1.0)
     args = parser.parse_args()
+    args.rows = args.rows or (64 if args.what == "masks" else 24)
+    args.batch = args.batch or (32 if args.what == "masks" else 4)
     figures = time_masks(args) if args.what == "masks" else time_job(args)
     for name, value in figures.items():
-        print(f"{name:32} {value:10.3f}")
+        print(f"{name:64} {value:10.3f}")
     print(json.dumps(figures))
 
 

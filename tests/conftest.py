@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+from hypothesis.internal.conjecture import providers
 from of_ray import of_ray
-from sysfs_trees import sapphire_rapids
 
 from examples import ALL as ALL_EXAMPLES
 from examples import examples
-from outrider.runner import process_exit
+
+# Fixtures, too: what this file has itself is unknown to a folder that is collected again for the next file.
+pytest_plugins = ["shared_files", "shared_fixtures"]
 
 # Tests that run side by side take a core each: torch's threads, waiting for one another, would cost a fifth of the time.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -25,15 +27,30 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 settings.register_profile("outrider", max_examples=examples(100), derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("outrider")
+# Newer ones also draw constants from whatever files of ours are imported by then: other examples in each process, and
+# seconds to read them.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 SLOW_FILE = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.M)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The fast set does not even import what is slow as a whole, with all that it needs."""
-    fast = config.option.markexpr == "not slow" and collection_path.suffix == ".py"
-    return True if fast and SLOW_FILE.search(collection_path.read_text(encoding="utf-8")) else None
+    """What no test of is wanted is not even imported, with all that it needs.
+
+    That is, by the fast set, what is slow as a whole; where the oldest Ray is tried, what none could change; and what a
+    folder's mark leaves out.
+    """
+    wanted, folder = config.option.markexpr, collection_path.parent
+    if collection_path.suffix != ".py":
+        return None
+    unwanted = (
+        ("not slow" in wanted and SLOW_FILE.search(collection_path.read_text(encoding="utf-8")))
+        or (folder.name == "unit" and "oldest_ray" in wanted and not of_ray(collection_path))
+        or any(folder.name == name and f"not {name}" in wanted for name in ("ray", "cluster"))
+    )
+    return True if unwanted else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -64,15 +81,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("slow")
         if ALL_EXAMPLES and isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
             item.add_marker("slow")
-
-
-@pytest.fixture(scope="session")
-def xeon(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree of a Sapphire Rapids host, which nobody changes: it has thousands of files."""
-    return sapphire_rapids(tmp_path_factory.mktemp("xeon"))
-
-
-@pytest.fixture(autouse=True)
-def ends_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that is tried in this process and gives up its Ray would else end the next one, and with it all tests."""
-    monkeypatch.setattr(process_exit, "_at_once", False)

@@ -22,8 +22,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NEWEST = ".venv/bin/python"
 OLDEST = ".venv-oldest-ray/bin/python"
-PARALLEL = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadfile")
 DOOR = "tests/ray/test_python_door.py"
+# The others of tests/unit need not be imported for them.
+UNIT_WITH_RAY = tuple(
+    str(file.relative_to(ROOT))
+    for file in sorted((ROOT / "tests" / "unit").glob("test_*.py"))
+    if "pytest.mark.ray" in file.read_text(encoding="utf-8")
+)
 
 # A mount namespace with a /dev/shm of its own, where core leases and Ray's shared memory lie.
 APART = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh")
@@ -35,13 +40,19 @@ LAST = ("nice", "-n", "19")
 class Tests:
     name: str
     python: str
-    arguments: tuple[str, ...]
+    marks: str
+    places: tuple[str, ...]
     # tests/support/examples.py
     all_examples: bool = False
+    # In a process a core: tools/parallel_tests.py. What failed is run again by one.
+    parallel: bool = False
 
-    def command(self, logs: Path) -> list[str]:
-        cache = f"cache_dir={logs / f'cache-{self.name}'}"
-        return [self.python, "-m", "pytest", "-q", "-o", cache, "--durations=30", *self.arguments]
+    def command(self, logs: Path, again: bool) -> list[str]:
+        cache, places, options = logs / f"cache-{self.name}", self.places, ["-m", self.marks, "--durations=30"]
+        if self.parallel and not again:
+            return [self.python, "tools/parallel_tests.py", "--cache", str(cache), *places, "--", *options]
+        failed = ["--last-failed", "--last-failed-no-failures", "none"] if again else []
+        return [self.python, "-m", "pytest", "-q", "-o", f"cache_dir={cache}", *options, *failed, *places]
 
 
 @dataclass(frozen=True)
@@ -55,16 +66,16 @@ class Stream:
 STREAMS = (
     Stream(
         (
-            Tests("jobs", NEWEST, ("-m", "slow and ray", "tests/ray", "--ignore", DOOR)),
-            Tests("jobs-oldest-ray", OLDEST, ("-m", "oldest_ray", "tests/ray")),
+            Tests("jobs", NEWEST, "slow and ray", ("tests/ray", "--ignore", DOOR)),
+            Tests("jobs-oldest-ray", OLDEST, "oldest_ray", ("tests/ray",)),
         ),
         APART,
     ),
-    Stream((Tests("hosts", NEWEST, ("-m", "slow and (ray or cluster)", "tests/cluster", "tests/unit", DOOR)),), APART),
+    Stream((Tests("hosts", NEWEST, "slow and (ray or cluster)", ("tests/cluster", DOOR, *UNIT_WITH_RAY)),), APART),
     Stream(
         (
-            Tests("computing", NEWEST, ("-m", "slow and not ray and not cluster", *PARALLEL), all_examples=True),
-            Tests("fast-oldest-ray", OLDEST, ("-m", "oldest_ray and not slow", "tests/unit", *PARALLEL)),
+            Tests("computing", NEWEST, "slow and not ray and not cluster", ("tests",), all_examples=True, parallel=True),
+            Tests("fast-oldest-ray", OLDEST, "oldest_ray and not slow", ("tests/unit",), parallel=True),
         ),
         LAST,
     ),
@@ -80,12 +91,12 @@ def last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if line.strip()), "it said nothing")
 
 
-def run(tests: Tests, within: Sequence[str], logs: Path, *more: str) -> bool:
+def run(tests: Tests, within: Sequence[str], logs: Path, again: bool = False) -> bool:
     log = logs / f"{tests.name}.log"
     environment = {**os.environ, **({"OUTRIDER_ALL_EXAMPLES": "1"} if tests.all_examples else {})}
     with log.open("a") as file:
         code = subprocess.run(
-            [*within, *tests.command(logs), *more],
+            [*within, *tests.command(logs, again)],
             cwd=ROOT,
             env=environment,
             stdout=file,
@@ -127,7 +138,7 @@ def main() -> int:
     for tests in failed:
         print((logs / f"{tests.name}.log").read_text(errors="replace"), flush=True)
         print(f"{tests.name}: what failed, once more and alone", flush=True)
-        if not run(tests, (), logs, "--last-failed", "--last-failed-no-failures", "none"):
+        if not run(tests, (), logs, again=True):
             lost.append(tests)
     for tests in lost:
         print((logs / f"{tests.name}.log").read_text(errors="replace"), flush=True)

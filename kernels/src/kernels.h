@@ -278,8 +278,9 @@ struct Kernels {
   void (*scaled)(const float *x, float factor, const float *added, float *out, int width);
   void (*store_cache)(const CacheView &cache, int position, const float *key, const float *value, int head_size);
   void (*attend)(const Attend &task);
-  // The index of the largest logit (the first of equals), the runner-up's value, and whether all are numbers.
-  int32_t (*argmax)(const float *logits, int count, float *best, float *second, int *finite);
+  // The index of the largest logit (the first of equals), the runner-up's value, and whether all logits are numbers. With a mask (or
+  // null) the largest of those whose bits are set; best is -inf where there is none.
+  int32_t (*argmax)(const float *logits, int count, const uint32_t *mask, float *best, float *second, int *finite);
   // The noise of tokens first .. first + count (first a multiple of 4) at one position.
   void (*gumbel)(uint64_t seed, uint32_t sample, uint32_t position, int first, int count, double *noise);
   // exp(score - highest) for every score.

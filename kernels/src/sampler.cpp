@@ -149,8 +149,11 @@ Choice best_with_noise(const Kernels &kernels, const double *scores, int vocabul
   return best > kNone ? choice : Choice{-1, -1, 0.0, true};
 }
 
-// The first token but `first` that has this logit, -1 where there is none. Most of the time a block is passed over as a whole.
-int32_t holder(const float *logits, int vocabulary, float value, int32_t first) {
+bool allows(const uint32_t *mask, int32_t token) { return mask[token / 32] >> token % 32 & 1u; }
+
+// The first token but `first` that has this logit and is allowed, -1 where there is none. Most of the time a block is passed over as a
+// whole.
+int32_t holder(const float *logits, int vocabulary, const uint32_t *mask, float value, int32_t first) {
   constexpr int kBlock = 64;
   for (int start = 0; start < vocabulary; start += kBlock) {
     const int count = std::min(kBlock, vocabulary - start);
@@ -158,7 +161,7 @@ int32_t holder(const float *logits, int vocabulary, float value, int32_t first) 
     for (int i = 0; i < count; ++i) found |= logits[start + i] == value;
     if (!found) continue;
     for (int i = start; i < start + count; ++i)
-      if (logits[i] == value && i != first) return i;
+      if (logits[i] == value && i != first && (!mask || allows(mask, i))) return i;
   }
   return -1;
 }
@@ -202,38 +205,14 @@ Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary,
   if (mask && allows_all(mask, vocabulary)) mask = nullptr;
   float high = 0.0f, next = 0.0f;
   int finite = 0;
-  const int32_t first = kernels.argmax(logits, vocabulary, &high, &next, &finite);
   const bool too_early = length - prompt < sampling.min_tokens;
-  const bool plain = sampling.greedy() && !sampling.penalised() && sampling.bias.empty() && !too_early;
+  const bool plain = sampling.greedy() && !sampling.penalised() && sampling.bias.empty() && !too_early && !scores;
+  const int32_t first = kernels.argmax(logits, vocabulary, plain ? mask : nullptr, &high, &next, &finite);
   if (!finite) return {first, -1, 0.0, false};
-  Choice choice{0, -1, 0.0, true};
-  double best = kNone, second = kNone;
-  const auto consider = [&](int token, double score) {
-    if (score > best) {
-      second = best;
-      choice.runner_up = best > kNone ? choice.token : -1;
-      best = score;
-      choice.token = token;
-    } else if (score > second) {
-      second = score;
-      choice.runner_up = token;
-    }
-  };
-  const auto decided = [&] {
-    choice.margin = best - second;
+  if (plain) {
     // Nothing is allowed.
-    return best > kNone ? choice : Choice{-1, -1, 0.0, true};
-  };
-  if (plain && mask && !scores) {
-    // Mostly the best two of all are allowed, and then they are the best two of those.
-    const auto allows = [&](int32_t token) { return mask[token / 32] >> token % 32 & 1u; };
-    const int32_t after = allows(first) ? holder(logits, vocabulary, next, first) : -1;
-    if (after >= 0 && allows(after)) return {first, after, static_cast<double>(high) - static_cast<double>(next), true};
-    each_allowed(mask, vocabulary, [&](int token) { consider(token, static_cast<double>(logits[token])); });
-    return decided();
-  }
-  if (plain && !scores) {
-    const int32_t after = runner_up ? holder(logits, vocabulary, next, first) : -1;
+    if (!(high > -std::numeric_limits<float>::infinity())) return {-1, -1, 0.0, true};
+    const int32_t after = runner_up ? holder(logits, vocabulary, mask, next, first) : -1;
     return {first, after, static_cast<double>(high) - static_cast<double>(next), true};
   }
   scratch->scores.resize(static_cast<size_t>(vocabulary));
@@ -247,8 +226,22 @@ Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary,
   process(kernels, work, vocabulary, sampling, history, length, prompt, scratch);
   if (scores) std::copy(work, work + vocabulary, scores);
   if (!sampling.greedy()) return best_with_noise(kernels, work, vocabulary, sampling, length);
-  for (int i = 0; i < vocabulary; ++i) consider(i, work[i]);
-  return decided();
+  Choice choice{0, -1, 0.0, true};
+  double best = kNone, second = kNone;
+  for (int token = 0; token < vocabulary; ++token) {
+    if (work[token] > best) {
+      second = best;
+      choice.runner_up = best > kNone ? choice.token : -1;
+      best = work[token];
+      choice.token = token;
+    } else if (work[token] > second) {
+      second = work[token];
+      choice.runner_up = token;
+    }
+  }
+  choice.margin = best - second;
+  // Nothing is allowed.
+  return best > kNone ? choice : Choice{-1, -1, 0.0, true};
 }
 
 void log_probabilities(const Kernels &kernels, const float *logits, int vocabulary, int32_t chosen, int count,

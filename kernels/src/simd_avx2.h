@@ -56,6 +56,8 @@ inline I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(
 inline I sub_i(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline I and_i(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 inline I or_i(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+// x | (y & z)
+inline I or_and(I x, I y, I z) { return or_i(x, and_i(y, z)); }
 template <int N> inline I shl(I x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
 template <int N> inline I shr(I x) { return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)}; }
 template <int N> inline I sar(I x) { return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)}; }
@@ -70,6 +72,14 @@ inline Mask lanes_between(int low, int high) {
   const __m256i below = _mm256_set1_epi32(low - 1), above = _mm256_set1_epi32(high);
   return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(first, below), _mm256_cmpgt_epi32(above, first))),
           _mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(second, below), _mm256_cmpgt_epi32(above, second)))};
+}
+
+// The lanes whose bits are set.
+inline Mask lanes_of(uint32_t bits) {
+  const __m256i of_a = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), of_b = _mm256_slli_epi32(of_a, 8);
+  const __m256i all = _mm256_set1_epi32(static_cast<int32_t>(bits));
+  return {_mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, of_a), of_a)),
+          _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, of_b), of_b))};
 }
 
 template <int BITS> inline __m256i dot_bytes_half(__m256i acc, __m256i u8, __m256i s8) {

@@ -32,6 +32,9 @@ inline Mask lanes_between(int low, int high) {
   return static_cast<__mmask16>((high >= 16 ? 0xFFFFu : (1u << high) - 1) & ~((1u << low) - 1));
 }
 
+// The lanes whose bits are set.
+inline Mask lanes_of(uint32_t bits) { return static_cast<__mmask16>(bits); }
+
 inline I set_i(int32_t x) { return _mm512_set1_epi32(x); }
 inline I load_i(const void *p) { return _mm512_loadu_si512(p); }
 inline void store_i(void *p, I x) { _mm512_storeu_si512(p, x); }
@@ -39,6 +42,8 @@ inline I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I and_i(I a, I b) { return _mm512_and_si512(a, b); }
 inline I or_i(I a, I b) { return _mm512_or_si512(a, b); }
+// a | (b & c)
+inline I or_and(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0xF8); }
 template <int N> inline I shl(I a) { return _mm512_slli_epi32(a, N); }
 template <int N> inline I shr(I a) { return _mm512_srli_epi32(a, N); }
 template <int N> inline I sar(I a) { return _mm512_srai_epi32(a, N); }

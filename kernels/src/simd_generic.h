@@ -99,6 +99,11 @@ inline Mask lanes_between(int low, int high) {
   });
 }
 
+// The lanes whose bits are set.
+inline Mask lanes_of(uint32_t bits) {
+  return each<Mask>([=](int i) { return (Ints{1, 2, 4, 8} & static_cast<int32_t>(bits >> 4 * i)) != 0; });
+}
+
 inline I set_i(int32_t x) {
   return each<I>([=](int) { return Ints{x, x, x, x}; });
 }
@@ -120,6 +125,8 @@ inline I and_i(I a, I b) {
 inline I or_i(I a, I b) {
   return each<I>([&](int i) { return a.x[i] | b.x[i]; });
 }
+// a | (b & c)
+inline I or_and(I a, I b, I c) { return or_i(a, and_i(b, c)); }
 template <int N> inline I shl(I a) {
   return each<I>([&](int i) { return (Ints)((Bits)a.x[i] << N); });
 }

@@ -284,12 +284,14 @@ def _check(
     prompt = tuple(map(int, tokens))
     if kind == "chat" and writing.tags is not None:
         request["reasoning"] = (writing.tags.opening, writing.tags.closing, prompt_ends_inside(writing.tags, prompt))
+        if writing.tags.shown:
+            request["shown"] = list(writing.tags.shown)
     if row.tools and writing.form is None:
         return BadRow(row.custom_id, row.line, UNKNOWN_FORM)
     if row.tools and writing.form is not None:
         names = [tool["function"]["name"] for tool in row.tools]
         request["tools"] = (writing.form.kind, names, row.tool_choice)
-        request["shown"] = list(writing.form.shown)
+        request["shown"] = sorted({*request.get("shown", ()), *writing.form.shown})
     if row.constraint is not None:
         inside = "reasoning" in request and request["reasoning"][2]
         request["grammar"], problem = _grammar(row.constraint, compiled, request, inside, model_info, writing)

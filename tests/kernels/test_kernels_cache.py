@@ -58,7 +58,7 @@ def test_against_the_reference(shape: Shape, format: Format) -> None:
     "shape",
     [
         pytest.param(QWEN, id="window"),
-        pytest.param(GROUPED, id="grouped"),
+        pytest.param(GROUPED, id="grouped", marks=pytest.mark.slow),
         pytest.param(OPT, id="heads", marks=pytest.mark.slow),
         pytest.param(BIGCODE, id="one head", marks=pytest.mark.slow),
     ],

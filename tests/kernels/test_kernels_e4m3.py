@@ -106,7 +106,7 @@ def joined(program: Program, weights: list[tuple[Weight, np.ndarray]]) -> Packed
     return Packed(program, memory)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", library.available_instruction_sets())
 @pytest.mark.parametrize(("name", "shape"), [(name, ODD) for name in SCHEMES] + [("blocks of 128", MIXTURE)])
 def test_passes_have_the_bits_of_dequantised_matrices(name, shape, isa, monkeypatch):

@@ -63,7 +63,7 @@ def models() -> dict[tuple[str, Format], Packed]:
     return Made()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_against_the_reference(models, name, format):
@@ -76,7 +76,7 @@ def test_against_the_reference(models, name, format):
     assert abs(found - wanted).max() <= TOLERANCE[format] * abs(wanted).max()
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", SHAPES)
@@ -131,6 +131,7 @@ def test_integer_models_are_the_same_on_every_instruction_set(models, name, form
         assert_same_bits(logits, found["generic"])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [QWEN, OPT, GROUPED], ids=lambda shape: shape.style)
 @pytest.mark.parametrize("format", [Format.FP32, Format.BF16])
 def test_long_rows_cross_blocks_and_chunks(shape, format):
@@ -281,6 +282,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not system_can_populate(), reason="this system takes memory at its first use only")
 def test_memory_taken_before_the_work_is_that_of_the_work():
     """More than a slab of 64 MB, and not whole ones: what was taken has to be what is used first."""
@@ -388,6 +390,7 @@ def test_a_branch_is_as_if_its_token_had_been_fed(models, name, format, threads)
             )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", ["grouped", "qwen", "bigcode"])
 def test_branches_behind_long_rows_that_share_their_beginning(models, name, isa, monkeypatch):

@@ -11,14 +11,12 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
-def test_assisted_text_is_plain_text(tmp_path: Path) -> None:
-    for draft in ("none", "pocket-head"):
-        run = outrider(
-            "run", EXAMPLES, "--draft", draft, "--draft-tokens", 4, "--layout", "shared", "--out", tmp_path / draft
-        )
-        assert run.returncode == 0, run.stderr
-    assert (tmp_path / "none" / "results.jsonl").read_bytes() == (tmp_path / "pocket-head" / "results.jsonl").read_bytes()
-    job = described(tmp_path / "pocket-head")
+def test_assisted_text_is_plain_text(undisturbed: Path, tmp_path: Path) -> None:
+    speculating = ("--draft", "pocket-head", "--draft-tokens", 4, "--layout", "shared")
+    run = outrider("run", EXAMPLES, *speculating, "--out", tmp_path / "job")
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "job" / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
+    job = described(tmp_path / "job")
     assert job["summary"]["accepted"] > 0.25 * job["summary"]["tokens"]
     assert [costs["line"] for costs in job["costs"].values()] == ["shared memory"]
 

@@ -55,7 +55,9 @@ def test_a_hostile_model_is_one_sentence_within_seconds(kind: str, model: Path, 
     spoil, sentence = HOSTILE[kind]
     spoil(model)
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "a" * 100}) + "\n")
-    for command in (["run", "in.jsonl", "-o", "job"], ["bench", "--new-tokens", "4"]):
+    # What refuses stands before both commands: bench shows it with the least.
+    benches = [["bench", "--new-tokens", "4"]] if kind == "a vast tokenizer" else []
+    for command in (["run", "in.jsonl", "-o", "job"], *benches):
         started = time.monotonic()
         done = outrider(*command, "-m", model, "--draft", "none", cwd=tmp_path)
         assert time.monotonic() - started < SECONDS

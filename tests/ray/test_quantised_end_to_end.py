@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from command_line import described, outrider
-from gguf_models import mostly, write_gguf
+from gguf_models import write_gguf
 from quantised_models import compressed, copied_pocket
 
 from outrider.workers.models.model_info import find
@@ -35,29 +33,12 @@ MAKERS: dict[str, tuple[Callable[[Path], Path], str, str]] = {
         "w4abf16",
         "compressed-tensors pack-quantized, 4 bits, groups of 64 (56)",
     ),
-    "int8 by row": (
-        lambda path: compressed(
-            copied_pocket(path), format="int-quantized", num_bits=8, strategy="channel", activations=INT8
-        ),
-        "w8a8",
-        "compressed-tensors int-quantized, 8 bits, groups of 256 (48)",
-    ),
     "gguf": (
         lambda path: write_gguf(find("pocket"), path.with_suffix(".gguf"), mixture),
         "w4a8",
         "gguf Q4_K, 4 bits, groups of 32 (40)",
     ),
-    "gguf Q8_0": (
-        lambda path: write_gguf(find("pocket"), path.with_suffix(".gguf"), mostly("Q8_0")),
-        "w8a8",
-        "gguf Q8_0, 8 bits, groups of 32 (57)",
-    ),
 }
-
-
-def texts(job: Path) -> dict[str, Any]:
-    lines = map(json.loads, (job / "results.jsonl").read_text().splitlines())
-    return {line["id"]: (line.get("text"), line.get("tokens")) for line in lines}
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -69,7 +50,8 @@ def test_assisted_text_is_plain_text(name: str, tmp_path: Path) -> None:
     for draft in ("none", "pocket-draft"):
         run = outrider("run", rows, "-m", model, "--draft", draft, "--max-tokens", 24, "--out", tmp_path / draft)
         assert run.returncode == 0, run.stderr
-    assert texts(tmp_path / "pocket-draft") == texts(tmp_path / "none")
+    plain, assisted = (tmp_path / draft / "results.jsonl" for draft in ("none", "pocket-draft"))
+    assert assisted.read_bytes() == plain.read_bytes()
     job = described(tmp_path / "pocket-draft")
     assert job["identity"]["precision"] == precision
     assert weights in job["numeric_path"]["weights"]

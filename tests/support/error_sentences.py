@@ -26,18 +26,28 @@ class Sentence(NamedTuple):
     text: str
 
 
+class Module(NamedTuple):
+    file: str
+    tree: ast.Module
+    nodes: list[ast.AST]
+
+
 @cache
-def modules() -> list[tuple[str, ast.Module]]:
+def modules() -> list[Module]:
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())) for path in files]
+    trees = [ast.parse(path.read_text()) for path in files]
+    return [
+        Module(path.relative_to(ROOT).as_posix(), tree, list(ast.walk(tree)))
+        for path, tree in zip(files, trees, strict=True)
+    ]
 
 
 def error_classes() -> set[str]:
     """OutriderError and all that derive from it, by name."""
     bases = {
         node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
-        for _, module in modules()
-        for node in ast.walk(module)
+        for module in modules()
+        for node in module.nodes
         if isinstance(node, ast.ClassDef)
     }
     found = {"OutriderError"}
@@ -50,15 +60,15 @@ def error_classes() -> set[str]:
 def sentences() -> list[Sentence]:
     classes = error_classes()
     found = []
-    for file, module in modules():
+    for file, tree, nodes in modules():
         constants = {
             target.id: node.value
-            for node in module.body
+            for node in tree.body
             if isinstance(node, ast.Assign)
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        for node in ast.walk(module):
+        for node in nodes:
             if isinstance(node, ast.Call) and node.args and _name(node.func) in classes:
                 for text in texts(node.args[0], constants):
                     found.append(Sentence(file, node.lineno, _name(node.func), " ".join(text.split())))
@@ -90,8 +100,8 @@ def texts(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
 def literals() -> list[str]:
     """Every text of the code, so that what a page quotes can be looked for among warnings and notes as well."""
     found = []
-    for _, module in modules():
-        for node in ast.walk(module):
+    for module in modules():
+        for node in module.nodes:
             if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
                 found += [" ".join(text.split()) for text in texts(node, {})]
     return found

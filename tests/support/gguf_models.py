@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,17 @@ PARTS = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+GPT_OSS_PARTS = {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"}
+EXPERT = re.compile(r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+FUSED = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
+EXPERTS = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 Matrix = NDArray[np.float32]
 Choose = Callable[[str, Matrix], str]
 
@@ -91,9 +102,9 @@ def mostly(type_: str, otherwise: str = "Q8_0") -> Choose:
     """Matrices in one type, or another where their rows have no whole blocks of it; vectors in F32."""
 
     def choose(name: str, values: Matrix) -> str:
-        if values.ndim == 1:
+        if values.ndim == 1 or name.endswith(".bias"):
             return "F32"
-        return type_ if values.shape[1] % BY_NAME[type_].values == 0 else otherwise
+        return type_ if values.shape[-1] % BY_NAME[type_].values == 0 else otherwise
 
     return choose
 
@@ -116,22 +127,26 @@ def write_gguf(source: Path, out: Path, choose: Choose, architecture: str = "lla
     writer.add_value_length(head)
     writer.add_rope_dimension_count(head)
     add_tokenizer(writer, source, config)
+    if count := config.get("num_experts", config.get("num_local_experts", 0)):
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
+    if shared := config.get("shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(shared)
     for key, value in more.items():
         writer.add_key_value(key.replace("__", "."), value, *_value_types(value))
-    for name, tensor in load_file(source / "model.safetensors").items():
-        values = tensor.float().numpy()
-        module, _, part = name.rpartition(".")
-        if architecture == "llama" and "q_proj" in name:
-            values = permuted(values, heads)
-        if architecture == "llama" and "k_proj" in name:
-            values = permuted(values, kv_heads)
-        stored = f"{_module(module)}.{part}"
+    tensors = {name: tensor.float().numpy() for name, tensor in load_file(source / "model.safetensors").items()}
+    if architecture == "llama":
+        for name in tensors:
+            if "q_proj" in name or "k_proj" in name:
+                tensors[name] = permuted(tensors[name], heads if "q_proj" in name else kv_heads)
+    for stored, values in stored_tensors(tensors, architecture).items():
         type_ = choose(stored, values)
         if type_ in ("F32", "F16"):
             writer.add_tensor(stored, values.astype(np.float16 if type_ == "F16" else np.float32))
         else:
-            packed = blocks_of(np.ascontiguousarray(values), type_)
-            writer.add_tensor(stored, packed, raw_dtype=getattr(Type, type_))
+            packed = blocks_of(np.ascontiguousarray(values).reshape(-1, values.shape[-1]), type_)
+            writer.add_tensor(stored, packed.reshape(*values.shape[:-1], -1), raw_dtype=getattr(Type, type_))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -139,17 +154,40 @@ def write_gguf(source: Path, out: Path, choose: Choose, architecture: str = "lla
     return out
 
 
+def stored_tensors(tensors: Mapping[str, Matrix], architecture: str) -> dict[str, Matrix]:
+    """GGUF's tensors: experts of a layer lie together, a shared expert's gate is a vector."""
+    stored: dict[str, Matrix] = {}
+    experts: dict[str, dict[int, Matrix]] = {}
+    for name, values in tensors.items():
+        module, _, part = name.rpartition(".")
+        if expert := EXPERT.fullmatch(name):
+            joined = f"blk.{expert[1]}.ffn_{EXPERTS[expert[3]]}_exps.weight"
+            experts.setdefault(joined, {})[int(expert[2])] = values
+        elif fused := FUSED.fullmatch(name):
+            # gpt-oss': columns are outputs, gate and up in turn.
+            part = "bias" if fused[3] else "weight"
+            rows = values if fused[3] else values.swapaxes(1, 2)
+            kinds = {"gate": rows[:, 0::2], "up": rows[:, 1::2]} if fused[2] == "gate_up" else {"down": rows}
+            stored |= {f"blk.{fused[1]}.ffn_{kind}_exps.{part}": each for kind, each in kinds.items()}
+        elif name.endswith(".self_attn.sinks"):
+            stored[f"blk.{name.split('.')[2]}.attn_sinks.weight"] = values
+        else:
+            found = values[0] if module.endswith("shared_expert_gate") else values
+            stored[f"{_module(module, PARTS | (GPT_OSS_PARTS if architecture == 'gpt-oss' else {}))}.{part}"] = found
+    return stored | {name: np.stack([each[number] for number in range(len(each))]) for name, each in experts.items()}
+
+
 def _value_types(value: Any) -> tuple[Any, ...]:
     kinds = {str: gguf.GGUFValueType.STRING, int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32}
     return (kinds[type(value)],)
 
 
-def _module(module: str) -> str:
+def _module(module: str, parts: Mapping[str, str]) -> str:
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     if module in whole:
         return whole[module]
     _, _, layer, part = module.split(".", 3)
-    return f"blk.{layer}.{PARTS[part]}"
+    return f"blk.{layer}.{parts[part]}"
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, source: Path, config: dict[str, Any], cut: str = "gpt-2") -> None:

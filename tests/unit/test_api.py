@@ -219,6 +219,7 @@ def test_what_is_told_is_followed_and_a_process_that_was_asked_to_stop_has_not_f
     process.drain()  # nobody is there any more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_interrupt_drains_and_a_second_one_stops(
     times: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -271,6 +272,7 @@ time.sleep(0.2)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", ["0", "0.5"])
 def test_a_caller_that_is_gone_is_noticed(tmp_path: Path, delay: str) -> None:
     """Also one that was gone before anybody looked."""

@@ -326,7 +326,7 @@ def test_cores_lost_to_another_run_are_waited_for(
     assert "| Example# |" in printed.out and "waiting for cores: core 0 is held by process 7" in printed.err
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png"])
+@pytest.mark.parametrize("suffix", ["svg", pytest.param("png", marks=pytest.mark.slow)])
 def test_charts(tmp_path: Path, suffix: str) -> None:
     rows = [Measured(256, (1,) * 9, 2.0 / turn, 0.5 / turn, 4, 2, 4, 1) for turn in (1, 2)]
     for name, compared in (("speeds", []), ("speedups", comparison(rows, rows[::-1]))):

@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import sqlite3
-import subprocess
 import sys
 import tempfile
 from decimal import Decimal
@@ -25,6 +24,7 @@ from test_admission import MODEL_INFO, FakeTokenizerProcess
 
 import outrider
 from examples import examples
+from outrider.runner.cli.main import main
 from outrider.runner.job import carried, tables
 from outrider.runner.job.admission import admit
 from outrider.runner.job.carried import CarriedReader, CarriedRows, names_apart
@@ -317,12 +317,17 @@ def test_journals_of_older_outriders_are_read_and_gone_on_with(tmp_path: Path) -
     journal.close()
 
 
-def test_the_command_writes_tables(job: Path, tmp_path: Path) -> None:
-    def results(*words: str) -> tuple[int, str]:
-        run = "import sys; from outrider.runner.cli.main import main; sys.argv[0] = 'outrider'; main()"
-        command = [sys.executable, "-c", run, "results", str(job), *words]
-        ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-        return ended.returncode, (ended.stdout + ended.stderr).strip()
+def test_the_command_writes_tables(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def results(*words: str) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", ["outrider", "results", str(job), *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code, (printed.out + printed.err).strip()
 
     assert results("--format", "parquet") == (0, str(job / "results.parquet"))
     assert results("-o", "some.csv.gz") == (0, "some.csv.gz")

@@ -325,7 +325,7 @@ class Moody(Actor):
         super().__init__(answer)
 
 
-@pytest.mark.parametrize("most", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [500, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", list(LayoutKind))
 def test_thousands_of_rounds_with_a_draft_that_does_everything_wrong(kind: LayoutKind, most: int) -> None:
     dice = random.Random(11)
@@ -360,6 +360,6 @@ def test_thousands_of_rounds_with_a_draft_that_does_everything_wrong(kind: Layou
             deaths += 1
             moody = Moody(dice)
             draft.attach(CallTransport(moody))
-    assert deaths > 5
-    assert len(ended) > 500
-    assert target.counters.accepted > 1000
+    assert deaths > most // 200
+    assert len(ended) > most // 2
+    assert target.counters.accepted > most

@@ -16,9 +16,9 @@ from outrider.runner.driving.replica import Replica
 from outrider.runner.job.journal import Journal
 from outrider.workers.messages import PartialTokens, Row
 
-SEEDS = 80
+SEEDS = 30
 # More: stress/orders.py.
-MANY_SEEDS = 1600
+MANY_SEEDS = 800
 
 
 def lived(seeds: range) -> None:

@@ -83,7 +83,7 @@ def test_the_kernels_compute_what_transformers_computes(name: str, tmp_path: Pat
     compare(name, tmp_path)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", families(one_of_each()))
 def test_texts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Rows of 3 to 110 tokens in one batch, with candidates from their own text."""

@@ -101,7 +101,10 @@ def test_a_usage_error_leaves_the_program_without_a_traceback(tmp_path: Path) ->
     assert done.stderr == "outrider: none.jsonl cannot be read: No such file or directory\n"
 
 
-@pytest.mark.parametrize("how", ["signal.raise_signal(signal.SIGTERM)", "signal.default_int_handler(2, None)"])
+@pytest.mark.parametrize(
+    "how",
+    ["signal.raise_signal(signal.SIGTERM)", pytest.param("signal.default_int_handler(2, None)", marks=pytest.mark.slow)],
+)
 def test_an_interrupt_is_said_and_has_its_own_code(tmp_path: Path, how: str) -> None:
     # SIGINT itself may be ignored where the tests run: a shell's background jobs inherit that.
     program = (

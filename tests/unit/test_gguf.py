@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from gguf_models import mostly, write_gguf
 from native_models import logits, open_native
@@ -16,9 +17,11 @@ from tiny_models import tiny_model
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, normalizers
 
+from outrider.kernels.program import Tensor
 from outrider.workers.errors import ModelError
+from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.file import read_gguf
-from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
+from outrider.workers.models.formats.gguf.tokenizer import CUTS, gguf_tokenizer
 from outrider.workers.models.model_info import find, read_model_info
 from outrider.workers.models.opening import check_weights
 from outrider.workers.models.tokenizer import Tokenizer
@@ -98,7 +101,9 @@ def small(path: Path, architecture: str = "llama", **more: Any) -> Path:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"llama__expert_count": 8}, "'llama.expert_count': 8, which the native engine does not know"),
+        ({"llama__expert_count": 8}, "has no 'llama.expert_used_count'"),
+        ({"llama__expert_count": 8, "llama__expert_used_count": 9}, "has 8 experts, of which a token is to use 9"),
+        ({"llama__expert_used_count": 2}, "'llama.expert_used_count': 2, which the native engine does not know"),
         ({"llama__attention__scale": 0.5}, "'llama.attention.scale'"),
         ({"llama__rope__scaling__type": "longrope"}, "lacks"),
         ({"split__count": 3}, "one of 3 parts"),
@@ -112,7 +117,7 @@ def test_metadata_that_is_not_honoured_is_refused(more: dict[str, Any], said: st
 
 
 def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="architecture 'gemma3'; of GGUF files, llama, qwen2, qwen3, starcoder are run"):
+    with pytest.raises(ModelError, match="architecture 'gemma3'; of GGUF files, gpt-oss, llama, olmoe, qwen2"):
         read_model_info(str(small(tmp_path, "gemma3")))
 
 
@@ -140,6 +145,51 @@ def test_a_family_computes_the_same_from_gguf(name: str, tmp_path: Path) -> None
     path = write_gguf(tmp_path, tmp_path / "model.gguf", mostly("F32"), architecture, **more)
     wanted, found = logits(open_native(tmp_path, "fp32")), logits(open_native(path, "fp32"))
     assert (wanted == found).all()
+
+
+# Of the architecture llama.cpp has for them; all layers have experts, and weights of the chosen are normalised, or not.
+MIXTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "mixtral": ("llama", {}, {"llama__attention__sliding_window": 9}),
+    "qwen2-moe": ("qwen2moe", {"mlp_only_layers": []}, {}),
+    "qwen3-moe": ("qwen3moe", {"decoder_sparse_step": 1, "num_hidden_layers": 2}, {}),
+    "olmoe": ("olmoe", {"bos_token_id": 0, "eos_token_id": 0}, {}),
+    "gpt-oss": (
+        "gpt-oss",
+        {},
+        {
+            "gpt-oss__attention__sliding_window": 7,
+            "gpt-oss__rope__scaling__type": "yarn",
+            "gpt-oss__rope__scaling__factor": 32.0,
+            "gpt-oss__rope__scaling__original_context_length": 4096,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_computes_the_same_from_gguf(name: str, tmp_path: Path) -> None:
+    architecture, changes, more = MIXTURES[name]
+    tiny_model(name, **changes).save_pretrained(tmp_path)
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", mostly("F32"), architecture, **more)
+    wanted, found = logits(open_native(tmp_path, "fp32")), logits(open_native(path, "fp32"))
+    assert (wanted == found).all()
+
+
+@pytest.mark.parametrize("type_", ["MXFP4", "Q4_0", "Q8_0"])
+def test_each_expert_is_what_the_library_makes_of_its_blocks(type_: str, tmp_path: Path) -> None:
+    architecture, _, more = MIXTURES["gpt-oss"]
+    tiny_model("gpt-oss", intermediate_size=64).save_pretrained(tmp_path)
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", mostly(type_), architecture, **more)
+    packed = {each.name: each for each in gguf.GGUFReader(path).tensors}
+    checkpoint = GgufCheckpoint(path)
+    for kind, shape in (("gate", (64, 96)), ("up", (64, 96)), ("down", (96, 64))):
+        joined = packed[f"blk.1.ffn_{kind}_exps.weight"]
+        wanted = gguf.dequantize(joined.data, joined.tensor_type)
+        for expert in range(6):
+            found = checkpoint.rows(Tensor(f"model.layers.1.mlp.experts.{expert}.{kind}_proj.weight", shape), 5, shape[0])
+            np.testing.assert_array_equal(found, wanted[expert, 5:])
+    checkpoint.close()
+    assert np.isfinite(logits(open_native(path, "w4a8"))).all()
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +250,15 @@ def test_sentence_pieces_are_joined_by_their_scores(tmp_path: Path) -> None:
         ids = found(sample)["input_ids"]
         assert ids == [1, *wanted.encode(sample).ids]
         assert found.decode(ids, skip_special_tokens=True) == sample
+
+
+def test_gpt_4os_cut_is_the_published_pattern() -> None:
+    published = (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    assert CUTS["gpt-4o"] == published
 
 
 def test_a_way_of_cutting_text_that_is_not_known_is_refused(tmp_path: Path) -> None:

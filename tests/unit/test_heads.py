@@ -269,7 +269,7 @@ def test_the_packed_weights_are_those_of_the_model_without_states(target: Path) 
 def test_texts_are_those_of_plain_decoding(fitted_pair: tuple[Path, Path], precision: str, drafts: str) -> None:
     target, head = fitted_pair
     model, draft = opened_target(target, precision), opened_draft(head, target, drafts)
-    rows = some_rows(12)
+    rows = some_rows(7)
     plain, _ = write(pair(model, 4, 0, None), rows)
     for batch, count, prefix_tokens in [(5, 4, 500), (3, 2, 0)]:
         assisted, verifier = write(pair(model, batch, count, draft_of(draft, prefix_tokens), prefix_tokens), rows)
@@ -514,6 +514,7 @@ class Failing(Answered):
         raise DraftFailed("it has forgotten why")
 
 
+@pytest.mark.slow
 def test_a_head_that_fails_and_dies_changes_no_text(fitted_pair: tuple[Path, Path]) -> None:
     """What it was sent is sent to nobody again: rows go on from the states that are new."""
     target, head = fitted_pair
@@ -550,6 +551,7 @@ def test_held_states_follow_each_other() -> None:
 # The bundled head
 
 
+@pytest.mark.slow
 def test_the_pocket_head_gains_tokens_a_round() -> None:
     target, head = read_model_info("pocket"), read_model_info("pocket-head")
     assert sum(file.stat().st_size for file in Path(head.path).iterdir()) < 4 << 20

@@ -163,6 +163,7 @@ def test_a_prompt_that_ends_the_process_fails_alone(whole: Path, model: Path) ->
         assert tokenizer_process.encode(str(model), ["abc"]) == [abc]
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_loses_no_prompt(whole: Path) -> None:
     with TokenizerProcess() as tokenizer_process:
         plain = tokenizer_process.encode(str(whole), ["abc", "de"])

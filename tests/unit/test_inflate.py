@@ -46,7 +46,7 @@ def logits(path: Path, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(input_ids=tokens).logits[0]
 
 
-@pytest.mark.parametrize("large", [LARGE, Shape(64, 3, 16, 16, 48, 200, 8)])
+@pytest.mark.parametrize("large", [LARGE, pytest.param(Shape(64, 3, 16, 16, 48, 200, 8), marks=pytest.mark.slow)])
 def test_the_function_stays_the_same(small: Path, tmp_path: Path, large: Shape) -> None:
     inflate(small, tmp_path / "large", large)
     wanted, found = logits(small), logits(tmp_path / "large")

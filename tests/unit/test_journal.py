@@ -187,7 +187,7 @@ for n in range(20_000):
 """
 
 
-@pytest.mark.parametrize("after", [0, 1, 17])
+@pytest.mark.parametrize("after", [1, *(pytest.param(after, marks=pytest.mark.slow) for after in (0, 17))])
 def test_a_writer_killed_at_any_moment_leaves_a_whole_journal(tmp_path: Path, after: int) -> None:
     """What it said was recorded is there; with ``after`` 0 it is killed amid the filling."""
     path = tmp_path / "job.db"

@@ -117,6 +117,7 @@ def by_another(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.slow
 def test_another_user_reads_what_he_may(job: Path) -> None:
     place = Path("/var/tmp") / f"a-job-of-{os.getpid()}"
     shutil.copytree(job, place)

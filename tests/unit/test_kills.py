@@ -13,7 +13,7 @@ import pytest
 
 from outrider.runner.job.journal import Journal, StoredRow
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "stress"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "stress"))
 import kills
 from kills import CONFIGURATIONS, KillCounts, Violation, check_rows
 

@@ -190,7 +190,7 @@ def test_a_short_job_does_not_look_at_other_cores() -> None:
     assert bench.draft.layouts[0] == "turns"
 
 
-@pytest.mark.parametrize(("pass_seconds", "took"), [(0.001, "plain"), (1.0, "turns")])
+@pytest.mark.parametrize(("pass_seconds", "took"), [pytest.param(0.001, "plain", marks=pytest.mark.slow), (1.0, "turns")])
 def test_plain_decoding_is_known_without_being_tried(pass_seconds: float, took: str) -> None:
     bench = Bench(pass_seconds=pass_seconds, pass_on_fewer=10.0)
     bench.work(rows(600))
@@ -248,7 +248,7 @@ def test_what_was_found_is_remembered_and_looked_at_again_later(monkeypatch: pyt
     assert set(again.draft.layouts) == {"turns", "ahead"}
 
 
-@pytest.mark.parametrize("plain_pass", [1.0, 0.001])
+@pytest.mark.parametrize("plain_pass", [1.0, pytest.param(0.001, marks=pytest.mark.slow)])
 def test_a_choice_that_turns_out_slower_than_plain_decoding_is_made_again(
     plain_pass: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +284,7 @@ def test_a_memory_that_is_damaged_old_or_of_other_layouts_is_none(own_cache: Pat
         assert recall("key", names) is None
 
 
-@pytest.mark.parametrize(("step", "last"), [(0.0001, "turns"), (1.0, "ahead")])
+@pytest.mark.parametrize(("step", "last"), [(0.0001, "turns"), pytest.param(1.0, "ahead", marks=pytest.mark.slow)])
 def test_an_layout_that_the_first_would_have_beaten_is_left(
     step: float, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

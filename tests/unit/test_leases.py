@@ -287,6 +287,7 @@ while got < 40:
 """
 
 
+@pytest.mark.slow
 @only_root
 def test_two_users_never_hold_a_lease_at_once(common: Path) -> None:
     racers = [

@@ -33,7 +33,7 @@ from outrider.workers.models.families import build_program
 from outrider.workers.models.model_info import find, read_model_info
 from outrider.workers.quantising.compressed import description, pack, tensors_of
 from outrider.workers.quantising.forward import Forward
-from outrider.workers.quantising.gptq import error_feedback
+from outrider.workers.quantising.gptq import Feedback, error_feedback
 from outrider.workers.quantising.grids import Form, fit, nearest, whole_range
 from outrider.workers.quantising.layers import layers_of, matrix_of
 from outrider.workers.quantising.methods import Choice, after, best_of, rounded_in_all_ways
@@ -84,6 +84,20 @@ def logits(program: Program, tensors: dict[str, Tensor], length: int = LENGTH) -
     with torch.inference_mode():
         Forward(program, tensors, length).run(0, len(program.ops) - 1, buffers, TOKENS)
     return buffers[program.ops[-1].input.buffer].view(-1, length, program.vocabulary)
+
+
+@pytest.mark.parametrize("columns", [7, 256, 700])
+def test_columns_lose_by_the_upper_factor_of_the_inverse(columns: int) -> None:
+    """Also of sizes that are inverted by halves, and of halves that are not equal."""
+    x = torch.randn(2 * columns, columns, generator=torch.Generator().manual_seed(columns))
+    x[:, ::5] *= 8
+    hessian = x.T @ x / len(x)
+    feedback = Feedback(hessian, damping=0.01)
+    ordered = hessian[feedback._order][:, feedback._order].double() / hessian.diagonal().double().mean()
+    ordered.diagonal().add_(0.01)
+    wanted = torch.linalg.cholesky(torch.linalg.inv(ordered), upper=True)
+    assert torch.equal(feedback._inverse, feedback._inverse.triu())
+    torch.testing.assert_close(feedback._inverse.double(), wanted, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.one_in(4)

@@ -14,15 +14,23 @@ from quantised_models import compressed, copied_pocket
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.models.model_info import find, read_model_info
 
+INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "int4": lambda path: compressed(
         copied_pocket(path / "model"), num_bits=4, strategy="group", group_size=32, symmetric=False
     ),
     "gguf": lambda path: write_gguf(find("pocket"), path / "pocket.gguf", mostly("Q4_K")),
+    "int8 by row": lambda path: compressed(
+        copied_pocket(path / "model"), format="int-quantized", num_bits=8, strategy="channel", activations=INT8
+    ),
+    "gguf Q8_0": lambda path: write_gguf(find("pocket"), path / "pocket.gguf", mostly("Q8_0")),
 }
+IN_THE_FAST_SET = ("int4", "gguf")
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "name", [name if name in IN_THE_FAST_SET else pytest.param(name, marks=pytest.mark.slow) for name in MAKERS]
+)
 def test_assisted_text_is_plain_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     path = MAKERS[name](tmp_path)

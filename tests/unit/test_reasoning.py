@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_tokenizer_process import tokenizer_process
 from test_results import result, stored
 from test_tokenizer import WORDS, build
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Fast
 
 from outrider.runner.job.admission import admit
@@ -17,11 +19,21 @@ from outrider.runner.job.records import results
 from outrider.runner.job.requests import RowError, parse_openai, parse_simple
 from outrider.runner.job.results import result_record
 from outrider.runner.job.source import Source
-from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options import JobSpec
+from outrider.runner.serve.single_rows import StreamedText
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.preparation import encode, reasoning_tags
-from outrider.workers.models.reasoning import ReasoningTags, Split, prompt_ends_inside, split
+from outrider.workers.models.reasoning import (
+    CHANNEL,
+    CHANNEL_MARKS,
+    MESSAGE,
+    MESSAGE_END,
+    START,
+    ReasoningTags,
+    Split,
+    prompt_ends_inside,
+    split,
+)
 from outrider.workers.models.template_variables import template_variables
 from outrider.workers.models.tokenizer import Tokenizer
 
@@ -57,6 +69,27 @@ def thinking(directory: Path, template: str | None) -> ModelInfo:
 )
 def test_thoughts_and_answer(text: str, inside: bool, parts: Split) -> None:
     assert split(text, "<think>", "</think>", inside) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("analysis|hm/final|yes", Split("hm", "yes")),
+        ("final|yes", Split(None, "yes")),
+        ("analysis|hm/analysis|so/final|yes", Split("hm\nso", "yes")),
+        ("commentary|let me see/final|yes", Split(None, "let me see\nyes")),
+        ("analysis|hm/commentary to=functions.find|{}", Split("hm\n{}", "")),
+        ("analysis|cut o", Split("cut o", "")),
+        ("analysis|hm/fin", Split("hm", "")),
+        ("anal", Split(None, "")),
+    ],
+)
+def test_channels(text: str, parts: Split) -> None:
+    """A message is written "channel|text" here, and "/" ends all but the last."""
+    for short, mark in (("|", MESSAGE), ("/", f"{MESSAGE_END}{START}assistant{CHANNEL}")):
+        text = text.replace(short, mark)
+    assert split(CHANNEL + text, CHANNEL, MESSAGE, False) == parts
+    assert split(text, CHANNEL, MESSAGE, False) == Split(None, text)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +202,9 @@ def test_from_the_input_to_the_record(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "cat"}]))
     spec = JobSpec(input=tmp_path / "in.jsonl", max_tokens=3)
     journal = Journal(tmp_path / "job.db")
-    with TokenizerProcess() as process:
-        admit(spec, Source(spec.input), model_info, process, journal, lambda digest: {"identity": {"input": digest}})
+    admit(
+        spec, Source(spec.input), model_info, tokenizer_process(), journal, lambda digest: {"identity": {"input": digest}}
+    )
     loaded = journal.load([0, 1, 2])
     assert [row.request.get("reasoning") for row in loaded] == [
         ["<think>", "</think>", False],
@@ -181,3 +215,30 @@ def test_from_the_input_to_the_record(tmp_path: Path) -> None:
     journal.close()
     found = [(record.reasoning, record.text) for record in results(tmp_path)]
     assert found == [(None, "hm </think> mat"), ("hm ", " mat"), (None, "hm </think> mat")]
+
+
+def test_channels_from_the_input_to_the_streamed_text(tmp_path: Path) -> None:
+    """Their marks are special tokens, and texts of such rows have them."""
+    template = "{{ messages[0].content }}{% if messages[0].thinking %}<|channel|>analysis<|message|>{% endif %}"
+    model_info = build(tmp_path / "model", WORDS, vocabulary=11, template=template)
+    fast = Fast.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    fast.add_special_tokens([AddedToken(mark, special=True) for mark in CHANNEL_MARKS])
+    fast.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "in.jsonl").write_text(json.dumps({"messages": CAT}) + "\n")
+    spec = JobSpec(input=tmp_path / "in.jsonl", max_tokens=3)
+    journal = Journal(tmp_path / "job.db")
+    with TokenizerProcess() as process:
+        admit(spec, Source(spec.input), model_info, process, journal, lambda digest: {"identity": {"input": digest}})
+    [row] = journal.load([0])
+    assert row.request["reasoning"] == [CHANNEL, MESSAGE, False]
+    channel, message, end, start = map(fast.get_vocab().__getitem__, CHANNEL_MARKS)
+    assert row.request["shown"] == sorted((channel, message, end, start))
+    cat, sat = map(fast.get_vocab().__getitem__, ("cat", "sat"))
+    # This tokenizer lacks the word "final", so both messages are thoughts.
+    written = [channel, cat, message, sat, end, start, cat, channel, sat, message, cat, sat]
+    tokenizer, stream = Tokenizer(model_info.path), StreamedText(row)
+    told = [stream.grown(tokenizer.decode(written[:length], stream.shown)) for length in range(1, len(written) + 1)]
+    whole = split(tokenizer.decode(written, stream.shown), CHANNEL, MESSAGE, False)
+    assert "".join(each.reasoning or "" for each in told) == whole.reasoning
+    assert whole.reasoning is not None and whole.reasoning.split() == ["sat", "cat", "sat"] and not whole.content
+    journal.close()

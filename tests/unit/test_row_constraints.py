@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from outrider.runner.job.requests import RowError, parse_openai, parse_simple
-from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.workers.models.model_info import read_model_info
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "boolean"}}}
 SPACES = {"disable_any_whitespace": False}
@@ -107,18 +105,3 @@ def test_what_is_asked_for(fields: dict[str, Any], found: dict[str, Any] | None)
 def test_what_is_not_right_is_named(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RowError, match=sentence):
         constraint(fields)
-
-
-def test_the_tokenizer_process_compiles_and_says_what_cannot_be() -> None:
-    model = read_model_info("pocket")
-    asked: list[dict[str, Any]] = [
-        {"key": "a", "kind": "choice", "value": ["yes", "no"]},
-        {"key": "a", "kind": "json", "value": {"type": "objekt"}},
-        {"key": "a", "kind": "json", "value": SCHEMA},
-    ]
-    with TokenizerProcess() as tokenizer_process:
-        begun = tokenizer_process.begin_to_compile(model.path, model.vocabulary, model.end_tokens[0], asked)
-        choice, wrong, schema = begun()
-    assert '"yes"' in choice[0].replace("\\", "") and choice[1] == ""
-    assert wrong[0] == "" and wrong[1].startswith("it cannot be compiled: ")
-    assert '"whitespace_flexible":false' in schema[0].replace(" ", "") and schema[1] == ""

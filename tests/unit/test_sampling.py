@@ -151,7 +151,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("temperature", [0.6, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_100_000_draws_follow_the_softmax(temperature: float) -> None:
     """One draw for each of 100,000 seeds, by the definition of ``choose``, blockwise."""
     draws, vocabulary = 100_000, 24

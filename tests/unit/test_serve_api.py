@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from serve_world import KEY, World, line, until
 from starlette.testclient import TestClient
 
+from outrider.runner.serve import single
 from outrider.runner.serve.auth import keys_of, page_token, report_signature
 from outrider.runner.serve.running import Progress
 from outrider.workers.errors import UsageError
@@ -252,7 +253,8 @@ def test_what_cannot_be_answered_is_refused(
     assert answer.json()["error"]["param"] == param
 
 
-def test_a_row_that_nobody_waits_for_is_taken_back(world: World) -> None:
+def test_a_row_that_nobody_waits_for_is_taken_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single, "LOOK_SECONDS", 0.05)
     with world.client() as client:
         with pytest.raises(openai.APITimeoutError):
             client.with_options(timeout=0.2).completions.create(model="small", prompt="never")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,14 @@ def test_batches_and_files_are_listed_in_pages(tmp_path: Path) -> None:
         assert len(list(client.files.list())) == 10
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[openai.OpenAI, Path]]:
+    """A server for what is refused, and its folder: to end one takes longer than to ask."""
+    data = tmp_path_factory.mktemp("shared") / "data"
+    with World(data).client() as client:
+        yield client, data
+
+
 BAD = [
     ("{not json\n", "invalid_json_line", 1),
     (line("a") + '{"custom_id": "b"}\n', "missing_required_parameter", 2),
@@ -95,15 +104,17 @@ BAD = [
 
 
 @pytest.mark.parametrize(("content", "code", "number"), BAD, ids=[code for _, code, _ in BAD])
-def test_bad_input_fails_the_batch_and_says_where(tmp_path: Path, content: str, code: str, number: int) -> None:
-    with World(tmp_path / "data").client() as client:
-        failed = ended(client, create(client, content).id)
-        assert failed.status == "failed"
-        assert failed.failed_at
-        assert failed.errors is not None and failed.errors.data is not None
-        assert (failed.errors.data[0].code, failed.errors.data[0].line) == (code, number)
-        assert failed.output_file_id is None
-        until(lambda: not any((tmp_path / "data" / "batches").iterdir()), "removal of what is left of it")
+def test_bad_input_fails_the_batch_and_says_where(
+    shared: tuple[openai.OpenAI, Path], content: str, code: str, number: int
+) -> None:
+    client, data = shared
+    failed = ended(client, create(client, content).id)
+    assert failed.status == "failed"
+    assert failed.failed_at
+    assert failed.errors is not None and failed.errors.data is not None
+    assert (failed.errors.data[0].code, failed.errors.data[0].line) == (code, number)
+    assert failed.output_file_id is None
+    until(lambda: not any((data / "batches").iterdir()), "removal of what is left of it")
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -117,24 +128,27 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("asked", "param"), REFUSED, ids=[param for _, param in REFUSED])
-def test_what_a_batch_cannot_be_is_refused_by_name(tmp_path: Path, asked: dict[str, Any], param: str) -> None:
-    with World(tmp_path / "data").client() as client:
-        with pytest.raises(openai.BadRequestError) as refused:
-            create(client, line("a"), **asked)
-        assert (refused.value.param, refused.value.type) == (param, "invalid_request_error")
-        assert client.batches.list().data == []
+def test_what_a_batch_cannot_be_is_refused_by_name(
+    shared: tuple[openai.OpenAI, Path], asked: dict[str, Any], param: str
+) -> None:
+    client, _ = shared
+    before = client.batches.list().data
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, line("a"), **asked)
+    assert (refused.value.param, refused.value.type) == (param, "invalid_request_error")
+    assert client.batches.list().data == before
 
 
 @pytest.mark.parametrize("name", ["file-1", "../../../etc/passwd", "..%2f..%2fserve.db", "file-" + "0" * 24, "api-key"])
-def test_ids_that_are_none_of_ours_are_not_found(tmp_path: Path, name: str) -> None:
-    with World(tmp_path / "data").client() as client:
-        for ask in (client.files.retrieve, client.files.content, client.files.delete, client.batches.retrieve):
-            with pytest.raises(openai.NotFoundError):
-                ask(name)
+def test_ids_that_are_none_of_ours_are_not_found(shared: tuple[openai.OpenAI, Path], name: str) -> None:
+    client, _ = shared
+    for ask in (client.files.retrieve, client.files.content, client.files.delete, client.batches.retrieve):
         with pytest.raises(openai.NotFoundError):
-            client.batches.cancel(name)
-        with pytest.raises(openai.BadRequestError):
-            client.batches.create(input_file_id=name, endpoint="/v1/completions", completion_window="24h")
+            ask(name)
+    with pytest.raises(openai.NotFoundError):
+        client.batches.cancel(name)
+    with pytest.raises(openai.BadRequestError):
+        client.batches.create(input_file_id=name, endpoint="/v1/completions", completion_window="24h")
 
 
 def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path) -> None:
@@ -228,7 +242,7 @@ def test_what_was_to_be_checked_is_checked_again(tmp_path: Path, monkeypatch: py
         assert ended(client, batch.id).status == "completed"
 
 
-@pytest.mark.parametrize("ending", ["completed", "cancelled"])
+@pytest.mark.parametrize("ending", ["completed", pytest.param("cancelled", marks=pytest.mark.slow)])
 def test_files_that_were_not_written_are_written(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
         without.setattr("outrider.runner.serve.service.Service._write_files", _killed)
@@ -276,6 +290,7 @@ def test_a_batch_of_a_model_that_is_served_no_more_fails_with_what_to_do(tmp_pat
         assert "is not served any more" in (done.errors.data[0].message or "")
 
 
+@pytest.mark.slow
 def test_many_rows_end_once_each(tmp_path: Path) -> None:
     """Killed three times on its way."""
     name = ""

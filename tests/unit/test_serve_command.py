@@ -55,6 +55,7 @@ def test_without_the_extra_it_says_what_is_missing(monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_is_refused_before_anything_is_served(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         serve(ServeSpec(data=tmp_path / "data", models={"big": str(tmp_path / "nothing")}))

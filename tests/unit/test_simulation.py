@@ -6,6 +6,7 @@ import pytest
 from simulation import Simulation, World
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_job_on_fifty_replicas_loses_nothing_and_ends_in_time(seed: int) -> None:
     """That no row is lost, doubled, sent after its end, or in a suspect's company, the simulation itself asserts."""

@@ -32,8 +32,8 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
         (">&-", 0, ""),
         ("> /dev/full", 1, "outrider: standard output cannot be written: No space left on device\n"),
         ("| true; exit ${PIPESTATUS[0]}", 0, ""),
-        ("<&- >&- 2>&-", 0, ""),
-        ("> /dev/full 2> /dev/full", 1, ""),
+        pytest.param("<&- >&- 2>&-", 0, "", marks=pytest.mark.slow),
+        pytest.param("> /dev/full 2> /dev/full", 1, "", marks=pytest.mark.slow),
     ],
 )
 def test_an_answer_that_nobody_takes(job: Path, how: str, code: int, said: str) -> None:
@@ -41,7 +41,13 @@ def test_an_answer_that_nobody_takes(job: Path, how: str, code: int, said: str) 
     assert (done.returncode, done.stderr) == (code, said)
 
 
-@pytest.mark.parametrize("how", ["2>&-", "2> /dev/full", "2>&1 >&- | true; exit ${PIPESTATUS[0]}"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "2>&-",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("2> /dev/full", "2>&1 >&- | true; exit ${PIPESTATUS[0]}")),
+    ],
+)
 def test_a_sentence_that_nobody_takes(tmp_path: Path, how: str) -> None:
     done = shell(f"{OUTRIDER} status {tmp_path} {how}")
     assert (done.returncode, done.stderr) == (2, "")

@@ -17,7 +17,7 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(templates, "MOST_SECONDS", 0.2)
     monkeypatch.setattr(templates, "POLL_SECONDS", 0.02)
 
 
@@ -40,8 +40,8 @@ def test_what_a_template_writes() -> None:
 @pytest.mark.parametrize(
     ("worst", "refusal"),
     [
-        (LOOP, "ran for more than 0.5 s, or died"),
-        ("{{ 10 ** (10 ** (messages | length * 3)) }}", "ran for more than 0.5 s, or died"),
+        (LOOP, "ran for more than 0.2 s, or died"),
+        ("{{ 10 ** (10 ** (messages | length * 3)) }}", "ran for more than 0.2 s, or died"),
         ("{{ 'a' * 10 ** 10 }}", "asks for more than 1 GB of memory"),
         ("{{ [0] * 10 ** 10 }}", "asks for more than 1 GB of memory"),
         ("{{ 'a' * 10 ** 7 }}b", "makes 10,000,001 characters"),
@@ -58,9 +58,10 @@ def test_the_others_are_written_all_the_same(worst: str, refusal: str) -> None:
     assert time.monotonic() - started < 5
 
 
-@pytest.mark.parametrize("worst", [LOOP, pytest.param("{{ 10 ** (10 ** 10) }}", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("worst", [LOOP, "{{ 10 ** (10 ** 10) }}"])
 def test_a_template_that_loops_for_all_is_named(worst: str) -> None:
-    with pytest.raises(ModelError, match=r"the chat template of /models/x ran for more than 0.5 s.*it cannot be used"):
+    with pytest.raises(ModelError, match=r"the chat template of /models/x ran for more than 0.2 s.*it cannot be used"):
         render_all(of(worst), ["a"] * 100, "/models/x")
 
 

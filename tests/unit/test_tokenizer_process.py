@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 DRIVER = """
 import os
@@ -16,6 +17,7 @@ with TokenizerProcess() as tokenizer_process:
 """
 
 
+@pytest.mark.slow
 def test_the_helper_of_a_killed_driver_ends() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -28,6 +28,10 @@ class Matching:
     """One row's place in its grammar. ``ends`` are the tokens that end it, the one that is written where it must end first.
 
     A token that ends the row may come wherever the grammar allows the text to end, and is no part of it.
+
+    Candidates are tried when they come, again when masks are made, and again when they are committed. So ``back`` only says
+    where the row stands; the library's matcher stays ahead, and tokens along its way cost nothing, until it is asked for
+    another token or a mask.
     """
 
     def __init__(self, compiled: LLMatcher, tokenizer: LLTokenizer, ends: Sequence[int], vocabulary: int) -> None:
@@ -39,25 +43,27 @@ class Matching:
         self._end_bit = tokenizer.eos_token
         self._scratch = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
         self._ends = tuple(ends)
+        # Those that the matcher has been through; the row stands behind the first so many of them.
         self._tokens: list[int] = []
+        self._length = 0
         # After each of the tokens, and before the first: what is forced to come next, as far as it is spelled.
         self._forced: list[tuple[int, ...]] = [self._spelled()]
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return self._length
 
     @property
     def tokens(self) -> Sequence[int]:
-        return self._tokens
+        return self._tokens[: self._length]
 
     @property
     def forced(self) -> tuple[int, ...]:
         """What must come next, where that is known; more may be behind it."""
-        return self._forced[-1]
+        return self._forced[self._length]
 
     @property
     def ended(self) -> bool:
-        return bool(self._tokens) and self._tokens[-1] in self._ends
+        return self._length > 0 and self._tokens[self._length - 1] in self._ends
 
     @property
     def problem(self) -> str:
@@ -70,19 +76,22 @@ class Matching:
         # Less than 0 is what an engine answers where it could choose nothing.
         if token < 0 or self.ended or (forced and token != forced[0]):
             return False
+        if self._length < len(self._tokens):
+            if self._tokens[self._length] == token:
+                self._length += 1
+                return True
+            self._come_back()
         if token in self._ends:
             if not forced and not self._matcher.is_accepting() and self._matcher.validate_tokens([token]) != 1:
                 return False
-            self._tokens.append(token)
-            self._forced.append(())
+            self._go_on(token, ())
             return True
         if not forced and self._matcher.validate_tokens([token]) != 1:
             return False
         if not self._matcher.consume_token(token):
             self._begin_again()
             return False
-        self._tokens.append(token)
-        self._forced.append(forced[1:] or self._spelled())
+        self._go_on(token, forced[1:] or self._spelled())
         return True
 
     def allows(self, token: int) -> bool:
@@ -95,13 +104,9 @@ class Matching:
 
     def back(self, length: int) -> None:
         """Forget all but the first ``length`` tokens."""
-        gone = len(self._tokens) - length
-        if not gone:
-            return
-        known = gone - self.ended  # the library was never told of an end
-        del self._tokens[length:], self._forced[length + 1 :]
-        if known and not self._matcher.rollback(known):
-            self._begin_again()
+        if length < self._length:
+            self._length = length
+            self.mend()
 
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """Set the bits of the tokens that may come next. ``mask`` is as long as the model's vocabulary asks for."""
@@ -111,6 +116,7 @@ class Matching:
         if forced := self.forced:
             _allow(mask, forced[0])
             return
+        self._come_back()
         words = self._scratch
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
@@ -142,8 +148,24 @@ class Matching:
             return self._ends[:1]
         return tuple(takewhile(lambda token: token < self._vocabulary, forced))
 
+    def _go_on(self, token: int, forced: tuple[int, ...]) -> None:
+        self._tokens.append(token)
+        self._forced.append(forced)
+        self._length += 1
+
+    def _come_back(self) -> None:
+        """Bring the matcher to where the row stands."""
+        gone = len(self._tokens) - self._length
+        if not gone:
+            return
+        known = gone - (self._tokens[-1] in self._ends)  # the library was never told of an end
+        del self._tokens[self._length :], self._forced[self._length + 1 :]
+        if known and not self._matcher.rollback(known):
+            self._begin_again()
+
     def _begin_again(self) -> None:
-        """A matcher in which the library gave up stays like that: another one is brought to the same place."""
+        """A matcher in which the library gave up stays like that: another one is brought to where the row stands."""
+        del self._tokens[self._length :], self._forced[self._length + 1 :]
         self._matcher = self._compiled.deep_copy()
         known = self._tokens[:-1] if self.ended else self._tokens
         if known:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+import numpy as np
+
 from outrider.workers.constraints.matching import EVERYTHING
 from outrider.workers.engines.costs import CostCurve, Recent
 from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Engine, Feed, FeedMasks, PassMasks
@@ -86,7 +88,8 @@ def _limits(decode_feeds: Sequence[DecodeFeed], vocabulary: int) -> list[FeedMas
     count = sum(feed.most for feed in decode_feeds if feed.guide is not None)
     if not count:
         return [None] * len(decode_feeds)
-    masks, found, first = PassMasks(count, -(-vocabulary // 32)), list[FeedMasks | None](), 0
+    masks = PassMasks(np.zeros((count, -(-vocabulary // 32)), np.uint32))
+    found, first = list[FeedMasks | None](), 0
     for feed in decode_feeds:
         if feed.guide is None:
             found.append(None)

@@ -18,11 +18,12 @@ from outrider.workers.messages import Sampling
 class PassMasks:
     """Which tokens the choices of a pass may take: of each mask, bit t % 32 of word t / 32 for token t.
 
-    They may still be in the making when the pass begins, in another thread, which says when they are made.
+    They may still be in the making when the pass begins, in another thread, which says when they are made. ``words`` are
+    [masks, words of a mask].
     """
 
-    def __init__(self, count: int, words: int) -> None:
-        self.words = np.zeros((count, words), np.uint32)
+    def __init__(self, words: NDArray[np.uint32]) -> None:
+        self.words = words
         # For engines that look by themselves.
         self.ready = np.zeros(1, np.int32)
         self._made = threading.Event()

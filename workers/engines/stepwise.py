@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from math import inf
 
+import numpy as np
+
 from outrider.workers.engines.engine import (
     Chosen,
     DecodeFeed,
@@ -54,7 +56,7 @@ def _masks(decode_feeds: Sequence[DecodeFeed], vocabulary: int) -> dict[int, Fee
     guided = [(feed.row, feed.guide) for feed in decode_feeds if feed.guide is not None]
     if not guided:
         return {}
-    masks = PassMasks(len(guided), -(-vocabulary // 32))
+    masks = PassMasks(np.zeros((len(guided), -(-vocabulary // 32)), np.uint32))
     for index, (_, guide) in enumerate(guided):
         guide.fill(masks.words[index])
     masks.made()

@@ -19,7 +19,15 @@ from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
 from outrider.workers.models.headers import quoted
 from outrider.workers.models.limits import limited
 from outrider.workers.models.model_info import ModelInfo
-from outrider.workers.models.reasoning import CLOSING_TAG, OPENING_TAG, ReasoningTags
+from outrider.workers.models.reasoning import (
+    CHANNEL,
+    CHANNEL_MARKS,
+    CLOSING_TAG,
+    MESSAGE,
+    OPENING_TAG,
+    THOUGHTS,
+    ReasoningTags,
+)
 from outrider.workers.models.template_variables import template_variables
 from outrider.workers.models.token_bytes import TokenizerBytes
 
@@ -80,7 +88,11 @@ class Tokenizer:
     @cached_property
     def reasoning_tags(self) -> ReasoningTags | None:
         """Where the chat template tells a model's thoughts from its answer, and texts show it."""
-        if not self.chats or CLOSING_TAG not in self._template():
+        if not self.chats:
+            return None
+        if THOUGHTS in self._template():
+            return ReasoningTags(CHANNEL, MESSAGE, tuple(self.encode_rendered(CHANNEL)), self.special_among(CHANNEL_MARKS))
+        if CLOSING_TAG not in self._template():
             return None
         # Special tokens are left out of texts.
         if {OPENING_TAG, CLOSING_TAG} & {str(token) for token in self._tokenizer.all_special_tokens}:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.workers.quantising.grids import Form, Grid, Rounded, fit, joined, nearest_column
+from outrider.workers.quantising.products import rounded_factors
 from outrider.workers.quantising.rows import by_rows
 
 BLOCK = 128
@@ -19,6 +20,8 @@ DAMPING = 0.01
 MOST_DAMPING = 1.0
 SWEEPS = 2
 SMALLEST = 1e-12
+# Triangular matrices of this size are inverted as they are, larger ones by halves.
+SOLVED_AT_ONCE = 256
 
 
 class Feedback:
@@ -37,7 +40,9 @@ class Feedback:
             grid = fit(part, form, self._importance)
             return _refined(part, _fed_back(part, grid, form, self._inverse, self._order), self._damped)
 
-        return joined(by_rows(len(matrix), round_rows))
+        # The setting is the process's own, so it is made outside of the threads.
+        with rounded_factors():
+            return joined(by_rows(len(matrix), round_rows))
 
 
 def error_feedback(matrix: Tensor, hessian: Tensor, form: Form) -> Rounded:
@@ -127,11 +132,24 @@ def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     while True:
         damped = hessian.clone()
         damped.diagonal().add_(damping)
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        # H = R R^T with R upper, which is what the Cholesky factor of H in reversed order is when reversed: then
+        # H^-1 = (R^-1)^T R^-1, and no inverse has to be factorised.
+        lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
         if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not failed:
-                return upper
+            return _inverse_of_lower(lower).flip(0, 1)
         if damping >= MOST_DAMPING:
             raise ArithmeticError("the calibration text gives a layer no directions that rounding could go by")
         damping *= 10
+
+
+def _inverse_of_lower(lower: Tensor) -> Tensor:
+    """By halves, whose products are nearly all of the work."""
+    size = len(lower)
+    if size <= SOLVED_AT_ONCE:
+        return torch.linalg.solve_triangular(lower, torch.eye(size), upper=False)
+    half = size // 2
+    inverse = torch.zeros_like(lower)
+    inverse[:half, :half] = first = _inverse_of_lower(lower[:half, :half])
+    inverse[half:, half:] = second = _inverse_of_lower(lower[half:, half:])
+    torch.mm(second @ lower[half:, :half], first, out=inverse[half:, :half]).neg_()
+    return inverse

@@ -1,4 +1,4 @@
-"""Products over calibration text, whose factors may be rounded to bf16 first.
+"""Products over calibration text, and those of what rounding has lost so far, whose factors may be rounded to bf16 first.
 
 With AMX that is two to three times as fast, and the text is a sample anyway: another one would change its sums by far more
 than rounding each number by a 500th does. Sums are float32, and machines without AMX round nothing. What decides between

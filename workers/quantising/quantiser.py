@@ -35,7 +35,7 @@ from outrider.workers.quantising.methods import (
 )
 
 # Raised with whatever changes the bytes that come of a plan: a run that was killed goes on with its own version only.
-VERSION = 2
+VERSION = 3
 USUAL_GROUP, LEAST_GROUP = 32, 8
 # One window in so many is not calibrated on; the ways to round a layer are compared by it.
 HELD_OUT_EVERY = 8

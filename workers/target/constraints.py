@@ -42,7 +42,7 @@ SHARE_OF_PASS = 1.0
 # Kinds of places of which it is known what a mask takes: most jobs have a few.
 MOST_KINDS = 1024
 # How many of the choices at open places fail, until some have been seen; and how fast failures are forgotten meanwhile.
-USUALLY_MISSED, MISSED_WEIGHT, FORGETTING = 0.1, 0.02, 0.995
+USUALLY_MISSED, MISSED_WEIGHT, FORGETTING = 0.03, 0.02, 0.995
 
 
 def fitting(live: LiveRow, proposal: Proposal, room: int) -> Proposal:
@@ -82,7 +82,8 @@ class MaskMaker:
     """Makes the masks of a pass, many of them in threads: one, or a few where the process has many cores."""
 
     def __init__(self, vocabulary: int) -> None:
-        self._words = -(-vocabulary // 32)
+        # The masks of a pass: memory that is new to a process takes longer than what is written there.
+        self._memory = np.empty((0, -(-vocabulary // 32)), np.uint32)
         self._threads: ThreadPoolExecutor | None = None
         self._shares = 1
         self._making: list[Future[float]] = []
@@ -101,7 +102,7 @@ class MaskMaker:
         self._begun, self._rows = time.perf_counter(), len(rows)
         if not wanted:
             return list(feeds)
-        masks = PassMasks(sum(feed.choose for _, feed in wanted), self._words)
+        masks = PassMasks(self._room(sum(feed.choose for _, feed in wanted)))
         first, begun, jobs, count = 0, {}, list[_Job](), 0
         for live, feed in wanted:
             count += 0 if self._is_open(live, live.kind) else feed.choose
@@ -136,6 +137,11 @@ class MaskMaker:
         """What came of a choice at an open place."""
         self._missed += (missed - self._missed) * MISSED_WEIGHT
 
+    def _room(self, masks: int) -> NDArray[np.uint32]:
+        if len(self._memory) < masks:
+            self._memory = np.empty((masks, self._memory.shape[1]), np.uint32)
+        return self._memory[:masks]
+
     def _is_open(self, live: LiveRow, kind: Kind | None = None) -> bool:
         """Whether the row's next place is, by what the mask before it took, since places of one kind stand together.
 
@@ -162,10 +168,13 @@ class MaskMaker:
                 start = len(matching)
                 live.open_choices, live.mask_costs = [], []
                 self._fill_one(live, matching, masks.words[first], live.kind)
-                for index, candidate in enumerate(candidates, start=first + 1):
+                reached = first + 1
+                for candidate in candidates:
                     if not matching.take(candidate):
                         break
-                    self._fill_one(live, matching, masks.words[index])
+                    self._fill_one(live, matching, masks.words[reached])
+                    reached += 1
+                masks.words[reached : first + 1 + len(candidates)] = 0
                 matching.back(start)
         finally:
             left.done()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,13 @@ LLAMA = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+GPT_OSS = {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"}
 BIGCODE = {
     "attn.c_attn": "attn_qkv",
     "attn.c_proj": "attn_output",
@@ -50,6 +57,11 @@ WHOLE = {
     "transformer.ln_f": "output_norm",
 }
 BLOCK = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.+)")
+SINKS = re.compile(r"model\.layers\.(\d+)\.self_attn\.sinks")
+EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+# A layer's experts lie together, and the gate of a shared expert is a vector.
+TOGETHER = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.(?:weight|bias)")
+SHARED_GATE = "ffn_gate_inp_shexp.weight"
 # Rows that were put in another order for llama.cpp's way of rotating: each head's two halves lie interleaved.
 ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
 
@@ -97,9 +109,12 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self._file = read_gguf(path)
-        self._raw = RawTensors(self._file.tensors)
+        self._entries = self._file.tensors | _seen_otherwise(self._file.tensors)
+        self._raw = RawTensors(self._entries)
         self._config = config_of(self._file)
-        self._rotated = self._file.metadata["general.architecture"] == "llama"
+        architecture = self._file.metadata["general.architecture"]
+        self._rotated = architecture == "llama"
+        self._modules = LLAMA | BIGCODE | (GPT_OSS if architecture == "gpt-oss" else {})
         self.quantisation: Quantisation | None = gguf_quantisation(self._file)
 
     @property
@@ -108,7 +123,7 @@ class GgufCheckpoint:
         return self._file.tensors.keys() - {ROPE_FACTORS}
 
     def has(self, name: str) -> bool:
-        return _stored_name(name) in self._file.tensors
+        return self._stored_name(name) in self._entries
 
     def type_of(self, tensor: Tensor) -> str:
         return self._find(tensor)[1].type
@@ -117,13 +132,13 @@ class GgufCheckpoint:
         raise ModelError(f"{quoted(name)} is not read from GGUF files")
 
     def parts(self, tensor: Tensor) -> Collection[str]:
-        return [self._find(tensor)[0]]
+        return [self._find(tensor)[0].partition(" ")[0]]
 
     def _find(self, tensor: Tensor) -> tuple[str, Entry]:
-        name = _stored_name(tensor.name)
-        if name not in self._file.tensors:
+        name = self._stored_name(tensor.name)
+        if name not in self._entries:
             raise ModelError(f"{self._file.path} lacks the tensor {quoted(name)}")
-        return name, self._file.tensors[name]
+        return name, self._entries[name]
 
     def check(self, tensor: Tensor) -> None:
         name, entry = self._find(tensor)
@@ -133,8 +148,8 @@ class GgufCheckpoint:
             )
 
     def matrix(self, tensor: Tensor) -> GgufMatrix | None:
-        name = _stored_name(tensor.name)
-        entry = self._file.tensors.get(name)
+        name = self._stored_name(tensor.name)
+        entry = self._entries.get(name)
         if entry is None or len(tensor.shape) != 2:
             return None
         self.check(tensor)
@@ -175,12 +190,33 @@ class GgufCheckpoint:
     def close(self) -> None:
         self._raw.close()
 
+    def _stored_name(self, name: str) -> str:
+        """GGUF's name of a tensor."""
+        if expert := EXPERT.fullmatch(name):
+            return _of_expert(f"blk.{expert[1]}.ffn_{expert[3]}_exps.{expert[4]}", int(expert[2]))
+        if sinks := SINKS.fullmatch(name):
+            return f"blk.{sinks[1]}.attn_sinks.weight"
+        module, _, part = name.rpartition(".")
+        if module in WHOLE:
+            return f"{WHOLE[module]}.{part}"
+        found = BLOCK.fullmatch(module)
+        known = None if found is None else self._modules.get(found[2])
+        return name if found is None or known is None else f"blk.{found[1]}.{known}.{part}"
 
-def _stored_name(name: str) -> str:
-    """GGUF's name of a tensor."""
-    module, _, part = name.rpartition(".")
-    if module in WHOLE:
-        return f"{WHOLE[module]}.{part}"
-    found = BLOCK.fullmatch(module)
-    known = None if found is None else (LLAMA | BIGCODE).get(found[2])
-    return name if found is None or known is None else f"blk.{found[1]}.{known}.{part}"
+
+def _seen_otherwise(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Each expert as a tensor of its own, "… of expert 3", and the gate of a shared expert as a matrix of one row."""
+    found = {}
+    for name, entry in tensors.items():
+        if TOGETHER.fullmatch(name) and len(entry.shape) > 1:
+            kind, shape = BY_NAME[entry.type], entry.shape[1:]
+            size = prod(shape) // kind.values * kind.bytes
+            for expert in range(entry.shape[0]):
+                found[_of_expert(name, expert)] = replace(entry, shape=shape, offset=entry.offset + expert * size)
+        if name.endswith(SHARED_GATE) and len(entry.shape) == 1:
+            found[name] = replace(entry, shape=(1, *entry.shape))
+    return found
+
+
+def _of_expert(name: str, expert: int) -> str:
+    return f"{name} of expert {expert}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from outrider.workers.errors import ModelError
@@ -18,6 +19,12 @@ attention.sliding_window rope.dimension_count rope.freq_base rope.scaling.type r
 rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_factor
 """
 KNOWN = frozenset(KNOWN_NAMES.split())
+KNOWN_OF_MIXTURES = KNOWN | {
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+}
 # These would change what is computed; without a value, or with the usual one, they do not.
 USUAL: dict[str, Any] = {
     "expert_count": 0,
@@ -57,11 +64,11 @@ class Metadata:
     def has(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self.values
 
-    def check_known(self) -> None:
+    def check_known(self, known: Collection[str]) -> None:
         prefix = f"{self.architecture}."
         for name, value in self.values.items():
             key = name.removeprefix(prefix)
-            if name.startswith(prefix) and key not in KNOWN and USUAL.get(key, ...) != value:
+            if name.startswith(prefix) and key not in known and USUAL.get(key, ...) != value:
                 self.refuse(f"has {quoted(name)}: {quoted(value)}, which the native engine does not know")
 
 
@@ -69,13 +76,16 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     metadata = Metadata(file)
     if file.metadata.get(SPLIT, 1) not in (0, 1):
         metadata.refuse(f"is one of {file.metadata[SPLIT]} parts: join them first (llama-gguf-split --merge)")
-    families = {"llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "starcoder": _starcoder}
+    families = DENSE | MIXTURES
     if metadata.architecture not in families:
-        known = ", ".join(families)
+        known = ", ".join(sorted(families))
         metadata.refuse(f"is of the architecture {quoted(metadata.architecture)}; of GGUF files, {known} are run")
-    metadata.check_known()
-    config = families[metadata.architecture](metadata)
-    return config | _shared(metadata)
+    family = families[metadata.architecture]
+    if family is _llama and metadata.get("expert_count", int, 0):
+        family = _mixtral
+    mixture = family is _mixtral or metadata.architecture in MIXTURES
+    metadata.check_known(KNOWN_OF_MIXTURES if mixture else KNOWN)
+    return family(metadata) | _shared(metadata)
 
 
 def _shared(metadata: Metadata) -> dict[str, Any]:
@@ -95,7 +105,8 @@ def _shared(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _llama_style(metadata: Metadata) -> dict[str, Any]:
+def _llama_style(metadata: Metadata, ffn: int | None = None) -> dict[str, Any]:
+    """``ffn`` is what stands for a width that the file does not give."""
     heads, width = metadata.get("attention.head_count", int), metadata.get("embedding_length", int)
     if not 0 < heads <= width:
         metadata.refuse(f"has {heads} heads for a width of {width}")
@@ -107,7 +118,7 @@ def _llama_style(metadata: Metadata) -> dict[str, Any]:
     return {
         "num_hidden_layers": metadata.get("block_count", int),
         "hidden_size": width,
-        "intermediate_size": metadata.get("feed_forward_length", int),
+        "intermediate_size": metadata.get("feed_forward_length", int, ffn),
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.get("attention.head_count_kv", int, heads),
         "head_dim": head_size,
@@ -171,6 +182,70 @@ def _starcoder(metadata: Metadata) -> dict[str, Any]:
         "layer_norm_epsilon": metadata.get("attention.layer_norm_epsilon", float),
         "activation_function": "gelu_pytorch_tanh",
     }
+
+
+def _mixture(metadata: Metadata) -> dict[str, Any]:
+    """Llama's, and the experts. All layers have them: llama.cpp knows no other files of these architectures."""
+    count, used = metadata.get("expert_count", int), metadata.get("expert_used_count", int)
+    if not 0 < used <= count:
+        metadata.refuse(f"has {count} experts, of which a token is to use {used}")
+    wide = metadata.get("feed_forward_length", int, 0)
+    ffn = metadata.get("expert_feed_forward_length", int, wide // used)
+    return _llama_style(metadata, ffn) | {
+        "num_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": ffn,
+        "hidden_act": "silu",
+    }
+
+
+def _mixtral(metadata: Metadata) -> dict[str, Any]:
+    config = _mixture(metadata)
+    count, _ = config.pop("num_experts"), config.pop("moe_intermediate_size")
+    window = metadata.get("attention.sliding_window", int, 0) or None
+    return config | {"model_type": "mixtral", "num_local_experts": count, "sliding_window": window}
+
+
+def _qwen2_moe(metadata: Metadata) -> dict[str, Any]:
+    shared = metadata.get("expert_shared_feed_forward_length", int)
+    return _mixture(metadata) | {
+        "model_type": "qwen2_moe",
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": shared,
+    }
+
+
+def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
+    biased = "blk.0.attn_q.bias" in metadata.file.tensors
+    return _mixture(metadata) | {"model_type": "qwen3_moe", "norm_topk_prob": True, "attention_bias": biased}
+
+
+def _olmoe(metadata: Metadata) -> dict[str, Any]:
+    config = _mixture(metadata) | {"model_type": "olmoe", "norm_topk_prob": False}
+    return config | {"intermediate_size": config.pop("moe_intermediate_size")}
+
+
+def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
+    config = _mixture(metadata)
+    count, ffn = config.pop("num_experts"), config.pop("moe_intermediate_size")
+    return config | {
+        "model_type": "gpt_oss",
+        "num_local_experts": count,
+        "intermediate_size": ffn,
+        "sliding_window": metadata.get("attention.sliding_window", int),
+        # As the model was trained, and its config.json says; GGUF has no key for it.
+        "rope_parameters": config["rope_parameters"] | {"truncate": False},
+    }
+
+
+Family = Callable[[Metadata], dict[str, Any]]
+DENSE: dict[str, Family] = {"llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "starcoder": _starcoder}
+MIXTURES: dict[str, Family] = {
+    "qwen2moe": _qwen2_moe,
+    "qwen3moe": _qwen3_moe,
+    "olmoe": _olmoe,
+    "gpt-oss": _gpt_oss,
+}
 
 
 def _rope_factors(file: GgufFile) -> list[float]:

@@ -22,17 +22,23 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT_4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # By the name of a way to cut text into words: a pattern, or None for GPT-2's own.
 CUTS: dict[str, str | None] = {
     "gpt-2": None,
     "llama-bpe": _WORDS + r"\p{N}{1,3}" + _REST,
     "qwen2": _WORDS + r"\p{N}" + _REST,
     "tekken": _TEKKEN,
+    "gpt-4o": _GPT_4O,
 }
 ALIKE = {"llama-v3": "llama-bpe", "llama3": "llama-bpe", "deepseek-r1-qwen": "qwen2", "gpt2": "gpt-2", "phi-2": "gpt-2"}
 # Digits by themselves, then GPT-2's cut.
 DIGITS = ("starcoder", "refact", "smollm", "command-r")
-WHOLE_WORDS_FIRST = ("llama-bpe", "tekken")
+WHOLE_WORDS_FIRST = ("llama-bpe", "tekken", "gpt-4o")
 
 
 def gguf_tokenizer(path: Path) -> Any:

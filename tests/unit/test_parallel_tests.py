@@ -1,0 +1,73 @@
+"""Processes of pytest that share the files of tests: each file has one of them, and a failure of any is one of all."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from imports import imported, reached
+from shared_files import files_of_nobody
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
+import parallel_tests
+
+
+def test_each_file_is_taken_once(tmp_path: Path) -> None:
+    order = ["unit/a.py", "unit/b.py", "other/a.py", "unit/c.py"]
+    here, there = files_of_nobody(order, tmp_path), files_of_nobody(order[::-1], tmp_path)
+    assert [next(here), next(there), next(there)] == ["unit/a.py", "unit/c.py", "other/a.py"]
+    assert list(here) == ["unit/b.py"] and list(there) == []
+
+
+def test_what_reaches_torch_comes_first() -> None:
+    files = parallel_tests.ordered(["tests/unit", "tests/kernels/test_kernels_simd.py"])
+    assert len(files) == len(set(files)) > 100
+    places = {name: files.index(f"tests/unit/test_{name}.py") for name in ("heads", "mixtures", "journal", "schedule")}
+    assert max(places["heads"], places["mixtures"]) < min(places["journal"], places["schedule"])
+
+
+def test_what_a_file_imports(tmp_path: Path) -> None:
+    file = tmp_path / "file.py"
+    file.write_text(
+        "import os, json\nfrom outrider.kernels import (\n    library,  # a comment\n    reference as definition,\n)\n"
+        "def f():\n    import torch\n"
+    )
+    names = {"os", "json", "outrider.kernels", "outrider.kernels.library", "outrider.kernels.reference"}
+    assert imported(file, at_once=True) == names
+    assert imported(file) == names | {"torch"}
+    assert "numpy" in reached(file, at_once=True) and "torch" not in reached(file, at_once=True)
+
+
+class Ended:
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def poll(self) -> int:
+        return self._code
+
+    wait = poll
+
+
+@pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((0, 1), 1), ((2, 0), 2), ((-9, 0), 1), ((0, 5), 0), ((5, 5), 5)])
+def test_one_that_fails_is_the_failure_of_all(
+    codes: tuple[int, int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = iter(codes)
+
+    def started(files: list[str], claims: Path, log: Path, cache: Path, more: Any) -> Ended:
+        assert more == ["-x"]
+        ended = next(left)
+        log.write_text("....\n=== short test summary info ===\nwhat it says\n=== 4 passed ===\n")
+        (cache / "v" / "cache").mkdir(parents=True)
+        (cache / "v" / "cache" / "lastfailed").write_text(json.dumps({f"a test that ended {ended}": True}))
+        return Ended(ended)
+
+    monkeypatch.setattr(parallel_tests, "started", started)
+    monkeypatch.setattr(sys, "argv", ["parallel_tests", "--processes", "2", "--cache", str(tmp_path), "tests", "--", "-x"])
+    assert parallel_tests.main() == code
+    printed = capsys.readouterr().out
+    assert printed.count("what it says") == 2 and printed.endswith(" s: 4 passed; 4 passed\n")
+    assert set(json.loads((tmp_path / "v/cache/lastfailed").read_text())) == {f"a test that ended {each}" for each in codes}

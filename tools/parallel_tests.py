@@ -1,0 +1,126 @@
+"""pytest in several processes, where each takes the next file of tests when it has done one.
+
+    python tools/parallel_tests.py [--processes N] [--cache DIR] [FILE | FOLDER ...] [-- arguments of pytest]
+
+pytest-xdist has every process collect every file, and so import all that any test needs. Here half of the processes begin
+with the files that reach torch, the others with the rest, so that most modules are imported by one half only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from imports import reached  # noqa: E402
+from shared_files import SHARED  # noqa: E402
+
+# What takes seconds to import.
+HEAVY = ("torch", "transformers")
+MOST_PROCESSES = 8
+NO_TESTS, INTERRUPTED = 5, 130
+
+
+def ordered(places: Sequence[str]) -> list[str]:
+    """What reaches much comes first. Processes begin at both ends, and meet at small files, to end together."""
+    paths = [ROOT / place for place in places]
+    files = {file for path in paths for file in ([path] if path.suffix == ".py" else path.rglob("test_*.py"))}
+
+    def order(file: Path) -> tuple[bool, int, Path]:
+        light = not any(name.split(".")[0] in HEAVY for name in reached(file, at_once=True))
+        # What compiles takes a minute, so it is begun first.
+        size = file.stat().st_size << (10 if "pytest.mark.build" in file.read_text(encoding="utf-8") else 0)
+        return light, size if light else -size, file
+
+    return [str(file.relative_to(ROOT)) for file in sorted(files, key=order)]
+
+
+def summary(log: Path, code: int) -> str:
+    """All that was said where a test has failed, else what stands under a heading: what was skipped, what took long."""
+    text = log.read_text(errors="replace")
+    if code not in (0, NO_TESTS):
+        return text
+    headed = re.search(r"^=+ ", text, re.M)
+    return text[headed.start() :] if headed else ""
+
+
+def last_line(log: Path) -> str:
+    return log.read_text(errors="replace").rstrip().rpartition("\n")[2].strip("= ")
+
+
+def started(files: list[str], claims: Path, log: Path, cache: Path, more: Sequence[str]) -> subprocess.Popen[bytes]:
+    # Percentages would be those of a file. Side by side, a core each: torch's threads would wait for one another.
+    options = ["-q", "-o", "console_output_style=classic", "-o", f"cache_dir={cache}", *more]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, SHARED: json.dumps([files, str(claims)])}
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT
+        )
+
+
+def wait(processes: Sequence[subprocess.Popen[bytes]], claims: Path, files: int) -> None:
+    while any(process.poll() is None for process in processes):
+        if sys.stdout.isatty():
+            print(f"\r{len(list(claims.iterdir()))} of {files} files", end="\r", flush=True)
+        time.sleep(0.1)
+
+
+def keep_what_failed(caches: Sequence[Path], cache: Path) -> None:
+    """For pytest --last-failed."""
+    failed: dict[str, bool] = {}
+    for each in caches:
+        file = each / "v" / "cache" / "lastfailed"
+        failed |= json.loads(file.read_text()) if file.exists() else {}
+    (cache / "v" / "cache").mkdir(parents=True, exist_ok=True)
+    (cache / "v" / "cache" / "lastfailed").write_text(json.dumps(failed))
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=min(len(os.sched_getaffinity(0)), MOST_PROCESSES))
+    parser.add_argument("--cache", type=Path, default=ROOT / ".pytest_cache")
+    parser.add_argument("places", nargs="*", default=["tests"])
+    arguments = parser.parse_args(words[:end])
+    if missing := [place for place in arguments.places if not (ROOT / place).exists()]:
+        parser.error(f"{', '.join(missing)}: no such file or folder")
+    began = time.monotonic()
+    files = ordered(arguments.places)
+    with tempfile.TemporaryDirectory() as folder:
+        claims = Path(folder) / "claims"
+        claims.mkdir()
+        logs = [Path(folder) / f"{number}.log" for number in range(min(arguments.processes, len(files)))]
+        caches = [log.with_suffix("") for log in logs]
+        processes = [
+            started(files[:: -1 if number % 2 else 1], claims, log, cache, words[end + 1 :])
+            for number, (log, cache) in enumerate(zip(logs, caches, strict=True))
+        ]
+        interrupted = False
+        try:
+            wait(processes, claims, len(files))
+        except KeyboardInterrupt:
+            interrupted = True  # and so are they
+        codes = [process.wait() for process in processes]
+        for log, code in zip(logs, codes, strict=True):
+            print(summary(log, code), end="", flush=True)
+        keep_what_failed(caches, arguments.cache)
+        print(f"{len(files)} files in {time.monotonic() - began:.0f} s:", "; ".join(map(last_line, logs)), flush=True)
+    if interrupted:
+        return INTERRUPTED
+    # What a signal has ended has failed as well.
+    return max((1 if code < 0 else code for code in codes if code != NO_TESTS), default=NO_TESTS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
