@@ -227,8 +227,9 @@ def test_channels_from_the_input_to_the_streamed_text(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(json.dumps({"messages": CAT}) + "\n")
     spec = JobSpec(input=tmp_path / "in.jsonl", max_tokens=3)
     journal = Journal(tmp_path / "job.db")
-    with TokenizerProcess() as process:
-        admit(spec, Source(spec.input), model_info, process, journal, lambda digest: {"identity": {"input": digest}})
+    admit(
+        spec, Source(spec.input), model_info, tokenizer_process(), journal, lambda digest: {"identity": {"input": digest}}
+    )
     [row] = journal.load([0])
     assert row.request["reasoning"] == [CHANNEL, MESSAGE, False]
     channel, message, end, start = map(fast.get_vocab().__getitem__, CHANNEL_MARKS)
