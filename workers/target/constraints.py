@@ -90,8 +90,8 @@ class MaskMaker:
         # How many are in the making, and what one has usually taken.
         self._count = 0
         self._usual = 0.0
-        # What a pass takes of each of its rows, and how many of the choices at open places fail.
-        self._begun, self._rows = 0.0, 0
+        # What a pass takes of each of its rows, prompts apart, and how many of the choices at open places fail.
+        self._begun, self._rows, self._share_of_choices = 0.0, 0, 1.0
         self._row_seconds = 0.0
         self._missed = USUALLY_MISSED
         self._kinds: dict[Kind, float] = {}
@@ -100,6 +100,7 @@ class MaskMaker:
         """The feeds with their masks, which are in the making from now on. ``finish`` comes before the rows go on."""
         wanted = [(live, feed) for live, feed in zip(rows, feeds, strict=True) if live.matching is not None and feed.choose]
         self._begun, self._rows = time.perf_counter(), len(rows)
+        self._share_of_choices = sum(feed.choose for feed in feeds) / max(1, sum(len(feed.tokens) for feed in feeds))
         if not wanted:
             return list(feeds)
         masks = PassMasks(self._room(sum(feed.choose for _, feed in wanted)))
@@ -125,7 +126,7 @@ class MaskMaker:
 
     def finish(self) -> None:
         making, self._making = self._making, []
-        seconds = time.perf_counter() - self._begun
+        seconds = (time.perf_counter() - self._begun) * self._share_of_choices
         if making:
             wait(making)
             self._observe(sum(each.result() for each in making))
