@@ -118,6 +118,7 @@ def sitter() -> type:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_live_replicas_each_hold_a_core_of_their_own_until_they_are_killed(ray_here: Any) -> None:
     machine = read_topology()
     if len(machine.usable_cores) < 2 or holders():
@@ -147,6 +148,7 @@ def test_live_replicas_each_hold_a_core_of_their_own_until_they_are_killed(ray_h
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_a_second_actor_on_a_held_core_says_who_holds_it(ray_here: Any) -> None:
     core = read_topology().usable_cores[-1]
     launch = probe(Pin((core.allowed[0],), (core.node,), 1))
