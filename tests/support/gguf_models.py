@@ -130,7 +130,9 @@ def write_gguf(source: Path, out: Path, choose: Choose, architecture: str = "lla
     if count := config.get("num_experts", config.get("num_local_experts", 0)):
         writer.add_expert_count(count)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
+        # As llama.cpp's converters do: of Mixtral and OLMoE it is the layer's.
+        if architecture == "gpt-oss" or "moe_intermediate_size" in config:
+            writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
     if shared := config.get("shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(shared)
     for key, value in more.items():

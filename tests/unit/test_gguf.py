@@ -161,6 +161,8 @@ MIXTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "gpt-oss__rope__scaling__type": "yarn",
             "gpt-oss__rope__scaling__factor": 32.0,
             "gpt-oss__rope__scaling__original_context_length": 4096,
+            "gpt-oss__rope__scaling__yarn_beta_fast": 32.0,
+            "gpt-oss__rope__scaling__yarn_beta_slow": 1.0,
         },
     ),
 }

@@ -90,8 +90,8 @@ class MaskMaker:
         # How many are in the making, and what one has usually taken.
         self._count = 0
         self._usual = 0.0
-        # What a pass takes of each of its rows, prompts apart, and how many of the choices at open places fail.
-        self._begun, self._rows, self._share_of_choices = 0.0, 0, 1.0
+        # What a pass takes of each row that chooses, prompts apart, and how many of the choices at open places fail.
+        self._begun, self._choosing, self._share_of_choices = 0.0, 0, 1.0
         self._row_seconds = 0.0
         self._missed = USUALLY_MISSED
         self._kinds: dict[Kind, float] = {}
@@ -99,7 +99,7 @@ class MaskMaker:
     def begin(self, rows: Sequence[LiveRow], feeds: Sequence[Feed]) -> list[Feed]:
         """The feeds with their masks, which are in the making from now on. ``finish`` comes before the rows go on."""
         wanted = [(live, feed) for live, feed in zip(rows, feeds, strict=True) if live.matching is not None and feed.choose]
-        self._begun, self._rows = time.perf_counter(), len(rows)
+        self._begun, self._choosing = time.perf_counter(), sum(feed.choose > 0 for feed in feeds)
         self._share_of_choices = sum(feed.choose for feed in feeds) / max(1, sum(len(feed.tokens) for feed in feeds))
         if not wanted:
             return list(feeds)
@@ -131,8 +131,8 @@ class MaskMaker:
             wait(making)
             self._observe(sum(each.result() for each in making))
         # The threads look at it.
-        if self._rows:
-            self._row_seconds += (seconds / self._rows - self._row_seconds) * (WEIGHT if self._row_seconds else 1.0)
+        if self._choosing:
+            self._row_seconds += (seconds / self._choosing - self._row_seconds) * (WEIGHT if self._row_seconds else 1.0)
 
     def seen(self, missed: bool) -> None:
         """What came of a choice at an open place."""

@@ -16,7 +16,8 @@ KNOWN_NAMES = """
 block_count context_length embedding_length feed_forward_length vocab_size attention.head_count attention.head_count_kv
 attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.layer_norm_epsilon
 attention.sliding_window rope.dimension_count rope.freq_base rope.scaling.type rope.scaling.factor
-rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_factor
+rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_factor rope.scaling.yarn_beta_fast
+rope.scaling.yarn_beta_slow
 """
 KNOWN = frozenset(KNOWN_NAMES.split())
 KNOWN_OF_MIXTURES = KNOWN | {
@@ -142,7 +143,14 @@ def _rope(metadata: Metadata) -> dict[str, Any]:
         return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
     if kind == "yarn" and metadata.get("rope.scaling.attn_factor", float, 1.0) == 1.0:
         original = metadata.get("rope.scaling.original_context_length", int)
-        return {"rope_type": "yarn", "rope_theta": theta, "factor": factor, "original_max_position_embeddings": original}
+        return {
+            "rope_type": "yarn",
+            "rope_theta": theta,
+            "factor": factor,
+            "original_max_position_embeddings": original,
+            "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", float, 32.0),
+            "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", float, 1.0),
+        }
     return metadata.refuse(f"has the rope scaling {quoted(kind)}, which the native engine does not know")
 
 
@@ -201,13 +209,14 @@ def _mixture(metadata: Metadata) -> dict[str, Any]:
 
 def _mixtral(metadata: Metadata) -> dict[str, Any]:
     config = _mixture(metadata)
-    count, _ = config.pop("num_experts"), config.pop("moe_intermediate_size")
+    del config["moe_intermediate_size"]
+    count = config.pop("num_experts")
     window = metadata.get("attention.sliding_window", int, 0) or None
     return config | {"model_type": "mixtral", "num_local_experts": count, "sliding_window": window}
 
 
 def _qwen2_moe(metadata: Metadata) -> dict[str, Any]:
-    shared = metadata.get("expert_shared_feed_forward_length", int)
+    shared = metadata.get("expert_shared_feed_forward_length", int, metadata.get("feed_forward_length", int, 0))
     return _mixture(metadata) | {
         "model_type": "qwen2_moe",
         "norm_topk_prob": False,
@@ -222,7 +231,9 @@ def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
 
 def _olmoe(metadata: Metadata) -> dict[str, Any]:
     config = _mixture(metadata) | {"model_type": "olmoe", "norm_topk_prob": False}
-    return config | {"intermediate_size": config.pop("moe_intermediate_size")}
+    # Its files have the width of an expert as that of the layer.
+    del config["moe_intermediate_size"]
+    return config
 
 
 def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
