@@ -281,8 +281,10 @@ struct Kernels {
   // The index of the largest logit (the first of equals), the runner-up's value, and whether all logits are numbers. With a mask (or
   // null) the largest of those whose bits are set; best is -inf where there is none.
   int32_t (*argmax)(const float *logits, int count, const uint32_t *mask, float *best, float *second, int *finite);
-  // The noise of tokens first .. first + count (first a multiple of 4) at one position.
-  void (*gumbel)(uint64_t seed, uint32_t sample, uint32_t position, int first, int count, double *noise);
+  // The noise of tokens first .. first + count (first a multiple of 4) at one position: of those whose words, of which the noise is made
+  // and falls as they rise, are `most` or less. How many these are, and their places behind `first`.
+  int (*gumbel_up_to)(uint64_t seed, uint32_t sample, uint32_t position, int first, int count, uint32_t most,
+                      int32_t *places, double *noise);
   // exp(score - highest) for every score.
   void (*exponentials)(const double *scores, double highest, double *out, int count);
   // The natural logarithm of a positive, normal number.

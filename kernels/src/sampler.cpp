@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "message.h"
@@ -42,43 +43,6 @@ void penalise(double *scores, const Sampling &sampling, const int32_t *history, 
   }
 }
 
-// Token ids by falling score, equal scores by rising id: the first `wanted` of them are put in order.
-void rank(const double *scores, std::vector<int32_t> *order, size_t wanted) {
-  std::partial_sort(order->begin(), order->begin() + static_cast<std::ptrdiff_t>(wanted), order->end(),
-                    [scores](int32_t a, int32_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
-}
-
-void all_tokens(const double *scores, int vocabulary, std::vector<int32_t> *order) {
-  order->clear();
-  for (int32_t token = 0; token < vocabulary; ++token)
-    if (scores[token] > kNone) order->push_back(token);
-}
-
-void keep_top_k(double *scores, int vocabulary, int top_k, SamplerScratch *scratch) {
-  std::vector<int32_t> &order = scratch->order;
-  all_tokens(scores, vocabulary, &order);
-  if (order.size() <= static_cast<size_t>(top_k)) return;
-  std::nth_element(order.begin(), order.begin() + top_k, order.end(),
-                   [scores](int32_t a, int32_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
-  for (size_t i = static_cast<size_t>(top_k); i < order.size(); ++i) scores[order[i]] = kNone;
-}
-
-void keep_top_p(double *scores, const double *weights, int vocabulary, double top_p, SamplerScratch *scratch) {
-  std::vector<int32_t> &order = scratch->order;
-  all_tokens(scores, vocabulary, &order);
-  const double threshold = top_p * lane_sum(weights, vocabulary);
-  // Most of the time a few dozen tokens hold the threshold; the order is widened until it does.
-  double before = 0.0;
-  size_t kept = 0;
-  for (size_t sorted = 0; kept == sorted && sorted < order.size();) {
-    sorted = std::min(order.size(), std::max<size_t>(64, sorted * 8));
-    rank(scores, &order, sorted);
-    before = 0.0;
-    for (kept = 0; kept < sorted && !(before >= threshold); ++kept) before += weights[order[kept]];
-  }
-  for (size_t i = kept; i < order.size(); ++i) scores[order[i]] = kNone;
-}
-
 // Calls take(token) for the tokens whose bits are set, in their order.
 template <typename Take> void each_allowed(const uint32_t *mask, int vocabulary, Take take) {
   for (int first = 0; first < vocabulary; first += 32) {
@@ -96,57 +60,242 @@ bool allows_all(const uint32_t *mask, int vocabulary) {
   return !rest || (mask[whole] & last) == last;
 }
 
-void process(const Kernels &kernels, double *scores, int vocabulary, const Sampling &sampling, const int32_t *history,
-             int length, int prompt, SamplerScratch *scratch) {
+// What is done to scores one by one.
+void process(double *scores, int vocabulary, const Sampling &sampling, const int32_t *history, int length, int prompt,
+             SamplerScratch *scratch) {
   if (sampling.penalised()) penalise(scores, sampling, history, length, prompt, vocabulary, &scratch->counts);
   for (const auto &[token, bias] : sampling.bias) scores[token] += bias;
   if (length - prompt < sampling.min_tokens)
     for (const int32_t token : sampling.end_tokens) scores[token] = kNone;
   if (sampling.greedy()) return;
   for (int i = 0; i < vocabulary; ++i) scores[i] /= sampling.temperature;
-  if (sampling.top_k > 0 && sampling.top_k < vocabulary) keep_top_k(scores, vocabulary, sampling.top_k, scratch);
-  if (!(sampling.top_p < 1.0) && !(sampling.min_p > 0.0)) return;
-  double highest = kNone;
-  for (int i = 0; i < vocabulary; ++i) highest = std::max(highest, scores[i]);
-  if (highest == kNone) return;
-  scratch->weights.resize(static_cast<size_t>(vocabulary));
-  double *weights = scratch->weights.data();
-  kernels.exponentials(scores, highest, weights, vocabulary);
-  if (sampling.top_p < 1.0) keep_top_p(scores, weights, vocabulary, sampling.top_p, scratch);
-  for (int i = 0; i < vocabulary; ++i)
-    if (weights[i] < sampling.min_p) scores[i] = kNone;
 }
 
-// The largest and the second largest of scores + noise. A token can only matter if its score lies no further below the best sum so
-// far than the noise can reach, so most of the noise is never drawn.
-Choice best_with_noise(const Kernels &kernels, const double *scores, int vocabulary, const Sampling &sampling,
-                       int position) {
-  double noise[kNoiseBlock];
-  Choice choice{0, -1, 0.0, true};
-  double best = kNone, second = kNone;
-  // -log(-log(1 - 2^-33)) is 22.9; the least noise is about -3.2.
-  constexpr double kReach = 23.0;
-  for (int first = 0; first < vocabulary; first += kNoiseBlock) {
-    const int count = std::min(kNoiseBlock, vocabulary - first);
-    double highest = kNone;
-    for (int i = 0; i < count; ++i) highest = std::max(highest, scores[first + i]);
-    if (!(highest + kReach > second)) continue;
-    kernels.gumbel(sampling.seed, sampling.sample, static_cast<uint32_t>(position), first, count, noise);
-    for (int i = 0; i < count; ++i) {
-      const double score = scores[first + i] + noise[i];
-      if (score > best) {
-        second = best;
-        choice.runner_up = best > kNone ? choice.token : -1;
-        best = score;
-        choice.token = first + i;
-      } else if (score > second) {
-        second = score;
-        choice.runner_up = first + i;
+// The few best tokens so far; of equal scores the lesser token is the better one.
+class Leaders {
+ public:
+  explicit Leaders(int count) : count_(count) {}
+  int32_t token(int place) const { return places_[place].token; }
+  double score(int place) const { return places_[place].score; }
+  // What is worse changes nothing.
+  double least() const { return places_[count_ - 1].score; }
+  void offer(double score, int32_t token) {
+    int place = count_;
+    for (; place > 0 && better(score, token, places_[place - 1]); --place)
+      if (place < count_) places_[place] = places_[place - 1];
+    if (place < count_) places_[place] = {score, token};
+  }
+
+ private:
+  struct Place {
+    double score = kNone;
+    int32_t token = -1;
+  };
+  static bool better(double score, int32_t token, const Place &than) {
+    return score > than.score || (score == than.score && score > kNone && token < than.token);
+  }
+
+  Place places_[kMostLeaders];
+  const int count_;
+};
+
+// Noise falls as the word that it comes from rises: the largest word whose noise is `least` or more, and some more.
+uint32_t most_word(double least) {
+  const double share = -expm1(-exp(-least)) * 0x1p32 * (1.0 + 1e-9) + 4.0;
+  return share < 0x1p32 ? static_cast<uint32_t>(share) : UINT32_MAX;
+}
+
+// Scores of tokens: logits that are divided at most, or what `process` has made of them.
+struct Scores {
+  const float *logits;
+  const double *processed;  // or null
+  const uint32_t *mask;     // null where it has been seen to
+  double temperature;       // 1 where there is nothing to divide by
+
+  bool rules_out(int token) const { return mask && !(mask[token / 32] >> token % 32 & 1u); }
+  double of(int token) const {
+    if (processed) return processed[token];
+    return rules_out(token) ? kNone : static_cast<double>(logits[token]) / temperature;
+  }
+  // Of tokens from a multiple of 32 on.
+  double highest(int first, int count) const {
+    if (processed) {
+      double most = kNone;
+      for (int i = first; i < first + count; ++i) most = processed[i] > most ? processed[i] : most;
+      return most;
+    }
+    float most = -std::numeric_limits<float>::infinity();
+    if (!mask) {
+      for (int i = first; i < first + count; ++i) most = logits[i] > most ? logits[i] : most;
+      return static_cast<double>(most) / temperature;
+    }
+    for (int start = first; start < first + count; start += 32) {
+      const int left = first + count - start;
+      uint32_t word = mask[start / 32];
+      if (left < 32) word &= (1u << left) - 1;
+      if (word == ~0u)
+        for (int i = start; i < start + 32; ++i) most = logits[i] > most ? logits[i] : most;
+      else
+        for (; word; word &= word - 1) most = std::max(most, logits[start + __builtin_ctz(word)]);
+    }
+    return static_cast<double>(most) / temperature;
+  }
+};
+
+// Tokens by falling score, equal scores by rising token.
+bool ranks_before(const Kept &a, const Kept &b) { return a.score != b.score ? a.score > b.score : a.token < b.token; }
+
+// Which of a vocabulary's tokens top-k, top-p and min-p keep. Most scores are looked at once, for the highest of their block: what is
+// kept lies in few blocks.
+class Shares {
+ public:
+  Shares(const Kernels &kernels, const Scores &scores, int vocabulary, SamplerScratch *scratch)
+      : kernels_(kernels), scores_(scores), vocabulary_(vocabulary), scratch_(*scratch) {
+    scratch_.highest.clear();
+    for (int first = 0; first < vocabulary; first += kBlock)
+      scratch_.highest.push_back(scores.highest(first, std::min(kBlock, vocabulary - first)));
+  }
+
+  // By rising token. None where nothing is allowed.
+  const std::vector<Kept> &keep(const Sampling &sampling) {
+    std::vector<Kept> &kept = scratch_.kept;
+    kept.clear();
+    const double highest = *std::max_element(scratch_.highest.begin(), scratch_.highest.end());
+    if (highest == kNone) return kept;
+    const bool some = sampling.top_k > 0 && sampling.top_k < vocabulary_;
+    if (some) keep_top_k(static_cast<size_t>(sampling.top_k));
+    if (sampling.top_p < 1.0) {
+      const double threshold = sampling.top_p * (some ? sum_of_kept(highest) : sum_of_all(highest));
+      if (some) cut_behind(threshold, highest);
+      // What is `kFirstReach` below the highest is hardly ever needed.
+      for (double reach = kFirstReach; !some; reach *= 2.0) {
+        gather(highest - reach);
+        if (cut_behind(threshold, highest) || reach > kLastReach) break;
+      }
+    } else if (!some) {
+      gather(highest + log(sampling.min_p) - 1e-6);
+    }
+    if (sampling.min_p > 0.0) {
+      weigh(highest);
+      size_t left = 0;
+      for (size_t i = 0; i < kept.size(); ++i)
+        if (!(scratch_.weights[i] < sampling.min_p)) kept[left++] = kept[i];
+      kept.resize(left);
+    }
+    return kept;
+  }
+
+ private:
+  static constexpr int kBlock = 64;
+  static constexpr double kFirstReach = 12.0, kLastReach = 1e6;
+
+  // Tokens whose score is this or more, and a score at all.
+  void gather(double least) {
+    std::vector<Kept> &kept = scratch_.kept;
+    kept.clear();
+    for (size_t b = 0; b < scratch_.highest.size(); ++b) {
+      if (!(scratch_.highest[b] >= least) || scratch_.highest[b] == kNone) continue;
+      const int first = static_cast<int>(b) * kBlock, count = std::min(kBlock, vocabulary_ - first);
+      for (int token = first; token < first + count; ++token) {
+        const double score = scores_.of(token);
+        if (score >= least && score > kNone) kept.push_back({token, score});
       }
     }
   }
-  choice.margin = best - second;
-  return best > kNone ? choice : Choice{-1, -1, 0.0, true};
+
+  void keep_top_k(size_t top_k) {
+    // So many blocks have a token as good as the worst of their best ones.
+    double least = kNone;
+    if (top_k <= scratch_.highest.size()) {
+      std::vector<double> &order = scratch_.scores_of_blocks;
+      order = scratch_.highest;
+      std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(top_k) - 1, order.end(),
+                       std::greater<double>());
+      least = order[top_k - 1];
+    }
+    gather(least);
+    std::vector<Kept> &kept = scratch_.kept;
+    if (kept.size() <= top_k) return;
+    std::nth_element(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(top_k), kept.end(), ranks_before);
+    kept.resize(top_k);
+    in_order();
+  }
+
+  // Leaves the best whose weights come to the threshold, the one that crosses it included; whether there are as many.
+  bool cut_behind(double threshold, double highest) {
+    std::vector<Kept> &kept = scratch_.kept;
+    std::sort(kept.begin(), kept.end(), ranks_before);
+    weigh(highest);
+    double before = 0.0;
+    size_t count = 0;
+    for (; count < kept.size() && !(before >= threshold); ++count) before += scratch_.weights[count];
+    kept.resize(count);
+    in_order();
+    return before >= threshold;
+  }
+
+  void in_order() {
+    std::sort(scratch_.kept.begin(), scratch_.kept.end(), [](const Kept &a, const Kept &b) { return a.token < b.token; });
+  }
+
+  // Of what is kept, in its order.
+  void weigh(double highest) {
+    std::vector<double> &values = scratch_.kept_scores;
+    values.clear();
+    for (const Kept &each : scratch_.kept) values.push_back(each.score);
+    scratch_.weights.resize(std::max(scratch_.weights.size(), values.size()));
+    kernels_.exponentials(values.data(), highest, scratch_.weights.data(), static_cast<int>(values.size()));
+  }
+
+  // As lane_sum adds up the weights of a whole vocabulary, most of which are 0.
+  double sum_of_kept(double highest) {
+    weigh(highest);
+    double lanes[16] = {};
+    for (size_t i = 0; i < scratch_.kept.size(); ++i) lanes[scratch_.kept[i].token % 16] += scratch_.weights[i];
+    return lane_sum(lanes, 16);
+  }
+
+  double sum_of_all(double highest) const {
+    double lanes[16] = {}, values[kNoiseBlock], weights[kNoiseBlock];
+    for (int first = 0; first < vocabulary_; first += kNoiseBlock) {
+      const int count = std::min(kNoiseBlock, vocabulary_ - first);
+      const double *scores = values;
+      if (scores_.processed) scores = scores_.processed + first;
+      else if (scores_.mask)
+        for (int i = 0; i < count; ++i) values[i] = scores_.of(first + i);
+      else
+        for (int i = 0; i < count; ++i) values[i] = static_cast<double>(scores_.logits[first + i]) / scores_.temperature;
+      kernels_.exponentials(scores, highest, weights, count);
+      for (int i = 0; i < count; ++i) lanes[i % 16] += weights[i];
+    }
+    return lane_sum(lanes, 16);
+  }
+
+  const Kernels &kernels_;
+  const Scores &scores_;
+  const int vocabulary_;
+  SamplerScratch &scratch_;
+};
+
+void lead_of_block(const Scores &scores, int first, int count, Leaders *leaders) {
+  if (!(scores.highest(first, count) >= leaders->least())) return;
+  for (int token = first; token < first + count; ++token) leaders->offer(scores.of(token), token);
+}
+
+// Likewise of scores with noise. A token can only matter if its noise reaches from the block's highest score to the least leader:
+// most noise is never computed, the words that it comes from say so.
+void lead_of_block(const Kernels &kernels, const Scores &scores, const Sampling &sampling, int position, int first,
+                   int count, Leaders *leaders) {
+  // -log(-log(1 - 2^-33)) is 22.9; the least noise is about -3.2.
+  constexpr double kReach = 23.0, kAlways = -3.3;
+  const double highest = scores.highest(first, count), wanted = leaders->least() - highest;
+  if (!(highest > kNone) || wanted > kReach) return;
+  int32_t places[kNoiseBlock];
+  double noise[kNoiseBlock];
+  const uint32_t most = wanted > kAlways ? most_word(wanted) : UINT32_MAX;
+  const int found = kernels.gumbel_up_to(sampling.seed, sampling.sample, static_cast<uint32_t>(position), first, count,
+                                         most, places, noise);
+  for (int i = 0; i < found; ++i) leaders->offer(scores.of(first + places[i]) + noise[i], first + places[i]);
 }
 
 bool allows(const uint32_t *mask, int32_t token) { return mask[token / 32] >> token % 32 & 1u; }
@@ -198,6 +347,54 @@ int32_t copy_sampling(const outrider_sampling &from, int vocabulary, Sampling *t
   return OUTRIDER_OK;
 }
 
+namespace {
+
+// The best tokens. With a likely one's block first, not much of the others' need be looked at.
+void lead(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling, const int32_t *history,
+          int length, int prompt, SamplerScratch *scratch, const uint32_t *mask, double *wanted_scores, int likely,
+          Leaders *leaders) {
+  const bool greedy = sampling.greedy();
+  Scores scores{logits, nullptr, mask, greedy ? 1.0 : sampling.temperature};
+  if (wanted_scores || !sampling.only_tempered(length - prompt)) {
+    scratch->scores.resize(static_cast<size_t>(vocabulary));
+    double *work = scratch->scores.data();
+    if (mask) {
+      std::fill_n(work, vocabulary, kNone);
+      each_allowed(mask, vocabulary, [&](int token) { work[token] = static_cast<double>(logits[token]); });
+    } else {
+      for (int i = 0; i < vocabulary; ++i) work[i] = static_cast<double>(logits[i]);
+    }
+    process(work, vocabulary, sampling, history, length, prompt, scratch);
+    if (wanted_scores) std::copy(work, work + vocabulary, wanted_scores);
+    scores.processed = work;
+    scores.mask = nullptr;
+  }
+  if (sampling.keeps_some(vocabulary)) {
+    const std::vector<Kept> &kept = Shares(kernels, scores, vocabulary, scratch).keep(sampling);
+    if (wanted_scores) std::fill_n(wanted_scores, vocabulary, kNone);
+    for (const Kept &each : kept) {
+      if (wanted_scores) wanted_scores[each.token] = each.score;
+      int32_t places[4];
+      double noise[4];
+      kernels.gumbel_up_to(sampling.seed, sampling.sample, static_cast<uint32_t>(length), each.token / 4 * 4,
+                           each.token % 4 + 1, UINT32_MAX, places, noise);
+      leaders->offer(each.score + noise[each.token % 4], each.token);
+    }
+    return;
+  }
+  const auto block = [&](int first) {
+    const int count = std::min(kNoiseBlock, vocabulary - first);
+    if (greedy) lead_of_block(scores, first, count, leaders);
+    else lead_of_block(kernels, scores, sampling, length, first, count, leaders);
+  };
+  const int before_others = likely / kNoiseBlock * kNoiseBlock;
+  block(before_others);
+  for (int first = 0; first < vocabulary; first += kNoiseBlock)
+    if (first != before_others) block(first);
+}
+
+}  // namespace
+
 Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
                     const int32_t *history, int length, int prompt, SamplerScratch *scratch, const uint32_t *mask,
                     double *scores, bool runner_up) {
@@ -205,8 +402,7 @@ Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary,
   if (mask && allows_all(mask, vocabulary)) mask = nullptr;
   float high = 0.0f, next = 0.0f;
   int finite = 0;
-  const bool too_early = length - prompt < sampling.min_tokens;
-  const bool plain = sampling.greedy() && !sampling.penalised() && sampling.bias.empty() && !too_early && !scores;
+  const bool plain = sampling.greedy() && sampling.only_tempered(length - prompt) && !scores;
   const int32_t first = kernels.argmax(logits, vocabulary, plain ? mask : nullptr, &high, &next, &finite);
   if (!finite) return {first, -1, 0.0, false};
   if (plain) {
@@ -215,33 +411,19 @@ Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary,
     const int32_t after = runner_up ? holder(logits, vocabulary, mask, next, first) : -1;
     return {first, after, static_cast<double>(high) - static_cast<double>(next), true};
   }
-  scratch->scores.resize(static_cast<size_t>(vocabulary));
-  double *work = scratch->scores.data();
-  if (mask) {
-    std::fill_n(work, vocabulary, kNone);
-    each_allowed(mask, vocabulary, [&](int token) { work[token] = static_cast<double>(logits[token]); });
-  } else {
-    for (int i = 0; i < vocabulary; ++i) work[i] = static_cast<double>(logits[i]);
-  }
-  process(kernels, work, vocabulary, sampling, history, length, prompt, scratch);
-  if (scores) std::copy(work, work + vocabulary, scores);
-  if (!sampling.greedy()) return best_with_noise(kernels, work, vocabulary, sampling, length);
-  Choice choice{0, -1, 0.0, true};
-  double best = kNone, second = kNone;
-  for (int token = 0; token < vocabulary; ++token) {
-    if (work[token] > best) {
-      second = best;
-      choice.runner_up = best > kNone ? choice.token : -1;
-      best = work[token];
-      choice.token = token;
-    } else if (work[token] > second) {
-      second = work[token];
-      choice.runner_up = token;
-    }
-  }
-  choice.margin = best - second;
+  Leaders leaders(2);
+  lead(kernels, logits, vocabulary, sampling, history, length, prompt, scratch, mask, scores, first, &leaders);
   // Nothing is allowed.
-  return best > kNone ? choice : Choice{-1, -1, 0.0, true};
+  if (leaders.token(0) < 0) return {-1, -1, 0.0, true};
+  return {leaders.token(0), leaders.token(1), leaders.score(0) - leaders.score(1), true};
+}
+
+void rank_tokens(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
+                 const int32_t *history, int length, int prompt, SamplerScratch *scratch, const uint32_t *mask, int likely,
+                 int count, int32_t *tokens) {
+  Leaders leaders(count);
+  lead(kernels, logits, vocabulary, sampling, history, length, prompt, scratch, mask, nullptr, likely, &leaders);
+  for (int place = 0; place < count; ++place) tokens[place] = leaders.token(place);
 }
 
 void log_probabilities(const Kernels &kernels, const float *logits, int vocabulary, int32_t chosen, int count,

@@ -22,6 +22,13 @@ struct Sampling {
   std::vector<int32_t> end_tokens;
 
   bool greedy() const { return temperature == 0.0; }
+  // Whether logits are divided by the temperature at most before some are kept, behind so many written tokens.
+  bool only_tempered(int written) const {
+    return !penalised() && bias.empty() && (written >= min_tokens || end_tokens.empty());
+  }
+  bool keeps_some(int vocabulary) const {
+    return !greedy() && ((top_k > 0 && top_k < vocabulary) || top_p < 1.0 || min_p > 0.0);
+  }
   bool penalised() const { return repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0; }
 };
 
@@ -35,10 +42,16 @@ struct Choice {
   bool finite;
 };
 
+struct Kept {
+  int32_t token;
+  double score;
+};
+
 // Memory that one thread's choices need, kept between them.
 struct SamplerScratch {
-  std::vector<double> scores, weights;
-  std::vector<int32_t> order, counts, history;
+  std::vector<double> scores, weights, highest, scores_of_blocks, kept_scores;
+  std::vector<Kept> kept;
+  std::vector<int32_t> counts, history;
 };
 
 // The token at position `length` after `history`, whose first `prompt` tokens are the prompt; with a mask one whose bit is set, -1 where
@@ -46,6 +59,15 @@ struct SamplerScratch {
 Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
                     const int32_t *history, int length, int prompt, SamplerScratch *scratch, const uint32_t *mask,
                     double *scores, bool runner_up = false);
+
+// The most tokens that are ranked at once.
+constexpr int kMostLeaders = 16;
+
+// Likewise the `count` best tokens, best first; -1 where there are no more. Of finite logits. `likely` is a token that is likely to be
+// among them: with the right one it takes less time.
+void rank_tokens(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
+                 const int32_t *history, int length, int prompt, SamplerScratch *scratch, const uint32_t *mask, int likely,
+                 int count, int32_t *tokens);
 
 // The log-probabilities that the raw logits give to `chosen` and to the `count` likeliest tokens (equal logits by rising id); finite
 // logits only. workers/engines/sampling.py is the definition. tokens, values: out [1 + count].

@@ -56,6 +56,18 @@ inline I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(
 inline I sub_i(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline I and_i(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 inline I or_i(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+inline I xor_i(I x, I y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+// The 64 bits of x * y of unsigned lanes, in halves.
+inline void whole_product(__m256i x, __m256i y, __m256i *low, __m256i *high) {
+  const __m256i even = _mm256_mul_epu32(x, y);
+  const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), _mm256_srli_epi64(y, 32));
+  *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+  *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+}
+inline void whole_product(I x, I y, I *low, I *high) {
+  whole_product(x.a, y.a, &low->a, &high->a);
+  whole_product(x.b, y.b, &low->b, &high->b);
+}
 // x | (y & z)
 inline I or_and(I x, I y, I z) { return or_i(x, and_i(y, z)); }
 template <int N> inline I shl(I x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }

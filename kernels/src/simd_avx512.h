@@ -42,6 +42,14 @@ inline I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I and_i(I a, I b) { return _mm512_and_si512(a, b); }
 inline I or_i(I a, I b) { return _mm512_or_si512(a, b); }
+inline I xor_i(I a, I b) { return _mm512_xor_si512(a, b); }
+// The 64 bits of a * b of unsigned lanes, in halves.
+inline void whole_product(I a, I b, I *low, I *high) {
+  const __m512i even = _mm512_mul_epu32(a, b);
+  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32));
+  *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CCAA);
+  *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_DDBB);
+}
 // a | (b & c)
 inline I or_and(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0xF8); }
 template <int N> inline I shl(I a) { return _mm512_slli_epi32(a, N); }

@@ -125,6 +125,18 @@ inline I and_i(I a, I b) {
 inline I or_i(I a, I b) {
   return each<I>([&](int i) { return a.x[i] | b.x[i]; });
 }
+inline I xor_i(I a, I b) {
+  return each<I>([&](int i) { return a.x[i] ^ b.x[i]; });
+}
+// The 64 bits of a * b of unsigned lanes, in halves.
+inline void whole_product(I a, I b, I *low, I *high) {
+  for (int lane = 0; lane < 16; ++lane) {
+    const uint64_t product =
+        uint64_t{static_cast<uint32_t>(a.x[lane / 4][lane % 4])} * static_cast<uint32_t>(b.x[lane / 4][lane % 4]);
+    low->x[lane / 4][lane % 4] = static_cast<int32_t>(product);
+    high->x[lane / 4][lane % 4] = static_cast<int32_t>(product >> 32);
+  }
+}
 // a | (b & c)
 inline I or_and(I a, I b, I c) { return or_i(a, and_i(b, c)); }
 template <int N> inline I shl(I a) {

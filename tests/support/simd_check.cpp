@@ -50,6 +50,11 @@ int main() {
     const F fx = load(x), fy = load(y), fz = load(z);
     const int n = 1 + round % 16;
 
+    I low, high;
+    whole_product(ia, ib, &low, &high);
+    mix_i(low);
+    mix_i(high);
+    mix_i(xor_i(ia, ib));
     mix_i(dot_words(ia, ib, ic));
     mix_i(dot_words(ic, ia, ib));
     mix_i(dot_bytes<8>(ia, ib, ic));
