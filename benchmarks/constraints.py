@@ -118,10 +118,12 @@ class Paired:
         self._fitting = verifier._fitting
         self._begin = partial(MaskMaker.begin, verifier._masks)
         self._finish = partial(MaskMaker.finish, verifier._masks)
+        self._settle = partial(MaskMaker.settle, verifier._masks)
         self._seconds = 0.0
         verifier._fitting = self.fitting  # type: ignore[method-assign]
         verifier._masks.begin = self.begin  # type: ignore[method-assign]
         verifier._masks.finish = self.finish  # type: ignore[method-assign]
+        verifier._masks.settle = self.settle  # type: ignore[method-assign]
 
     def fitting(self, live: LiveRow, proposal: Proposal) -> Proposal:
         started = time.perf_counter()
@@ -136,6 +138,11 @@ class Paired:
             self._take_back()
         self._started = time.perf_counter()
         return self._begin(rows, feeds)
+
+    def settle(self, *args: Any) -> None:
+        started = time.perf_counter()
+        self._settle(*args)
+        self.with_masks[-1] += time.perf_counter() - started
 
     def finish(self) -> None:
         self._finish()

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 17
+ABI_VERSION = 18
 # Raised whenever packed weights look different; a number of its own, since packing a large model takes a minute.
 PACKING_VERSION = 9
 LIBRARY_NAME = "liboutrider_kernels.so"
@@ -239,6 +239,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_cache_use": (None, (c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int32))),
     "outrider_forward": (c_int32, (c_void_p, POINTER(BatchStructure))),
     "outrider_experts_read": (c_int64, (c_void_p,)),
+    "outrider_rank": (c_int32, (c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p)),
     "outrider_decode": (c_int32, (c_void_p, POINTER(DecodeStructure))),
     "outrider_choose": (
         c_int32,

@@ -274,6 +274,13 @@ class NativeModel:
             start += count
         return answers
 
+    def rank(self, choice: int, count: int, mask: NDArray[np.uint32] | None = None) -> list[int]:
+        """The best tokens for one of the choices of the latest ``forward``; fewer where no more are allowed."""
+        tokens = array("i", [-1]) * count
+        masked = (None, 0) if mask is None else (mask.ctypes.data, mask.size)
+        check(load().outrider_rank(self._engine, choice, *masked, count, _address(tokens)))
+        return [token for token in tokens if token >= 0]
+
     def experts_read(self) -> int:
         """By the latest ``forward``, over all layers, each expert counted once."""
         return int(load().outrider_experts_read(self._engine))

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 17
+#define OUTRIDER_ABI 18
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -376,6 +376,11 @@ OUTRIDER_API int32_t outrider_forward(outrider_engine *engine, const outrider_ba
 /* Of the latest outrider_forward: how many experts' matrices it read, over all layers, each counted once; 0 of a model without
  * experts. What a pass costs depends on that. */
 OUTRIDER_API int64_t outrider_experts_read(const outrider_engine *engine);
+/* Of one of the choices of the latest outrider_forward, by its place in `chosen`: the `count` best tokens, 16 at most, best first, -1
+ * where there are no more; with a mask (or NULL) those whose bits are set. Its row must still hold what stood before the choice.
+ * Not of branches, nor of programs with other frequencies for long rows. */
+OUTRIDER_API int32_t outrider_rank(outrider_engine *engine, int32_t choice, const uint32_t *mask, int32_t mask_words,
+                                   int32_t count, int32_t *tokens);
 /* As many passes as the rows want. On any status but OUTRIDER_OK some passes may have been made; the rows' lengths say. */
 OUTRIDER_API int32_t outrider_decode(outrider_engine *engine, const outrider_decode_batch *batch);
 

@@ -292,6 +292,11 @@ int32_t outrider_forward(outrider_engine *engine, const outrider_batch *batch) {
 
 int64_t outrider_experts_read(const outrider_engine *engine) { return engine->engine->experts_read; }
 
+int32_t outrider_rank(outrider_engine *engine, int32_t choice, const uint32_t *mask, int32_t mask_words, int32_t count,
+                      int32_t *tokens) {
+  return guarded([&] { return engine->engine->rank(choice, mask, mask_words, count, tokens); });
+}
+
 int32_t outrider_decode(outrider_engine *engine, const outrider_decode_batch *wanted) {
   return guarded([&] { return engine->engine->decode(*wanted); });
 }

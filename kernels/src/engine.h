@@ -51,6 +51,7 @@ struct Engine {
   int32_t reserve(int tokens, int selected, int64_t cache_tokens);
   int32_t forward(const outrider_batch &batch);
   int32_t decode(const outrider_decode_batch &wanted);
+  int32_t rank(int choice, const uint32_t *mask, int mask_words, int count, int32_t *tokens);
 
   const Kernels *kernels = nullptr;
   std::vector<outrider_op> ops;
@@ -63,6 +64,13 @@ struct Engine {
   int32_t cache_format = OUTRIDER_CACHE_BF16;
   int32_t spin_microseconds = -1;
   int64_t experts_read = 0;  // by the latest forward, over all layers
+  // Of the latest pass, while its logits are there: where each of its choices was made. A branch's row is -1.
+  struct Choosing {
+    int32_t row = -1, length = 0;  // the choice is what comes behind so many tokens of the row
+    int32_t token = 0;             // or -1
+    const float *logits = nullptr;
+  };
+  std::vector<Choosing> choosings;
   std::unique_ptr<Pool> pool;
   std::unique_ptr<Cache> cache;
   std::vector<RowState> rows;

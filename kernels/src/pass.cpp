@@ -262,6 +262,33 @@ void Pass::walk(int thread) {
   }
 }
 
+void Pass::keep_choosings() const {
+  const outrider_op &op = engine.ops.back();
+  for (size_t s = 0; s < selected.size(); ++s) {
+    if (choice_at[s] < 0) continue;
+    const size_t choice = static_cast<size_t>(choice_at[s]), t = static_cast<size_t>(selected[s]);
+    if (choice >= engine.choosings.size()) engine.choosings.resize(choice + 1);
+    if (s >= selected.size() - branches.size()) continue;
+    engine.choosings[choice] = {feeds[static_cast<size_t>(feed_of[t])].row, position[t] + 1, batch.chosen[choice],
+                                engine.buffer(op.in) + static_cast<int64_t>(s) * engine.stride(op.in)};
+  }
+}
+
+int32_t Engine::rank(int choice, const uint32_t *mask, int mask_words, int count, int32_t *tokens) {
+  if (count < 1 || count > kMostLeaders) return fail(OUTRIDER_INVALID, "%d tokens ranked", count);
+  if (mask && int64_t{32} * mask_words < vocabulary)
+    return fail(OUTRIDER_INVALID, "a mask of %d words for a vocabulary of %d", mask_words, vocabulary);
+  const Choosing known =
+      choice >= 0 && static_cast<size_t>(choice) < choosings.size() ? choosings[static_cast<size_t>(choice)] : Choosing{};
+  if (known.row < 0) return fail(OUTRIDER_INVALID, "choice %d is not one of the latest pass", choice);
+  const RowState &row = rows[static_cast<size_t>(known.row)];
+  if (!row.open || static_cast<int32_t>(row.history.size()) < known.length)
+    return fail(OUTRIDER_INVALID, "row %d does not hold what stood before choice %d any more", known.row, choice);
+  rank_tokens(*kernels, known.logits, vocabulary, row.sampling, row.history.data(), known.length,
+              std::min(row.prompt, known.length), &samplers[0], mask, std::max(0, known.token), count, tokens);
+  return OUTRIDER_OK;
+}
+
 int32_t Engine::run_pass(const outrider_batch &batch) {
   int tokens = 0, selected = 0;
   int32_t status = check_batch(batch, &tokens, &selected);
@@ -274,10 +301,12 @@ int32_t Engine::run_pass(const outrider_batch &batch) {
     std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
     history.insert(history.end(), next, next + batch.counts[i]);
   }
+  choosings.clear();
   Pass pass(*this, batch);
   pass.plan();
   for (std::atomic<int64_t> &claim : claims) claim.store(0, std::memory_order_relaxed);
   pool->run([&pass](int thread) { pass.walk(thread); });
+  pass.keep_choosings();
   if (pass.not_finite >= 0)
     return fail(OUTRIDER_NOT_FINITE, "row %d: a logit is not a finite number", pass.not_finite.load());
   return OUTRIDER_OK;

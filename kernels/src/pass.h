@@ -48,6 +48,7 @@ struct Pass {
   explicit Pass(Engine &owner, const outrider_batch &wanted) : engine(owner), batch(wanted) {}
   void plan();
   void walk(int thread);
+  void keep_choosings() const;
 
   void run_op(size_t index, int count, int thread);
   void embed(const outrider_op &op, int thread);

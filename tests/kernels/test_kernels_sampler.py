@@ -103,6 +103,46 @@ def test_log_probabilities_that_cannot_be_are_refused(chosen, count):
         native.log_probabilities(np.zeros(40, np.float32), chosen, count)
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.8, seed=5),
+        Sampling(temperature=0.9, top_p=0.9, seed=7, repetition_penalty=1.2),
+        Sampling(presence_penalty=0.7),
+    ],
+)
+def test_what_else_a_choice_could_have_been_is_told_behind_the_pass(sampling):
+    model = packed(LLAMA, Format.W8A8)
+    text, prompt = tokens(LLAMA, 20), 12
+    generator = np.random.default_rng(3)
+    with model.model(threads=2) as engine:
+        other, row = engine.open(), engine.open(sampling, prompt)
+        engine.forward([NativeFeed(row, text[:10], choose=0)])
+        feeds = [NativeFeed(other, text[:9], choose=2, branches=[(8, 5)]), NativeFeed(row, text[10:], choose=4, logits=4)]
+        _, answer = engine.forward(feeds)
+        for index in (3, 1, 0):
+            length = 17 + index
+            engine.truncate(row, length)
+            past = counts(text[:prompt]), counts(text[prompt:length])
+            for mask in (None, masked(generator, LLAMA.vocabulary, 0.3), masked(generator, LLAMA.vocabulary, 0.0)):
+                scores = definition.process(answer.logits[index], sampling, *past, mask)
+                if not sampling.greedy:
+                    scores += arithmetic.gumbel(sampling.seed, sampling.sample, length, LLAMA.vocabulary)
+                wanted = [token for token in np.argsort(-scores, kind="stable")[:16].tolist() if scores[token] > -np.inf]
+                assert engine.rank(3 + index, 16, mask) == wanted
+                assert engine.rank(3 + index, 1, mask) == wanted[:1]
+        with pytest.raises(library.KernelError, match="row 1 does not hold what stood before choice 6 any more"):
+            engine.rank(6, 1)
+        for choice in (-1, 2, 7):  # 2 is a branch's
+            with pytest.raises(library.KernelError, match=f"choice {choice} is not one of the latest pass"):
+                engine.rank(choice, 1)
+        with pytest.raises(library.KernelError, match="17 tokens ranked"):
+            engine.rank(0, 17)
+        with pytest.raises(library.KernelError, match="a mask of 1 words"):
+            engine.rank(0, 1, np.zeros(1, np.uint32))
+
+
 def test_every_position_of_a_pass_has_its_own_past_and_noise():
     model = packed(LLAMA, Format.W8A8)
     text, prompt = tokens(LLAMA, 40), 12

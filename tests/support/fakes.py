@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.workers.engines.costs import CostCurve
-from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, Mixture, StopRule
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, Mixture, Ranker, StopRule
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.speculation import CandidateRequest, DraftCost
@@ -66,6 +66,7 @@ class FakeEngine:
     exact = True
     forks = True
     branches = True
+    ranker: Ranker | None = None
     mixture: Mixture | None = None
 
     def __init__(self, context: int = 96, vocabulary: int = VOCABULARY, choose: Choose = hashed) -> None:

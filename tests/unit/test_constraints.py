@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from built import target_of, write
 from constrained import CONSTRAINTS, RECORD, AtOnce, draft_of_the_pair, grammar, model, tokenizer
+from fakes import FakeEngine
 from jsonschema import Draft202012Validator
 from llguidance import LLTokenizer
 from numpy.typing import NDArray
@@ -165,7 +167,7 @@ def test_masks_of_a_pass_are_those_of_its_positions(at_once: float, cores: int, 
     monkeypatch.setattr(constraints, "_on_all_cores", lambda: None)
     rows = [live("record"), live("regex")]
     candidates = [tokenizer().encode_rendered('{"name":"bo'), tokenizer().encode_rendered("abab")]
-    maker = MaskMaker(4096)
+    maker = MaskMaker(FakeEngine(vocabulary=4096))
     feeds = [Feed(at, [1, *tokens], len(tokens) + 1) for at, tokens in enumerate(candidates)]
     masked = maker.begin(rows, feeds)
     assert (maker._threads is None) == (at_once > 0)
@@ -209,8 +211,17 @@ def test_masks_that_are_left_out_change_no_text(monkeypatch: pytest.MonkeyPatch)
     """All places behind a mask are left open, whatever it took: choices that are not allowed are made again."""
     opened, rows = model("pocket"), rows_of_all_kinds(40, seed=6)
     plain, whole = write(target_of(opened, 1, 0, tokenizer=tokenizer()), rows)
-    seen: list[bool] = []
-    monkeypatch.setattr(MaskMaker, "seen", lambda self, missed: seen.append(missed))
+    seen: list[str] = []
+    allowed = MaskMaker._allowed
+
+    def watched(
+        self: MaskMaker, matching: Matching, token: int, rank: constraints.Rank, ends: Collection[int]
+    ) -> tuple[int, float]:
+        found, mask_seconds = allowed(self, matching, token, rank, ends)
+        seen.append("masked" if mask_seconds else "best" if found == token else "another")
+        return found, mask_seconds
+
+    monkeypatch.setattr(MaskMaker, "_allowed", watched)
     monkeypatch.setattr(constraints, "LEAST_OPEN_SECONDS", 0.0)
     monkeypatch.setattr(constraints, "SHARE_OF_PASS", math.inf)
     monkeypatch.setattr(drafter, "LEAST_OPEN_SECONDS", 1e-9)
@@ -218,8 +229,8 @@ def test_masks_that_are_left_out_change_no_text(monkeypatch: pytest.MonkeyPatch)
         seen.clear()
         found, verifier = write(target_of(opened, batch, asked, draft, lookup, 500, tokenizer()), rows)
         assert what_counts(found) == what_counts(plain)
-        assert min(sum(seen), len(seen) - sum(seen)) > 20, "some held and some did not"
-        assert asked or verifier.counters.tokens == whole.counters.tokens
+        assert min(map(seen.count, ("best", "another", "masked"))) > 20
+        assert verifier.counters.tokens == whole.counters.tokens
         assert not asked or 0 < verifier.counters.accepted < verifier.counters.proposed
 
 
@@ -245,8 +256,7 @@ def test_only_choices_among_all_tokens_are_left_open() -> None:
 
 
 def test_a_mask_is_left_out_where_it_costs_more_than_what_fails_without() -> None:
-    maker, row = MaskMaker(4096), live("record")
-    maker._row_seconds = 2e-3
+    maker, row = MaskMaker(model("pocket").engine), live("record")
     assert not maker._is_open(row), "nothing is known yet"
     row.mask_seconds = 1e-3
     assert maker._is_open(row)
@@ -255,15 +265,22 @@ def test_a_mask_is_left_out_where_it_costs_more_than_what_fails_without() -> Non
     row.mask_seconds = 1.0
     assert not maker._is_open(row), "the library may be about to give up, and that is the row's error"
     row.mask_seconds = 1e-3
-    for _ in range(200):
-        maker.seen(missed=True)
+    maker._refused = 2e-3
     assert not maker._is_open(row), "this model knows no JSON"
-    maker._row_seconds = 1e-5
-    assert maker._is_open(row), "but a pass more costs nothing to speak of"
+    maker._refused = 0.0
     row.kind = (1, (5, 6))
     assert not maker._is_open(row, row.kind), "a place behind what was forced is of another kind"
-    maker._kinds[row.kind] = 1e-3
+    maker._learn(row.kind, 2e-3)
+    assert not maker._is_open(row, row.kind), "the first mask of a kind takes longer than the next"
+    maker._learn(row.kind, 1e-3)
     assert maker._is_open(row, row.kind), "of which other rows know"
+    row.mask_seconds = 0.0
+    assert not maker._is_open(row)
+    for _ in range(2):
+        maker._learn(maker._kind_amid(row), 1e-3)
+    assert maker._is_open(row), "where masks became dear for others"
+    assert not MaskMaker(FakeEngine(vocabulary=4096))._is_open(replace(row, mask_seconds=1e-3)), "none that ranks choices"
+    assert not maker._is_open(replace(row, row=replace(row.row, logprobs=0), mask_seconds=1e-3))
 
 
 @pytest.mark.parametrize(("count", "one_of"), [(8, 3), pytest.param(30, 1, marks=pytest.mark.slow)])

@@ -21,7 +21,7 @@ from outrider.workers.constraints.grammars import LIMITS, BadConstraint, shorten
 MOST_COMPILED = 64
 # A mask that leaves a place open, which masks that take less never do.
 EVERYTHING = np.uint32(0xFFFFFFFF)
-LEAST_OPEN_SECONDS = 5e-5
+LEAST_OPEN_SECONDS = 2e-4
 
 
 class Matching:
@@ -55,6 +55,10 @@ class Matching:
     @property
     def tokens(self) -> Sequence[int]:
         return self._tokens[: self._length]
+
+    def last(self, count: int) -> Sequence[int]:
+        """At most so many of the tokens, the last ones."""
+        return self._tokens[max(0, self._length - count) : self._length]
 
     @property
     def forced(self) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from outrider.workers.messages import Sampling
 
+MOST_RANKED = 16
+
 
 class PassMasks:
     """Which tokens the choices of a pass may take: of each mask, bit t % 32 of word t / 32 for token t.
@@ -157,6 +159,15 @@ class Mixture:
     read: int = 0
 
 
+class Ranker(Protocol):
+    def rank(self, choice: int, count: int, mask: NDArray[np.uint32] | None = None) -> Sequence[int]:
+        """The best tokens for one of the choices of the latest pass, best first, among those that the mask allows.
+
+        Choices are counted over all its feeds, those after branches too. There may be fewer tokens than ``count``, which is
+        MOST_RANKED at most. The choice's row holds what stood before it.
+        """
+
+
 class Engine(Protocol):
     """One loaded model. Rows are named by the caller; each has a cache as long as the tokens fed and not truncated."""
 
@@ -175,6 +186,10 @@ class Engine(Protocol):
     @property
     def branches(self) -> bool:
         """Whether a feed may have branches."""
+
+    @property
+    def ranker(self) -> Ranker | None:
+        """What tells behind a pass what else its choices could have been; None of an engine that cannot."""
 
     @property
     def context(self) -> int:

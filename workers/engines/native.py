@@ -40,6 +40,8 @@ class NativeEngine:
         self._rows: dict[int, int] = {}
         routers = [Router(op.heads, op.kv_heads) for op in model.program.ops if op.kind is Kind.ROUTE]
         self.mixture = Mixture(tuple(routers)) if routers else None
+        # What takes other frequencies for long rows may need several passes for a feed.
+        self.ranker = None if any(op.longest for op in model.program.ops) else model
 
     def reserve(self, rows: int) -> None:
         """Take the memory that so many rows at once commonly need. Best effort: else it is taken as it is needed."""

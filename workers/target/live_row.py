@@ -13,9 +13,14 @@ from outrider.workers.messages import PartialTokens, Row, RowResult
 from outrider.workers.target.held_states import HeldStates
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
-# A grammar's hash, and the last tokens that it has forced.
+# A grammar's hash, and the last tokens before a place.
 Kind = tuple[int, tuple[int, ...]]
 TOKENS_OF_A_KIND = 4
+
+
+def kind_behind(grammar: str, tokens: Sequence[int]) -> Kind:
+    """Of the place behind these tokens: those that were forced before it, or the last few."""
+    return hash(grammar), tuple(tokens[-TOKENS_OF_A_KIND:])
 
 
 class NoSuchToken(Exception):
@@ -53,8 +58,6 @@ class LiveRow:
     open_choices: list[bool] = field(default_factory=list)
     # What kind of place the next one is, where something was forced before it.
     kind: Kind | None = None
-    # The last pass brought it no token, since what it chose at an open place was not allowed.
-    missed: bool = False
     # Of its tokens, where there is a head to read them.
     states: HeldStates = field(default_factory=HeldStates)
 
@@ -69,21 +72,6 @@ class LiveRow:
     @property
     def reads_its_prompt(self) -> bool:
         return not self.prefill_rounds
-
-    def is_open(self, choice: int) -> bool:
-        return choice < len(self.open_choices) and self.open_choices[choice]
-
-    def refuses(self, token: int, end_tokens: Collection[int]) -> bool:
-        """Whether what was chosen at an open place is no choice.
-
-        An end is not believed there, since a row has one spelling of it where nothing else may come.
-        """
-        own = self.row.sampling.end_tokens
-        ends = token in (end_tokens if own is None else own)
-        if not ends and self.matching is not None and self.matching.allows(token):
-            return False
-        self.mask_seconds, self.kind = 0.0, None
-        return True
 
     def took(self, choice: int) -> None:
         """The choice was committed: what its mask took is what is known of the next."""
@@ -111,7 +99,7 @@ class LiveRow:
             count += 1
         if count and reason is None:
             self.mask_seconds = 0.0
-            self.kind = hash(self.row.sampling.grammar), tuple(self.tokens[-min(count, TOKENS_OF_A_KIND) :])
+            self.kind = kind_behind(self.row.sampling.grammar, self.tokens[-count:])
         return reason, count
 
     def resume(self, end_tokens: Collection[int], context: int) -> str | None:

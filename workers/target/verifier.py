@@ -71,7 +71,7 @@ class Verifier:
         self.last_round: Round | None = None
         self._prefix_cache = PrefixCache(engine, prefix_tokens)
         self._grammars = grammars
-        self._masks = MaskMaker(engine.vocabulary)
+        self._masks = MaskMaker(engine)
         self._new_writer = new_writer
         self._end_tokens = frozenset(end_tokens)
         self._waiting: deque[Row] = deque()
@@ -106,6 +106,11 @@ class Verifier:
         experts_read = 0 if self.engine.mixture is None else self.engine.mixture.read
         self.statistics.verified(started, verified, len(feeds), fed)
 
+        first = 0
+        for live, proposal, answer in zip(rows, proposals, answers, strict=True):
+            if answer.tokens:
+                self._masks.settle(live, proposal.tokens, answer.tokens, first, self._end_tokens)
+            first += len(answer.tokens)
         tokens_before, found_before = self.counters.tokens, self.counters.runners_up_held
         held = [
             speculation.accepted(proposal.tokens, answer.tokens)
@@ -145,8 +150,7 @@ class Verifier:
 
     def _ask(self) -> None:
         """Have candidates made for the rows that are past their prompt."""
-        # A draft is asked about tokens that are new to it.
-        rows = [live for live in self._rows if not live.reads_its_prompt and live.row.assisted and not live.missed]
+        rows = [live for live in self._rows if not live.reads_its_prompt and live.row.assisted]
         request, forecast = self.policy.request(rows)
         answer = None
         if any(request.counts):
@@ -233,14 +237,8 @@ class Verifier:
                 taken.append(behind)
         first, live.cached = live.cached, len(live.tokens) + held
         self.engine.truncate(live.row.key, live.cached)
-        reason, committed, live.missed = None, 0, False
+        reason, committed = None, 0
         for index in taken:
-            if live.is_open(index) and self._misses(live, answer.tokens[index]):
-                # The last token is fed again, and the choice behind it made among those that are allowed.
-                live.cached = len(live.tokens) - 1
-                self.engine.truncate(live.row.key, live.cached)
-                live.missed = not committed
-                break
             reason = live.append(answer.tokens[index], self._end_tokens, self.engine.context)
             live.took(index)
             committed += 1
@@ -262,11 +260,6 @@ class Verifier:
         if not self.engine.exact:
             self.counters.near_ties += sum(answer.margins[index] < NEAR_TIE for index in taken)
         return reason
-
-    def _misses(self, live: LiveRow, token: int) -> bool:
-        missed = live.refuses(token, self._end_tokens)
-        self._masks.seen(missed)
-        return missed
 
     def _hold(self, live: LiveRow, answer: Chosen, first: int) -> None:
         """The tokens that were fed are the row's up to where its cache ends now; the first of them was this one."""
