@@ -223,6 +223,22 @@ class PositionChances:
         return found
 
 
+class TokensAChoice:
+    """How many tokens a row under a constraint writes for each that is chosen, the forced ones behind it included."""
+
+    def __init__(self) -> None:
+        self._choices = self._tokens = PRIOR_WEIGHT
+
+    @property
+    def usual(self) -> float:
+        return self._tokens / self._choices
+
+    def observe(self, choices: int, tokens: int) -> None:
+        faded = LONG_MEMORY**choices
+        self._choices = self._choices * faded + choices
+        self._tokens = self._tokens * faded + max(choices, tokens)
+
+
 class RunnerUpGains:
     """How many runners-up a row has in a round with candidates, and how many tokens they bring it."""
 
@@ -244,6 +260,29 @@ class RunnerUpGains:
         self._turns = self._turns * faded + turns
         self._tried = self._tried * faded + tried
         self._found = self._found * faded + found
+
+
+class Looking:
+    """When to look whether asking pays: that takes time, too, and where it did not pay it hardly does in the next round.
+
+    The pauses double up to ``longest`` rounds.
+    """
+
+    def __init__(self, longest: int = 8) -> None:
+        self._longest = longest
+        self.again()
+
+    def again(self) -> None:
+        """In the next round, whatever came of it before."""
+        self._pause = self._left = 0
+
+    def due(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def looked(self, pays: bool) -> None:
+        self._pause = 0 if pays else min(self._longest, max(1, 2 * self._pause))
+        self._left = self._pause
 
 
 class Probing:

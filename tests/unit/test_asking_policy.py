@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
+from outrider.workers.constraints.matching import Matching
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.speculation import Acceptance, DraftCost
@@ -115,3 +117,41 @@ def test_what_was_made_is_cut_down_to_the_likeliest_candidates_that_share_the_pa
     assert [(len(each.tokens), each.runners_up) for each in found[:2]] == [(3, [(0, 9)]), (0, [])]
     assert counts(100, made, policy_of(Draft(DraftCost(1.0)), 4)) == [4, 4], "as many as was said"
     assert counts(100, made[:1]) == [4], "nobody beside it to rank it against"
+
+
+def test_what_a_constraint_forces_is_nothing_that_candidates_gain() -> None:
+    """Three tokens of four are forced: without candidates each choice brings them along."""
+    policy, rows = policy_of(Draft(DraftCost(1.0, 0.5))), [live(key, 0.8) for key in range(4)]
+    free = asked(policy, rows)
+    for _ in range(50):
+        policy.observe_forced(1, 4)
+    assert asked(policy, rows) == free, "rows without a constraint are what they were"
+    matching = cast(Matching, object())  # that there is one is all that is asked
+    for row in rows:
+        row.matching = matching
+    [count] = set(asked(policy, rows))
+    assert 0 < count < 4 * free[0], "a candidate takes four slots, so fewer are worth theirs"
+    made = [Proposal((1, 2, 3, 4), reaches=(0.5, 0.5, 0.5, 0.5)) for _ in range(2)]
+    forecast = Forecast(20.0, 9.0, 1.0)
+    kept = [[len(each.tokens) for each in policy.filled(made, 12, forecast, constrained)] for constrained in ((), (0, 1))]
+    assert kept[0] == [4, 4] and sum(kept[1]) < 8, "the same chances, all but the first of what is forced"
+
+
+def test_where_asking_does_not_pay_it_is_looked_at_less_often_until_things_change() -> None:
+    policy = policy_of(Draft(DraftCost(10.0)))
+    rows = [live(0, 0.2)]
+    assert asked(policy, rows) == [0]
+    rows[0].acceptance = Acceptance(0.99, weight=1000.0)
+    policy._proposer = Draft(DraftCost(0.1))
+    rounds = next(index for index in range(20) if any(asked(policy, rows)))
+    assert rounds == 1, "one round is left out behind the first that does not pay"
+    policy._proposer = Draft(DraftCost(1e3))
+    looks = [asked(policy, rows) for _ in range(31)]
+    assert not any(map(any, looks))
+    policy._proposer = Draft(DraftCost(0.1))
+    assert next(index for index in range(20) if any(asked(policy, rows))) <= 8
+    policy._proposer = Draft(DraftCost(1e3))
+    assert not any(asked(policy, rows))
+    policy._proposer = Draft(DraftCost(0.1))
+    policy.look_again()
+    assert any(asked(policy, rows))

@@ -154,7 +154,11 @@ def test_candidates_are_cut_where_they_do_not_fit_and_what_is_forced_follows() -
     for token in [*name, *encode('"'), *encode("bob")]:
         row.append(token, (END,), 500)
     closed = encode('",')
-    assert fitting(row, Proposal([*closed, 5], [(0, 5)]), 64) == Proposal([*closed, *encode('"age":')])
+    age = encode('"age":')
+    certain = tuple(range(len(closed), len(closed) + len(age)))
+    found = fitting(row, Proposal([*closed, 5], [(0, 5)]), 64)
+    assert found == Proposal([*closed, *age], certain=certain), "whether the name goes on is the target's choice"
+    assert [found.choices(count) for count in (0, 1, len(found.tokens))] == [0, 1, len(closed)]
     assert fitting(row, Proposal([END, 5]), 64).tokens == []
     assert list(row.tokens[1:]) == list(row.matching.tokens if row.matching else ())
 

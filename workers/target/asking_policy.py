@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from outrider.workers.target.forecast import Forecast
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import Proposal, Proposer
 from outrider.workers.target.slots import (
+    PassSeconds,
     Reaches,
     best_request,
     deepest,
@@ -56,10 +58,12 @@ class AskingPolicy:
         self._finder = finder
         self._context = context
         self._probing = speculation.Probing()
+        self._looking = speculation.Looking()
         # What a new row is believed to accept.
         self._acceptance = Acceptance(memory=speculation.LONG_MEMORY)
         self._positions = PositionChances()
         self._runner_up_gains = speculation.RunnerUpGains()
+        self._tokens_a_choice = speculation.TokensAChoice()
 
     def request(self, rows: Sequence[LiveRow]) -> tuple[CandidateRequest, Forecast | None]:
         """What these rows, past their prompts, are to be asked for, and what the round with it should take and bring."""
@@ -70,8 +74,9 @@ class AskingPolicy:
         room = [max(0, min(live.remaining - 1, self._context - len(live.tokens))) for live in rows]
         # A layout without candidates is without found ones too.
         reaches = None if self._finder is None or self.draft_tokens == 0 else self._finder.find(rows)
-        drafted = NOTHING if draft_cost is None or self.draft_tokens == 0 else self._reaches(rows, room)
-        wanted = self._wanted(rows, drafted, draft_cost)
+        looks = self.draft_tokens is not None or self._looking.due()
+        drafted = NOTHING if draft_cost is None or self.draft_tokens == 0 or not looks else self._reaches(rows, room)
+        wanted = self._wanted(rows, drafted, draft_cost if looks else None)
         wanted = replace(wanted, counts=list(map(min, wanted.counts, room)))
         if reaches is not None:
             most = room if self.draft_tokens is None else [min(self.draft_tokens, each) for each in room]
@@ -79,13 +84,18 @@ class AskingPolicy:
             wanted = self._with_found(rows, wanted, drafted, found, draft_cost)
         if draft_cost is not None and self.draft_tokens is None and not any(wanted.counts):
             wanted = replace(wanted, counts=list(map(min, self._probe(rows, draft_cost), room)))
+            drafted = self._reaches(rows, room) if any(wanted.counts) else drafted
         forecast = self._forecast(rows, drafted, wanted, draft_cost or DraftCost(0.0))
         chances = self._runner_up_chances(rows, wanted.counts, forecast) if any(wanted.counts) else ()
         if draft_cost is not None and self.draft_tokens is None and wanted.gain:
             wanted = replace(wanted, counts=self._as_deep_as_any(rows, wanted, draft_cost, room))
+        if self.draft_tokens is None:
+            wanted = replace(wanted, counts=self._with_forced(rows, wanted, room))
         return replace(wanted, runner_up_chances=chances), forecast
 
-    def filled(self, proposals: list[Proposal], pending: int, forecast: Forecast) -> list[Proposal]:
+    def filled(
+        self, proposals: list[Proposal], pending: int, forecast: Forecast, constrained: Collection[int] = ()
+    ) -> list[Proposal]:
         """What there is, cut down to those candidates that share the pass over so many other tokens.
 
         By now the chance of each is known, and the time that went into making them is spent.
@@ -97,8 +107,12 @@ class AskingPolicy:
             len(proposal.runners_up) + (0 if proposal.reaches else len(proposal.tokens)) for proposal in proposals
         )
         reaches = side_by_side([proposal.reaches for proposal in proposals])
+        gains = reaches.copy()
+        for at in constrained:
+            # What is forced is exactly as likely as what it comes behind.
+            gains[at, 1:][reaches[at, 1:] == reaches[at, :-1]] = 0.0
         counts = fill_slots(
-            reaches, lambda tokens: self.verify_seconds(tokens) + forecast.drafting, fed=fed, depth=0
+            reaches, lambda tokens: self.verify_seconds(tokens) + forecast.drafting, fed=fed, depth=0, gains=gains
         ).counts
         return [
             _cut(proposal, count) if proposal.reaches else proposal
@@ -108,12 +122,20 @@ class AskingPolicy:
     def belief_of_a_new_row(self) -> Acceptance:
         return Acceptance(self._acceptance.chance)
 
+    def look_again(self) -> None:
+        """Things are not what they were."""
+        self._looking.again()
+
     def observe_row(self, live: LiveRow, proposed: int, held: int) -> None:
         """So many of a row's candidates have held."""
         if proposed:
             live.acceptance.observe(proposed, held)
             self._acceptance.observe(proposed, held)
             self._positions.observe(proposed, held)
+
+    def observe_forced(self, choices: int, tokens: int) -> None:
+        """A row under a constraint has written so many tokens by so many choices."""
+        self._tokens_a_choice.observe(choices, tokens)
 
     def observe_runners_up(self, rows: int, tried: int, found: int) -> None:
         """Of a round in which ``rows`` had candidates: runners-up that were tried, and those that brought a token."""
@@ -137,14 +159,35 @@ class AskingPolicy:
             return CandidateRequest([0] * len(rows))
         if self.draft_tokens is not None:
             return CandidateRequest([self.draft_tokens] * len(rows))
-        request = best_request(reaches, self.verify_seconds, draft_cost, self.layout_kind, _fed(rows))
+        request = best_request(reaches, self._pass_seconds(rows), draft_cost, self.layout_kind, _fed(rows))
         counts = [
             count if count and self._pays_to_read(live, request, draft_cost) else 0
             for live, count in zip(rows, request.counts, strict=True)
         ]
+        self._looking.looked(any(counts))
         if any(counts):
             self._probing.asked()
         return replace(request, counts=counts)
+
+    def _pass_seconds(self, rows: Sequence[LiveRow]) -> PassSeconds:
+        """Of a pass by its tokens, where each candidate brings along what is forced behind it."""
+        width = self._width(rows)
+        if width == 1.0:
+            return self.verify_seconds
+        fed = _fed(rows)
+        return lambda tokens: self.verify_seconds(fed + round((tokens - fed) * width))
+
+    def _width(self, rows: Sequence[LiveRow]) -> float:
+        constrained = sum(live.matching is not None for live in rows)
+        return 1.0 + constrained / len(rows) * (self._tokens_a_choice.usual - 1.0)
+
+    def _with_forced(self, rows: Sequence[LiveRow], wanted: CandidateRequest, room: Sequence[int]) -> list[int]:
+        """Counts of tokens, where those of a draft have been of choices."""
+        usual = self._tokens_a_choice.usual
+        return [
+            count if at in wanted.found or rows[at].matching is None else min(room[at], math.ceil(count * usual))
+            for at, count in enumerate(wanted.counts)
+        ]
 
     def _as_deep_as_any(
         self, rows: Sequence[LiveRow], wanted: CandidateRequest, draft_cost: DraftCost, room: Sequence[int]
@@ -221,9 +264,9 @@ class AskingPolicy:
         counts = [0 if at in wanted.found else count for at, count in enumerate(wanted.counts)]
         held, hit = expected_hits(drafted, counts) if any(counts) else (0.0, 1.0)
         with_some, most = sum(map(bool, counts)), max(counts)
-        fed = _fed(rows) + sum(wanted.counts) + round(with_some * self._runner_up_gains.tried)
+        slots = sum(wanted.counts) + round(with_some * self._runner_up_gains.tried)
         unread = sum(self._proposer.unread(live) for live, count in zip(rows, counts, strict=True) if count)
-        absent, verify = len(rows) * most - sum(counts), self.verify_seconds(fed)
+        absent, verify = len(rows) * most - sum(counts), self._pass_seconds(rows)(_fed(rows) + slots)
         seconds = float(round_seconds(self.layout_kind, verify, draft_cost, most, hit, absent)) + draft_cost.read * unread
         gained = len(rows) + held + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found
         return Forecast(seconds, gained, seconds - verify)
@@ -233,7 +276,7 @@ class AskingPolicy:
         if not self.runners_up:
             return ()
         fed = _fed(rows) + sum(counts)
-        verify = [self.verify_seconds(fed + extra * len(rows)) for extra in range(speculation.MOST_RUNNERS_UP + 1)]
+        verify = [self._pass_seconds(rows)(fed + extra * len(rows)) for extra in range(speculation.MOST_RUNNERS_UP + 1)]
         return speculation.runner_up_chances(forecast.tokens / forecast.seconds, len(rows), verify)
 
 

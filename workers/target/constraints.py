@@ -59,20 +59,23 @@ def fitting(live: LiveRow, proposal: Proposal, room: int) -> Proposal:
     matching = live.matching
     if matching is None:
         return proposal
-    start, taken = len(matching), 0
-    for candidate in proposal.tokens:
-        if matching.forced and candidate != matching.forced[0]:
+    start, certain = len(matching), list[int]()
+    for place, candidate in enumerate(proposal.tokens):
+        forced = matching.forced
+        if (forced and candidate != forced[0]) or not matching.take(candidate):
             break
-        if not matching.take(candidate):
-            break
-        taken += 1
+        certain += [place] if forced else []
+    taken = len(matching) - start
     most = min(room, max(MOST_CERTAIN if not taken else 0, taken + MOST_BEHIND))
     while matching.forced and len(matching) - start < most:
+        certain.append(len(matching) - start)
         matching.take(matching.forced[0])
     tokens = matching.tokens[start : start + room]
     matching.back(start)
     matching.mend()
-    return proposal._replace(tokens=list(tokens), runners_up=())
+    return proposal._replace(
+        tokens=list(tokens), runners_up=(), certain=tuple(place for place in certain if place < len(tokens))
+    )
 
 
 def may_be_open(sampling: Sampling) -> bool:

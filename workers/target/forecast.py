@@ -8,7 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a round should take, and the tokens that it should bring; ``drafting`` are the seconds beside its pass."""
+    """What a round should take, and the tokens that it should bring; ``drafting`` are the seconds beside its pass.
+
+    Here and below tokens are those that the target has to choose: what is forced comes with or without candidates.
+    """
 
     seconds: float
     tokens: float

@@ -33,7 +33,8 @@ class Proposal(NamedTuple):
     """What is proposed for a row. ``runners_up`` are (position, token): what may come in place of the candidate there.
 
     ``from_others`` says of each candidate whether it was found in another row's answer. ``reaches`` are the chances that
-    the candidates hold, each with all before it; there are none where nobody knows.
+    the candidates hold, each with all before it; there are none where nobody knows. ``certain`` are the places of those
+    that must come where all before them hold: they are fed sooner than later, but nothing is gained by them.
     """
 
     tokens: Sequence[int] = ()
@@ -41,6 +42,11 @@ class Proposal(NamedTuple):
     source: Source = Source.DRAFT
     from_others: Sequence[int] = ()
     reaches: Sequence[float] = ()
+    certain: Sequence[int] = ()
+
+    def choices(self, tokens: int) -> int:
+        """How many of the first so many tokens the target has to choose."""
+        return tokens - sum(place < tokens for place in self.certain)
 
 
 NO_PROPOSAL = Proposal()

@@ -58,11 +58,13 @@ def fill_slots(
     kind: LayoutKind = LayoutKind.TURNS,
     fed: int = 0,
     depth: int | None = None,
+    gains: Reaches | None = None,
 ) -> Filled:
     """What lets the batch commit the most tokens a second. A pass without candidates feeds ``fed`` tokens, or one a row.
 
-    A draft makes its candidates step by step, one for all rows that go on, so each number of steps is weighed with what
-    fills the pass best from so many; with ``depth`` that number is given, and 0 is what is known already and takes none.
+    A candidate brings what its chance is, or ``gains``. A draft makes its candidates step by step, one for all rows that go
+    on, so each number of steps is weighed with what fills the pass best from so many; with ``depth`` that number is given,
+    and 0 is what is known already and takes none.
     """
     rows, columns = reaches.shape
     fed = fed or rows
@@ -77,7 +79,8 @@ def fill_slots(
     depths = range(1, int(positions.max()) + 2) if depth is None else (depth,)
     taken = positions < np.array(depths if depth is None else [columns])[:, None]
     slots = np.cumsum(taken, axis=1)
-    tokens = rows + np.cumsum(np.where(taken, ranked, 0.0), axis=1)
+    gained = ranked if gains is None else gains.T.ravel()[order]
+    tokens = rows + np.cumsum(np.where(taken, gained, 0.0), axis=1)
     seconds = seconds_by_slots[slots]
     if kind is LayoutKind.TURNS:
         # The draft's time comes on top, whatever the pass takes.

@@ -136,8 +136,8 @@ class Verifier:
         self.policy.verify_seconds.observe_pass(shares, verified - started, experts_read)
         self.counters.plain_rounds += not with_some
         self.last_round = Round(
-            proposed=tuple(len(proposal.tokens) for proposal in proposals),
-            held=tuple(held),
+            proposed=tuple(proposal.choices(len(proposal.tokens)) for proposal in proposals),
+            held=tuple(proposal.choices(count) for proposal, count in zip(proposals, held, strict=True)),
             live=len(rows),
             steady=assisted and read == 0,
             read=read,
@@ -182,7 +182,8 @@ class Verifier:
         if asked.forecast is None:
             return found
         pending = sum(min(live.pending, PREFILL_TOKENS) for live in self._rows)
-        return self.policy.filled(found, pending, asked.forecast)
+        constrained = [at for at, live in enumerate(self._rows) if live.matching is not None]
+        return self.policy.filled(found, pending, asked.forecast, constrained)
 
     def _sane(self, proposal: Proposal, count: int, cached: int) -> Proposal:
         """A proposal up to its first id that the model does not have: whatever ids a draft sends, they are only a hint."""
@@ -228,7 +229,7 @@ class Verifier:
         proposed = len(proposal.tokens)
         if proposal.source is not Source.SUFFIX:
             # Those come with chances of their own.
-            self.policy.observe_row(live, proposed, held)
+            self.policy.observe_row(live, proposal.choices(proposed), proposal.choices(held))
         # Of the answer's choices.
         taken = [*range(held + 1)]
         if proposal.runners_up and held < proposed and (held, answer.tokens[held]) in proposal.runners_up:
@@ -237,7 +238,7 @@ class Verifier:
                 taken.append(behind)
         first, live.cached = live.cached, len(live.tokens) + held
         self.engine.truncate(live.row.key, live.cached)
-        reason, committed = None, 0
+        reason, committed, written = None, 0, len(live.tokens)
         for index in taken:
             reason = live.append(answer.tokens[index], self._end_tokens, self.engine.context)
             live.took(index)
@@ -249,6 +250,8 @@ class Verifier:
         if reason is None:
             reason, forced = live.append_forced(self._end_tokens, self.engine.context)
             self.statistics.forced(forced)
+        if live.matching is not None:
+            self.policy.observe_forced(1 + proposal.choices(held), len(live.tokens) - written)
         if answer.logprobs:
             live.logprobs.extend(answer.logprobs[index] for index in taken)
         used = min(held, committed)
@@ -391,3 +394,4 @@ class Verifier:
         self._take_proposals()
         self._asked = _Asked()
         self.policy.layout_kind, self.policy.draft_tokens = kind, draft_tokens
+        self.policy.look_again()
