@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NEWEST = ".venv/bin/python"
 OLDEST = ".venv-oldest-ray/bin/python"
-DOOR = "tests/ray/test_python_door.py"
+# Of the tests of jobs, those that the other stream has time for.
+BESIDE_HOSTS = tuple(f"tests/ray/test_{name}.py" for name in ("embedded_ray", "python_door", "serve"))
 # The others of tests/unit need not be imported for them.
 UNIT_WITH_RAY = tuple(
     str(file.relative_to(ROOT))
@@ -66,12 +67,12 @@ class Stream:
 STREAMS = (
     Stream(
         (
-            Tests("jobs", NEWEST, "slow and ray", ("tests/ray", "--ignore", DOOR)),
+            Tests("jobs", NEWEST, "slow and ray", ("tests/ray", *(f"--ignore={file}" for file in BESIDE_HOSTS))),
             Tests("jobs-oldest-ray", OLDEST, "oldest_ray", ("tests/ray",)),
         ),
         APART,
     ),
-    Stream((Tests("hosts", NEWEST, "slow and (ray or cluster)", ("tests/cluster", DOOR, *UNIT_WITH_RAY)),), APART),
+    Stream((Tests("hosts", NEWEST, "slow and (ray or cluster)", ("tests/cluster", *BESIDE_HOSTS, *UNIT_WITH_RAY)),), APART),
     Stream(
         (
             Tests("computing", NEWEST, "slow and not ray and not cluster", ("tests",), all_examples=True, parallel=True),

@@ -47,7 +47,7 @@ def run(
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows enough that a host can come and go under way, on a busy machine too."""
     file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    lines = ({"id": f"r{number}", "prompt": f"def f{number}(x):", "max_tokens": 150, "seed": 1} for number in range(150))
+    lines = ({"id": f"r{number}", "prompt": f"def f{number}(x):", "max_tokens": 150, "seed": 1} for number in range(60))
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
 
@@ -127,7 +127,7 @@ def test_a_job_whose_head_dies_goes_on_with_the_other_hosts(rows: Path, undistur
         process = run(raylets, rows, job, *PLAIN)
         wait_for(process, lambda: len(known(job, "pinning") or ()) == 2, "replica on each of two hosts")
         # What is left is done before the head has been silent for too long, on a slow machine too.
-        wait_for_rows(process, job, 120)
+        wait_for_rows(process, job, 44)
         raylets.kill_head()
         finish(process)
     assert (job / "results.jsonl").read_bytes() == undisturbed
@@ -151,8 +151,10 @@ def test_a_job_whose_own_raylet_dies_says_so_and_keeps_its_rows(rows: Path, tmp_
         process = run(raylets, rows, job, *PLAIN)
         wait_for(process, lambda: len(known(job, "pinning") or ()) == 2, "replica on each of two hosts")
         wait_for_rows(process, job, 4)
-        raylets.kill_head(only="raylet")
-        output = finish(process, 1)
+        # Else they might all be done before that is noticed.
+        with targets_standing_still(os.getpid()):
+            raylets.kill_head(only="raylet")
+            output = finish(process, 1)
     assert "outrider: Ray on this host has died" in output
     assert "the same command goes on with them once it is there again" in output
     assert rows_done(job) >= 4

@@ -31,7 +31,8 @@ def rows() -> list[dict]:
     ]
     # Enough alike behind them for the job to be killed amid them, and for what is left to last until a draft is up.
     batch += [
-        {"url": url, "body": {"prompt": f"{SYSTEM}y_{index} =", "max_tokens": 24, "logprobs": 1}} for index in range(480)
+        {"url": url, "body": {"prompt": f"{SYSTEM}y_{index} =", "max_tokens": 96, "ignore_eos": True, "logprobs": 1}}
+        for index in range(80)
     ]
     return [{"custom_id": str(index), "method": "POST", **row} for index, row in enumerate(batch)]
 

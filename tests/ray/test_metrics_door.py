@@ -27,7 +27,7 @@ OTHERS = (
     "row_seconds_bucket",
 )
 GAUGES = ("k", "acceptance")
-ROWS, DRAFT_TOKENS = 600, 3
+ROWS, DRAFT_TOKENS = 360, 3
 SAMPLE = re.compile(r"^ray_outrider_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
 

@@ -25,8 +25,8 @@ EXAMPLES = ROOT / "examples" / "prompts.jsonl"
 ROWS = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
 # Long enough to be interrupted.
 LONG = [{"id": f"row {number}", "prompt": f"Row {number} of", "max_tokens": 60} for number in range(1000)]
-# What the caller's Ray would else write into the home directory.
-ENVIRONMENT = {**os.environ, **OFFLINE, "RAY_AUTH_MODE": "disabled"}
+# What the caller's Ray would else write into the home directory; and it is not to join that of another test.
+ENVIRONMENT = {**os.environ, **OFFLINE, "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": "local"}
 
 
 def python(program: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -90,8 +90,8 @@ def test_the_example_with_ray_data(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", blocks[0]],
         cwd=tmp_path,
-        # What the caller's Ray would else write into the home directory.
-        env={**os.environ, **OFFLINE, "RAY_AUTH_MODE": "disabled"},
+        # What the caller's Ray would else write into the home directory; and it is not to join that of another test.
+        env={**os.environ, **OFFLINE, "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": "local"},
         capture_output=True,
         text=True,
         timeout=2 * DEADLINE,

@@ -18,6 +18,8 @@ from typing import Any, Self
 
 import psutil
 
+from outrider.runner.hosts.ray_start import NONE_IN_ADVANCE
+
 START_SECONDS = 60
 # A dead raylet is noticed within two seconds instead of twenty: its port refuses at once. One that lives may take its time,
 # as it does on a busy machine.
@@ -31,7 +33,7 @@ class Raylets:
         self, count: int, cores: int = 1, token: str | None = None, head_cores: int = 0, dashboard: bool = False
     ) -> None:
         self.token = secrets.token_hex(32) if token is None else token
-        self.environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+        self.environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", **NONE_IN_ADVANCE}
         if self.token:
             self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
         else:

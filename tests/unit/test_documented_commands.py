@@ -57,7 +57,7 @@ RUN_BY = {
     "outrider logs": f"{SUBMIT}::test_a_job_is_sent_followed_cancelled_and_sent_again",
     "outrider quantize": "tests/unit/test_quantise.py::test_the_command_makes_a_checkpoint_that_scores",
     "outrider report": "tests/unit/test_report.py",
-    "outrider results": f"{END_TO_END}::test_interrupted_it_drains_and_refuses_company",
+    "outrider results": f"{END_TO_END}::test_killed_it_resumes_and_interrupted_it_drains_and_refuses_company",
     "outrider run": f"{END_TO_END}::test_two_replicas_and_suffixes_write_the_same",
     "outrider run reviews.parquet": "tests/ray/test_tables_end_to_end.py",
     "outrider retry": "tests/ray/test_tables_end_to_end.py",

@@ -19,9 +19,10 @@ from outrider.workers.models.opening import OpenModel
 from outrider.workers.models.tokenizer import Tokenizer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
-PROMPTS = 200
+PROMPTS = 80
 TOKENS = 12
-# torch's kernels sum in another order at another batch, so one row of 200 may turn where two scores nearly tie.
+DRAWS = 25_000
+# torch's kernels sum in another order at another batch, so one row may turn where two scores nearly tie.
 MOST_TURNED = 1
 
 
@@ -68,7 +69,7 @@ def test_assisted_text_is_plain_text(pair, tokenizer, temperature):
     assert len(plain) == len(rows)
     # One row at a time takes eight times as long, so a quarter of them has to do.
     for batch, given in ((1, rows[::4]), (8, rows)):
-        for count in (1, 3, 6):
+        for count in (1, 6):
             assisted, verifier = write(target_of(target, batch, count, draft_of(draft)), given)
             assert len(assisted) == len(given)
             turned = [key for key in assisted if assisted[key].tokens != plain[key].tokens]
@@ -92,17 +93,17 @@ def test_greedy_text_is_what_transformers_generates(pair, tokenizer):
 
 
 @pytest.mark.slow
-def test_100_000_first_tokens_follow_the_targets_softmax(pair, tokenizer):
+def test_first_tokens_follow_the_targets_softmax(pair, tokenizer):
     target = pair[0].engine
     prompt = tokenizer.encode("def main(")
     target.open(0, Sampling(), len(prompt))
     logits = target.logits([Feed(0, prompt, 1)]).numpy()[0]
     target.close(0)
     counts = np.zeros(len(logits))
-    for seed in range(100_000):
+    for seed in range(DRAWS):
         counts[choose(logits, Sampling(temperature=1.0, seed=seed), len(prompt))[0]] += 1
     weights = np.exp(logits.astype(np.float64) - logits.max())
-    expected = 100_000 * weights / weights.sum()
+    expected = DRAWS * weights / weights.sum()
     common = expected >= 5
     observed = np.append(counts[common], counts[~common].sum())
     wanted = np.append(expected[common], expected[~common].sum())

@@ -26,6 +26,10 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "gguf Q8_0": lambda path: write_gguf(find("pocket"), path / "pocket.gguf", mostly("Q8_0")),
 }
 IN_THE_FAST_SET = ("int4", "gguf")
+WEIGHTS = {
+    "int4": "compressed-tensors pack-quantized, 4 bits, groups of 32 (56)",
+    "gguf": "gguf Q4_K, 4 bits, groups of 32 (",
+}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,7 @@ def test_assisted_text_is_plain_text(name: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     path = MAKERS[name](tmp_path)
     target = opened(path, "native", read_model_info(str(path)).made_for)
+    assert WEIGHTS.get(name, "") in target.numeric_path["weights"]
     draft = opened(find("pocket-draft"), "native", "bf16")
     random = np.random.default_rng(3)
     rows = []

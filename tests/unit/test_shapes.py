@@ -98,12 +98,18 @@ def test_families_are_told_apart_and_drafts_found(tmp_path: Path, monkeypatch: p
         ("opt-125m", OPT),
         ("codellama-7b", LLAMA | {"vocab_size": 32016}),
         ("amd-llama-135m-code", LLAMA | {"vocab_size": 32000}),
+        ("Qwen1.5-7B-Chat", LLAMA | {"vocab_size": 151936}),
+        ("Qwen/Qwen1.5-0.5B-Chat", LLAMA | {"vocab_size": 151936}),
+        ("starcoder", BIGCODE),
+        ("bigcode/tiny_starcoder_py", BIGCODE),
     ):
         lay(tiny(name, settings), tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert prepare_pair("opt-6.7b", "auto")[2:] == ("facebook/opt-125m", [])
     assert prepare_pair("codellama-7b", "auto")[2:] == ("amd/AMD-Llama-135m-code", [])
+    assert prepare_pair("Qwen1.5-7B-Chat", "auto")[2:] == ("Qwen/Qwen1.5-0.5B-Chat", [])
+    assert prepare_pair("starcoder", "auto")[2:] == ("bigcode/tiny_starcoder_py", [])
     with pytest.raises(PairError, match="choose a draft with the target's tokenizer"):
         prepare_pair("opt-6.7b", "amd/AMD-Llama-135m-code")
 
@@ -115,11 +121,9 @@ def test_families_are_told_apart_and_drafts_found(tmp_path: Path, monkeypatch: p
     [
         ("opt-6.7b", "facebook/opt-125m", OPT, False),
         ("llama-2-7b", "JackFram/llama-160m", LLAMA | {"vocab_size": 32000}, True),
-        ("Qwen1.5-7B-Chat", "Qwen/Qwen1.5-0.5B-Chat", LLAMA | {"vocab_size": 151936}, True),
-        ("starcoder", "bigcode/tiny_starcoder_py", BIGCODE, False),
     ],
 )
-def test_a_tiny_one_of_each_family_through_the_command_line(
+def test_a_tiny_pair_through_the_command_line(
     tmp_path: Path, target: str, draft: str, settings: dict[str, Any], inflated: bool
 ) -> None:
     for name in (target, draft):
