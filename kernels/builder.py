@@ -29,6 +29,7 @@ from itertools import groupby
 from outrider.kernels.program import (
     ABSENT,
     FACTORS,
+    RECURRENT,
     Activation,
     Cache,
     Format,
@@ -252,6 +253,30 @@ class Builder:
         self._layers += 1
         return output
 
+    def convolve(
+        self,
+        x: Slice,
+        taps: Tensor,
+        *,
+        before: Slice | None = None,
+        behind: Slice | None = None,
+        bias: Tensor | None = None,
+        activation: Activation = Activation.NONE,
+    ) -> Slice:
+        """A causal convolution of every column by itself, over a token and those before it in its row.
+
+        ``taps`` [columns, 1, taps], a token's own last. ``x`` is multiplied by ``before`` first, in place, and what comes
+        out by ``behind``.
+        """
+        if len(taps.shape) != 3 or taps.count != x.width or taps.shape[1] != 1:
+            raise ValueError(f"{taps.name} has shape {taps.shape}, its input has {x.width} columns")
+        output = self._buffer(x.width)
+        weight = self._add(Weight(Format.FP32, taps.count, taps.shape[2], (taps,), table=True))
+        shift = self._vector([bias]) if bias else -1
+        op = Op(Kind.CONVOLVE, x, before or ABSENT, behind or ABSENT, output=output, weight=weight, bias=shift)
+        self._ops.append(replace(op, activation=activation))
+        return output
+
     def route(self, scores: Slice, chosen: int, *, among_chosen: bool) -> Slice:
         """The numbers of the ``chosen`` experts with the best scores, best first (of equals the first), then their weights.
 
@@ -364,6 +389,8 @@ class Builder:
             raise ValueError(f"the inputs of layers {missing} cannot be handed out")
         if self.states and any(op.longest for op in self._ops):
             raise ValueError("the inputs of layers cannot be handed out where rope depends on how long a row is")
+        if self.states and any(op.kind in RECURRENT for op in self._ops):
+            raise ValueError("the inputs of layers cannot be handed out where rows have a recurrent state")
         self._ops.append(Op(Kind.CHOOSE, logits))
         ops, buffers = _share_buffers(*_select(self._ops, self._widths))
         cache = Cache.FP32 if self.precision.fp32 else Cache.BF16
@@ -434,8 +461,8 @@ def _check_columns(columns: int, parts: Sequence[Tensor]) -> None:
             raise ValueError(f"{part.name} has shape {part.shape}, its input has {columns} columns")
 
 
-# What needs all of a batch's tokens: positions' own inputs, and the attention, which keeps their keys and values.
-_EVERY_TOKEN = (Kind.EMBED, Kind.POSITION, Kind.ROPE, Kind.ATTENTION)
+# What needs all of a batch's tokens: positions' own inputs, the attention, which keeps their keys and values, and states.
+_EVERY_TOKEN = (Kind.EMBED, Kind.POSITION, Kind.ROPE, Kind.ATTENTION, *RECURRENT)
 
 
 def _select(ops: Sequence[Op], widths: Sequence[int]) -> tuple[list[Op], list[int]]:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 18
+ABI_VERSION = 19
 # Raised whenever packed weights look different; a number of its own, since packing a large model takes a minute.
 PACKING_VERSION = 9
 LIBRARY_NAME = "liboutrider_kernels.so"

@@ -106,6 +106,11 @@ class Kind(IntEnum):
     GO_ON = 14
     LEAVE = 15
     SPREAD = 16
+    CONVOLVE = 17
+
+
+# A row has a state of each of these, which no truncation brings back: kernels/src/recurrence.h says what serves instead.
+RECURRENT = (Kind.CONVOLVE,)
 
 
 class Activation(IntEnum):

@@ -77,6 +77,9 @@ class ReferenceModel:
             weight = self.program.weights[op.weight]
             x = _activations(x, weight, self.orders[op.weight])
             return _linear(op, x, weight, self.weights[op.weight], bias, residual)
+        if op.kind is Kind.CONVOLVE:
+            before, behind = (_read(buffers, part) if part.buffer >= 0 else 1.0 for part in (op.key, op.value))
+            return np.asarray(_convolve(op, x * before, self.weights[op.weight], bias) * behind)
         if op.kind is Kind.ROUTE:
             return _route(op, x)
         if op.kind is Kind.EXPERTS:
@@ -185,6 +188,14 @@ def _activate(x: Array, activation: Activation) -> Array:
     if activation is Activation.SILU:
         return np.asarray(x / (1 + np.exp(-x)))
     return x
+
+
+def _convolve(op: Op, x: Array, taps: Array, bias: Array | None) -> Array:
+    """Each column by itself over a token and those before it; before the row's first there is nothing."""
+    count = taps.shape[1]
+    padded = np.concatenate([np.zeros((count - 1, x.shape[1])), x])
+    y = sum(padded[tap : tap + len(x)] * taps[:, tap] for tap in range(count))
+    return _activate(np.asarray(y if bias is None else y + bias[: x.shape[1]]), op.activation)
 
 
 def _route(op: Op, scores: Array) -> Array:

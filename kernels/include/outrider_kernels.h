@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 18
+#define OUTRIDER_ABI 19
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -95,7 +95,9 @@ enum outrider_operation {
   OUTRIDER_GO_ON = 14,    /* out = in for a token that came with a state, else what its row's last token left */
   OUTRIDER_LEAVE = 15,    /* in = what a row's last token leaves for the one fed behind it; comes behind select */
   OUTRIDER_SPREAD =
-      16 /* out = logits of the whole vocabulary: in's column j is that of token weight[j], others have none */
+      16, /* out = logits of the whole vocabulary: in's column j is that of token weight[j], others have none */
+  OUTRIDER_CONVOLVE =
+      17 /* in = in * key; out = activation(sum over a token and those before it of in * weight + bias) * value */
 };
 
 enum outrider_activation {
@@ -172,6 +174,8 @@ typedef struct outrider_quantised {
  *              token came with a state
  *   GO_ON      in, out, as wide as LEAVE's in
  *   SPREAD     in, out, weight: a vector of token ids, each once. The logits of tokens that it has not are -1e30
+ *   CONVOLVE   in, out, weight: [columns, taps] an fp32 table, the last tap is the token's own; key, value (absent: 1), bias,
+ *              activation
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores), window (0: all; else the last
  *              `window` tokens), weight: a score for each head that belongs to no token (a sink), or -1 */
 typedef struct outrider_op {

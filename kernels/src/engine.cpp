@@ -65,6 +65,23 @@ int32_t Engine::check_experts(const outrider_op &op) const {
   return status;
 }
 
+int32_t Engine::check_convolution(const outrider_op &op) const {
+  if (op.weight < 0) return fail(OUTRIDER_INVALID, "a convolution needs taps");
+  const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
+  if (!weight.table || weight.format != OUTRIDER_FP32 || weight.columns < 2 || weight.columns > kMostTaps)
+    return fail(OUTRIDER_INVALID, "a convolution's taps are an fp32 table of 2 to %d for each column", kMostTaps);
+  if (op.bias >= 0 && !is_vector(weights[static_cast<size_t>(op.bias)], weight.rows))
+    return fail(OUTRIDER_INVALID, "a convolution's bias is an fp32 vector");
+  for (const outrider_slice *slice : {&op.in, &op.key, &op.value, &op.out}) {
+    if (slice->buffer < 0 && (slice == &op.key || slice == &op.value)) continue;
+    const int32_t status = check_slice(*slice, weight.rows, "what a convolution reads or writes");
+    if (status != OUTRIDER_OK) return status;
+  }
+  if (op.out.buffer == op.in.buffer || op.out.buffer == op.key.buffer || op.out.buffer == op.value.buffer)
+    return fail(OUTRIDER_INVALID, "a convolution cannot write into what it reads");
+  return OUTRIDER_OK;
+}
+
 // `selected` are the buffers that hold selected positions only, none before the first select; `selecting`: the operation before
 // was a select.
 int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected) {
@@ -90,8 +107,9 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
            (*selected)[static_cast<size_t>(slice.buffer)];
   };
   const bool every_token = op.kind == OUTRIDER_EMBED || op.kind == OUTRIDER_POSITION || op.kind == OUTRIDER_ROPE ||
-                           op.kind == OUTRIDER_ATTENTION;
-  refuse(behind && every_token, "embeddings, rope and attention work on all positions, and come before select");
+                           op.kind == OUTRIDER_ATTENTION || op.kind == OUTRIDER_CONVOLVE;
+  refuse(behind && every_token,
+         "embeddings, rope, attention and convolutions work on all positions, and come before select");
   refuse(behind && op.kind != OUTRIDER_SELECT &&
              (!holds_selected(op.in) || (op.residual.buffer >= 0 && !holds_selected(op.residual))),
          "behind select an operation reads positions that were not selected");
@@ -177,6 +195,9 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       check(op.in, op.out.width, "gate input");
       check(op.out, op.out.width, "gate output");
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "gate residual");
+      break;
+    case OUTRIDER_CONVOLVE:
+      if (status == OUTRIDER_OK) status = check_convolution(op);
       break;
     case OUTRIDER_HAND_OUT:
       refuse(behind, "states are handed out before select");
@@ -300,6 +321,7 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   engine->cache_format = program.cache;
   int32_t status = engine->check(program);
   if (status == OUTRIDER_OK) status = engine->plan_cache(program.layers, options.cache_bytes);
+  if (status == OUTRIDER_OK) status = engine->plan_recurrence();
   if (status != OUTRIDER_OK) return status;
   for (size_t i = 0; i < engine->widths.size(); ++i) engine->buffers.push_back(std::make_unique<Scratch>());
   for (outrider_op &op : engine->ops) {
@@ -400,11 +422,12 @@ int32_t Engine::fork(int source, int length, const outrider_sampling &sampling, 
   to.history.assign(from.history.begin(), from.history.begin() + length);
   to.rope = from.rope;
   to.begin = std::min(from.begin, length);
+  if (!recurrence.empty()) to.recurrence = from.recurrence.forked(length, recurrence);
   if (longest > 0 && (from.rope == RowRope::kNone || (from.rope == RowRope::kUsual && length > longest))) {
     to.rope = RowRope::kNone;  // of what has no keys there is nothing to share
     return OUTRIDER_OK;
   }
-  to.blocks.assign(from.blocks.begin(), from.blocks.begin() + (length + kBlockTokens - 1) / kBlockTokens);
+  to.blocks.assign(from.blocks.begin(), from.blocks.begin() + (cached(to) + kBlockTokens - 1) / kBlockTokens);
   for (const int block : to.blocks) cache->retain(block);
   return OUTRIDER_OK;
 }
@@ -419,7 +442,9 @@ int32_t Engine::truncate(int row, int length) {
   state.history.resize(static_cast<size_t>(length));
   state.begin = std::min(state.begin, length);
   if (static_cast<size_t>(length) < state.left_at) state.left.clear();
-  for (const size_t kept = static_cast<size_t>((length + kBlockTokens - 1) / kBlockTokens); state.blocks.size() > kept;) {
+  if (!recurrence.empty()) state.recurrence.truncate(length);
+  for (const size_t kept = static_cast<size_t>((cached(state) + kBlockTokens - 1) / kBlockTokens);
+       state.blocks.size() > kept;) {
     cache->release(state.blocks.back());
     state.blocks.pop_back();
   }
@@ -431,7 +456,8 @@ int32_t Engine::skip(int row, const int32_t *tokens, int count) {
   if (status != OUTRIDER_OK) return status;
   RowState &state = rows[static_cast<size_t>(row)];
   const int64_t length = static_cast<int64_t>(state.history.size()) + count;
-  if (count < 1 || longest > 0) return fail(OUTRIDER_INVALID, "row %d cannot skip %d tokens", row, count);
+  if (count < 1 || longest > 0 || !recurrence.empty())
+    return fail(OUTRIDER_INVALID, "row %d cannot skip %d tokens", row, count);
   if (length > context)
     return fail(OUTRIDER_CONTEXT, "row %d would hold %lld tokens, the model's context is %d", row,
                 static_cast<long long>(length), context);

@@ -10,6 +10,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "pool.h"
+#include "recurrence.h"
 #include "sampler.h"
 
 namespace outrider {
@@ -27,6 +28,7 @@ struct RowState {
   // What the last token has left for the next, where the row was so long: TAKE_IN's programs.
   std::vector<float> left;
   size_t left_at = 0;
+  Recurrence recurrence;
   Sampling sampling;
 };
 
@@ -63,6 +65,7 @@ struct Engine {
   int32_t longest = 0;                   // the longest row that the usual frequencies hold for, 0: all
   int32_t cache_format = OUTRIDER_CACHE_BF16;
   int32_t spin_microseconds = -1;
+  RecurrencePlan recurrence;
   int64_t experts_read = 0;  // by the latest forward, over all layers
   // Of the latest pass, while its logits are there: where each of its choices was made. A branch's row is -1.
   struct Choosing {
@@ -81,15 +84,25 @@ struct Engine {
   int32_t check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected);
   int32_t check_experts(const outrider_op &op) const;
   int32_t check_slice(const outrider_slice &slice, int width, const char *what) const;
+  int32_t check_convolution(const outrider_op &op) const;
   int32_t plan_cache(int layers, int64_t limit);
+  int32_t plan_recurrence();
   // A pass in which every row's keys are those of one set of frequencies, and the passes that a batch takes to be that.
   int32_t run_pass(const outrider_batch &batch);
   int32_t run_by_length(const outrider_batch &batch);
+  // A batch with rows whose recurrent state is behind fewer tokens than they have.
+  int32_t run_with_lacking(const outrider_batch &batch);
+  bool lacks(const outrider_batch &batch) const;
+  // Tokens of the row that have been computed: all, unless a recurrent state was lost.
+  int32_t cached(const RowState &row) const {
+    return recurrence.empty() ? static_cast<int32_t>(row.history.size()) : row.recurrence.computed();
+  }
   int32_t check_row(int row) const;
   int32_t check_batch(const outrider_batch &batch, int *tokens, int *selected) const;
   int32_t check_states(const outrider_batch &batch, int feed) const;
   int32_t check_states_of_program();
   int32_t reserve_blocks(const outrider_batch &batch);
+  int32_t reserve_recurrence(const outrider_batch &batch);
   int32_t reserve_scratch(int tokens, int selected);
   float *buffer(const outrider_slice &slice) const {
     return buffers[static_cast<size_t>(slice.buffer)]->as<float>() + slice.offset;

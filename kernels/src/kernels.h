@@ -17,6 +17,7 @@ constexpr int kTileRows = 32;      // outputs in one tile of a packed matrix: tw
 constexpr int kTileBytes = 128;    // one step of a tile: two vectors
 constexpr int kTilesTogether = 4;  // of a packed matrix, that some kernels work on together
 constexpr int kBlockTokens = 32;   // tokens in one block of the cache
+constexpr int kMostTaps = 16;      // of a convolution: the tokens that it is over
 constexpr int kChunkTokens = 256;  // keys whose softmax is computed at once; the order of summation depends on it
 
 // Behind a head's keys in a block of int8, and behind its values: a scale for each token.
@@ -293,6 +294,11 @@ struct Kernels {
   void (*quantise)(const float *x, int channels, int codes, uint32_t *header, uint8_t *values);
   // One block of at most 128 for FACTORS: its scale, the factors and offsets of its groups of 32, and a code a channel.
   void (*find_factors)(const float *x, int channels, float *scale, int16_t *factors, int16_t *offsets, uint8_t *codes);
+  // x * activation(y) + added (or null).
+  void (*gated_by)(const float *x, const float *y, int activation, const float *added, float *out, int width);
+  // activation(sum of rows[tap] * taps[tap] + bias (or null)) * factors (or null), the oldest row first.
+  void (*convolve)(const float *const *rows, const float *const *taps, int count, const float *bias, int activation,
+                   const float *factors, float *out, int width);
 };
 
 extern const Kernels kGeneric;

@@ -40,6 +40,7 @@ int32_t at(const int32_t *values, int index, int32_t otherwise) { return values 
 
 int32_t Engine::forward(const outrider_batch &batch) {
   experts_read = 0;
+  if (lacks(batch)) return run_with_lacking(batch);
   if (longest <= 0) return run_pass(batch);
   const int32_t status = run_by_length(batch);
   choosings.clear();  // they are those of its last pass

@@ -230,6 +230,8 @@ void Pass::run_op(size_t index, int count, int thread) {
       return mix(op, count, thread);
     case OUTRIDER_GATE:
       return gate(op, count, thread);
+    case OUTRIDER_CONVOLVE:
+      return convolve(op, index, thread);
     case OUTRIDER_HAND_OUT:
       return hand_out(op, thread);
     case OUTRIDER_TAKE_IN:
@@ -295,6 +297,7 @@ int32_t Engine::run_pass(const outrider_batch &batch) {
   if (status != OUTRIDER_OK || tokens == 0) return status;
   status = reserve_scratch(tokens, selected);
   if (status == OUTRIDER_OK) status = reserve_blocks(batch);
+  if (status == OUTRIDER_OK && !recurrence.empty()) status = reserve_recurrence(batch);
   if (status != OUTRIDER_OK) return status;
   const int32_t *next = batch.tokens;
   for (int i = 0; i < batch.feeds; next += batch.counts[i], ++i) {
@@ -307,6 +310,8 @@ int32_t Engine::run_pass(const outrider_batch &batch) {
   for (std::atomic<int64_t> &claim : claims) claim.store(0, std::memory_order_relaxed);
   pool->run([&pass](int thread) { pass.walk(thread); });
   pass.keep_choosings();
+  if (!recurrence.empty())
+    for (const FeedState &feed : pass.feeds) rows[static_cast<size_t>(feed.row)].recurrence.go_on(feed.count);
   if (pass.not_finite >= 0)
     return fail(OUTRIDER_NOT_FINITE, "row %d: a logit is not a finite number", pass.not_finite.load());
   return OUTRIDER_OK;

@@ -37,6 +37,7 @@ class Shape:
     longest: int = 0
     experts: int = 0
     chosen: int = 2
+    taps: int = 0
 
 
 LLAMA = Shape()
@@ -48,10 +49,12 @@ GELU = Shape(style="opt", width=144, heads=2, kv_heads=2, inner=100, activation=
 CAPPED = Shape(width=144, heads=6, kv_heads=3, inner=120, window=37, activation=Activation.GELU_TANH, capped=True)
 LONG = Shape(width=96, heads=4, kv_heads=2, inner=104, vocabulary=101, layers=2, longest=20)
 MIXTURE = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, experts=7, chosen=3, layers=2)
+HYBRID = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, layers=3, vocabulary=101, taps=4)
 CLAMPED = Shape(
     width=128, heads=4, kv_heads=2, inner=96, group=32, experts=20, chosen=2, activation=Activation.CLAMPED_SWIGLU
 )
 SHAPES = {
+    "hybrid": HYBRID,
     "mixture": MIXTURE,
     "clamped": CLAMPED,
     "capped": CAPPED,
@@ -85,6 +88,9 @@ def build(shape: Shape, precision: Format) -> Program:
     for layer in range(shape.layers):
         at = f"{layer}."
         h = norm(x, at + "norm1")
+        if shape.taps and layer != 1:
+            x = _convolution(builder, shape, at, h, x)
+            continue
         sizes = {"q": width, "k": kv_width, "v": kv_width}
         matrices = [Tensor(at + name, (size, width)) for name, size in sizes.items()]
         biases = [vector(at + name + ".bias", size) for name, size in sizes.items()] if opt or qwen else []
@@ -121,6 +127,17 @@ def build(shape: Shape, precision: Format) -> Program:
     x = norm(x, "norm")
     bounds: dict[str, Any] = dict(scale=0.25, cap=4.0) if shape.capped else {}
     return builder.finish(builder.linear(x, [Tensor("head", (shape.vocabulary, width))], **bounds))
+
+
+def _convolution(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
+    """Between two gates; in the last layer with neither, and with a bias and an activation."""
+    width, last = shape.width, at.startswith(str(shape.layers - 1))
+    parts = builder.linear(h, [Tensor(at + "in", (3 * width, width))]).split(width, width, width)
+    more: dict[str, Any] = dict(before=parts[0], behind=parts[1])
+    if last:
+        more = dict(bias=Tensor(at + "taps.bias", (width,)), activation=Activation.SILU)
+    c = builder.convolve(parts[2], Tensor(at + "taps", (width, 1, shape.taps)), **more)
+    return builder.linear(c, [Tensor(at + "out", (width, width))], residual=x)
 
 
 def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:

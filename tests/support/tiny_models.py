@@ -136,6 +136,16 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("opt", OPT),
     "opt-350m": ("opt", OPT | {"word_embed_proj_dim": 48, "do_layer_norm_before": False}),
     "opt-plain": ("opt", OPT | {"enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": False}),
+    "lfm2": (
+        "lfm2",
+        LLAMA | {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "block_multiple_of": 16},
+    ),
+    "lfm2-biased": (
+        "lfm2",
+        LLAMA
+        | {"full_attn_idxs": [2], "num_hidden_layers": 4, "conv_L_cache": 4, "conv_bias": True, "head_dim": 24}
+        | {"tie_word_embeddings": False, "block_auto_adjust_ff_dim": False},
+    ),
     "bigcode": ("gpt_bigcode", BIGCODE),
     "bigcode-mha": ("gpt_bigcode", BIGCODE | {"multi_query": False, "scale_attn_weights": False}),
 }
@@ -193,7 +203,8 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     one_by_one(model)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.1)
+            wide = parameter.dim() == 2 or parameter_name.endswith("conv.weight")
+            parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5 if wide else 0.1)
             if "norm" in parameter_name or ".ln_" in parameter_name:
                 # Gemma's norms multiply by 1 + w.
                 one = parameter_name.endswith("weight") and not kind.startswith("gemma")

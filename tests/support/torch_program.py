@@ -90,6 +90,11 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             cosine, sine = angle.cos() * op.scale, angle.sin() * op.scale
             low, high, rest = heads[:, :, :half], heads[:, :, half : 2 * half], heads[:, :, 2 * half :]
             return torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], dim=2).flatten(1)
+        case Kind.CONVOLVE:
+            x = x * read(op.key) if op.key.buffer >= 0 else x
+            padded = torch.nn.functional.pad(x.T, (weight.shape[-1] - 1, 0))
+            y = ACTIVATIONS[op.activation](torch.nn.functional.conv1d(padded, weight, bias, groups=x.shape[1]).T)
+            return y * read(op.value) if op.value.buffer >= 0 else y
         case Kind.ATTENTION:
             return _attention(op, x, read(op.key), read(op.value), weight if op.weight >= 0 else None)
     raise AssertionError(op.kind)

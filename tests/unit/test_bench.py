@@ -235,6 +235,7 @@ def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path, monk
         ("SmolLM2-1.7B-instruct", "HuggingFaceTB/SmolLM2-1.7B-Instruct"),
         ("smollm3", "HuggingFaceTB/SmolLM3-3B"),
         ("smollm3-3b-base", "HuggingFaceTB/SmolLM3-3B-Base"),
+        ("lfm2-1.2b", "LiquidAI/LFM2-1.2B"),
         ("TinyLlama-1.1B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
         ("facebook/opt-6.7b", "facebook/opt-6.7b"),
         ("opt-6.8b", "opt-6.8b"),

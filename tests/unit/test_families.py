@@ -10,7 +10,7 @@ import torch
 from tiny_models import TINY, tiny_model
 from torch_program import run
 
-from outrider.kernels.program import Format
+from outrider.kernels.program import Format, Kind
 from outrider.workers.errors import ModelError
 from outrider.workers.models.families import build_program
 
@@ -108,6 +108,30 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "sliding_window": None,
         "use_sliding_window": False,
     },
+    "LFM2-1.2B": {
+        "model_type": "lfm2",
+        "block_auto_adjust_ff_dim": True,
+        "block_dim": 256,
+        "block_ff_dim": 384,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_mlp_init_scale": 1.0,
+        "block_multiple_of": 256,
+        "block_norm_eps": 1e-05,
+        "block_out_init_scale": 1.0,
+        "block_use_swiglu": True,
+        "block_use_xavier_init": True,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "conv_dim": 256,
+        "conv_dim_out": 256,
+        "conv_use_xavier_init": True,
+        "full_attn_idxs": [2],
+        "norm_eps": 1e-05,
+        "num_heads": 32,
+        "rope_theta": 1000000.0,
+        "tie_embedding": True,
+        "use_pos_enc": True,
+    },
     "gpt-neox-20b": {
         "model_type": "gpt_neox",
         "attention_probs_dropout_prob": 0,
@@ -165,5 +189,6 @@ SMALL = {"hidden_size": 256, "intermediate_size": 192, "num_hidden_layers": 4, "
 def test_configurations_as_they_are_published_are_understood(name: str) -> None:
     common = ALL | SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 8192}
     program = build_program(common | PUBLISHED[name], Format.W4A8)
-    assert program.layers == 4
+    convolutions = sum(op.kind is Kind.CONVOLVE for op in program.ops)
+    assert (program.layers, convolutions) == ((1, 3) if name.startswith("LFM2") else (4, 0))
     assert (max(op.longest for op in program.ops) == 4096) is (name == "phi-4-mini")

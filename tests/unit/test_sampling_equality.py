@@ -28,7 +28,8 @@ MASK = 202
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models")
-    save_tiny("llama", path / "llama")
+    for name in ("llama", "lfm2"):
+        save_tiny(name, path / name)
     return path
 
 
@@ -92,9 +93,11 @@ def assert_obeyed(rows: Sequence[Row], results: dict[int, RowResult]) -> None:
             assert all(len(each) == row.logprobs for each in result.logprobs.likeliest)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("bf16", marks=pytest.mark.slow), "w4a8"])
-def test_on_the_native_engine_every_bit_is_the_same(models: Path, precision: str) -> None:
-    target, draft = (opened(models / "llama", "native", each) for each in (precision, "w8a8"))
+@pytest.mark.parametrize(
+    ("name", "precision"), [pytest.param("llama", "bf16", marks=pytest.mark.slow), ("llama", "w4a8"), ("lfm2", "w4a8")]
+)
+def test_on_the_native_engine_every_bit_is_the_same(models: Path, name: str, precision: str) -> None:
+    target, draft = (opened(models / name, "native", each) for each in (precision, "w8a8"))
     rows = rows_of_all_kinds(24, tokens=20)
     plain, _ = write(target_of(target, 1, 0), rows)
     assert_obeyed(rows, plain)

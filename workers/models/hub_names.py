@@ -21,6 +21,7 @@ KNOWN = (
     (r"(pythia-(?:14m|31m|70m|160m|410m|1b|1\.4b|2\.8b|6\.9b|12b)(?:-deduped)?|gpt-neox-20b)", r"EleutherAI/\1"),
     (r"smollm2-(135m|360m|1\.7b)(-instruct)?", r"HuggingFaceTB/SmolLM2-\1\2"),
     (r"smollm3(?:-3b)?(-base)?", r"HuggingFaceTB/SmolLM3-3B\1"),
+    (r"(lfm2-(?:350m|700m|1\.2b|2\.6b))", r"LiquidAI/\1"),
     (r"tinyllama(?:-1\.1b)?(?:-chat)?(?:-v1\.0)?", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
 )
 PROPER = {"-chat": "-Chat", "-python": "-Python", "-instruct": "-Instruct", "-base": "-Base"}
@@ -47,6 +48,8 @@ def _spelled(full: str) -> str:
     if organisation == "Qwen":
         size = name.lower().removeprefix("qwen1.5-").removesuffix("-chat").upper()
         return f"Qwen/Qwen1.5-{size}{'-Chat' if name.lower().endswith('-chat') else ''}"
+    if organisation == "LiquidAI":
+        return f"{organisation}/{name.upper()}"
     if organisation == "codellama":
         for typed, proper in PROPER.items():
             name = re.sub(typed, proper, name, flags=re.IGNORECASE)

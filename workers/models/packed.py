@@ -231,6 +231,7 @@ def _pack_weight(
                     packer.pack_codes(weight, address, chunk[0] + shift, _codes(checkpoint, source, *chunk))
                     return
                 rows = checkpoint.rows(source, *chunk)
+                rows = rows.reshape(len(rows), -1)  # taps of a convolution have a dimension more
                 rows = rows if factors is None else _to_float32(rows) * factors
                 _pack_named(packer, weight, address, chunk[0] + shift, rows, source)
 

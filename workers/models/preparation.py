@@ -56,6 +56,7 @@ def choose_draft(target: ModelInfo) -> str:
         "qwen3_moe": "Qwen/Qwen3-0.6B" if target.vocabulary >= 151936 else LOOKUP,
         "gemma2": "google/gemma-2-2b-it" if target.vocabulary == 256000 else LOOKUP,
         "gemma3_text": "google/gemma-3-270m-it" if target.vocabulary in (262144, 262208) else LOOKUP,
+        "lfm2": "LiquidAI/LFM2-350M" if target.vocabulary == 65536 else LOOKUP,
         "olmo2": "allenai/OLMo-2-0425-1B" if target.vocabulary == 100352 else LOOKUP,
         "gpt_neox": "EleutherAI/pythia-160m",
         "gpt_bigcode": "bigcode/tiny_starcoder_py",

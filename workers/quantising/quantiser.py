@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.kernels.program import Format, Kind, Program
+from outrider.kernels.program import RECURRENT, Format, Kind, Program
 from outrider.kernels.program import Tensor as Named
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
@@ -79,6 +79,8 @@ def program_of(path: Path, allow_pickle: bool = False) -> tuple[Program, dict[st
         method = dict(values["quantization_config"]).get("quant_method", "unknown")
         raise ModelError(f"{path} is quantised already ({method}); give the checkpoint that it was made from")
     program = build_program(values, Format.W4A8, source=str(file))
+    if any(op.kind in RECURRENT for op in program.ops):
+        raise ModelError(f"{path} has a recurrent state, and is not quantised; run it with --precision w4a8 as it is")
     if any(op.kind is Kind.EXPERTS for op in program.ops):
         raise ModelError(f"{path} is a mixture of experts, which is not quantised; run it with --precision w4a8 as it is")
     checkpoint = open_checkpoint(path, allow_pickle)

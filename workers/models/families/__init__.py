@@ -9,7 +9,7 @@ from outrider.kernels.builder import Builder, Keeping
 from outrider.kernels.program import Format, Program
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families import gemma, gpt_bigcode, gpt_neox, llama, mixtures, olmo, opt, phi3
+from outrider.workers.models.families import gemma, gpt_bigcode, gpt_neox, lfm2, llama, mixtures, olmo, opt, phi3
 from outrider.workers.models.families.eagle3 import eagle3
 from outrider.workers.models.families.parts import Begin
 from outrider.workers.models.heads import HeadConfig, is_head
@@ -22,6 +22,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "gpt_neox": gpt_neox.gpt_neox,
     "gpt_oss": mixtures.gpt_oss,
     "granite": llama.granite,
+    "lfm2": lfm2.lfm2,
     "llama": llama.llama,
     "mistral": llama.mistral,
     "mixtral": mixtures.mixtral,

@@ -1,0 +1,139 @@
+#include "recurrence.h"
+
+#include <algorithm>
+#include <new>
+
+#include "engine.h"
+#include "message.h"
+
+namespace outrider {
+
+void Recurrence::truncate(int32_t length) {
+  snapshots.erase(snapshots.upper_bound(length), snapshots.end());
+  if (length >= at) {
+    kept = std::min(kept, length - at);
+    return;
+  }
+  at = snapshots.empty() ? 0 : snapshots.rbegin()->first;
+  kept = 0;
+  state.clear();
+}
+
+Recurrence Recurrence::forked(int32_t length, const RecurrencePlan &plan) const {
+  Recurrence result;
+  result.snapshots = snapshots;
+  if (length >= at) {
+    result.at = at;
+    result.kept = std::min(kept, length - at);
+    result.state = state;
+    result.inputs.assign(inputs.begin(), inputs.begin() + result.kept * plan.input_size);
+  } else {
+    result.at = at;
+  }
+  result.truncate(length);
+  return result;
+}
+
+void Recurrence::make_room(const RecurrencePlan &plan, int32_t tokens, int32_t chosen) {
+  const int32_t before = computed(), all = kept + tokens;
+  const int32_t least = std::min(all, std::clamp(chosen, kTakenBack, kMostTakenBack));
+  moves = all <= std::max(2 * kTakenBack, least) ? 0 : all - least;
+  if (state.empty()) {
+    if (at > 0) state = *snapshots.at(at);
+    else state.assign(static_cast<size_t>(plan.state_size), 0.0f);
+  }
+  inputs.resize(static_cast<size_t>(std::max(kept, all - moves) * plan.input_size));
+  for (int32_t p = (before / plan.spacing + 1) * plan.spacing; p <= before + tokens; p += plan.spacing)
+    snapshots[p] = std::make_shared<std::vector<float>>(static_cast<size_t>(plan.state_size));
+}
+
+int32_t Engine::plan_recurrence() {
+  for (outrider_op &op : ops) {
+    if (op.kind != OUTRIDER_CONVOLVE) continue;
+    const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
+    Recurrent one;
+    one.state = recurrence.state_size;
+    one.input = recurrence.input_size;
+    one.input_size = op.in.width;
+    one.state_size = static_cast<int64_t>(weight.columns - 1) * op.in.width;
+    const int64_t stride = round_up(op.in.width, kLanes);
+    one.taps.resize(static_cast<size_t>(weight.columns * stride));
+    const float *const rows = static_cast<const float *>(weight.data);
+    for (int64_t c = 0; c < op.in.width; ++c)
+      for (int64_t tap = 0; tap < weight.columns; ++tap)
+        one.taps[static_cast<size_t>(tap * stride + c)] = rows[c * weight.columns + tap];
+    recurrence.state_size += one.state_size;
+    recurrence.input_size += one.input_size;
+    op.integer = static_cast<int32_t>(recurrence.of.size());
+    recurrence.of.push_back(std::move(one));
+  }
+  if (recurrence.empty()) return OUTRIDER_OK;
+  if (longest > 0 || handed_out || taken_in)
+    return fail(OUTRIDER_INVALID,
+                "a program with a recurrent state has no states beside, and one rope for rows of all lengths");
+  // Snapshots take as much memory as the keys and values of four times their tokens at most.
+  const int64_t state_bytes = recurrence.state_size * static_cast<int64_t>(sizeof(float));
+  const int64_t blocks =
+      (state_bytes + kSnapshotShare * cache->block_bytes() - 1) / (kSnapshotShare * cache->block_bytes());
+  recurrence.spacing = static_cast<int32_t>(std::min<int64_t>(blocks, context / kBlockTokens + 1)) * kBlockTokens;
+  return OUTRIDER_OK;
+}
+
+// On failure the rows are as before.
+int32_t Engine::reserve_recurrence(const outrider_batch &batch) {
+  for (int i = 0; i < batch.feeds; ++i) {
+    RowState &row = rows[static_cast<size_t>(batch.rows[i])];
+    try {
+      row.recurrence.make_room(recurrence, batch.counts[i], batch.choose[i]);
+    } catch (const std::bad_alloc &) {
+      for (int j = 0; j < batch.feeds; ++j)
+        truncate(batch.rows[j], static_cast<int>(rows[static_cast<size_t>(batch.rows[j])].history.size()));
+      return fail(OUTRIDER_NO_MEMORY, "no memory for the recurrent state of row %d", batch.rows[i]);
+    }
+  }
+  return OUTRIDER_OK;
+}
+
+bool Engine::lacks(const outrider_batch &batch) const {
+  for (int i = 0; !recurrence.empty() && i < batch.feeds; ++i)
+    if (check_row(batch.rows[i]) == OUTRIDER_OK &&
+        cached(rows[static_cast<size_t>(batch.rows[i])]) <
+            static_cast<int32_t>(rows[static_cast<size_t>(batch.rows[i])].history.size()))
+      return true;
+  return false;
+}
+
+// A row whose state was lost to a truncation, or not forked with it, is fed once more what it lacks, before what is new.
+int32_t Engine::run_with_lacking(const outrider_batch &batch) {
+  int tokens = 0, selected = 0;
+  int32_t status = check_batch(batch, &tokens, &selected);
+  if (status != OUTRIDER_OK) return status;
+  std::vector<std::vector<int32_t>> lacking(static_cast<size_t>(batch.feeds));
+  std::vector<int32_t> counts, fed, after;
+  int64_t token = 0, branch = 0;
+  for (int i = 0; i < batch.feeds; ++i) {
+    RowState &row = rows[static_cast<size_t>(batch.rows[i])];
+    std::vector<int32_t> &lacks = lacking[static_cast<size_t>(i)];
+    lacks.assign(row.history.begin() + row.recurrence.computed(), row.history.end());
+    row.history.resize(static_cast<size_t>(row.recurrence.computed()));
+    fed.insert(fed.end(), lacks.begin(), lacks.end());
+    fed.insert(fed.end(), batch.tokens + token, batch.tokens + token + batch.counts[i]);
+    token += batch.counts[i];
+    const int32_t more = static_cast<int32_t>(lacks.size());
+    counts.push_back(batch.counts[i] + more);
+    for (int32_t b = 0; batch.branches && b < batch.branches[i]; ++b) after.push_back(batch.branch_after[branch++] + more);
+  }
+  outrider_batch whole = batch;
+  whole.counts = counts.data();
+  whole.tokens = fed.data();
+  whole.branch_after = after.data();
+  status = run_pass(whole);
+  if (status == OUTRIDER_OK || status == OUTRIDER_NOT_FINITE) return status;
+  for (int i = 0; i < batch.feeds; ++i) {
+    std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
+    history.insert(history.end(), lacking[static_cast<size_t>(i)].begin(), lacking[static_cast<size_t>(i)].end());
+  }
+  return status;
+}
+
+}  // namespace outrider
