@@ -277,6 +277,33 @@ class Builder:
         self._ops.append(replace(op, activation=activation))
         return output
 
+    def delta(
+        self,
+        query: Slice,
+        key: Slice,
+        value: Slice,
+        gates: Slice,
+        *,
+        decay: Tensor,
+        shift: Tensor,
+        heads: int,
+        kv_heads: int,
+        epsilon: float = 1e-6,
+    ) -> Slice:
+        """The gated delta rule, in fp32: a state of each head goes from token to token, which no truncation brings back.
+
+        ``gates`` are b and a of all heads, ``decay`` and ``shift`` what checkpoints call A_log and dt_bias. The inputs are
+        overwritten.
+        """
+        size, columns = query.width // kv_heads, value.width // heads
+        if columns % 16 or heads % kv_heads or (query.width, value.width) != (kv_heads * size, heads * columns):
+            raise ValueError(f"the delta rule with {heads}/{kv_heads} heads over {query.width} and {value.width} columns")
+        output = self._buffer(value.width)
+        numbers = (self._vector([decay]), self._vector([shift]))
+        op = Op(Kind.DELTA, query, key, value, gates, output, *numbers, heads=heads, kv_heads=kv_heads, head_size=size)
+        self._ops.append(replace(op, epsilon=epsilon, scale=size**-0.5))
+        return output
+
     def route(self, scores: Slice, chosen: int, *, among_chosen: bool) -> Slice:
         """The numbers of the ``chosen`` experts with the best scores, best first (of equals the first), then their weights.
 
@@ -341,10 +368,12 @@ class Builder:
         self._ops.append(op)
         return output
 
-    def gate(self, x: Slice, key: Slice, *, residual: Slice | None = None) -> Slice:
-        """``x`` times the logistic function of ``key``, which is one column, plus ``residual``."""
+    def gate(
+        self, x: Slice, key: Slice, *, residual: Slice | None = None, activation: Activation = Activation.SIGMOID
+    ) -> Slice:
+        """``x`` times the activation of ``key`` (as wide, or one column: its logistic function), plus ``residual``."""
         output = self._buffer(x.width)
-        self._ops.append(Op(Kind.GATE, x, key=key, residual=residual or ABSENT, output=output))
+        self._ops.append(Op(Kind.GATE, x, key=key, residual=residual or ABSENT, output=output, activation=activation))
         return output
 
     def room(self, width: int) -> Slice:

@@ -107,10 +107,11 @@ class Kind(IntEnum):
     LEAVE = 15
     SPREAD = 16
     CONVOLVE = 17
+    DELTA = 18
 
 
 # A row has a state of each of these, which no truncation brings back: kernels/src/recurrence.h says what serves instead.
-RECURRENT = (Kind.CONVOLVE,)
+RECURRENT = (Kind.CONVOLVE, Kind.DELTA)
 
 
 class Activation(IntEnum):
@@ -120,6 +121,7 @@ class Activation(IntEnum):
     GELU_TANH = 3
     SILU = 4
     CLAMPED_SWIGLU = 5
+    SIGMOID = 6
 
 
 class Norm(IntEnum):
@@ -251,8 +253,12 @@ class Program:
         routers: set[int] = set()
         writer: dict[int, int] = {}
         for op in self.ops:
-            if op.kind in (Kind.ROUTE, Kind.GATE):
-                routers.add(writer[(op.input if op.kind is Kind.ROUTE else op.key).buffer])
+            if op.kind is Kind.ROUTE:
+                routers.add(writer[op.input.buffer])
+            elif op.kind is Kind.GATE and op.key.width == 1:
+                routers.add(writer[op.key.buffer])
+            elif op.kind is Kind.DELTA:
+                routers.add(writer[op.residual.buffer])
             writer[op.output.buffer] = op.weight
         return all(
             weight.table or weight.format.integer or (weight.format is Format.FP32 and number in routers)

@@ -80,6 +80,9 @@ class ReferenceModel:
         if op.kind is Kind.CONVOLVE:
             before, behind = (_read(buffers, part) if part.buffer >= 0 else 1.0 for part in (op.key, op.value))
             return np.asarray(_convolve(op, x * before, self.weights[op.weight], bias) * behind)
+        if op.kind is Kind.DELTA:
+            key, value, gates = (_read(buffers, part) for part in (op.key, op.value, op.residual))
+            return _delta(op, x, key, value, gates, self.weights[op.weight][0], self.weights[op.bias][0])
         if op.kind is Kind.ROUTE:
             return _route(op, x)
         if op.kind is Kind.EXPERTS:
@@ -90,7 +93,7 @@ class ReferenceModel:
             mixed = (products * weights[:, :, None]).sum(axis=1) * np.float32(op.scale)
             return np.asarray(mixed if residual is None else mixed + residual)
         if op.kind is Kind.GATE:
-            gated = x / (1 + np.exp(-_read(buffers, op.key)))
+            gated = x * _activate(_read(buffers, op.key), op.activation)
             return np.asarray(gated if residual is None else gated + residual)
         if op.kind is Kind.ROPE:
             long = op.longest and len(tokens) > op.longest
@@ -187,6 +190,8 @@ def _activate(x: Array, activation: Activation) -> Array:
         return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
     if activation is Activation.SILU:
         return np.asarray(x / (1 + np.exp(-x)))
+    if activation is Activation.SIGMOID:
+        return np.asarray(1 / (1 + np.exp(-x)))
     return x
 
 
@@ -196,6 +201,26 @@ def _convolve(op: Op, x: Array, taps: Array, bias: Array | None) -> Array:
     padded = np.concatenate([np.zeros((count - 1, x.shape[1])), x])
     y = sum(padded[tap : tap + len(x)] * taps[:, tap] for tap in range(count))
     return _activate(np.asarray(y if bias is None else y + bias[: x.shape[1]]), op.activation)
+
+
+def _delta(op: Op, query: Array, key: Array, value: Array, gates: Array, decay: Array, shift: Array) -> Array:
+    """Token by token: the state forgets, is corrected where the key reads something else than the value, and is read."""
+    count, group = len(query), op.heads // op.kv_heads
+    queries, keys = (
+        np.repeat(x / np.sqrt((x * x).sum(axis=2, keepdims=True) + np.float32(op.epsilon)), group, axis=1)
+        for x in (x.reshape(count, op.kv_heads, op.head_size) for x in (query, key))
+    )
+    values = value.reshape(count, op.heads, -1)
+    rates = 1 / (1 + np.exp(-gates[:, : op.heads]))
+    kept = np.exp(-np.exp(decay[: op.heads]) * np.logaddexp(0, gates[:, op.heads :] + shift[: op.heads]))
+    state, result = np.zeros((op.heads, op.head_size, values.shape[2])), np.empty_like(values)
+    for token in range(count):
+        state = state * kept[token, :, None, None]
+        read = np.einsum("hij,hi->hj", state, keys[token])
+        change = (values[token] - read) * rates[token, :, None]
+        state = state + keys[token, :, :, None] * change[:, None]
+        result[token] = np.einsum("hij,hi->hj", state, queries[token]) * np.float32(op.scale)
+    return np.asarray(result.reshape(value.shape))
 
 
 def _route(op: Op, scores: Array) -> Array:

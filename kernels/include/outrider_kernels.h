@@ -89,7 +89,7 @@ enum outrider_operation {
   OUTRIDER_ROUTE = 8,     /* in = scores of experts; out = the kv_heads best ones' numbers, then their weights */
   OUTRIDER_EXPERTS = 9,   /* out = for each expert of a token the product with that expert's matrix, as LINEAR has it */
   OUTRIDER_MIX = 10,      /* out = sum of a token's experts' products times their weights + residual */
-  OUTRIDER_GATE = 11,     /* out = in * sigmoid(key) + residual, key one column */
+  OUTRIDER_GATE = 11,     /* out = in * sigmoid(key) + residual, key one column; or in * activation(key), key as wide */
   OUTRIDER_HAND_OUT = 12, /* in = columns integer.. of the states that a batch asks for; comes before select */
   OUTRIDER_TAKE_IN = 13,  /* out = the state that was given with the token; a GO_ON follows */
   OUTRIDER_GO_ON = 14,    /* out = in for a token that came with a state, else what its row's last token left */
@@ -97,7 +97,8 @@ enum outrider_operation {
   OUTRIDER_SPREAD =
       16, /* out = logits of the whole vocabulary: in's column j is that of token weight[j], others have none */
   OUTRIDER_CONVOLVE =
-      17 /* in = in * key; out = activation(sum over a token and those before it of in * weight + bias) * value */
+      17, /* in = in * key; out = activation(sum over a token and those before it of in * weight + bias) * value */
+  OUTRIDER_DELTA = 18 /* the gated delta rule: in = queries, key, value, residual = gates; writes over all of them */
 };
 
 enum outrider_activation {
@@ -106,6 +107,7 @@ enum outrider_activation {
   OUTRIDER_GELU_ERF = 2,
   OUTRIDER_GELU_TANH = 3,
   OUTRIDER_SILU = 4,
+  OUTRIDER_SIGMOID = 6,
   OUTRIDER_CLAMPED_SWIGLU =
       5 /* of gated matrices: gate = min(gate, cap), up within cap of 0; gate * sigmoid(scale * gate) * (up + 1) */
 };
@@ -168,7 +170,7 @@ typedef struct outrider_quantised {
  *              shape and storage; activation, cap, scale; integer: 0: in is the tokens' vectors, 1: what EXPERTS has put out; out is
  *              a whole buffer of kv_heads * (columns of a product, rounded up to 16), in an order that only EXPERTS and MIX know
  *   MIX        in = EXPERTS' output, key = ROUTE's, kv_heads, residual
- *   GATE       in, key, residual
+ *   GATE       in, key, residual, activation (where key is as wide)
  *   HAND_OUT   in, integer
  *   TAKE_IN    out, of as many columns as a given state has. What stands between it and the GO_ON is left out of passes in which no
  *              token came with a state
@@ -176,6 +178,10 @@ typedef struct outrider_quantised {
  *   SPREAD     in, out, weight: a vector of token ids, each once. The logits of tokens that it has not are -1e30
  *   CONVOLVE   in, out, weight: [columns, taps] an fp32 table, the last tap is the token's own; key, value (absent: 1), bias,
  *              activation
+ *   DELTA      in, key [kv_heads, head_size], value, out [heads, columns: a multiple of 16]; residual [2, heads]: b, then a; each key head is
+ *              that of heads / kv_heads heads. Queries and keys become unit vectors (epsilon), queries times scale. Of a head a state
+ *              [head_size, columns] goes from token to token: decay = exp(-exp(weight) * softplus(a + bias)), beta = sigmoid(b),
+ *              state = state * decay; state += key ((value - state^T key) * beta)^T; out = state^T query
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores), window (0: all; else the last
  *              `window` tokens), weight: a score for each head that belongs to no token (a sink), or -1 */
 typedef struct outrider_op {
@@ -218,7 +224,7 @@ typedef struct outrider_options {
                          * never pinned by the pool. */
   int32_t threads;      /* at least 1 */
   int32_t spin_microseconds; /* how long a waiting thread spins before it sleeps; -1: the default (50) */
-  int64_t cache_bytes;       /* the most memory the cache may take; 0: no limit but the machine's */
+  int64_t cache_bytes;       /* the most memory the cache may take, recurrent states apart; 0: no limit but the machine's */
 } outrider_options;
 
 /* How a row's tokens are chosen: workers/engines/sampling.py is the definition. Greedy where temperature is 0.

@@ -44,6 +44,7 @@ int32_t check_decode(const outrider_decode_batch &wanted) {
 }  // namespace
 
 int32_t Engine::decode(const outrider_decode_batch &wanted) {
+  stepping = true;
   int32_t status = check_decode(wanted);
   std::vector<ActiveRow> going;
   const int32_t *ends = wanted.ends;
@@ -69,7 +70,7 @@ int32_t Engine::decode(const outrider_decode_batch &wanted) {
     batch.runners_up = runners_up.data();
     batch.margins = margins.data();
     const auto started = std::chrono::steady_clock::now();
-    status = forward(batch);
+    status = run(batch);
     wanted.seconds[pass] = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     if (status != OUTRIDER_OK) break;
     std::vector<ActiveRow> still_going;

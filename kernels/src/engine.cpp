@@ -107,9 +107,9 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
            (*selected)[static_cast<size_t>(slice.buffer)];
   };
   const bool every_token = op.kind == OUTRIDER_EMBED || op.kind == OUTRIDER_POSITION || op.kind == OUTRIDER_ROPE ||
-                           op.kind == OUTRIDER_ATTENTION || op.kind == OUTRIDER_CONVOLVE;
+                           op.kind == OUTRIDER_ATTENTION || op.kind == OUTRIDER_CONVOLVE || op.kind == OUTRIDER_DELTA;
   refuse(behind && every_token,
-         "embeddings, rope, attention and convolutions work on all positions, and come before select");
+         "embeddings, rope, attention and recurrent states work on all positions, and come before select");
   refuse(behind && op.kind != OUTRIDER_SELECT &&
              (!holds_selected(op.in) || (op.residual.buffer >= 0 && !holds_selected(op.residual))),
          "behind select an operation reads positions that were not selected");
@@ -191,13 +191,29 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       refuse(op.in.buffer == op.out.buffer || op.residual.buffer == op.out.buffer, "mix cannot write into what it reads");
       break;
     case OUTRIDER_GATE:
-      check(op.key, 1, "gate");
+      check(op.key, op.key.width == 1 ? 1 : op.out.width, "gate");
       check(op.in, op.out.width, "gate input");
       check(op.out, op.out.width, "gate output");
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "gate residual");
       break;
     case OUTRIDER_CONVOLVE:
       if (status == OUTRIDER_OK) status = check_convolution(op);
+      break;
+    case OUTRIDER_DELTA:
+      refuse(op.heads < 1 || op.kv_heads < 1 || op.heads % op.kv_heads || op.head_size < 1,
+             "the delta rule's heads must be a multiple of its key heads");
+      refuse(!weight || !bias || !is_vector(*weight, op.heads) || !is_vector(*bias, op.heads),
+             "the delta rule's decays are fp32 vectors, one number a head");
+      if (status != OUTRIDER_OK) break;
+      refuse(op.out.width % (op.heads * kLanes), "the delta rule's values have a multiple of 16 columns a head");
+      check(op.in, op.kv_heads * op.head_size, "queries");
+      check(op.key, op.kv_heads * op.head_size, "keys");
+      check(op.value, op.out.width, "values");
+      check(op.residual, 2 * op.heads, "gates");
+      check(op.out, op.out.width, "the delta rule's output");
+      refuse(op.out.buffer == op.in.buffer || op.out.buffer == op.key.buffer || op.out.buffer == op.value.buffer ||
+                 op.out.buffer == op.residual.buffer,
+             "the delta rule cannot write into what it reads");
       break;
     case OUTRIDER_HAND_OUT:
       refuse(behind, "states are handed out before select");

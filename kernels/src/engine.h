@@ -66,6 +66,7 @@ struct Engine {
   int32_t cache_format = OUTRIDER_CACHE_BF16;
   int32_t spin_microseconds = -1;
   RecurrencePlan recurrence;
+  bool stepping = false;     // whether rows go on by themselves, and may be taken back to before they did
   int64_t experts_read = 0;  // by the latest forward, over all layers
   // Of the latest pass, while its logits are there: where each of its choices was made. A branch's row is -1.
   struct Choosing {
@@ -87,6 +88,7 @@ struct Engine {
   int32_t check_convolution(const outrider_op &op) const;
   int32_t plan_cache(int layers, int64_t limit);
   int32_t plan_recurrence();
+  int32_t run(const outrider_batch &batch);
   // A pass in which every row's keys are those of one set of frequencies, and the passes that a batch takes to be that.
   int32_t run_pass(const outrider_batch &batch);
   int32_t run_by_length(const outrider_batch &batch);

@@ -256,6 +256,21 @@ static inline int64_t attention_scratch(int head_size) {
   return kMostQueries * (kChunkTokens + 3 * padded);
 }
 
+// The delta rule's state of one head, [rows, columns]: after the pending updates, each state = state * decay + key deltas^T,
+// what a token with a key makes of it: delta = (value - decay * state^T key) * beta takes the place of its value, and out =
+// decay * state^T query + (key query) delta is what its query reads of the state that has been updated with it.
+struct DeltaStep {
+  const float *from;
+  float *to;  // the state after the pending updates goes here, or null; may be `from`
+  int32_t rows, columns;
+  int32_t pending;
+  const float *const *keys, *const *deltas;  // of the pending updates
+  const float *decays;
+  const float *key, *query;  // or null: no token
+  float decay, beta;
+  float *value, *out;
+};
+
 struct Kernels {
   const char *name;
   // Tokens whose rows `linear` works on at once, and which lie interleaved; 0: rows as they are.
@@ -299,6 +314,9 @@ struct Kernels {
   // activation(sum of rows[tap] * taps[tap] + bias (or null)) * factors (or null), the oldest row first.
   void (*convolve)(const float *const *rows, const float *const *taps, int count, const float *bias, int activation,
                    const float *factors, float *out, int width);
+  // x / sqrt(x x + epsilon) * scale.
+  void (*unit_vector)(const float *x, float epsilon, float scale, float *out, int width);
+  void (*delta_rule)(const DeltaStep &step);
 };
 
 extern const Kernels kGeneric;

@@ -39,6 +39,11 @@ int32_t at(const int32_t *values, int index, int32_t otherwise) { return values 
 }  // namespace
 
 int32_t Engine::forward(const outrider_batch &batch) {
+  stepping = false;
+  return run(batch);
+}
+
+int32_t Engine::run(const outrider_batch &batch) {
   experts_read = 0;
   if (lacks(batch)) return run_with_lacking(batch);
   if (longest <= 0) return run_pass(batch);

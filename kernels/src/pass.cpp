@@ -232,6 +232,8 @@ void Pass::run_op(size_t index, int count, int thread) {
       return gate(op, count, thread);
     case OUTRIDER_CONVOLVE:
       return convolve(op, index, thread);
+    case OUTRIDER_DELTA:
+      return delta(op, index, thread);
     case OUTRIDER_HAND_OUT:
       return hand_out(op, thread);
     case OUTRIDER_TAKE_IN:

@@ -61,6 +61,9 @@ struct Pass {
   void gate(const outrider_op &op, int count, int thread);
   void convolve(const outrider_op &op, size_t index, int thread);
   void convolve_columns(const outrider_op &op, const FeedState &feed, int32_t first, int32_t columns) const;
+  void delta(const outrider_op &op, size_t index, int thread);
+  void delta_heads(const outrider_op &op, const FeedState &feed, int32_t key_head, int thread) const;
+  float decay(const outrider_op &op, int32_t head, float a) const;
   void hand_out(const outrider_op &op, int thread) const;
   void take_in(const outrider_op &op, int thread) const;
   void go_on(const outrider_op &op, int thread) const;

@@ -224,10 +224,15 @@ void Pass::gate(const outrider_op &op, int count, int thread) {
   float *out = engine.buffer(op.out);
   const int64_t in_stride = engine.stride(op.in), key_stride = engine.stride(op.key), out_stride = engine.stride(op.out);
   const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
+  const bool wide = op.key.width > 1;
   share(count, thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t)
-      engine.kernels->scaled(in + t * in_stride, engine.kernels->logistic(key[t * key_stride]),
-                             residual ? residual + t * residual_stride : nullptr, out + t * out_stride, op.out.width);
+      if (wide)
+        engine.kernels->gated_by(in + t * in_stride, key + t * key_stride, op.activation,
+                                 residual ? residual + t * residual_stride : nullptr, out + t * out_stride, op.out.width);
+      else
+        engine.kernels->scaled(in + t * in_stride, engine.kernels->logistic(key[t * key_stride]),
+                               residual ? residual + t * residual_stride : nullptr, out + t * out_stride, op.out.width);
   });
 }
 

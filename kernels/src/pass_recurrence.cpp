@@ -11,6 +11,10 @@ namespace {
 
 // Columns of a convolution that one thread takes at once.
 constexpr int32_t kColumnsTogether = 64;
+// Updates of kept tokens, all of which are done in one step.
+constexpr int32_t kMostPending = std::max(2 * kTakenBack, kMostTakenBack) + 1;
+// Beyond this softplus(x) is x.
+constexpr double kLinear = 20.0;
 
 }  // namespace
 
@@ -76,6 +80,135 @@ void Pass::convolve_columns(const outrider_op &op, const FeedState &feed, int32_
     memmove(state + tap * width, input_at(row.moves - back + tap), bytes);
   for (int32_t i = row.moves ? 0 : kept; i < all - row.moves; ++i)
     memmove(inputs + i * plan.input_size, input_at(row.moves + i), bytes);
+}
+
+void Pass::delta(const outrider_op &op, size_t index, int thread) {
+  claim(index, static_cast<int64_t>(feeds.size()) * op.kv_heads, [&](int64_t item) {
+    delta_heads(op, feeds[static_cast<size_t>(item / op.kv_heads)], static_cast<int32_t>(item % op.kv_heads), thread);
+  });
+}
+
+// All heads of one key head, over the new tokens of a row. What a token adds to a state is added when the next one reads it, with what
+// is pending of kept tokens, so that the state passes through the processor once a token.
+void Pass::delta_heads(const outrider_op &op, const FeedState &feed, int32_t key_head, int thread) const {
+  const RecurrencePlan &plan = engine.recurrence;
+  const Recurrent &place = plan.of[static_cast<size_t>(op.integer)];
+  Recurrence &row = engine.rows[static_cast<size_t>(feed.row)].recurrence;
+  const int32_t size = op.head_size, group = op.heads / op.kv_heads, columns = op.out.width / op.heads;
+  const int32_t kept = row.kept, all = kept + feed.count;
+  const int64_t head_state = static_cast<int64_t>(size) * columns;
+  const auto at = [&](const outrider_slice &slice, int64_t token) {
+    return engine.buffer(slice) + token * engine.stride(slice);
+  };
+  const auto key_of = [&](int64_t token) { return at(op.key, token) + key_head * size; };
+  const auto query_of = [&](int64_t token) { return at(op.in, token) + key_head * size; };
+  const auto input_at = [&](int32_t slot) { return row.inputs.data() + slot * plan.input_size + place.input; };
+  const auto each_token = [&](auto work) {
+    for (int32_t t = 0; t < feed.count; ++t) work(feed.first_token + t);
+    for (int32_t b = feed.first_branch; b < feed.end_branch; ++b) work(branches[static_cast<size_t>(b)].token);
+  };
+  each_token([&](int64_t token) {
+    engine.kernels->unit_vector(key_of(token), op.epsilon, 1.0f, key_of(token), size);
+    engine.kernels->unit_vector(query_of(token), op.epsilon, op.scale, query_of(token), size);
+  });
+  for (int32_t head = key_head * group; head < (key_head + 1) * group; ++head) {
+    const auto decay_of = [&](int64_t token) -> float & { return at(op.residual, token)[op.heads + head]; };
+    const auto beta_of = [&](int64_t token) -> float & { return at(op.residual, token)[head]; };
+    const auto delta_of = [&](int64_t token) { return at(op.value, token) + head * columns; };
+    each_token([&](int64_t token) {
+      decay_of(token) = decay(op, head, decay_of(token));
+      beta_of(token) = engine.kernels->logistic(beta_of(token));
+    });
+    float *const state = row.state.data() + place.state + head * head_state;
+    float *const aside = engine.attention.as<float>() + thread * engine.most_attention;
+    const float *keys[kMostPending], *deltas[kMostPending];
+    float decays[kMostPending];
+    DeltaStep step{};
+    step.from = state;
+    step.rows = size;
+    step.columns = columns;
+    step.keys = keys;
+    step.deltas = deltas;
+    step.decays = decays;
+    const auto put_off = [&](const float *key, const float *update, float factor) {
+      keys[step.pending] = key;
+      deltas[step.pending] = update;
+      decays[step.pending++] = factor;
+    };
+    // Takes a snapshot where there is to be one behind so many tokens, and moves the row's state on.
+    const auto reach = [&](int32_t tokens) {
+      const auto snapshot = tokens > kept ? row.snapshots.find(row.at + tokens) : row.snapshots.end();
+      step.key = nullptr;
+      if (snapshot != row.snapshots.end()) {
+        step.to = snapshot->second->data() + place.state + head * head_state;
+        engine.kernels->delta_rule(step);
+      }
+      if (tokens != row.moves) return;
+      step.to = state;
+      engine.kernels->delta_rule(step);
+      step.from = state;
+      step.pending = 0;
+    };
+    const auto read = [&](int64_t token, float *to) {
+      step.to = to;
+      step.key = key_of(token);
+      step.query = query_of(token);
+      step.decay = decay_of(token);
+      step.beta = beta_of(token);
+      step.value = delta_of(token);
+      step.out = at(op.out, token) + head * columns;
+      engine.kernels->delta_rule(step);
+    };
+    for (int32_t i = 0; i < kept; ++i) {
+      const float *const input = input_at(i), *const update = input + op.key.width;
+      put_off(input + key_head * size, update + head * columns, update[op.value.width + head]);
+      reach(i + 1);
+    }
+    for (int32_t t = 0; t < feed.count; ++t) {
+      const int64_t token = feed.first_token + t;
+      float *const to = kept + t < row.moves ? state : aside;
+      read(token, to);
+      step.from = to;
+      step.pending = 0;
+      for (int32_t b = feed.first_branch; b < feed.end_branch; ++b)
+        if (branches[static_cast<size_t>(b)].instead == token) read(branches[static_cast<size_t>(b)].token, nullptr);
+      put_off(key_of(token), delta_of(token), decay_of(token));
+      reach(kept + t + 1);
+    }
+    // In rising order, in which nothing is written over before it has been read.
+    for (int32_t i = row.moves ? 0 : kept; i < all - row.moves; ++i) {
+      const int32_t from = i + row.moves;
+      const int64_t token = feed.first_token + from - kept;
+      float *const update = input_at(i) + op.key.width;
+      const float *const before = from < kept ? input_at(from) + op.key.width : nullptr;
+      memmove(update + head * columns, before ? before + head * columns : delta_of(token),
+              sizeof(float) * static_cast<size_t>(columns));
+      update[op.value.width + head] = before ? before[op.value.width + head] : decay_of(token);
+    }
+  }
+  for (int32_t i = row.moves ? 0 : kept; i < all - row.moves; ++i) {
+    const int32_t from = i + row.moves;
+    memmove(input_at(i) + key_head * size,
+            from < kept ? input_at(from) + key_head * size : key_of(feed.first_token + from - kept),
+            sizeof(float) * static_cast<size_t>(size));
+  }
+}
+
+// exp(-exp(weight) * softplus(a + bias)), in float64. What is no number stays none, for whoever looks for it.
+float Pass::decay(const outrider_op &op, int32_t head, float a) const {
+  const auto of_head = [&](int32_t weight) {
+    return static_cast<const float *>(engine.weights[static_cast<size_t>(weight)].data)[head];
+  };
+  const auto exponential = [&](double x) {
+    double result;
+    engine.kernels->exponentials(&x, 0.0, &result, 1);
+    return result;
+  };
+  const float shifted = a + of_head(op.bias);
+  if (!(shifted - shifted == 0.0f)) return shifted - shifted;
+  const double x = static_cast<double>(shifted);
+  const double softplus = x > kLinear ? x : engine.kernels->logarithm(1.0 + exponential(x));
+  return static_cast<float>(exponential(-exponential(static_cast<double>(of_head(op.weight))) * softplus));
 }
 
 }  // namespace outrider

@@ -34,10 +34,10 @@ Recurrence Recurrence::forked(int32_t length, const RecurrencePlan &plan) const 
   return result;
 }
 
-void Recurrence::make_room(const RecurrencePlan &plan, int32_t tokens, int32_t chosen) {
+void Recurrence::make_room(const RecurrencePlan &plan, int32_t tokens, int32_t chosen, int32_t taken_back) {
   const int32_t before = computed(), all = kept + tokens;
-  const int32_t least = std::min(all, std::clamp(chosen, kTakenBack, kMostTakenBack));
-  moves = all <= std::max(2 * kTakenBack, least) ? 0 : all - least;
+  const int32_t least = std::min(all, std::clamp(chosen, taken_back, kMostTakenBack));
+  moves = all <= std::max(2 * taken_back, least) ? 0 : all - least;
   if (state.empty()) {
     if (at > 0) state = *snapshots.at(at);
     else state.assign(static_cast<size_t>(plan.state_size), 0.0f);
@@ -47,21 +47,40 @@ void Recurrence::make_room(const RecurrencePlan &plan, int32_t tokens, int32_t c
     snapshots[p] = std::make_shared<std::vector<float>>(static_cast<size_t>(plan.state_size));
 }
 
+namespace {
+
+// A convolution's taps, a row of columns for each.
+std::vector<float> transposed(const outrider_weight &weight) {
+  const int64_t stride = round_up(weight.rows, kLanes);
+  std::vector<float> taps(static_cast<size_t>(weight.columns * stride));
+  const float *const rows = static_cast<const float *>(weight.data);
+  for (int64_t c = 0; c < weight.rows; ++c)
+    for (int64_t tap = 0; tap < weight.columns; ++tap)
+      taps[static_cast<size_t>(tap * stride + c)] = rows[c * weight.columns + tap];
+  return taps;
+}
+
+}  // namespace
+
 int32_t Engine::plan_recurrence() {
+  recurrence.taken_back = kTakenBack;
   for (outrider_op &op : ops) {
-    if (op.kind != OUTRIDER_CONVOLVE) continue;
+    if (op.kind != OUTRIDER_CONVOLVE && op.kind != OUTRIDER_DELTA) continue;
     const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
     Recurrent one;
     one.state = recurrence.state_size;
     one.input = recurrence.input_size;
-    one.input_size = op.in.width;
-    one.state_size = static_cast<int64_t>(weight.columns - 1) * op.in.width;
-    const int64_t stride = round_up(op.in.width, kLanes);
-    one.taps.resize(static_cast<size_t>(weight.columns * stride));
-    const float *const rows = static_cast<const float *>(weight.data);
-    for (int64_t c = 0; c < op.in.width; ++c)
-      for (int64_t tap = 0; tap < weight.columns; ++tap)
-        one.taps[static_cast<size_t>(tap * stride + c)] = rows[c * weight.columns + tap];
+    if (op.kind == OUTRIDER_DELTA) {
+      const int64_t head = static_cast<int64_t>(op.head_size) * (op.out.width / op.heads);
+      one.input_size = op.key.width + op.value.width + op.heads;
+      one.state_size = op.heads * head;
+      most_attention = std::max(most_attention, head);
+      recurrence.taken_back = kTakenBackOfDelta;
+    } else {
+      one.input_size = op.in.width;
+      one.state_size = static_cast<int64_t>(weight.columns - 1) * op.in.width;
+      one.taps = transposed(weight);
+    }
     recurrence.state_size += one.state_size;
     recurrence.input_size += one.input_size;
     op.integer = static_cast<int32_t>(recurrence.of.size());
@@ -84,7 +103,7 @@ int32_t Engine::reserve_recurrence(const outrider_batch &batch) {
   for (int i = 0; i < batch.feeds; ++i) {
     RowState &row = rows[static_cast<size_t>(batch.rows[i])];
     try {
-      row.recurrence.make_room(recurrence, batch.counts[i], batch.choose[i]);
+      row.recurrence.make_room(recurrence, batch.counts[i], batch.choose[i], stepping ? kTakenBack : recurrence.taken_back);
     } catch (const std::bad_alloc &) {
       for (int j = 0; j < batch.feeds; ++j)
         truncate(batch.rows[j], static_cast<int>(rows[static_cast<size_t>(batch.rows[j])].history.size()));

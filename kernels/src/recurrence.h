@@ -1,4 +1,4 @@
-// What rows keep of operations whose state cannot be truncated: convolutions over the tokens before.
+// What rows keep of operations whose state cannot be truncated: convolutions over the tokens before, and the delta rule.
 //
 // A row keeps the state behind so many of its tokens, and the operations' inputs of the tokens behind those: a truncation into
 // these drops inputs. Where it goes further back, a snapshot serves, and the tokens behind that one are fed once more.
@@ -14,14 +14,15 @@
 namespace outrider {
 
 // Tokens that can be taken back at any time, as many as a draft goes astray by. The state moves on once inputs of twice as many
-// would be kept.
-constexpr int32_t kTakenBack = 16;
+// would be kept. With the delta rule, whose kept inputs are work for each pass, so many only for rows that go on by themselves.
+constexpr int32_t kTakenBack = 16, kTakenBackOfDelta = 1;
 // Of a pass all tokens whose choice is asked for can be taken back: candidates among them. Inputs of more would cost too much.
 constexpr int32_t kMostTakenBack = 64;
 // Snapshots take at most so many times the memory of their tokens' keys and values.
 constexpr int64_t kSnapshotShare = 4;
 
-// One operation's part of a row's state and of a token's inputs, in floats.
+// One operation's part of a row's state and of a token's inputs, in floats. Of the delta rule a token's input is what it adds to the
+// state: keys, then deltas, then decays.
 struct Recurrent {
   int64_t state = 0, state_size = 0;
   int64_t input = 0, input_size = 0;
@@ -32,7 +33,8 @@ struct Recurrent {
 struct RecurrencePlan {
   std::vector<Recurrent> of;  // by an operation's `integer`
   int64_t state_size = 0, input_size = 0;
-  int32_t spacing = 0;  // tokens from one snapshot to the next
+  int32_t spacing = 0;     // tokens from one snapshot to the next
+  int32_t taken_back = 0;  // tokens that can be taken back at any time
   bool empty() const { return of.empty(); }
 };
 
@@ -50,8 +52,8 @@ struct Recurrence {
   void truncate(int32_t length);
   // What a row of the first `length` tokens has of it.
   Recurrence forked(int32_t length, const RecurrencePlan &plan) const;
-  // Makes room for so many new tokens, the last `chosen` of which have choices.
-  void make_room(const RecurrencePlan &plan, int32_t tokens, int32_t chosen);
+  // Makes room for so many new tokens, the last `chosen` of which have choices, where so many can be taken back at any time.
+  void make_room(const RecurrencePlan &plan, int32_t tokens, int32_t chosen, int32_t taken_back);
   // They have been computed.
   void go_on(int32_t tokens) {
     at += moves;

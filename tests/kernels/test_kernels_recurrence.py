@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_models import HYBRID, Packed, all_logits, assert_same_bits, packed, tokens
+from kernel_models import DELTA, HYBRID, Packed, Shape, all_logits, assert_same_bits, packed, tokens
 
 from outrider.kernels import library
 from outrider.kernels.builder import Builder
@@ -22,7 +22,7 @@ WIDE = replace(HYBRID, width=128, heads=16, kv_heads=1, taps=16)
 GREEDY = SamplingValues()
 
 
-@pytest.fixture(scope="module", params=[HYBRID, WIDE], ids=["near", "far"])
+@pytest.fixture(scope="module", params=[HYBRID, WIDE, DELTA], ids=["near", "far", "delta"])
 def model(request: Any) -> Packed:
     return packed(request.param, Format.W4A8)
 
@@ -155,9 +155,10 @@ def test_random_walks(model: Packed, isa: str, monkeypatch: pytest.MonkeyPatch) 
             random_walk(engine, seed)
 
 
+@pytest.mark.parametrize("shape", [HYBRID, DELTA], ids=["convolutions", "delta"])
 @pytest.mark.parametrize("format", [Format.FP32, Format.BF16, Format.W8A8])
-def test_random_walks_in_other_formats(format: Format) -> None:
-    with packed(HYBRID, format).model(threads=2) as engine:
+def test_random_walks_in_other_formats(shape: Shape, format: Format) -> None:
+    with packed(shape, format).model(threads=2) as engine:
         random_walk(engine, 9)
 
 
@@ -235,6 +236,19 @@ def test_programs_that_make_no_sense_are_refused() -> None:
     ]:
         with pytest.raises(KernelError, match=sentence):
             Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
+    delta = packed(DELTA, Format.W4A8)
+    ops = list(delta.program.ops)
+    at = next(index for index, op in enumerate(ops) if op.kind is Kind.DELTA)
+    op = ops[at]
+    for changed, sentence in [
+        (replace(op, kv_heads=3), "heads must be a multiple of its key heads"),
+        (replace(op, bias=-1), "decays are fp32 vectors, one number a head"),
+        (replace(op, head_size=10), "queries has 40 columns instead of 20"),
+        (replace(op, output=replace(op.output, width=160, offset=8)), "a multiple of 16 columns a head"),
+        (replace(op, output=replace(op.value)), "the delta rule cannot write into what it reads"),
+    ]:
+        with pytest.raises(KernelError, match=sentence):
+            Packed(replace(delta.program, ops=(*ops[:at], changed, *ops[at + 1 :])), delta.memory).model()
     with model.model() as engine, pytest.raises(KernelError, match="row 0 cannot skip 2 tokens"):
         engine.skip(engine.open(), [1, 2])
     builder = Builder(10, 10, Format.BF16, states=(0,))

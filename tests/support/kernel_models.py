@@ -38,6 +38,7 @@ class Shape:
     experts: int = 0
     chosen: int = 2
     taps: int = 0
+    delta: bool = False
 
 
 LLAMA = Shape()
@@ -50,11 +51,13 @@ CAPPED = Shape(width=144, heads=6, kv_heads=3, inner=120, window=37, activation=
 LONG = Shape(width=96, heads=4, kv_heads=2, inner=104, vocabulary=101, layers=2, longest=20)
 MIXTURE = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, experts=7, chosen=3, layers=2)
 HYBRID = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, layers=3, vocabulary=101, taps=4)
+DELTA = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=3, delta=True)
 CLAMPED = Shape(
     width=128, heads=4, kv_heads=2, inner=96, group=32, experts=20, chosen=2, activation=Activation.CLAMPED_SWIGLU
 )
 SHAPES = {
     "hybrid": HYBRID,
+    "delta": DELTA,
     "mixture": MIXTURE,
     "clamped": CLAMPED,
     "capped": CAPPED,
@@ -89,7 +92,7 @@ def build(shape: Shape, precision: Format) -> Program:
         at = f"{layer}."
         h = norm(x, at + "norm1")
         if shape.taps and layer != 1:
-            x = _convolution(builder, shape, at, h, x)
+            x = (_delta_net if shape.delta else _convolution)(builder, shape, at, h, x)
             continue
         sizes = {"q": width, "k": kv_width, "v": kv_width}
         matrices = [Tensor(at + name, (size, width)) for name, size in sizes.items()]
@@ -107,6 +110,8 @@ def build(shape: Shape, precision: Format) -> Program:
             builder.rope(k, frequencies, heads=shape.kv_heads, **rope)
         more: dict[str, Any] = dict(cap=1.5, sinks=vector(at + "sinks", shape.heads), scale=0.4) if shape.capped else {}
         a = builder.attention(q, k, v, heads=shape.heads, kv_heads=shape.kv_heads, window=shape.window, **more)
+        if shape.delta:
+            a = builder.gate(a, builder.linear(h, [Tensor(at + "a", (width, width))]))
         output_bias = [vector(at + "o.bias", width)] if opt else []
         if shape.capped:
             y = builder.linear(a, [Tensor(at + "o", (width, width))], cap=2.5, scale=0.6)
@@ -138,6 +143,22 @@ def _convolution(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) ->
         more = dict(bias=Tensor(at + "taps.bias", (width,)), activation=Activation.SILU)
     c = builder.convolve(parts[2], Tensor(at + "taps", (width, 1, shape.taps)), **more)
     return builder.linear(c, [Tensor(at + "out", (width, width))], residual=x)
+
+
+def _delta_net(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
+    """Four heads of values for two of keys, of other sizes."""
+    heads, kv_heads, size, columns, width = 4, 2, 20, 80, shape.width
+    mixed = 2 * kv_heads * size + heads * columns
+    y = builder.linear(h, [Tensor(at + "mixed", (mixed, width))])
+    y = builder.convolve(y, Tensor(at + "taps", (mixed, 1, shape.taps)), activation=Activation.SILU)
+    gates = builder.linear(h, [Tensor(at + "gates", (2 * heads, width))], precision=Format.FP32)
+    query, key, value = y.split(kv_heads * size, kv_heads * size, heads * columns)
+    numbers: dict[str, Any] = dict(decay=Tensor(at + "decay", (heads,)), shift=Tensor(at + "shift.bias", (heads,)))
+    y = builder.delta(query, key, value, gates, heads=heads, kv_heads=kv_heads, **numbers)
+    builder.head_norm(y, Tensor(at + "norm of heads", (columns,)), heads=heads, epsilon=1e-6)
+    z = builder.linear(h, [Tensor(at + "z", (heads * columns, width))])
+    y = builder.gate(y, z, activation=Activation.SILU)
+    return builder.linear(y, [Tensor(at + "out", (width, heads * columns))], residual=x)
 
 
 def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
@@ -174,7 +195,9 @@ def random_matrices(program: Program, seed: int = 0) -> list[NDArray[np.float32]
         normal = generator.standard_normal(size)
         if weight.table and weight.rows == 1:
             bias = weight.sources[0].name.endswith("bias")
-            matrices.append((normal * 0.1 + (0 if bias else 1)).astype(np.float32))
+            # Decays are of states that last.
+            middle = -3 if weight.sources[0].name.endswith("decay") else 0 if bias else 1
+            matrices.append((normal * 0.1 + middle).astype(np.float32))
         else:
             matrices.append((normal * (1 if weight.table else weight.columns**-0.5)).astype(np.float32))
     return matrices

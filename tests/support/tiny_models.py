@@ -48,6 +48,23 @@ def _long_rope(pairs: int, original: int = 48) -> dict[str, Any]:
     return {"rope_parameters": rope, "original_max_position_embeddings": original, "max_position_embeddings": 192}
 
 
+# Two heads of values to each of keys, and values of another size than keys.
+DELTA = LLAMA | {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 32,
+}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [4, 2, 2],
+    "mrope_interleaved": True,
+}
+
 # name: (model_type, configuration)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
@@ -146,6 +163,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {"full_attn_idxs": [2], "num_hidden_layers": 4, "conv_L_cache": 4, "conv_bias": True, "head_dim": 24}
         | {"tie_word_embeddings": False, "block_auto_adjust_ff_dim": False},
     ),
+    "qwen3-5": ("qwen3_5_text", DELTA | {"rope_parameters": MROPE}),
     "bigcode": ("gpt_bigcode", BIGCODE),
     "bigcode-mha": ("gpt_bigcode", BIGCODE | {"multi_query": False, "scale_attn_weights": False}),
 }
@@ -171,6 +189,13 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         MIXTURE
         | {"num_experts": 20, "num_experts_per_tok": 8, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 24}
         | {"tie_word_embeddings": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "attention_bias": True},
+    ),
+    "qwen3-next": (
+        "qwen3_next",
+        MIXTURE
+        | DELTA
+        | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
+        | {"mlp_only_layers": [2], "attention_bias": True, "linear_conv_kernel_dim": 3},
     ),
     "olmoe": ("olmoe", MIXTURE | {"num_experts": 9, "num_experts_per_tok": 4, "intermediate_size": 40}),
     "gpt-oss": (
@@ -203,10 +228,14 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     one_by_one(model)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            wide = parameter.dim() == 2 or parameter_name.endswith("conv.weight")
+            wide = parameter.dim() == 2 or parameter_name.endswith(("conv.weight", "conv1d.weight"))
             parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5 if wide else 0.1)
             if "norm" in parameter_name or ".ln_" in parameter_name:
-                # Gemma's norms multiply by 1 + w.
-                one = parameter_name.endswith("weight") and not kind.startswith("gemma")
+                # Gemma's norms multiply by 1 + w, and those of delta nets' families but for the one behind the state.
+                centred = kind.startswith(("gemma", "qwen3_next", "qwen3_5")) and "linear_attn" not in parameter_name
+                one = parameter_name.endswith("weight") and not centred
                 parameter.add_(1.0 if one else 0.0)
+            if parameter_name.endswith("A_log"):
+                # States that last for a token, and such that last for long.
+                parameter.uniform_(-5.0, 1.0)
     return model

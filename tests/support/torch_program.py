@@ -95,6 +95,10 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             padded = torch.nn.functional.pad(x.T, (weight.shape[-1] - 1, 0))
             y = ACTIVATIONS[op.activation](torch.nn.functional.conv1d(padded, weight, bias, groups=x.shape[1]).T)
             return y * read(op.value) if op.value.buffer >= 0 else y
+        case Kind.GATE:
+            return x * (silu if op.activation == Activation.SILU else torch.sigmoid)(read(op.key))
+        case Kind.DELTA:
+            return _delta(op, x, read(op.key), read(op.value), read(op.residual), weight, bias)
         case Kind.ATTENTION:
             return _attention(op, x, read(op.key), read(op.value), weight if op.weight >= 0 else None)
     raise AssertionError(op.kind)
@@ -120,3 +124,22 @@ def _attention(
         scores = torch.cat([scores, sinks[:, None, None].expand(-1, count, 1)], dim=2)
     weights = scores.softmax(dim=2)[:, :, :count]
     return (weights @ v).transpose(0, 1).reshape(count, -1)
+
+
+def _delta(op: Op, query, key, value, gates, decay, shift) -> torch.Tensor:
+    queries, keys = (
+        torch.repeat_interleave(
+            x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + op.epsilon), op.heads // op.kv_heads, dim=1
+        )
+        for x in (x.view(len(query), op.kv_heads, op.head_size) for x in (query, key))
+    )
+    values = value.view(len(query), op.heads, -1)
+    rates, kept = gates[:, : op.heads].sigmoid(), gates[:, op.heads :] + shift
+    kept = (-decay.exp() * torch.nn.functional.softplus(kept)).exp()
+    state, result = torch.zeros(op.heads, op.head_size, values.shape[2]), []
+    for token in range(len(query)):
+        state = state * kept[token, :, None, None]
+        change = (values[token] - torch.einsum("hij,hi->hj", state, keys[token])) * rates[token, :, None]
+        state = state + keys[token, :, :, None] * change[:, None]
+        result.append(torch.einsum("hij,hi->hj", state, queries[token] * op.scale).flatten())
+    return torch.stack(result)

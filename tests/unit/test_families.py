@@ -132,6 +132,30 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "tie_embedding": True,
         "use_pos_enc": True,
     },
+    "Qwen3-Next-80B-A3B-Instruct": {
+        "model_type": "qwen3_next",
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "full_attention_interval": 4,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 32,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+        "num_experts": 16,
+        "num_experts_per_tok": 10,
+        "partial_rotary_factor": 0.25,
+        "rope_scaling": None,
+        "rope_theta": 10000000,
+        "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 64,
+        "use_sliding_window": False,
+    },
     "gpt-neox-20b": {
         "model_type": "gpt_neox",
         "attention_probs_dropout_prob": 0,
@@ -190,5 +214,5 @@ def test_configurations_as_they_are_published_are_understood(name: str) -> None:
     common = ALL | SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 8192}
     program = build_program(common | PUBLISHED[name], Format.W4A8)
     convolutions = sum(op.kind is Kind.CONVOLVE for op in program.ops)
-    assert (program.layers, convolutions) == ((1, 3) if name.startswith("LFM2") else (4, 0))
+    assert (program.layers, convolutions) == ((1, 3) if name.startswith(("LFM2", "Qwen3-Next")) else (4, 0))
     assert (max(op.longest for op in program.ops) == 4096) is (name == "phi-4-mini")

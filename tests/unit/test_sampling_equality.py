@@ -28,7 +28,7 @@ MASK = 202
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models")
-    for name in ("llama", "lfm2"):
+    for name in ("llama", "lfm2", "qwen3-5"):
         save_tiny(name, path / name)
     return path
 
@@ -94,7 +94,8 @@ def assert_obeyed(rows: Sequence[Row], results: dict[int, RowResult]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "precision"), [pytest.param("llama", "bf16", marks=pytest.mark.slow), ("llama", "w4a8"), ("lfm2", "w4a8")]
+    ("name", "precision"),
+    [pytest.param("llama", "bf16", marks=pytest.mark.slow), ("llama", "w4a8"), ("lfm2", "w4a8"), ("qwen3-5", "w4a8")],
 )
 def test_on_the_native_engine_every_bit_is_the_same(models: Path, name: str, precision: str) -> None:
     target, draft = (opened(models / name, "native", each) for each in (precision, "w8a8"))
@@ -146,9 +147,11 @@ def test_with_keys_and_values_in_8_bits_every_bit_is_the_same_on_every_instructi
         assert {key: result.tokens for key, result in together.items()} == written, isa
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("w4a8", marks=pytest.mark.slow)])
-def test_on_the_native_engine_a_row_that_goes_on_is_bit_for_bit_the_same(models: Path, precision: str) -> None:
-    target, draft = (opened(models / "llama", "native", each) for each in (precision, "w8a8"))
+@pytest.mark.parametrize(
+    ("name", "precision"), [("llama", "fp32"), pytest.param("llama", "w4a8", marks=pytest.mark.slow), ("qwen3-5", "w4a8")]
+)
+def test_on_the_native_engine_a_row_that_goes_on_is_bit_for_bit_the_same(models: Path, name: str, precision: str) -> None:
+    target, draft = (opened(models / name, "native", each) for each in (precision, "w8a8"))
     rows = rows_of_all_kinds(20, tokens=20, seed=6)
     plain, _ = write(target_of(target, 1, 0), rows)
     random = np.random.default_rng(3)
@@ -186,8 +189,9 @@ def test_on_the_hf_engine_tokens_are_the_same_and_probabilities_nearly(models: P
                 np.testing.assert_allclose(ours.chosen, theirs.chosen, rtol=0, atol=1e-4)
 
 
-def test_a_forked_row_is_bit_for_bit_the_row_that_read_everything_itself(models: Path) -> None:
-    engine = open_native(models / "llama", "bf16")
+@pytest.mark.parametrize("name", ["llama", "lfm2", "qwen3-5"])
+def test_a_forked_row_is_bit_for_bit_the_row_that_read_everything_itself(models: Path, name: str) -> None:
+    engine = open_native(models / name, "bf16")
     text = np.random.default_rng(1).integers(1, VOCABULARY, size=100).tolist()
     for length in (1, 16, 31, 32, 33, 64, 99):
         engine.open(1, Sampling(), 100)

@@ -9,7 +9,18 @@ from outrider.kernels.builder import Builder, Keeping
 from outrider.kernels.program import Format, Program
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families import gemma, gpt_bigcode, gpt_neox, lfm2, llama, mixtures, olmo, opt, phi3
+from outrider.workers.models.families import (
+    gemma,
+    gpt_bigcode,
+    gpt_neox,
+    lfm2,
+    llama,
+    mixtures,
+    olmo,
+    opt,
+    phi3,
+    qwen3_next,
+)
 from outrider.workers.models.families.eagle3 import eagle3
 from outrider.workers.models.families.parts import Begin
 from outrider.workers.models.heads import HeadConfig, is_head
@@ -34,7 +45,9 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "qwen2": llama.qwen2,
     "qwen2_moe": mixtures.qwen2_moe,
     "qwen3": llama.qwen3,
+    "qwen3_5_text": qwen3_next.qwen3_5_text,
     "qwen3_moe": mixtures.qwen3_moe,
+    "qwen3_next": qwen3_next.qwen3_next,
     "smollm3": llama.smollm3,
 }
 

@@ -38,7 +38,7 @@ class Experts:
     sparse: Callable[[int], bool] = lambda layer: True
 
 
-def _mixture(sizes: Sizes, experts: Experts) -> Mixer:
+def mixture(sizes: Sizes, experts: Experts) -> Mixer:
     def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         mlp = Linear(f"model.layers.{layer}.mlp.")
         if not experts.sparse(layer):
@@ -95,11 +95,11 @@ def mixtral(config: Config, begin: Begin) -> Program:
     count, function = _count(config, 8), activation(config, "hidden_act", "silu")
     experts = Experts(count, _chosen(config, count, 2), sizes.ffn, function, among_chosen=True)
     ropes = [read_rope(config, sizes.head_size, sizes.context, theta=1000000.0)] * sizes.layers
-    style = Style(windows=[config.window(None)] * sizes.layers, ropes=ropes, mixer=_mixture(sizes, experts))
+    style = Style(windows=[config.window(None)] * sizes.layers, ropes=ropes, mixer=mixture(sizes, experts))
     return decoder(config, begin, sizes, style)
 
 
-def _qwen_experts(config: Config, count: int, chosen: int, ffn: int, shared: int) -> Experts:
+def qwen_experts(config: Config, count: int, chosen: int, ffn: int, shared: int, *, normalised: bool = False) -> Experts:
     count = _count(config, count)
     step, dense = config.size("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     return Experts(
@@ -107,7 +107,7 @@ def _qwen_experts(config: Config, count: int, chosen: int, ffn: int, shared: int
         _chosen(config, count, chosen),
         config.size("moe_intermediate_size", ffn),
         activation(config, "hidden_act", "silu"),
-        among_chosen=config.flag("norm_topk_prob", False),
+        among_chosen=config.flag("norm_topk_prob", normalised),
         shared=shared,
         sparse=lambda layer: layer not in dense and (layer + 1) % step == 0,
     )
@@ -115,7 +115,7 @@ def _qwen_experts(config: Config, count: int, chosen: int, ffn: int, shared: int
 
 def qwen2_moe(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=16, layers=24)
-    experts = _qwen_experts(config, 60, 4, 1408, config.size("shared_expert_intermediate_size", 5632))
+    experts = qwen_experts(config, 60, 4, 1408, config.size("shared_expert_intermediate_size", 5632))
     window = config.window(4096) if config.flag("use_sliding_window", False) else 0
     config.get("sliding_window")
     first = config.number("max_window_layers", 28)
@@ -123,13 +123,13 @@ def qwen2_moe(config: Config, begin: Begin) -> Program:
     if SLIDING in types and not window:
         raise ModelError(f'{config.source}: the native engine cannot follow "layer_types": {types!r}')
     bias = config.flag("qkv_bias", True)
-    style = Style(qkv_bias=bias, windows=windows(types, window), mixer=_mixture(sizes, experts))
+    style = Style(qkv_bias=bias, windows=windows(types, window), mixer=mixture(sizes, experts))
     return decoder(config, begin, sizes, style)
 
 
 def qwen3_moe(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=4, layers=24)
-    experts = _qwen_experts(config, 128, 8, 768, 0)
+    experts = qwen_experts(config, 128, 8, 768, 0)
     window = config.window(4096) if config.flag("use_sliding_window", False) else 0
     for unused in ("sliding_window", "max_window_layers"):
         config.get(unused)
@@ -139,7 +139,7 @@ def qwen3_moe(config: Config, begin: Begin) -> Program:
         output_bias=bias,
         head_norms=HeadNorms.EACH,
         windows=[window] * sizes.layers,
-        mixer=_mixture(sizes, experts),
+        mixer=mixture(sizes, experts),
     )
     return decoder(config, begin, sizes, style)
 
@@ -149,7 +149,7 @@ def olmoe(config: Config, begin: Begin) -> Program:
     count, function = _count(config, 64), activation(config, "hidden_act", "silu")
     normalised, bias = config.flag("norm_topk_prob", False), config.flag("attention_bias", False)
     experts = Experts(count, _chosen(config, count, 8), sizes.ffn, function, among_chosen=normalised)
-    mixer = _mixture(sizes, experts)
+    mixer = mixture(sizes, experts)
     style = Style(qkv_bias=bias, output_bias=bias, head_norms=HeadNorms.ALL, mixer=mixer)
     return decoder(config, begin, sizes, style)
 
@@ -181,6 +181,6 @@ def gpt_oss(config: Config, begin: Begin) -> Program:
         sinks=True,
         windows=windows(types, config.window(128)),
         ropes=[read_rope(config, sizes.head_size, sizes.context, theta=150000.0)] * sizes.layers,
-        mixer=_mixture(sizes, experts),
+        mixer=mixture(sizes, experts),
     )
     return decoder(config, begin, sizes, style)

@@ -71,7 +71,7 @@ class Style:
     """Where the families differ. Of ``windows`` and ``ropes`` there is one for each layer: 0 is no window, None no rope.
 
     ``plus`` is added to every norm's weight. ``tied``: whether the head is the embedding where the configuration does not
-    say. ``mixer`` stands for the gated layer, where that is another.
+    say. ``attention`` and ``mixer`` stand for the attention and the gated layer, where these are others.
     """
 
     qkv_bias: bool = False
@@ -92,11 +92,12 @@ class Style:
     logit_scale: float = 1.0
     logit_cap: float = 0.0
     activation: Activation | None = None
+    attention: Mixer | None = None
     mixer: Mixer | None = None
 
 
 def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program:
-    ropes = style.ropes or [read_rope(config, sizes.head_size, sizes.context)] * sizes.layers
+    attention = style.attention or _plain_attention(config, sizes, style)
     mixer = style.mixer or _gated(config, sizes, style)
     builder = begin(sizes.vocabulary, sizes.context)
     embedding = Tensor("model.embed_tokens.weight", (sizes.vocabulary, sizes.hidden))
@@ -114,7 +115,7 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
         vector = [block.vector(name, sizes.hidden, style.plus) for name in ("input_layernorm", second)]
         h = norm(x, vector[0]) if before else x
         residual = None if behind else x
-        a = _attention(builder, h, layer, ropes[layer], sizes, style, residual)
+        a = attention(builder, h, layer, residual)
         x = norm(a, block.vector("post_attention_layernorm", sizes.hidden, style.plus), x) if behind else a
         h = norm(x, vector[1]) if before else x
         m = mixer(builder, h, layer, None if behind else x)
@@ -123,6 +124,15 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
     tied = config.flag("tie_word_embeddings", style.tied)
     head = embedding if tied else Tensor("lm_head.weight", (sizes.vocabulary, sizes.hidden))
     return builder.finish(builder.linear(x, [head], scale=style.logit_scale, cap=style.logit_cap))
+
+
+def _plain_attention(config: Config, sizes: Sizes, style: Style) -> Mixer:
+    ropes = style.ropes or [read_rope(config, sizes.head_size, sizes.context)] * sizes.layers
+
+    def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        return _attention(builder, h, layer, ropes[layer], sizes, style, residual)
+
+    return attention
 
 
 def _attention(

@@ -11,10 +11,11 @@ from outrider.workers.models.headers import quoted
 
 # What tools leave beside quantised weights: each is of no use without knowing how, which only a configuration says.
 OF_QUANTISED = ("qweight", "qzeros", "weight_packed", "weight_scale_inv", "weight_scale", "SCB", "absmax", "quant_map")
-# Buffers that older versions of transformers saved, which follow from the configuration.
+# Buffers that older versions of transformers saved, which follow from the configuration, and what guesses further tokens
+# (Qwen3-Next's), which has no say in the next one.
 HARMLESS = re.compile(
     r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(bias|masked_bias)|attention\.(bias|masked_bias)|"
-    r"embed_positions\._float_tensor|decoder\.version|position_ids)"
+    r"embed_positions\._float_tensor|decoder\.version|position_ids|mtp\..+)"
 )
 # Of activations, keys and values: a checkpoint's scales for them are not used, as these get their scales by token, or none.
 OF_ACTIVATIONS = re.compile(r".*\.(input_scale|output_scale|input_zero_point|[kqv]_scale|[kqv]_zero_point)")

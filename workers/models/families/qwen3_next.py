@@ -1,0 +1,137 @@
+"""Qwen3-Next and the text model of Qwen3.5: gated delta nets in most layers, gated attention in the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Activation, Format, Program, Slice, Tensor
+from outrider.workers.errors import ModelError
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.mixtures import mixture, qwen_experts
+from outrider.workers.models.families.parts import FULL, Begin, Linear
+from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
+from outrider.workers.models.rope import Rope, read_rope
+
+DELTA_NET = "linear_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """``fused``: one matrix has all projections of a key head, then those of the next; likewise of the gates."""
+
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    taps: int
+    fused: bool
+
+
+def qwen3_next(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=2, head_size=256, layers=48)
+    config.only("use_sliding_window", False)
+    experts = qwen_experts(config, 512, 10, 512, config.size("shared_expert_intermediate_size", 512), normalised=True)
+    return decoder(config, begin, sizes, _style(config, sizes, True, mixture(sizes, experts)))
+
+
+def qwen3_5_text(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=4, head_size=256, layers=32)
+    return decoder(config, begin, sizes, _style(config, sizes, False, None))
+
+
+def _style(config: Config, sizes: Sizes, fused: bool, mixer: Mixer | None) -> Style:
+    net = DeltaNet(
+        heads=config.size("linear_num_value_heads", 32),
+        kv_heads=config.size("linear_num_key_heads", 16),
+        key_size=config.size("linear_key_head_dim", 128),
+        value_size=config.size("linear_value_head_dim", 128),
+        taps=config.size("linear_conv_kernel_dim", 4),
+        fused=fused,
+    )
+    config.only("hidden_act", "silu")
+    types, bias = _layer_types(config, sizes.layers), config.flag("attention_bias", False)
+    partial = config.number("partial_rotary_factor", 0.25)
+    rope = read_rope(config, sizes.head_size, sizes.context, partial=partial)
+
+    def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        block = f"model.layers.{layer}."
+        if types[layer] == DELTA_NET:
+            return _delta_net(builder, h, Linear(f"{block}linear_attn."), net, sizes.epsilon, residual)
+        return _attention(builder, h, Linear(f"{block}self_attn."), sizes, rope, bias, residual)
+
+    return Style(plus=1.0, attention=attention, mixer=mixer)
+
+
+def _layer_types(config: Config, layers: int) -> list[str]:
+    interval = config.size("full_attention_interval", 4)
+    types = config.get("layer_types") or [DELTA_NET if (layer + 1) % interval else FULL for layer in range(layers)]
+    if len(types) != layers or not set(types) <= {FULL, DELTA_NET}:
+        raise ModelError(f'{config.source}: the native engine cannot follow "layer_types": {types!r}')
+    return list(types)
+
+
+def _rows(heads: int, parts: Sequence[int], part: int) -> tuple[tuple[int, int], ...]:
+    """Of a matrix that has the rows of all ``parts`` of a head, then those of the next: where one part's are."""
+    before, width = sum(parts[:part]), sum(parts)
+    return tuple((head * width + before, head * width + before + parts[part]) for head in range(heads))
+
+
+def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, epsilon: float, residual: Slice | None) -> Slice:
+    hidden, group = h.width, net.heads // net.kv_heads
+    key_width, value_width = net.kv_heads * net.key_size, net.heads * net.value_size
+    mixed_width = 2 * key_width + value_width
+    if net.fused:
+        parts = (net.key_size, net.key_size, group * net.value_size, group * net.value_size)
+        shape = (net.kv_heads * sum(parts), hidden)
+        name = f"{names.prefix}in_proj_qkvz.weight"
+        matrices = [Tensor(name, shape, _rows(net.kv_heads, parts, part)) for part in range(len(parts))]
+        name = f"{names.prefix}in_proj_ba.weight"
+        gates = [Tensor(name, (2 * net.heads, hidden), _rows(net.kv_heads, (group, group), part)) for part in range(2)]
+    else:
+        matrices = [names.weight("in_proj_qkv", mixed_width, hidden), names.weight("in_proj_z", value_width, hidden)]
+        gates = [names.weight(f"in_proj_{gate}", net.heads, hidden) for gate in "ba"]
+    mixed, z = builder.linear(h, matrices).split(mixed_width, value_width)
+    # How long a state lasts hangs on them: like a router's they are in fp32.
+    rates = builder.linear(h, gates, precision=Format.FP32)
+    taps = Tensor(f"{names.prefix}conv1d.weight", (mixed_width, 1, net.taps))
+    query, key, value = builder.convolve(mixed, taps, activation=Activation.SILU).split(key_width, key_width, value_width)
+    y = builder.delta(
+        query,
+        key,
+        value,
+        rates,
+        decay=Tensor(f"{names.prefix}A_log", (net.heads,)),
+        shift=Tensor(f"{names.prefix}dt_bias", (net.heads,)),
+        heads=net.heads,
+        kv_heads=net.kv_heads,
+    )
+    builder.head_norm(y, names.vector("norm", net.value_size), heads=net.heads, epsilon=epsilon)
+    y = builder.gate(y, z, activation=Activation.SILU)
+    return builder.linear(y, [names.weight("out_proj", hidden, value_width)], residual=residual)
+
+
+def _attention(
+    builder: Builder, h: Slice, names: Linear, sizes: Sizes, rope: Rope, bias: bool, residual: Slice | None
+) -> Slice:
+    heads, kv_heads, size = sizes.heads, sizes.kv_heads, sizes.head_size
+    width, kv_width = heads * size, kv_heads * size
+    # Each head's query, then its gate.
+    query_rows, gate_rows = (_rows(heads, (size, size), part) for part in range(2))
+    projections = [("q_proj", 2 * width, query_rows), ("k_proj", kv_width, ()), ("v_proj", kv_width, ())]
+    projections.append(("q_proj", 2 * width, gate_rows))
+    matrices = [Tensor(f"{names.prefix}{name}.weight", (rows, h.width), part) for name, rows, part in projections]
+    biases = [Tensor(f"{names.prefix}{name}.bias", (rows,), part) for name, rows, part in projections]
+    both = builder.linear(h, matrices, biases=biases if bias else ())
+    query, key, value, gate = both.split(width, kv_width, kv_width, width)
+    for part, name, count in ((query, "q_norm", heads), (key, "k_norm", kv_heads)):
+        builder.head_norm(part, names.vector(name, size, plus=1.0), heads=count, epsilon=sizes.epsilon)
+        rotate(builder, part, rope, count)
+    a = builder.gate(builder.attention(query, key, value, heads=heads, kv_heads=kv_heads), gate)
+    return builder.linear(
+        a,
+        [names.weight("o_proj", h.width, width)],
+        biases=names.biases(bias, ("o_proj", h.width)),
+        residual=residual,
+    )
