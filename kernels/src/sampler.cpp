@@ -169,7 +169,7 @@ class Shares {
       if (some) cut_behind(threshold, highest);
       // What is `kFirstReach` below the highest is hardly ever needed.
       for (double reach = kFirstReach; !some; reach *= 2.0) {
-        gather(highest - reach);
+        gather(reach > kLastReach ? kNone : highest - reach);
         if (cut_behind(threshold, highest) || reach > kLastReach) break;
       }
     } else if (!some) {

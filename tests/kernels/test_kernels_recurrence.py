@@ -27,6 +27,7 @@ def model(request: Any) -> Packed:
     return packed(request.param, Format.W4A8)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("prompt", [0, 300])
 @pytest.mark.parametrize("taken_back", [1, 3, 8, 9, 17, 40, 150])
 def test_a_truncation_of_any_length(model: Packed, taken_back: int, prompt: int) -> None:
@@ -69,6 +70,7 @@ def test_every_candidate_of_a_pass_can_be_gone_back_to(model: Packed, candidates
             engine.close_row(row)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("length", [0, 1, 15, 31, 32, 33, 70, 95, 96, 127, 128, 149, 150])
 def test_a_fork_at_any_length(model: Packed, length: int) -> None:
     text, more = tokens(HYBRID, 200), 60
@@ -147,6 +149,7 @@ def random_walk(engine: NativeModel, seed: int) -> None:
                 assert_same_bits(answer.logits, logits)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 def test_random_walks(model: Packed, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_ISA", isa)
