@@ -24,7 +24,8 @@ namespace {
 
 using outrider::fail;
 
-template <typename Body> int32_t guarded(Body body) {
+// What a C++ exception is to a caller in C.
+template <typename Body> int32_t as_status(Body body) {
   try {
     return body();
   } catch (const std::bad_alloc &) {
@@ -217,7 +218,7 @@ int64_t outrider_packed_bytes(const outrider_weight *weight) {
 
 int32_t outrider_pack_rows(const outrider_weight *weight, int32_t first_row, int32_t count, const void *source,
                            int32_t source_type, int64_t stride) {
-  return guarded([&] {
+  return as_status([&] {
     const int32_t status = outrider::check_weight(*weight);
     return status == OUTRIDER_OK ? outrider::pack_rows(*weight, first_row, count, source, source_type, stride) : status;
   });
@@ -225,21 +226,21 @@ int32_t outrider_pack_rows(const outrider_weight *weight, int32_t first_row, int
 
 int32_t outrider_pack_codes(const outrider_weight *weight, int32_t first_row, int32_t count,
                             const outrider_quantised *source) {
-  return guarded([&] {
+  return as_status([&] {
     const int32_t status = outrider::check_weight(*weight);
     return status == OUTRIDER_OK ? outrider::pack_codes(*weight, first_row, count, *source) : status;
   });
 }
 
 int32_t outrider_pack_order(const outrider_weight *weight, const int32_t *order) {
-  return guarded([&] {
+  return as_status([&] {
     const int32_t status = outrider::check_weight(*weight);
     return status == OUTRIDER_OK ? outrider::pack_order(*weight, order) : status;
   });
 }
 
 int32_t outrider_engine_create(const outrider_program *program, const outrider_options *options, outrider_engine **engine) {
-  return guarded([&] {
+  return as_status([&] {
     std::unique_ptr<outrider::Engine> created;
     const int32_t status = outrider::Engine::create(*program, *options, &created);
     if (status == OUTRIDER_OK) *engine = new outrider_engine{std::move(created)};
@@ -250,32 +251,32 @@ int32_t outrider_engine_create(const outrider_program *program, const outrider_o
 void outrider_engine_destroy(outrider_engine *engine) { delete engine; }
 
 int32_t outrider_engine_threads(outrider_engine *engine, int32_t threads, const int32_t *cores) {
-  return guarded([&] { return engine->engine->use_threads(threads, cores); });
+  return as_status([&] { return engine->engine->use_threads(threads, cores); });
 }
 
 int32_t outrider_engine_reserve(outrider_engine *engine, int32_t tokens, int32_t selected, int64_t cache_tokens) {
-  return guarded([&] { return engine->engine->reserve(tokens, selected, cache_tokens); });
+  return as_status([&] { return engine->engine->reserve(tokens, selected, cache_tokens); });
 }
 
 int32_t outrider_row_open(outrider_engine *engine, const outrider_sampling *sampling, int32_t prompt, int32_t *row) {
-  return guarded([&] { return engine->engine->open(*sampling, prompt, row); });
+  return as_status([&] { return engine->engine->open(*sampling, prompt, row); });
 }
 
 int32_t outrider_row_fork(outrider_engine *engine, int32_t source, int32_t length, const outrider_sampling *sampling,
                           int32_t prompt, int32_t *row) {
-  return guarded([&] { return engine->engine->fork(source, length, *sampling, prompt, row); });
+  return as_status([&] { return engine->engine->fork(source, length, *sampling, prompt, row); });
 }
 
 int32_t outrider_row_skip(outrider_engine *engine, int32_t row, const int32_t *tokens, int32_t count) {
-  return guarded([&] { return engine->engine->skip(row, tokens, count); });
+  return as_status([&] { return engine->engine->skip(row, tokens, count); });
 }
 
 int32_t outrider_row_truncate(outrider_engine *engine, int32_t row, int32_t length) {
-  return guarded([&] { return engine->engine->truncate(row, length); });
+  return as_status([&] { return engine->engine->truncate(row, length); });
 }
 
 int32_t outrider_row_close(outrider_engine *engine, int32_t row) {
-  return guarded([&] { return engine->engine->close(row); });
+  return as_status([&] { return engine->engine->close(row); });
 }
 
 int32_t outrider_row_length(const outrider_engine *engine, int32_t row) { return engine->engine->length(row); }
@@ -287,24 +288,24 @@ void outrider_cache_use(const outrider_engine *engine, int64_t *bytes, int64_t *
 }
 
 int32_t outrider_forward(outrider_engine *engine, const outrider_batch *batch) {
-  return guarded([&] { return engine->engine->forward(*batch); });
+  return as_status([&] { return engine->engine->forward(*batch); });
 }
 
 int64_t outrider_experts_read(const outrider_engine *engine) { return engine->engine->experts_read; }
 
 int32_t outrider_rank(outrider_engine *engine, int32_t choice, const uint32_t *mask, int32_t mask_words, int32_t count,
                       int32_t *tokens) {
-  return guarded([&] { return engine->engine->rank(choice, mask, mask_words, count, tokens); });
+  return as_status([&] { return engine->engine->rank(choice, mask, mask_words, count, tokens); });
 }
 
 int32_t outrider_decode(outrider_engine *engine, const outrider_decode_batch *wanted) {
-  return guarded([&] { return engine->engine->decode(*wanted); });
+  return as_status([&] { return engine->engine->decode(*wanted); });
 }
 
 int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_sampling *sampling, const int32_t *history,
                         int32_t length, int32_t prompt, const uint32_t *mask, int32_t *chosen, int32_t *runner_up,
                         double *margin, double *scores) {
-  return guarded([&]() -> int32_t {
+  return as_status([&]() -> int32_t {
     const char *message = nullptr;
     const outrider::Kernels *kernels = outrider::choose_kernels(&message);
     if (!kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
@@ -326,7 +327,7 @@ int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_
 
 int32_t outrider_log_probabilities(const float *logits, int32_t vocabulary, int32_t chosen, int32_t count, int32_t *tokens,
                                    double *values) {
-  return guarded([&]() -> int32_t {
+  return as_status([&]() -> int32_t {
     const char *message = nullptr;
     const outrider::Kernels *kernels = outrider::choose_kernels(&message);
     if (!kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
@@ -339,7 +340,7 @@ int32_t outrider_log_probabilities(const float *logits, int32_t vocabulary, int3
 }
 
 int32_t outrider_suffixes_create(int64_t tokens, outrider_suffixes **suffixes) {
-  return guarded([&]() -> int32_t {
+  return as_status([&]() -> int32_t {
     constexpr int64_t kMost = int64_t{1} << 30;
     if (tokens < 0 || tokens > kMost)
       return fail(OUTRIDER_INVALID, "%lld tokens of answers", static_cast<long long>(tokens));
@@ -353,18 +354,18 @@ void outrider_suffixes_destroy(outrider_suffixes *suffixes) { delete suffixes; }
 int64_t outrider_suffixes_bytes(const outrider_suffixes *suffixes) { return suffixes->suffixes.bytes(); }
 
 int32_t outrider_suffixes_advance(outrider_suffixes *suffixes, const outrider_suffix_rows *rows) {
-  return guarded([&] { return suffixes->suffixes.advance(*rows); });
+  return as_status([&] { return suffixes->suffixes.advance(*rows); });
 }
 
 int32_t outrider_suffixes_end(outrider_suffixes *suffixes, int64_t key, const int32_t *tokens, int32_t count) {
-  return guarded([&]() -> int32_t {
+  return as_status([&]() -> int32_t {
     suffixes->suffixes.end(key, tokens, count);
     return OUTRIDER_OK;
   });
 }
 
 int32_t outrider_suffixes_learn(outrider_suffixes *suffixes, const int32_t *tokens, int32_t count) {
-  return guarded([&]() -> int32_t {
+  return as_status([&]() -> int32_t {
     suffixes->suffixes.learn(tokens, count);
     return OUTRIDER_OK;
   });

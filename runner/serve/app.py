@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from outrider.runner.serve import page, single, uploads
 from outrider.runner.serve.api_errors import SERVER, ApiError, no_such
-from outrider.runner.serve.auth import Guard
+from outrider.runner.serve.auth import Authentication
 from outrider.runner.serve.metrics import metrics
 from outrider.runner.serve.names import Folders
 from outrider.runner.serve.service import Service
@@ -63,7 +63,7 @@ def application(
             Route("/page/data", api.page_data, methods=["GET"]),
             Route("/page/reports/{batch}", api.report, methods=["GET"]),
         ],
-        middleware=[Middleware(Guard, keys=keys, names=names)],
+        middleware=[Middleware(Authentication, keys=keys, names=names)],
         exception_handlers={
             ApiError: _refusal,
             HTTPException: _unknown,

@@ -61,7 +61,7 @@ def _signed(key: str, what: str) -> str:
     return hmac.new(key.encode(), f"outrider {what}".encode(), hashlib.sha256).hexdigest()[:32]
 
 
-class Guard:
+class Authentication:
     """Asks for a key and looks at the name under which it was called, before anything else of the application runs."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], names: Sequence[str] = ()) -> None:

@@ -237,7 +237,7 @@ class _Host:
     # Single requests; what needs the tokenizer runs in the thread of texts
 
     def _ask(self, request: str, entry: dict[str, Any], streamed: bool) -> None:
-        self._texts.submit(self._guarded, request, lambda: self._admit(request, entry, streamed))
+        self._texts.submit(self._or_refuse, request, lambda: self._admit(request, entry, streamed))
 
     def _take_back(self, request: str) -> None:
         # Behind its admission, where that is still to come.
@@ -257,7 +257,7 @@ class _Host:
         self._inbox.put(add)
 
     def _tell_tokens(self, row: SingleRow, sample: int, tokens: tuple[int, ...]) -> None:
-        self._texts.submit(self._guarded, row.request, lambda: self._tell_text(row, sample, tokens))
+        self._texts.submit(self._or_refuse, row.request, lambda: self._tell_text(row, sample, tokens))
 
     def _tell_text(self, row: SingleRow, sample: int, tokens: tuple[int, ...]) -> None:
         stream = self._streams.setdefault((row.request, sample), StreamedText(row.stored))
@@ -272,7 +272,7 @@ class _Host:
             self._line.send({"answer": row.request, "pieces": [piece]})
 
     def _tell_record(self, row: SingleRow, record: dict[str, Any]) -> None:
-        self._texts.submit(self._guarded, row.request, lambda: self._tell_end(row, record))
+        self._texts.submit(self._or_refuse, row.request, lambda: self._tell_end(row, record))
 
     def _tell_end(self, row: SingleRow, record: dict[str, Any]) -> None:
         if record["error"] is not None:
@@ -294,7 +294,7 @@ class _Host:
                 pieces[-1]["tool_calls"] = message["tool_calls"]
         self._line.send({"answer": row.request, "pieces": pieces, "record": body})
 
-    def _guarded(self, request: str, act: Callable[[], None]) -> None:
+    def _or_refuse(self, request: str, act: Callable[[], None]) -> None:
         """Whoever waits for an answer gets one."""
         try:
             act()

@@ -146,7 +146,7 @@ class SharedJobs:
         del self.jobs[job.number]
         job.close()
 
-    def _guarded(self, job: Job, act: Callable[..., Any], *arguments: Any) -> Any:
+    def _or_give_up(self, job: Job, act: Callable[..., Any], *arguments: Any) -> Any:
         """One job is never the end of the others."""
         try:
             return None if job.broken else act(*arguments)
@@ -167,7 +167,7 @@ class SharedJobs:
             lanes = []
             for job in (*open_jobs[first:], *open_jobs[:first])[: count - len(found)]:
                 self._turn += 1
-                lanes.append(self._guarded(job, self._next_of, job, quota) or [])
+                lanes.append(self._or_give_up(job, self._next_of, job, quota) or [])
             found += [row for rank in range(quota) for lane in lanes for row in lane[rank : rank + 1]]
         return found
 
@@ -180,7 +180,7 @@ class SharedJobs:
 
     def count_attempt(self, rows: Sequence[int]) -> None:
         for job, own in self._by_job(rows):
-            self._guarded(job, job.journal.count_attempt, own)
+            self._or_give_up(job, job.journal.count_attempt, own)
 
     # What becomes of them
 
@@ -189,7 +189,7 @@ class SharedJobs:
         sent = self.single.rows_to_send([row for row in numbers if job_of(row) == SINGLE], replica)
         by_row: dict[int, list[Row]] = {}
         for job, own in self._by_job(numbers):
-            for row in self._guarded(job, job.record.rows_to_send, own, replica) or ():
+            for row in self._or_give_up(job, job.record.rows_to_send, own, replica) or ():
                 shifted = replace(row, key=(job.number << KEY_BITS) + row.key)
                 by_row.setdefault(shifted.key // MOST_SAMPLES, []).append(shifted)
         return sent + [row for number in numbers for row in by_row.get(number, ())]
@@ -204,7 +204,7 @@ class SharedJobs:
         if job_of(row) == SINGLE:
             self.single.give_up(row, reason)
         for job, [own] in self._by_job([row]):
-            self._guarded(job, job.record.give_up, own, reason)
+            self._or_give_up(job, job.record.give_up, own, reason)
 
     def take(self, harvests: Sequence[tuple[Replica, Harvest]]) -> list[schedule.RowsEnded]:
         """Each job gets what is its own of them."""
@@ -217,7 +217,7 @@ class SharedJobs:
                 self.counters.note(note)
         for number, parts in theirs.items():
             job = self.jobs[number]
-            for each in self._guarded(job, job.record.take, parts) or ():
+            for each in self._or_give_up(job, job.record.take, parts) or ():
                 rows = tuple(first_row(number) + row for row in each.rows)
                 ended.append(schedule.RowsEnded(each.replica, rows))
         return ended
@@ -277,11 +277,11 @@ class SharedJobs:
 
     def keep_due(self) -> None:
         for job in list(self.jobs.values()):
-            self._guarded(job, job.record.keep_due)
+            self._or_give_up(job, job.record.keep_due)
 
     def keep_all(self) -> None:
         for job in list(self.jobs.values()):
-            self._guarded(job, self.leave, job)
+            self._or_give_up(job, self.leave, job)
 
     def _by_job(self, rows: Iterable[int]) -> list[tuple[Job, list[int]]]:
         """Rows of jobs that are there, by their own numbers."""
