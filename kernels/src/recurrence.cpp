@@ -22,13 +22,11 @@ void Recurrence::truncate(int32_t length) {
 Recurrence Recurrence::forked(int32_t length, const RecurrencePlan &plan) const {
   Recurrence result;
   result.snapshots = snapshots;
+  result.at = at;
   if (length >= at) {
-    result.at = at;
     result.kept = std::min(kept, length - at);
     result.state = state;
     result.inputs.assign(inputs.begin(), inputs.begin() + result.kept * plan.input_size);
-  } else {
-    result.at = at;
   }
   result.truncate(length);
   return result;
@@ -88,8 +86,9 @@ int32_t Engine::plan_recurrence() {
   }
   if (recurrence.empty()) return OUTRIDER_OK;
   if (longest > 0 || handed_out || taken_in)
-    return fail(OUTRIDER_INVALID,
-                "a program with a recurrent state has no states beside, and one rope for rows of all lengths");
+    return fail(
+        OUTRIDER_INVALID,
+        "a program with a recurrent state can neither hand out nor take in states, nor change rope with a row's length");
   // Snapshots take as much memory as the keys and values of four times their tokens at most.
   const int64_t state_bytes = recurrence.state_size * static_cast<int64_t>(sizeof(float));
   const int64_t blocks =

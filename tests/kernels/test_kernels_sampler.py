@@ -13,6 +13,7 @@ from outrider.kernels import arithmetic, library, native
 from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Format
 from outrider.workers.engines import sampling as definition
+from outrider.workers.engines.engine import MOST_RANKED
 from outrider.workers.messages import Sampling
 
 SAMPLINGS = st.builds(
@@ -129,16 +130,18 @@ def test_what_else_a_choice_could_have_been_is_told_behind_the_pass(sampling):
                 scores = definition.process(answer.logits[index], sampling, *past, mask)
                 if not sampling.greedy:
                     scores += arithmetic.gumbel(sampling.seed, sampling.sample, length, LLAMA.vocabulary)
-                wanted = [token for token in np.argsort(-scores, kind="stable")[:16].tolist() if scores[token] > -np.inf]
-                assert engine.rank(3 + index, 16, mask) == wanted
+                wanted = [
+                    token for token in np.argsort(-scores, kind="stable")[:MOST_RANKED].tolist() if scores[token] > -np.inf
+                ]
+                assert engine.rank(3 + index, MOST_RANKED, mask) == wanted
                 assert engine.rank(3 + index, 1, mask) == wanted[:1]
         with pytest.raises(library.KernelError, match="row 1 does not hold what stood before choice 6 any more"):
             engine.rank(6, 1)
         for choice in (-1, 2, 7):  # 2 is a branch's
             with pytest.raises(library.KernelError, match=f"choice {choice} is not one of the latest pass"):
                 engine.rank(choice, 1)
-        with pytest.raises(library.KernelError, match="17 tokens ranked"):
-            engine.rank(0, 17)
+        with pytest.raises(library.KernelError, match=f"{MOST_RANKED + 1} tokens ranked"):
+            engine.rank(0, MOST_RANKED + 1)
         with pytest.raises(library.KernelError, match="a mask of 1 words"):
             engine.rank(0, 1, np.zeros(1, np.uint32))
 

@@ -123,7 +123,7 @@ class AskingPolicy:
         return Acceptance(self._acceptance.chance)
 
     def look_again(self) -> None:
-        """Things are not what they were."""
+        """In another layout what did not pay may do so."""
         self._looking.again()
 
     def observe_row(self, live: LiveRow, proposed: int, held: int) -> None:
@@ -276,7 +276,8 @@ class AskingPolicy:
         if not self.runners_up:
             return ()
         fed = _fed(rows) + sum(counts)
-        verify = [self._pass_seconds(rows)(fed + extra * len(rows)) for extra in range(speculation.MOST_RUNNERS_UP + 1)]
+        pass_seconds = self._pass_seconds(rows)
+        verify = [pass_seconds(fed + extra * len(rows)) for extra in range(speculation.MOST_RUNNERS_UP + 1)]
         return speculation.runner_up_chances(forecast.tokens / forecast.seconds, len(rows), verify)
 
 

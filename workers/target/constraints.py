@@ -110,7 +110,6 @@ class MaskMaker:
         # What refused choices take, of each choice at an open place.
         self._refused = 0.0
         self._kinds: dict[Kind, float] = {}
-        self._seen_once: set[Kind] = set()
 
     def begin(self, rows: Sequence[LiveRow], feeds: Sequence[Feed]) -> list[Feed]:
         """The feeds with their masks, which are in the making from now on. ``finish`` comes before the rows go on."""
@@ -205,12 +204,10 @@ class MaskMaker:
 
     def _learn(self, kind: Kind, seconds: float) -> None:
         """The first mask of a kind takes longer than the next: the library builds what they need when it is needed."""
-        if kind not in self._seen_once:
-            self._seen_once.add(kind)
-            return
-        if len(self._kinds) >= MOST_KINDS:
+        known = kind in self._kinds
+        if not known and len(self._kinds) >= MOST_KINDS:
             self._kinds.clear()
-        self._kinds[kind] = seconds
+        self._kinds[kind] = seconds if known else 0.0
 
     def _kind_amid(self, live: LiveRow) -> Kind:
         assert live.matching is not None
