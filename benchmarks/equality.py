@@ -57,6 +57,7 @@ CASES = (
     Case("k=1", ("--draft-tokens", "1")),
     Case("k=16", ("--draft-tokens", "16")),
     Case("drafts killed", ("--draft-tokens", "3", "--layout", "shared"), DRAFTS),
+    Case("targets killed", ("--draft-tokens", "3", "--layout", "shared"), TARGETS),
     Case("parallel drafts killed", PARALLEL, DRAFTS),
     Case("parallel+suffix with targets killed", PARALLEL_SUFFIX, TARGETS),
     Case("heads killed", HEAD, DRAFTS),
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--model", default="pocket")
+    parser.add_argument("--draft", help="for the cases that name none: a draft for another model")
     parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
     parser.add_argument("--pieces", type=int, help="cut prompts into pieces of so many characters: more texts")
     parser.add_argument("--cases", default=",".join(names), help=f"some of: {', '.join(names)}")
@@ -161,7 +163,9 @@ def compare(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
             continue
         killer = Killer(asked.killed_every, asked.rows, case.killed) if case.killed is not None else None
         job = folder / case.name.replace(" ", "-")
-        ran = run(rows, job, [*common, *case.options], killer.watch if killer is not None else None)
+        named = asked.draft is None or "--draft" in case.options
+        options = case.options if named else ("--draft", asked.draft, *case.options)
+        ran = run(rows, job, [*common, *options], killer.watch if killer is not None else None)
         line = line_of(case, ran, plain, killer.killed if killer is not None else 0)
         lines.append(line)
         good &= is_good(case, line)

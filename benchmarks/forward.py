@@ -4,7 +4,8 @@
     python benchmarks/forward.py --model CHECKPOINT_OR_FILE.gguf --precision w4abf16
 
 Of a mixture of experts the tokens have nothing in common, and what a pass must read is what its tokens need. A prefill is
-held against the units' peak (peaks.py): int8 products where activations are int8, else bf16 products.
+held against the units' peak (peaks.py): the time that its products with matrices take at the peak of int8, or of bf16 where
+activations are not int8, and those of attention at that of fp32, which the same ports do.
 
 A precision may have a group (w4a8:g128); a checkpoint that comes quantised is run as it is stored. `bits` says how many a
 weight takes, scales included.
@@ -169,16 +170,20 @@ def needed_bytes(engine: NativeEngine, timing: Timing, tokens: int) -> float:
     return matrix_bytes(engine) - experts + experts * fmean(timing.experts[tokens]) / every
 
 
-def products_a_token(engine: NativeEngine) -> int:
-    """Of a prefill: with every matrix before the last layer's select, behind which only one token goes on."""
-    program, products = engine.model.program, 0
+def products_of_prefill(engine: NativeEngine) -> tuple[int, int]:
+    """With matrices, and of queries with keys and values that they see. Behind the last layer's select one token goes on."""
+    program = engine.model.program
+    tokens, matrices, attention = PREFILL, 0, 0
     for op in program.ops:
         if op.kind is Kind.SELECT:
-            break
-        if op.kind in (Kind.LINEAR, Kind.EXPERTS):
+            tokens = 1
+        elif op.kind in (Kind.LINEAR, Kind.EXPERTS):
             weight = program.weights[op.weight]
-            products += weight.rows * weight.columns * (op.kv_heads if op.kind is Kind.EXPERTS else 1)
-    return products
+            matrices += tokens * weight.rows * weight.columns * (op.kv_heads if op.kind is Kind.EXPERTS else 1)
+        elif op.kind is Kind.ATTENTION:
+            seen = (PREFIX + token + 1 for token in range(PREFILL - tokens, PREFILL))
+            attention += 2 * op.heads * op.head_size * sum(min(keys, op.window or keys) for keys in seen)
+    return matrices, attention
 
 
 def bits_a_weight(engine: NativeEngine) -> float:
@@ -194,7 +199,7 @@ def cache_bytes(engine: NativeEngine, tokens: int) -> int:
     return tokens * sum(2 * (op.key.width * program.cache.element_bytes + op.kv_heads * scales) for op in attentions)
 
 
-def report(engine: NativeEngine, timing: Timing, stream: float, peak: float) -> dict[str, Any]:
+def report(engine: NativeEngine, timing: Timing, stream: float, peak: float, gflops: float) -> dict[str, Any]:
     base = timing.short[1]
     ideals = {tokens: needed_bytes(engine, timing, tokens) / 1e9 / stream for tokens in timing.short}
     ideal = ideals[1]
@@ -206,8 +211,13 @@ def report(engine: NativeEngine, timing: Timing, stream: float, peak: float) -> 
     for tokens, seconds in timing.short.items():
         read = f"{fmean(timing.experts[tokens]):9.0f}" if timing.experts else ""
         print(f"{tokens:6} {seconds * 1e3:9.2f} {seconds / base:7.2f} {ideals[tokens] / seconds:10.1%} {read}")
-    share = PREFILL * products_a_token(engine) / timing.prefill / (peak * 1e9)
-    print(f"prefill of {PREFILL}: {PREFILL / timing.prefill:.0f} tokens a second, {share:.1%} of {peak:.0f} GMAC/s")
+    matrices, attention = products_of_prefill(engine)
+    of_matrices = matrices / (peak * 1e9) / timing.prefill
+    share = of_matrices + attention / (gflops / 2 * 1e9) / timing.prefill
+    print(
+        f"prefill of {PREFILL}: {PREFILL / timing.prefill:.0f} tokens a second, {share:.1%} of the peak of {peak:.0f} GMAC/s "
+        f"and {gflops:.0f} GFLOP/s, {of_matrices:.1%} by products with matrices alone"
+    )
     figures: dict[str, Any] = {
         "stream_gbs": round(stream, 2),
         "bits": round(bits_a_weight(engine), 4),
@@ -217,6 +227,7 @@ def report(engine: NativeEngine, timing: Timing, stream: float, peak: float) -> 
         "ratio_m16": round(timing.short[16] / base, 3),
         "prefill_tokens_per_second": round(PREFILL / timing.prefill, 1),
         "prefill_share_of_peak": round(share, 4),
+        "prefill_share_by_matrices": round(of_matrices, 4),
     }
     if timing.experts:
         figures["experts"] = {str(tokens): round(fmean(timing.experts[tokens]), 1) for tokens in timing.short}
@@ -256,11 +267,13 @@ def main() -> None:
     buffer, units = Stream(arguments.threads), Peaks(arguments.threads)
     rates: list[float] = []
     peaks: list[float] = []
+    floats: list[float] = []
     in_int8 = not {weight.format for weight in engine.model.program.weights if not weight.table} & FLOATS
 
     def read() -> None:
         rates.append(buffer.gigabytes_a_second())
         peaks.append(units.int8_gmacs() if in_int8 else units.bf16_gmacs())
+        floats.append(units.fma_gflops())
 
     timing = time_native(engine, read, arguments.rounds, arguments.shape == "7b")
     figures = {
@@ -268,7 +281,7 @@ def main() -> None:
         "precision": arguments.precision,
         "threads": arguments.threads,
     }
-    figures |= report(engine, timing, max(rates), max(peaks))
+    figures |= report(engine, timing, max(rates), max(peaks), max(floats))
     figures |= {"peak_rss": peak, "load_seconds": round(load_seconds, 2), "isa": library.instruction_set()}
     if arguments.peer:
         del engine, opened

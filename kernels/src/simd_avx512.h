@@ -69,6 +69,7 @@ template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
   return acc;
 }
 // Codes of four bits times a factor of up to 17 in both halves of each lane: `times_factor` once for all rows, then `dot_products`.
+constexpr bool kProductsAreBytes = true;
 inline I times_factor(I codes, I factor) { return _mm512_mullo_epi16(codes, factor); }
 inline I dot_products(I acc, I products, I s8, I) { return dot_bytes<8>(acc, products, s8); }
 // acc + the sum over each lane's two int16 of a * b
