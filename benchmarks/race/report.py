@@ -19,13 +19,17 @@ AGAIN = ", again"
 
 @dataclass
 class Lane:
-    """One engine in one mode at one batch: the answers of its turns, each a few requests, one after the other."""
+    """One engine in one mode at one batch: the answers of its turns, each a few requests, one after the other, and what
+    the machine gave just before them.
+    """
 
     engine: str
     mode: str
     batch: int
     new_tokens: int
     prompt_tokens: int
+    stream_gbs: float = 0.0
+    int8_gmacs: int = 0
     turns: list[list[Answer]] = field(default_factory=list)
 
     def _median(self, rate: Callable[[list[Answer]], float]) -> float:
@@ -81,6 +85,8 @@ def table(lanes: Sequence[Lane]) -> str:
         "Prompts and answers",
         "Tokens/Round",
         "Same as its plain",
+        "Stream, GB/s",
+        "Int8, GMAC/s",
     ]
     plain = {(lane.engine, lane.batch): lane for lane in lanes if lane.mode == "plain"}
     cells = [
@@ -93,6 +99,8 @@ def table(lanes: Sequence[Lane]) -> str:
             f"{lane.rate_of_both:.0f}",
             "-" if lane.a_round is None else f"{lane.a_round:.2f}",
             same(lane, plain.get((lane.engine, lane.batch))),
+            f"{lane.stream_gbs:.1f}",
+            str(lane.int8_gmacs),
         ]
         for lane in sorted(lanes, key=lambda lane: (lane.batch, -lane.rate))
     ]
