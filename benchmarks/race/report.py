@@ -123,7 +123,7 @@ def against(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
                 continue
             mine = max(getattr(lane, name) for lane in ours)
             bests = {lane.engine: lane for lane in sorted(others, key=lambda lane: getattr(lane, name))}
-            *_, best = bests.values()
+            best = max(bests.values(), key=lambda lane: getattr(lane, name))
             entry[name] = {
                 "ours": round(mine, 1),
                 "best": round(getattr(best, name), 1),
