@@ -3,9 +3,9 @@
     python benchmarks/storages.py [--config CONFIG.json] [--layers N] [--storages w4a8:g128 w4a8 Q4_0 Q4_K ...]
 
 A storage is a precision that floats are rounded to on load, or one that a quantised checkpoint brings (Q4_0, Q8_0, Q4_K,
-Q5_K, Q6_K, MXFP4, AWQ, AWQ-g32, AWQ-g64), with /w4abf16 or /w8af32 behind it where activations are not int8, or FP8, which
-has bf16. Weights are random, and one tile of each matrix stands for all. The stream is read between the passes; the best of
-each counts. Last comes a line of JSON.
+Q5_K, Q6_K, MXFP4, AWQ, AWQ-g32, AWQ-g64), with /w4abf16 or /w8af32 behind it where activations are not int8, or FP8 and
+FP8-rows (a scale for a block, and for a row), which have bf16. Weights are random, and one tile of each matrix stands for
+all. The stream is read between the passes; the best of each counts. Last comes a line of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from stream import Stream
 
-from outrider.kernels import packer, storage
+from outrider.kernels import packer, packing, storage
 from outrider.kernels.native import NativeFeed, NativeModel
 from outrider.kernels.program import Codes, Format, Program, Scales, Storage, Weight
 from outrider.kernels.quantised import E4M3
@@ -41,6 +41,7 @@ STORAGES: Mapping[str, tuple[Storage, int]] = {
     "Q6_K": (Storage(Codes.INT6, Scales.EIGHT_BITS), 16),
     "MXFP4": (Storage(Codes.E2M1, Scales.E8M0), 32),
     "FP8": (Storage(Codes.E4M3, Scales.F32), 128),
+    "FP8-rows": (Storage(Codes.E4M3, Scales.BF16), 128),
     "AWQ": (Storage(Codes.INT4, Scales.WORDS, zeros=True), 128),
     "AWQ-g64": (Storage(Codes.INT4, Scales.F16, zeros=True), 64),
     "AWQ-g32": (Storage(Codes.INT4, Scales.F16, zeros=True), 32),
@@ -88,7 +89,10 @@ def fill(weight: Weight, view: np.ndarray) -> None:
         tile[:] = np.searchsorted(E4M3[:127], np.abs(values)).clip(0, 126).astype(np.uint8) | np.signbit(
             values
         ) << np.uint8(7)
-        header = np.full(shape.header // 4, 0.0001, np.float32).view(np.uint8)
+        if weight.stored.scales is Scales.F32:
+            header = np.full(shape.header // 4, 0.0001, np.float32).view(np.uint8)
+        else:
+            header = packing.to_bf16(np.linspace(0.0001, 0.0002, shape.header // 2, dtype=np.float32)).view(np.uint8)
     step = shape.header + shape.code_bytes(shape.block)
     for at in range(0, size, step):
         tile[at : at + shape.header] = header

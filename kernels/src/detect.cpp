@@ -50,8 +50,8 @@ void list_units(Unit units[kUnits]) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vnni");
-  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-  units[0] = {&kAmx, bf16 && __builtin_cpu_supports("avx512vbmi") && has_amx()};
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+  units[0] = {&kAmx, bf16 && has_amx()};
   units[1] = {&kAvx512Bf16, bf16};
   units[2] = {&kAvx512Vnni, avx512};
   units[3] = {&kAvx2, avx2};

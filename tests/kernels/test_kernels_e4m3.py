@@ -18,8 +18,11 @@ SCHEMES = {
     "groups of 64": Scheme("fp8", 8, 64, Values.E4M3, scale_type="F32"),
     "nothing subnormal": Scheme("fp8 nothing subnormal", 8, 128, Values.E4M3, scale_type="F32"),
     "one scale for all rows": Scheme("fp8 one scale", 8, 128, Values.E4M3, scale_type="F32"),
+    "one scale for every other sixteen": Scheme("fp8 one scale here and there", 8, 128, Values.E4M3, scale_type="F32"),
 }
 ODD = Shape(width=352, heads=22, kv_heads=22, inner=200, layers=1)
+# The last group of some matrices fills no whole lines.
+RAGGED = Shape(width=352, heads=22, kv_heads=22, inner=202, layers=1)
 
 
 def random_rows(scheme: Scheme, rows: int, columns: int, seed: int = 0) -> QuantisedRows:
@@ -36,6 +39,10 @@ def random_rows(scheme: Scheme, rows: int, columns: int, seed: int = 0) -> Quant
         finite = finite[finite & 0x78 != 0]
     if scheme.source == "fp8 one scale":
         scales[:] = scales[:1]
+    if scheme.source == "fp8 one scale here and there":
+        finite = finite[finite & 0x78 != 0]
+        for first in range(0, rows, 32):
+            scales[first : first + 16] = scales[first]
     if scheme.scale_type == "BF16":
         scales = packing.from_bf16(packing.to_bf16(scales))
     elif scheme.scale_type == "F16":
@@ -108,7 +115,10 @@ def joined(program: Program, weights: list[tuple[Weight, np.ndarray]]) -> Packed
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", library.available_instruction_sets())
-@pytest.mark.parametrize(("name", "shape"), [(name, ODD) for name in SCHEMES] + [("blocks of 128", MIXTURE)])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(name, ODD) for name in SCHEMES] + [("one scale for all rows", RAGGED), ("blocks of 128", MIXTURE)],
+)
 def test_passes_have_the_bits_of_dequantised_matrices(name, shape, isa, monkeypatch):
     monkeypatch.setenv("OUTRIDER_ISA", isa)
     coded, plain = models_of(SCHEMES[name], shape)
