@@ -139,7 +139,7 @@ static inline int64_t tile_bytes(const outrider_weight &weight) {
   return whole * (shape.header + code_bytes(shape, shape.block)) + (rest ? shape.header + code_bytes(shape, rest) : 0);
 }
 
-// What a tile of E4M3 takes as bf16, up to the end of its last line of codes.
+// What a tile of E4M3 takes as bf16, up to the end of its last line of codes: AMX multiplies many rows from there.
 static inline int64_t expanded_bytes(const outrider_weight &weight) {
   return weight.codes == OUTRIDER_E4M3 ? round_up(weight.columns, 8) / 2 * kTileBytes : 0;
 }
