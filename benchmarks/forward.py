@@ -171,7 +171,7 @@ def needed_bytes(engine: NativeEngine, timing: Timing, tokens: int) -> float:
 
 
 def products_of_prefill(engine: NativeEngine) -> tuple[int, int]:
-    """With matrices, and of queries with keys and values that they see. Behind the last layer's select one token goes on."""
+    """With matrices; of queries with what they see. Behind the last layer's select one token goes on."""
     program = engine.model.program
     tokens, matrices, attention = PREFILL, 0, 0
     for op in program.ops:
@@ -215,8 +215,8 @@ def report(engine: NativeEngine, timing: Timing, stream: float, peak: float, gfl
     of_matrices = matrices / (peak * 1e9) / timing.prefill
     share = of_matrices + attention / (gflops / 2 * 1e9) / timing.prefill
     print(
-        f"prefill of {PREFILL}: {PREFILL / timing.prefill:.0f} tokens a second, {share:.1%} of the peak of {peak:.0f} GMAC/s "
-        f"and {gflops:.0f} GFLOP/s, {of_matrices:.1%} by products with matrices alone"
+        f"prefill of {PREFILL}: {PREFILL / timing.prefill:.0f} tokens a second, {share:.1%} of the peak of {peak:.0f} "
+        f"GMAC/s and {gflops:.0f} GFLOP/s, {of_matrices:.1%} by products with matrices alone"
     )
     figures: dict[str, Any] = {
         "stream_gbs": round(stream, 2),

@@ -110,7 +110,6 @@ template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
 }
 // Codes of four bits times a factor of up to 17 in both halves of each lane: `times_factor` once for all rows, then `dot_products`.
 // Sums of two bytes' products fit 16 bits before the factor, which then takes the place of the ones that add them.
-constexpr bool kProductsAreBytes = false;
 inline I times_factor(I codes, I) { return codes; }
 inline __m256i dot_products_half(__m256i acc, __m256i codes, __m256i s8, __m256i factor) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, s8), factor));

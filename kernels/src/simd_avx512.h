@@ -69,7 +69,6 @@ template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
   return acc;
 }
 // Codes of four bits times a factor of up to 17 in both halves of each lane: `times_factor` once for all rows, then `dot_products`.
-constexpr bool kProductsAreBytes = true;
 inline I times_factor(I codes, I factor) { return _mm512_mullo_epi16(codes, factor); }
 inline I dot_products(I acc, I products, I s8, I) { return dot_bytes<8>(acc, products, s8); }
 // acc + the sum over each lane's two int16 of a * b
@@ -124,6 +123,15 @@ inline F dot_bf16(F acc, I a, I b) {
   return _mm512_fmadd_ps(as_float(and_i(a, high)), as_float(and_i(b, high)), acc);
 #endif
 }
+#ifdef __AVX512BF16__
+// Normal numbers and zeros to nearest, ties to even, in the lower and the upper half of each lane.
+inline I nearest_bf16(F lower, F upper) {
+  const I words = (I)_mm512_cvtne2ps_pbh(upper, lower);
+  const I upper_words = _mm512_set_epi32(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16);
+  const I lower_words = sub_i(upper_words, set_i(16));
+  return _mm512_permutexvar_epi16(or_i(lower_words, shl<16>(upper_words)), words);
+}
+#endif
 inline void prefetch(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
 inline void prefetch_second(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1); }
 

@@ -199,7 +199,6 @@ template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
   });
 }
 // Codes of four bits times a factor of up to 17 in both halves of each lane: `times_factor` once for all rows, then `dot_products`.
-constexpr bool kProductsAreBytes = true;
 inline I times_factor(I codes, I factor) {
   return each<I>([&](int i) { return (Ints)((Bits)codes.x[i] * ((Bits)factor.x[i] & 0xFFFFu)); });
 }
