@@ -163,8 +163,8 @@ def compare(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
             continue
         killer = Killer(asked.killed_every, asked.rows, case.killed) if case.killed is not None else None
         job = folder / case.name.replace(" ", "-")
-        named = asked.draft is None or "--draft" in case.options
-        options = case.options if named else ("--draft", asked.draft, *case.options)
+        names_none = asked.draft is not None and "--draft" not in case.options
+        options = ("--draft", asked.draft, *case.options) if names_none else case.options
         ran = run(rows, job, [*common, *options], killer.watch if killer is not None else None)
         line = line_of(case, ran, plain, killer.killed if killer is not None else 0)
         lines.append(line)
