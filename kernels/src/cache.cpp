@@ -3,21 +3,21 @@
 #include <algorithm>
 #include <utility>
 
-#include "memory.h"
 #include "message.h"
 
 namespace outrider {
 namespace {
 // Memory is asked for in pieces about this large.
 constexpr int64_t kSlabBytes = int64_t{64} << 20;
-constexpr int64_t kMostReserved = int64_t{256} << 20;
+// Rows' first tokens, and not what an unheard-of number of rows could come to.
+constexpr int64_t kMostReserved = int64_t{2} << 30;
 }  // namespace
 
 Cache::Cache(std::vector<CacheLayer> layers, int64_t block_bytes, int64_t limit_bytes)
     : layers_(std::move(layers)), block_bytes_(block_bytes), limit_bytes_(limit_bytes) {}
 
 Cache::~Cache() {
-  for (const Slab &slab : slabs_) free_pages(slab.memory, slab.bytes);
+  for (const Pages &slab : slabs_) free_pages(slab.memory, slab.bytes);
 }
 
 int32_t Cache::grow() {
@@ -40,7 +40,7 @@ int32_t Cache::grow() {
   return OUTRIDER_OK;
 }
 
-int32_t Cache::reserve(int64_t blocks) {
+int32_t Cache::reserve(int64_t blocks, std::vector<Pages> *memory) {
   blocks = std::min(blocks, kMostReserved / block_bytes_);
   if (limit_bytes_ > 0) blocks = std::min(blocks, limit_bytes_ / block_bytes_);
   while (static_cast<int64_t>(data_.size()) < blocks) {
@@ -48,9 +48,9 @@ int32_t Cache::reserve(int64_t blocks) {
     if (status != OUTRIDER_OK) return status;
   }
   int64_t left = blocks * block_bytes_;
-  for (const Slab &slab : slabs_) {
+  for (const Pages &slab : slabs_) {
     const int64_t bytes = std::min(left, slab.bytes);
-    if (bytes > 0) touch_pages(slab.memory, bytes);
+    if (bytes > 0) memory->push_back({slab.memory, bytes});
     left -= bytes;
   }
   return OUTRIDER_OK;

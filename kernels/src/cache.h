@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "memory.h"
 
 namespace outrider {
 
@@ -27,8 +28,8 @@ class Cache {
 
   // A block with one reference, or -1 and the status in *status.
   int take(int32_t *status);
-  // Takes the memory of the first `blocks` blocks now, of kMostReserved bytes at most.
-  int32_t reserve(int64_t blocks);
+  // Where the first `blocks` blocks lie, of kMostReserved bytes at most: for whoever has their memory taken before the work.
+  int32_t reserve(int64_t blocks, std::vector<Pages> *memory);
   void retain(int block) { ++references_[static_cast<size_t>(block)]; }
   void release(int block);
   bool shared(int block) const { return references_[static_cast<size_t>(block)] > 1; }
@@ -41,13 +42,9 @@ class Cache {
  private:
   int32_t grow();
 
-  struct Slab {
-    void *memory;
-    int64_t bytes;
-  };
   std::vector<CacheLayer> layers_;
   int64_t block_bytes_, limit_bytes_, bytes_held_ = 0;
-  std::vector<Slab> slabs_;
+  std::vector<Pages> slabs_;
   std::vector<char *> data_;
   std::vector<int32_t> references_;
   std::vector<int> free_;

@@ -397,8 +397,14 @@ int32_t Engine::reserve(int tokens, int selected, int64_t cache_tokens) {
     return fail(OUTRIDER_INVALID, "memory for passes of %d tokens, %d choices and %lld tokens of cache", tokens, selected,
                 static_cast<long long>(cache_tokens));
   int32_t status = reserve_scratch(tokens, selected);
-  if (status == OUTRIDER_OK) status = cache->reserve((cache_tokens + kBlockTokens - 1) / kBlockTokens);
+  std::vector<Pages> of_cache;
+  if (status == OUTRIDER_OK) status = cache->reserve((cache_tokens + kBlockTokens - 1) / kBlockTokens, &of_cache);
   if (status != OUTRIDER_OK) return status;
+  // Slab by slab: a gigabyte can take a thread seconds.
+  pool->run([&](int thread) {
+    for (size_t i = static_cast<size_t>(thread); i < of_cache.size(); i += static_cast<size_t>(pool->threads()))
+      touch_pages(of_cache[i].memory, of_cache[i].bytes);
+  });
   for (const Scratch *scratch : {&words, &scales, &offsets, &attention, &expanded}) scratch->touch();
   for (const auto &buffer : buffers) buffer->touch();
   for (const auto &rotation : rotations) rotation->tables.touch();

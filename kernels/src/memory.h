@@ -8,6 +8,11 @@
 
 namespace outrider {
 
+struct Pages {
+  void *memory;
+  int64_t bytes;
+};
+
 void *allocate_pages(int64_t bytes);
 void free_pages(void *memory, int64_t bytes);
 // Has the system find memory for these pages now. Where a virtual machine's own memory is lent, 2 MB can take 5 ms.

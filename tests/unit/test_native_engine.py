@@ -22,8 +22,9 @@ from examples import examples
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Cache
+from outrider.workers.engines import native
 from outrider.workers.engines.costs import measure
-from outrider.workers.engines.engine import DecodeFeed, DecodeResult, Feed, StopRule
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.errors import ModelError, UsageError, WorkerError
@@ -257,6 +258,28 @@ def test_memory_for_the_first_rows_can_be_taken_beforehand_and_need_not_be(
     with caplog.at_level("INFO"):
         engine.reserve(1000)
     assert "memory for 1000 rows was not taken beforehand: no memory" in caplog.text
+
+
+def test_more_tokens_than_a_pass_takes_are_fed_in_several(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, counts = open_native(models / "llama", "w4a8"), (7, 1, 4, 11, 3, 2)
+    forward, passes = engine.model.forward, list[int]()
+
+    def counted(feeds: Sequence[NativeFeed], *rest: object) -> object:
+        passes.append(sum(len(feed.tokens) + len(feed.branches) for feed in feeds))
+        return forward(feeds, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine.model, "forward", counted)
+
+    def fed() -> list[Chosen]:
+        for row in range(len(counts)):
+            engine.open(row, Sampling(), len(TOKENS))
+        feeds = [Feed(row, TOKENS[:count], 1, 2, [(1, 5)] * (count == 7)) for row, count in enumerate(counts)]
+        return engine.feed(feeds)
+
+    together = fed()
+    monkeypatch.setattr(native, "PASS_TOKENS", 9)
+    assert fed() == together
+    assert passes == [29, 9, 4, 11, 5]
 
 
 def test_a_target_has_no_more_rows_at_once_than_there_are() -> None:
