@@ -22,7 +22,7 @@ import json
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -113,11 +113,13 @@ def _time(one: Pass, grow: Callable[[int], None], between: Callable[[], None], r
     return Timing(best, min(prefills), {tokens: min(times) for tokens, times in long.items()})
 
 
-def time_transformers(path: Path, threads: int, between: Callable[[], None], rounds: int) -> Timing:
+def time_transformers(path: Path, cores: Collection[int], between: Callable[[], None], rounds: int) -> Timing:
     import torch
     from transformers import AutoModelForCausalLM, DynamicCache
 
-    torch.set_num_threads(threads)
+    # Since the engine's first pass this thread is kept to one of them.
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     cache = DynamicCache(config=model.config)
 
@@ -254,7 +256,8 @@ def main() -> None:
     path = arguments.model or model_directory(arguments.shape, arguments.source)
 
     started = time.perf_counter()
-    opened = open_model(ModelSpec(str(path), "native", arguments.precision, threads=arguments.threads))
+    cores = tuple(sorted(os.sched_getaffinity(0))[: arguments.threads])
+    opened = open_model(ModelSpec(str(path), "native", arguments.precision, threads=len(cores), cores=cores))
     load_seconds = time.perf_counter() - started
     engine = opened.engine
     assert isinstance(engine, NativeEngine)
@@ -264,7 +267,7 @@ def main() -> None:
     engine.close(ROW)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    buffer, units = Stream(arguments.threads), Peaks(arguments.threads)
+    buffer, units = Stream(cores), Peaks(cores)
     rates: list[float] = []
     peaks: list[float] = []
     floats: list[float] = []
@@ -279,13 +282,13 @@ def main() -> None:
     figures = {
         "shape": arguments.model.name if arguments.model else arguments.shape,
         "precision": arguments.precision,
-        "threads": arguments.threads,
+        "threads": len(cores),
     }
     figures |= report(engine, timing, max(rates), max(peaks), max(floats))
     figures |= {"peak_rss": peak, "load_seconds": round(load_seconds, 2), "isa": library.instruction_set()}
     if arguments.peer:
         del engine, opened
-        peer = time_transformers(path, arguments.threads, read, max(2, arguments.rounds // 3))
+        peer = time_transformers(path, cores, read, max(2, arguments.rounds // 3))
         ratio = peer.prefill / timing.prefill
         print(f"transformers bf16: {', '.join(f'M={m} {s * 1e3:.1f} ms' for m, s in peer.short.items())}")
         print(f"transformers bf16: prefill {PREFILL / peer.prefill:.0f} tokens a second; ours is {ratio:.2f} times that")

@@ -12,10 +12,11 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
+
+from stream import threads_on
 
 SOURCE = Path(__file__).with_name("peaks.c")
 # About 20 ms a measurement: long enough for the clock, short enough to stand between passes.
@@ -24,9 +25,9 @@ AMX_TURNS = 100_000
 
 
 class Peaks:
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self._pool = ThreadPoolExecutor(threads)
+    def __init__(self, cores: Sequence[int]) -> None:
+        self.threads = len(cores)
+        self._pool = threads_on(cores)
 
     def fma_gflops(self) -> float:
         """fp32, a product and a sum counted as two."""
@@ -62,11 +63,11 @@ class Peaks:
 
 
 def main() -> None:
-    threads = len(os.sched_getaffinity(0))
-    peaks = Peaks(threads)
+    cores = sorted(os.sched_getaffinity(0))
+    peaks = Peaks(cores)
     gflops, gmacs = (sorted(measure() for _ in range(20)) for measure in (peaks.fma_gflops, peaks.int8_gmacs))
-    print(f"{threads} threads, fp32: best {gflops[-1]:.0f} GFLOP/s, median {gflops[10]:.0f}")
-    print(f"{threads} threads, int8: best {gmacs[-1]:.0f} GMAC/s, median {gmacs[10]:.0f}")
+    print(f"{len(cores)} threads, fp32: best {gflops[-1]:.0f} GFLOP/s, median {gflops[10]:.0f}")
+    print(f"{len(cores)} threads, int8: best {gmacs[-1]:.0f} GMAC/s, median {gmacs[10]:.0f}")
 
 
 if __name__ == "__main__":

@@ -161,22 +161,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=6)
     arguments = parser.parse_args()
-    spec = ModelSpec(str(arguments.model), "native", arguments.precision, threads=arguments.threads)
+    cores = tuple(sorted(os.sched_getaffinity(0))[: arguments.threads])
+    spec = ModelSpec(str(arguments.model), "native", arguments.precision, threads=len(cores), cores=cores)
     opened = open_model(replace(spec, cache_precision=arguments.cache_precision))
     engine = opened.engine
     assert isinstance(engine, NativeEngine)
-    at = Yardsticks(Stream(arguments.threads), Peaks(arguments.threads))
+    at = Yardsticks(Stream(cores), Peaks(cores))
     news = sorted({1, *arguments.new})
     passes = measure(engine, at, arguments.rows, arguments.context, news, arguments.rounds)
     print(
-        f"{arguments.model}, {arguments.precision}, {arguments.threads} threads, {library.instruction_set()}: "
+        f"{arguments.model}, {arguments.precision}, {len(cores)} threads, {library.instruction_set()}: "
         f"stream {at.gbs:.1f} GB/s, int8 {at.int8:.0f} GMAC/s, bf16 {at.bf16:.0f} GMAC/s, fp32 {at.gflops:.0f} GFLOP/s"
     )
     figures: dict[str, Any] = {
         "model": arguments.model.name,
         "precision": arguments.precision,
         "cache_precision": arguments.cache_precision,
-        "threads": arguments.threads,
+        "threads": len(cores),
         "stream_gbs": round(at.gbs, 2),
         "vnni_gmacs": round(at.int8, 1),
         "bf16_gmacs": round(at.bf16, 1),

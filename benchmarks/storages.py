@@ -167,7 +167,7 @@ def main() -> None:
         values["num_hidden_layers"] = arguments.layers
     cores = sorted(os.sched_getaffinity(0))[: arguments.threads]
     # Its threads start before this one is kept to the first core, which they would be born on.
-    buffer = Stream(len(cores), 256 << 20)
+    buffer = Stream(cores, 256 << 20)
     rates = [buffer.gigabytes_a_second()]
     timed = [Timed(values, name, cores) for name in arguments.storages]
     for _ in range(arguments.rounds):

@@ -90,11 +90,12 @@ def entries(arguments: argparse.Namespace) -> list[Entry]:
 
 class Machine:
     """The yardsticks: GB/s that memory can be read at, and thousands of millions of int8 products a second, the best of
-    some tries: for as long as one takes, both threads may be left on one processor.
+    some tries.
     """
 
     def __init__(self, threads: int) -> None:
-        self._stream, self._peaks = Stream(threads), Peaks(threads)
+        cores = sorted(os.sched_getaffinity(0))[:threads]
+        self._stream, self._peaks = Stream(cores), Peaks(cores)
 
     def now(self) -> tuple[float, int]:
         stream = max(self._stream.gigabytes_a_second() for _ in range(STREAM_TRIES))

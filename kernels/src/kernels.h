@@ -178,6 +178,8 @@ struct Input {
   int32_t apart;  // whether rows are as they are, not interleaved
 };
 
+// The most rows that lie interleaved.
+constexpr int kMostRows = 24;
 constexpr int kDigits = 3;
 static inline int digits_of(int format) { return format == OUTRIDER_W4ABF16 || format == OUTRIDER_W8AF32 ? kDigits : 1; }
 
@@ -275,8 +277,12 @@ struct Kernels {
   const char *name;
   // Tokens whose rows `linear` works on at once, and which lie interleaved; 0: rows as they are.
   int32_t (*row_block)(const outrider_weight &weight, int tokens);
-  // Converts a piece of the channels of a block's rows for a matrix of the weight's format. Row t lies at x + t * stride.
-  void (*prepare)(const outrider_weight &weight, const float *x, int64_t stride, const Input &input, int block, int piece);
+  // Converts a piece of the channels of a block's rows for a matrix of the weight's format. Row t lies at x + t * stride, or at
+  // x + chosen[t] * stride.
+  void (*prepare)(const outrider_weight &weight, const float *x, int64_t stride, const int32_t *chosen, const Input &input,
+                  int block, int piece);
+  // Rows of words become words of rows: to[word * rows + r] = from[r][word].
+  void (*interleave)(const int32_t *const *from, int rows, int words, int32_t *to);
   // Tiles first..last of a matrix product, with bias, activation and residual. `next` is the matrix and the tile that this
   // thread will go on with, or null.
   void (*linear)(const Linear &task, int first_tile, int last_tile, const outrider_weight *next, int next_tile);

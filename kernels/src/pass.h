@@ -44,6 +44,7 @@ struct Pass {
   // Of the latest ROUTE: pairs of a token and one of its experts, ordered by expert, then by token.
   std::vector<int32_t> expert_first;  // [experts + 1] of the pairs
   std::vector<int32_t> pair_of;       // [tokens, experts of a token] where the pair stands
+  std::vector<int32_t> token_of;      // of each pair where it stands
 
   explicit Pass(Engine &owner, const outrider_batch &wanted) : engine(owner), batch(wanted) {}
   void plan();

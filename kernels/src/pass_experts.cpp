@@ -26,6 +26,7 @@ void Pass::group_by_expert(const outrider_op &op, int count) {
   const int64_t stride = engine.stride(op.out), pairs = static_cast<int64_t>(count) * op.kv_heads;
   expert_first.assign(static_cast<size_t>(op.heads) + 1, 0);
   pair_of.resize(static_cast<size_t>(pairs));
+  token_of.resize(static_cast<size_t>(pairs));
   const auto expert = [&](int64_t pair) {
     return static_cast<size_t>(chosen[pair / op.kv_heads * stride + pair % op.kv_heads]);
   };
@@ -35,7 +36,10 @@ void Pass::group_by_expert(const outrider_op &op, int count) {
     expert_first[e + 1] += expert_first[e];
   }
   std::vector<int32_t> next(expert_first.begin(), expert_first.end() - 1);
-  for (int64_t pair = 0; pair < pairs; ++pair) pair_of[static_cast<size_t>(pair)] = next[expert(pair)]++;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    const int32_t place = pair_of[static_cast<size_t>(pair)] = next[expert(pair)]++;
+    token_of[static_cast<size_t>(place)] = static_cast<int32_t>(pair / op.kv_heads);
+  }
 }
 
 namespace {
@@ -64,37 +68,30 @@ struct Inputs {
   }
 };
 
-// Copies a piece of a converted token, whose rows lie as they are, to another input.
-void copy_piece(const outrider_weight &weight, const Input &from, int token, const Input &to, int row, int piece) {
-  const int digits = from.digits, width = piece_channels(weight), start = piece * width;
-  const bool codes = integer_format(weight.format), last = start + width >= weight.columns;
-  const int channels = last ? weight.columns - start : width;
+// A piece of a block of rows that were converted apart: of these tokens.
+void gather(const Kernels &kernels, const outrider_weight &weight, const Input &from, const int32_t *tokens,
+            const Input &to, int block, int piece) {
+  const int digits = from.digits, first = block_first(to.tokens, to.blocks, block);
+  const int rows = (block_first(to.tokens, to.blocks, block + 1) - first) * digits;
+  const bool codes = integer_format(weight.format);
+  const int width = piece_channels(weight), start = piece * width;
   const int a_word = codes ? 4 : weight.format == OUTRIDER_BF16 ? 2 : 1, first_word = start / a_word;
-  const int words = !last                            ? width / a_word
-                    : weight.format == OUTRIDER_BF16 ? from.row_words - first_word
-                    : codes                          ? (channels + 7) / 8 * 2
-                                                     : channels;
-  const int32_t *source = from.words + static_cast<int64_t>(token) * digits * from.row_words + first_word;
-  if (to.apart) {
-    int32_t *target = to.words + static_cast<int64_t>(row) * digits * to.row_words + first_word;
-    for (int digit = 0; digit < digits; ++digit, source += from.row_words, target += to.row_words)
-      memcpy(target, source, sizeof(int32_t) * static_cast<size_t>(words));
-  } else {
-    const int block = static_cast<int>((static_cast<int64_t>(row + 1) * to.blocks - 1) / to.tokens);
-    const int first = block_first(to.tokens, to.blocks, block);
-    const int64_t rows = static_cast<int64_t>(block_first(to.tokens, to.blocks, block + 1) - first) * digits;
-    int32_t *const target = to.words + static_cast<int64_t>(first) * digits * to.row_words + first_word * rows +
-                            static_cast<int64_t>(row - first) * digits;
-    for (int word = 0; word < words; ++word)
-      for (int digit = 0; digit < digits; ++digit) target[word * rows + digit] = source[digit * from.row_words + word];
-  }
+  // Those behind the last channel too.
+  const int words = start + width < weight.columns ? width / a_word : from.row_words - first_word;
+  const int64_t before = int64_t{first} * digits;
+  int32_t *const target = to.words + before * to.row_words + int64_t{first_word} * (to.apart ? 1 : rows);
+  const int32_t *sources[kMostRows];
+  const auto row_of = [&](int r) { return int64_t{tokens[first + r / digits]} * digits + r % digits; };
+  for (int r = 0; r < rows; ++r) sources[r] = from.words + row_of(r) * from.row_words + first_word;
+  if (!to.apart) kernels.interleave(sources, rows, words, target);
+  for (int r = 0; to.apart && r < rows; ++r)
+    memcpy(target + int64_t{r} * to.row_words, sources[r], sizeof(int32_t) * static_cast<size_t>(words));
   if (!codes) return;
-  const int64_t of_source = static_cast<int64_t>(token) * digits, of_target = static_cast<int64_t>(row) * digits;
   const int offsets = offsets_in_block(weight);
-  for (int digit = 0; digit < digits; ++digit) {
-    to.scales[int64_t{piece} * to.rows + of_target + digit] = from.scales[int64_t{piece} * from.rows + of_source + digit];
+  for (int r = 0; r < rows; ++r) {
+    to.scales[int64_t{piece} * to.rows + before + r] = from.scales[int64_t{piece} * from.rows + row_of(r)];
     for (int64_t o = int64_t{piece} * offsets; o < int64_t{piece + 1} * offsets; ++o)
-      to.offsets[o * to.rows + of_target + digit] = from.offsets[o * from.rows + of_source + digit];
+      to.offsets[o * to.rows + before + r] = from.offsets[o * from.rows + row_of(r)];
   }
 }
 
@@ -122,48 +119,42 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
     Input input;
   };
   std::vector<Expert> needed;
-  std::vector<int32_t> place_of(static_cast<size_t>(op.heads));  // among those
   int64_t items = 0;
   for (int32_t e = 0; e < op.heads; ++e) {
     const int32_t first = expert_first[static_cast<size_t>(e)], rows = expert_first[static_cast<size_t>(e) + 1] - first;
     if (rows == 0) continue;
     const int row_block = kernels.row_block(shape, rows);
-    place_of[static_cast<size_t>(e)] = static_cast<int32_t>(needed.size());
     needed.push_back({e, first, inputs.from(first, rows, row_block)});
     items += static_cast<int64_t>(needed.back().input.blocks) * parts;
   }
-  if (by_pair) {
-    share(items, thread, [&](int64_t first, int64_t last) {
-      int64_t before = 0;
-      for (const Expert &expert : needed) {
-        const int64_t here = static_cast<int64_t>(expert.input.blocks) * parts;
-        for (int64_t item = std::max<int64_t>(first - before, 0); item < std::min(last - before, here); ++item)
-          kernels.prepare(engine.weights[static_cast<size_t>(op.weight + expert.number)], in + expert.first * in_stride,
-                          in_stride, expert.input, static_cast<int>(item / parts), static_cast<int>(item % parts));
-        before += here;
-      }
-    });
-  } else {
-    // A token is converted once, behind all pairs, and copied for each of its experts, unless these have orders of columns of
-    // their own. Threads share the channels: an expert's rows may lie interleaved.
-    const Input tokens_apart = inputs.from(static_cast<int64_t>(count) * op.kv_heads, count, 0);
-    const float *const chosen = engine.buffer(op.key);
-    const int64_t chosen_stride = engine.stride(op.key);
+  // A token is converted once, behind all pairs, for all of its experts, unless these have orders of columns of their own.
+  const bool once = !by_pair && !shape.ordered;
+  const Input tokens_apart = inputs.from(static_cast<int64_t>(count) * op.kv_heads, count, 0);
+  if (once) {
     share(static_cast<int64_t>(parts) * count, thread, [&](int64_t first, int64_t last) {
-      for (int64_t item = first; item < last; ++item) {
-        const int piece = static_cast<int>(item / count), token = static_cast<int>(item % count);
-        for (int32_t slot = 0; slot < op.kv_heads; ++slot) {
-          const Expert &expert =
-              needed[static_cast<size_t>(place_of[static_cast<size_t>(chosen[token * chosen_stride + slot])])];
-          if (slot == 0 || shape.ordered)
-            kernels.prepare(engine.weights[static_cast<size_t>(op.weight + expert.number)], in, in_stride, tokens_apart,
-                            token, piece);
-          const int32_t pair = pair_of[static_cast<size_t>(int64_t{token} * op.kv_heads + slot)];
-          copy_piece(shape, tokens_apart, token, expert.input, pair - expert.first, piece);
-        }
-      }
+      for (int64_t item = first; item < last; ++item)
+        kernels.prepare(shape, in, in_stride, nullptr, tokens_apart, static_cast<int>(item / parts),
+                        static_cast<int>(item % parts));
     });
+    engine.pool->barrier();
   }
+  // Threads share the channels too: an expert's rows may lie interleaved.
+  share(items, thread, [&](int64_t first, int64_t last) {
+    int64_t before = 0;
+    for (const Expert &expert : needed) {
+      const int64_t here = static_cast<int64_t>(expert.input.blocks) * parts;
+      const int32_t *const tokens = token_of.data() + expert.first;
+      for (int64_t item = std::max<int64_t>(first - before, 0); item < std::min(last - before, here); ++item) {
+        const int block_of_rows = static_cast<int>(item / parts), piece = static_cast<int>(item % parts);
+        if (once) gather(kernels, shape, tokens_apart, tokens, expert.input, block_of_rows, piece);
+        else
+          kernels.prepare(engine.weights[static_cast<size_t>(op.weight + expert.number)],
+                          by_pair ? in + expert.first * in_stride : in, in_stride, by_pair ? nullptr : tokens, expert.input,
+                          block_of_rows, piece);
+      }
+      before += here;
+    }
+  });
   engine.pool->barrier();
   const Pieces pieces = pieces_of(shape);
   const int64_t all = static_cast<int64_t>(needed.size()) * pieces.count;

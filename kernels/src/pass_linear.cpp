@@ -32,7 +32,8 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
       (weight.columns + piece_channels(weight) - 1) / piece_channels(weight);  // NOLINT(clang-analyzer-core.DivideZero)
   share(static_cast<int64_t>(input.blocks) * parts, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item)
-      kernels.prepare(weight, in, in_stride, input, static_cast<int>(item / parts), static_cast<int>(item % parts));
+      kernels.prepare(weight, in, in_stride, nullptr, input, static_cast<int>(item / parts),
+                      static_cast<int>(item % parts));
   });
   engine.pool->barrier();
   Linear task{};

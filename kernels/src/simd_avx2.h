@@ -47,6 +47,12 @@ inline I load_i(const void *p) {
   const __m256i *q = static_cast<const __m256i *>(p);
   return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
+inline I load_i_n(const void *p, int n) {
+  const __m256i lane = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+  const int *q = static_cast<const int *>(p);
+  return {_mm256_maskload_epi32(q, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane)),
+          _mm256_maskload_epi32(q + 8, _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lane))};
+}
 inline void store_i(void *p, I x) {
   __m256i *q = static_cast<__m256i *>(p);
   _mm256_storeu_si256(q, x.a);

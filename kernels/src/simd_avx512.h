@@ -37,6 +37,7 @@ inline Mask lanes_of(uint32_t bits) { return static_cast<__mmask16>(bits); }
 
 inline I set_i(int32_t x) { return _mm512_set1_epi32(x); }
 inline I load_i(const void *p) { return _mm512_loadu_si512(p); }
+inline I load_i_n(const void *p, int n) { return n >= 16 ? load_i(p) : _mm512_maskz_loadu_epi32(first_lanes(n), p); }
 inline void store_i(void *p, I x) { _mm512_storeu_si512(p, x); }
 inline I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }

@@ -112,6 +112,11 @@ inline I load_i(const void *p) {
   memcpy(r.x, p, sizeof r.x);
   return r;
 }
+inline I load_i_n(const void *p, int n) {
+  I r = {};
+  memcpy(r.x, p, sizeof(int32_t) * static_cast<size_t>(n < 16 ? n : 16));
+  return r;
+}
 inline void store_i(void *p, I x) { memcpy(p, x.x, sizeof x.x); }
 inline I add_i(I a, I b) {
   return each<I>([&](int i) { return (Ints)((Bits)a.x[i] + (Bits)b.x[i]); });
