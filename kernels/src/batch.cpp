@@ -116,7 +116,7 @@ int32_t Engine::reserve_scratch(int tokens, int selected) {
       return op.kind != OUTRIDER_CHOOSE && op.out.buffer == static_cast<int>(i) &&
              &op < &*std::find_if(ops.begin(), ops.end(), [](const outrider_op &o) { return o.kind == OUTRIDER_SELECT; });
     });
-    enough = enough && buffers[i]->reserve((late ? std::max(selected, 1) : count) * round_up(widths[i], kLanes) * 4);
+    enough = enough && buffers[i]->reserve((late ? std::max(selected, 1) : count) * stride(static_cast<int>(i)) * 4);
   }
   for (const auto &rotation : rotations)
     enough = enough && rotation->tables.reserve(2 * tokens * round_up(rotation->half, kLanes) * 4);

@@ -60,7 +60,7 @@ int32_t Engine::check_experts(const outrider_op &op) const {
   int32_t status = check_slice(op.in, static_cast<int>(in), "experts' input");
   if (status == OUTRIDER_OK) status = check_slice(op.out, static_cast<int>(out), "experts' output");
   if (status == OUTRIDER_OK &&
-      (op.out.offset || stride(op.out) != out || (op.integer && (op.in.offset || stride(op.in) != in))))
+      (op.out.offset || op.out.width != out || (op.integer && (op.in.offset || op.in.width != in))))
     status = fail(OUTRIDER_INVALID, "experts' products fill a buffer");
   return status;
 }
@@ -185,7 +185,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       refuse(op.kv_heads < 1, "mix needs the number of a token's experts");
       check(op.key, 2 * op.kv_heads, "experts and weights");
       check(op.in, static_cast<int>(op.kv_heads * round_up(op.out.width, kLanes)), "experts' products");
-      refuse(op.in.offset || stride(op.in) != op.in.width, "experts' products fill a buffer");
+      refuse(op.in.offset || op.in.width != widths[static_cast<size_t>(op.in.buffer)], "experts' products fill a buffer");
       check(op.out, op.out.width, "mix output");
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "mix residual");
       refuse(op.in.buffer == op.out.buffer || op.residual.buffer == op.out.buffer, "mix cannot write into what it reads");

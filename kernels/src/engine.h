@@ -109,7 +109,10 @@ struct Engine {
   float *buffer(const outrider_slice &slice) const {
     return buffers[static_cast<size_t>(slice.buffer)]->as<float>() + slice.offset;
   }
-  int64_t stride(const outrider_slice &slice) const { return round_up(widths[static_cast<size_t>(slice.buffer)], kLanes); }
+  // Floats from one row of a buffer to the next: an odd number of lines of memory. A tile's outputs are written for one row after
+  // the other, and rows a power of two apart would share a few sets of the nearest cache.
+  int64_t stride(int buffer) const { return (round_up(widths[static_cast<size_t>(buffer)], kLanes) / kLanes | 1) * kLanes; }
+  int64_t stride(const outrider_slice &slice) const { return stride(slice.buffer); }
 
   std::vector<std::unique_ptr<Scratch>> buffers;
   std::vector<std::unique_ptr<Rotation>> rotations;
