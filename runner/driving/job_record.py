@@ -166,11 +166,12 @@ class JobRecord:
 
     def _keep_written(self) -> None:
         """The tokens of rows under way, so that a resumed job goes on where they are."""
+        store = self._partial_results.written
         started = time.monotonic()
-        if written := self._partial_results.written.to_keep():
+        if written := store.to_keep():
             self._journal.keep_tokens(written)
-        ended = time.monotonic()
-        self._partial_results.written.was_written(ended, ended - started)
+            ended = time.monotonic()
+            store.was_written(ended, ended - started)
 
     def _now(self) -> float:
         """Seconds of the job: its earlier runs and this one."""
