@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from native_models import open_native
@@ -47,9 +48,11 @@ def one_thread() -> Iterator[None]:
 
 @one_thread()
 @torch.inference_mode()
-def differences(path: Path, seed: int = 0, precision: str = "fp32") -> tuple[list[str], int]:
-    """What differs, and how many candidates were tried."""
-    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+def differences(
+    path: Path, seed: int = 0, precision: str = "fp32", reader: type[Any] = AutoModelForCausalLM
+) -> tuple[list[str], int]:
+    """What differs, and how many candidates were tried. ``reader`` is transformers' class for such checkpoints."""
+    reference = reader.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     # One thread, which is plenty for them: on a busy machine several wait for each other.
     one_by_one(reference)
     engine = open_native(path, precision, threads=1)

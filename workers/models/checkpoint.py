@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from outrider.kernels.program import Tensor
 from outrider.kernels.quantised import natural_order
 from outrider.workers.errors import ModelError, first_line
-from outrider.workers.models.config_file import quantisation_of
+from outrider.workers.models.config_file import NAME, quantisation_of
+from outrider.workers.models.files import read_json
 from outrider.workers.models.formats.configuration import KEY, Quantisation
 from outrider.workers.models.formats.experts import Place, place_of
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
@@ -29,6 +30,7 @@ from outrider.workers.models.formats.matrix import Matrix
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.strays import check_plain
 from outrider.workers.models.headers import ZIP, read_entries
+from outrider.workers.models.language_model import language_name, sees
 from outrider.workers.models.model_info import weight_files
 
 # safetensors' names of the types that a weight may have which is not quantised.
@@ -84,11 +86,17 @@ def open_checkpoint(path: Path, allow_pickle: bool = False) -> Checkpoint:
     if is_gguf(path):
         return GgufCheckpoint(path)
     quantisation = quantisation_of(path)
+    seeing = sees(read_json(path / NAME))
     if files[0].suffix == ".safetensors":
-        return SafetensorsCheckpoint(path, files, quantisation)
+        return SafetensorsCheckpoint(path, files, quantisation, seeing)
     if quantisation is not None:
         raise ModelError(f"{path} is quantised ({quantisation.name}) and lies in .bin files; it is read from safetensors")
-    return PickledCheckpoint(path, files, allow_pickle)
+    return PickledCheckpoint(path, files, allow_pickle, seeing)
+
+
+def _of_language(tensors: Mapping[str, Found]) -> dict[str, Found]:
+    """Those of the language model by the names that its own checkpoints have."""
+    return {own: tensor for name, tensor in tensors.items() if (own := language_name(name)) is not None}
 
 
 def _names(tensor: Tensor) -> tuple[str, ...]:
@@ -118,9 +126,12 @@ def _check_shape(tensor: Tensor, shape: tuple[int, ...], path: Path) -> None:
 class SafetensorsCheckpoint:
     """Tensors as the files hold them; of those that ``quantisation`` knows, the numbers that their codes stand for."""
 
-    def __init__(self, path: Path, files: list[Path], quantisation: Quantisation | None = None) -> None:
+    def __init__(
+        self, path: Path, files: list[Path], quantisation: Quantisation | None = None, seeing: bool = False
+    ) -> None:
         self._path = path
-        self._raw = RawTensors(read_entries(path, files))
+        entries = read_entries(path, files)
+        self._raw = RawTensors(_of_language(entries) if seeing else entries)
         self._entries = self._raw.entries
         self.quantisation = quantisation
         self._matrices: dict[Tensor, Matrix | None] = {}
@@ -209,11 +220,13 @@ class PickledCheckpoint:
 
     quantisation: Quantisation | None = None
 
-    def __init__(self, path: Path, files: list[Path], allow_pickle: bool) -> None:
+    def __init__(self, path: Path, files: list[Path], allow_pickle: bool, seeing: bool = False) -> None:
         self._path = path
         self._tensors: dict[str, Any] = {}
         for file in files:
             self._tensors |= _load_pickled(file, allow_pickle)
+        if seeing:
+            self._tensors = _of_language(self._tensors)
         check_plain(self._tensors)
 
     @property

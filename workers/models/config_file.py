@@ -9,6 +9,7 @@ from outrider.workers.models.files import read_json
 from outrider.workers.models.formats.configuration import Quantisation, read_quantisation
 from outrider.workers.models.formats.gguf.config import config_of
 from outrider.workers.models.formats.gguf.file import gguf_quantisation, is_gguf, read_gguf
+from outrider.workers.models.language_model import language_config
 
 NAME = "config.json"
 
@@ -19,7 +20,10 @@ def config_path(model: Path) -> Path:
 
 
 def read_config(model: Path) -> dict[str, Any]:
-    return config_of(read_gguf(model)) if is_gguf(model) else read_json(model / NAME)
+    """Of a model that sees as well, its language model's."""
+    if is_gguf(model):
+        return config_of(read_gguf(model))
+    return language_config(read_json(model / NAME), str(model / NAME))
 
 
 def quantisation_of(model: Path) -> Quantisation | None:

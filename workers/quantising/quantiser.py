@@ -19,6 +19,7 @@ from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.families import build_program
 from outrider.workers.models.files import read_json
 from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.language_model import sees
 from outrider.workers.models.model_info import check_unchanged, read_model_info
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.quantising.compressed import description, tensors_of
@@ -75,6 +76,10 @@ def program_of(path: Path, allow_pickle: bool = False) -> tuple[Program, dict[st
         raise ModelError(f"{path} is a GGUF file, which is not quantised again; give the checkpoint that it was made from")
     file = path / "config.json"
     values = read_json(file)
+    if sees(values):
+        raise ModelError(
+            f"{path} is a model that sees as well, and is not quantised; run it with --precision w4a8 as it is"
+        )
     if values.get("quantization_config"):
         method = dict(values["quantization_config"]).get("quant_method", "unknown")
         raise ModelError(f"{path} is quantised already ({method}); give the checkpoint that it was made from")

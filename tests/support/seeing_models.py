@@ -1,0 +1,100 @@
+"""Tiny random checkpoints of models that see as well, one of each kind whose language model runs natively."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+
+VOCABULARY = 512
+_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EYES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_QWEN_EYES: dict[str, Any] = {
+    "depth": 1,
+    "embed_dim": 32,
+    "hidden_size": 64,
+    "num_heads": 2,
+    "patch_size": 14,
+    "out_hidden_size": 64,
+    "intermediate_size": 48,
+    "fullatt_block_indexes": [0],
+    "window_size": 28,
+    "deepstack_visual_indexes": [0],
+    "num_position_embeddings": 16,
+}
+
+
+def _seeing(language: dict[str, Any], eyes: dict[str, Any] = _EYES, **more: Any) -> dict[str, Any]:
+    return {"text_config": _SIZES | language, "vision_config": eyes, **more}
+
+
+def _qwen(**rope: Any) -> dict[str, Any]:
+    three = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e6}
+    return _seeing({"rope_parameters": three | rope}, _QWEN_EYES)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "gemma3": _seeing({"sliding_window": 16}, mm_tokens_per_image=4),
+    "idefics3": _seeing({"model_type": "llama"}, _EYES | {"model_type": "idefics3_vision"}),
+    "internvl": _seeing(
+        {"model_type": "qwen2"}, _EYES | {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]}
+    ),
+    "lfm2_vl": _seeing(
+        {
+            "model_type": "lfm2",
+            "layer_types": ["conv", "full_attention"],
+            "conv_L_cache": 3,
+            "block_auto_adjust_ff_dim": False,
+        },
+        _EYES | {"model_type": "siglip2_vision_model", "num_patches": 4},
+    ),
+    "llava": _seeing({"model_type": "llama"}, _EYES | {"model_type": "clip_vision_model"}),
+    "llava_next": _seeing({"model_type": "mistral"}, _EYES | {"model_type": "clip_vision_model"}),
+    "mistral3": _seeing({"model_type": "mistral"}, _EYES | {"model_type": "pixtral"}),
+    "qwen2_5_vl": _qwen(),
+    "qwen2_vl": _qwen(),
+    "qwen3_5": _seeing(
+        {
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "full_attention_interval": 2,
+        },
+        _QWEN_EYES,
+    ),
+    "qwen3_vl": _qwen(mrope_interleaved=True),
+    "smolvlm": _seeing({"model_type": "llama"}, _EYES | {"model_type": "smolvlm_vision"}),
+}
+
+
+def seeing_model(kind: str, seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(kind, **KINDS[kind])
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    return model
+
+
+def save_seeing(kind: str, path: Path, seed: int = 0) -> Path:
+    seeing_model(kind, seed).save_pretrained(path)
+    return path

@@ -1,0 +1,148 @@
+"""Models that see as well: their texts are their language model's."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from family_texts import differences
+from safetensors.numpy import load_file, save_file
+from seeing_models import KINDS, VOCABULARY, save_seeing
+from transformers import AutoModelForImageTextToText
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models.config_file import read_config
+from outrider.workers.models.language_model import SEEING, USUAL, language_config, language_name
+from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.model_info import read_model_info
+from outrider.workers.models.opening import native_supports
+from outrider.workers.precisions import PRECISIONS
+from outrider.workers.quantising.quantiser import program_of
+
+QUICK = ("gemma3", "qwen2_vl", "qwen3_5", "smolvlm")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+def edit(path: Path, **changes: Any) -> Path:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return path
+
+
+def renamed(path: Path, old: str, new: str) -> Path:
+    file = path / "model.safetensors"
+    save_file({name.replace(old, new): tensor for name, tensor in load_file(file).items()}, file)
+    return path
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS])
+def test_a_model_that_sees_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
+    found, proposed = differences(save_seeing(kind, tmp_path), reader=AutoModelForImageTextToText)
+    assert not found
+    assert proposed
+
+
+def test_all_kinds_are_tried() -> None:
+    assert KINDS.keys() == SEEING.keys()
+
+
+def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
+    places = {"qwen2_vl_text": "Qwen2VLTextConfig", "qwen2_5_vl_text": "Qwen2_5_VLTextConfig"}
+    places |= {"qwen3_vl_text": "Qwen3VLTextConfig", "qwen3_5_text": "Qwen3_5TextConfig", "gemma3_text": "Gemma3TextConfig"}
+    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}
+    places |= {kind: f"{name}Config" for kind, name in names.items()}
+    assert places.keys() == USUAL.keys()
+    for kind, name in places.items():
+        family = kind.removesuffix("_text")
+        module = import_module(f"transformers.models.{family}.configuration_{family}")
+        usual = getattr(module, name)()
+        theta = (usual.rope_parameters or {}).get("rope_theta")
+        for key, value in USUAL[kind].items():
+            # Llama has as many of them as heads.
+            expected = usual.num_attention_heads if key == "num_key_value_heads" and value is None else value
+            assert (theta if key == "rope_theta" else getattr(usual, key)) == expected, f"{kind}: {key}"
+
+
+def test_a_published_gemma_says_little_of_its_language_model() -> None:
+    """config.json of the 4b, as it is published."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    found = language_config({"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text}, "config.json")
+    assert found["vocab_size"] == 262208
+    assert found["num_attention_heads"] == 8
+    assert found["eos_token_id"] == [1, 106]
+    assert found["hidden_size"] == 2560
+
+
+def test_a_configuration_that_keeps_no_text_config_apart(tmp_path: Path) -> None:
+    """The first releases of Qwen2-VL have the language model's keys among the others."""
+    save_seeing("qwen2_vl", tmp_path)
+    nested = json.loads((tmp_path / "config.json").read_text())
+    expected = read_config(tmp_path)
+    text = nested.pop("text_config")
+    rope = text.pop("rope_parameters")
+    flat = {**text, **nested, "rope_theta": rope["rope_theta"]}
+    flat["rope_scaling"] = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    found = read_config(tmp_path)
+    assert found["model_type"] == expected["model_type"] == "qwen2"
+    assert found["rope_scaling"] == {"type": "default"}
+    assert native_supports(tmp_path) is None
+    assert not differences(tmp_path, reader=AutoModelForImageTextToText)[0]
+
+
+def test_what_is_known_of_it_is_known_of_its_language_model(tmp_path: Path) -> None:
+    info = read_model_info(str(save_seeing("gemma3", tmp_path)))
+    assert (info.family, info.vocabulary, info.context) == ("gemma3_text", VOCABULARY, 512)
+
+
+def test_newer_names_of_tensors(tmp_path: Path) -> None:
+    save_seeing("llava", tmp_path)
+    renamed(tmp_path, "language_model.model.", "model.language_model.")
+    renamed(tmp_path, "language_model.lm_head.", "lm_head.")
+    assert not differences(tmp_path, reader=AutoModelForImageTextToText)[0]
+
+
+def test_names() -> None:
+    assert language_name("model.language_model.layers.0.mlp.up_proj.weight") == "model.layers.0.mlp.up_proj.weight"
+    assert language_name("language_model.lm_head.weight") == "lm_head.weight"
+    assert language_name("model.layers.0.mlp.up_proj.weight") == "model.layers.0.mlp.up_proj.weight"
+    assert language_name("model.visual.blocks.0.norm1.weight") is None
+    assert language_name("vision_tower.post_layernorm.bias") is None
+    assert language_name("image_newline") is None
+
+
+def test_a_tensor_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    renamed(save_seeing("llava", tmp_path), "vision_tower.", "ears.")
+    with pytest.raises(ModelError, match="ears"):
+        lay_out(tmp_path, PRECISIONS["fp32"])
+
+
+def test_one_that_is_not_known_is_left_to_transformers(tmp_path: Path) -> None:
+    edit(save_seeing("llava", tmp_path), model_type="paligemma")
+    assert "paligemma" in (native_supports(tmp_path) or "")
+
+
+@pytest.mark.parametrize("text", [5, [], "llama"])
+def test_a_text_config_of_another_kind_is_refused(text: object, tmp_path: Path) -> None:
+    edit(save_seeing("llava", tmp_path), text_config=text)
+    with pytest.raises(ModelError, match="text_config"):
+        read_config(tmp_path)
+
+
+def test_a_model_that_sees_is_not_quantised(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="sees as well"):
+        program_of(save_seeing("gemma3", tmp_path))

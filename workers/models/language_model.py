@@ -1,0 +1,105 @@
+"""Checkpoints of models that see as well: the configuration and the tensors of the language model in them.
+
+Prompts are texts here, and a text that shows no picture is computed by the language model alone: rotary positions in three
+directions, of which text has one, are the usual ones then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.workers.errors import ModelError
+
+# By "model_type": what the language model is called where ``text_config`` does not say.
+SEEING = {
+    "gemma3": "gemma3_text",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "lfm2_vl": "lfm2",
+    "llava": "llama",
+    "llava_next": "llama",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "smolvlm": "llama",
+}
+# Language models with a name of their own that are computed as another family is.
+SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+# What transformers takes where a ``text_config`` does not say: it leaves out on saving what is as usual.
+NAMES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    "max_position_embeddings",
+)
+USUAL: dict[str, dict[str, Any]] = {
+    kind: dict(zip(NAMES, sizes, strict=True))
+    for kind, sizes in {
+        "gemma3_text": (262208, 2304, 9216, 26, 8, 4, 131072),
+        "lfm2": (65536, 2560, 12288, 32, 32, 8, 128000),
+        "llama": (32000, 4096, 11008, 32, 32, None, 2048),
+        "mistral": (32000, 4096, 14336, 32, 32, 8, 131072),
+        "qwen2": (151936, 4096, 22016, 32, 32, 32, 32768),
+        "qwen2_5_vl_text": (152064, 8192, 29568, 80, 64, 8, 32768),
+        "qwen2_vl_text": (152064, 8192, 29568, 80, 64, 8, 32768),
+        "qwen3": (151936, 4096, 22016, 32, 32, 32, 32768),
+        "qwen3_5_text": (248320, 4096, 12288, 32, 16, 4, 32768),
+        "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128000),
+    }.items()
+}
+for kind in ("qwen2_vl_text", "qwen2_5_vl_text"):
+    USUAL[kind] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
+USUAL["qwen3_vl_text"]["rope_theta"] = 5e5
+# Of a configuration that does not keep its language model's apart.
+OF_PICTURES = frozenset(
+    ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
+)
+# How checkpoints name the language model's tensors, and how its own checkpoints do.
+PREFIXES = (
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+PASSED_OVER = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "image_newline")
+
+
+def sees(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a model whose language model is taken out of it."""
+    return isinstance(kind := values.get("model_type"), str) and kind in SEEING
+
+
+def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """What a config.json of the language model alone would say; of any other model, what it says."""
+    if not sees(values):
+        return dict(values)
+    stated = values.get("text_config")
+    if stated is None:
+        stated = {key: value for key, value in values.items() if key not in OF_PICTURES and key != "model_type"}
+    if not isinstance(stated, dict):
+        raise ModelError(f'{source}: "text_config" must be an object')
+    kind = str(stated.get("model_type") or SEEING[values["model_type"]])
+    text = USUAL.get(kind, {}) | {key: value for key, value in stated.items() if value is not None}
+    text["model_type"] = SAME.get(kind, kind)
+    # Where nothing is said, whether the checkpoint has a head of its own says it (tied_head.py).
+    text["tie_word_embeddings"] = values.get("tie_word_embeddings", True)
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(text.get(key), dict):
+            text[key] = _of_text(text[key])
+    return text | {key: values[key] for key in ("quantization_config", "eos_token_id") if values.get(key) is not None}
+
+
+def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
+    return {key: "default" if value == "mrope" else value for key, value in kept.items()}
+
+
+def language_name(name: str) -> str | None:
+    """A tensor's name in a checkpoint of the language model alone; None of what only pictures need."""
+    if name.removeprefix("model.").startswith(PASSED_OVER):
+        return None
+    for seeing, alone in PREFIXES:
+        if name.startswith(seeing):
+            return alone + name.removeprefix(seeing)
+    return name
