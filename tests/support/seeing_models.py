@@ -44,6 +44,15 @@ _QWEN_EYES: dict[str, Any] = {
 }
 
 
+_DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "full_attention_interval": 2,
+}
+
+
 def _seeing(language: dict[str, Any], eyes: dict[str, Any] = _EYES, **more: Any) -> dict[str, Any]:
     return {"text_config": _SIZES | language, "vision_config": eyes, **more}
 
@@ -73,14 +82,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "mistral3": _seeing({"model_type": "mistral"}, _EYES | {"model_type": "pixtral"}),
     "qwen2_5_vl": _qwen(),
     "qwen2_vl": _qwen(),
-    "qwen3_5": _seeing(
-        {
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "full_attention_interval": 2,
-        },
+    "qwen3_5": _seeing(_DELTA, _QWEN_EYES),
+    "qwen3_5_moe": _seeing(
+        _DELTA
+        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
         _QWEN_EYES,
     ),
     "qwen3_vl": _qwen(mrope_interleaved=True),

@@ -197,6 +197,13 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
         | {"mlp_only_layers": [2], "attention_bias": True, "linear_conv_kernel_dim": 3},
     ),
+    "qwen3-5-moe": (
+        "qwen3_5_moe_text",
+        MIXTURE
+        | DELTA
+        | {"num_experts": 5, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+        | {"rope_parameters": MROPE},
+    ),
     "olmoe": ("olmoe", MIXTURE | {"num_experts": 9, "num_experts_per_tok": 4, "intermediate_size": 40}),
     "gpt-oss": (
         "gpt_oss",

@@ -56,6 +56,7 @@ def test_all_kinds_are_tried() -> None:
 def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places = {"qwen2_vl_text": "Qwen2VLTextConfig", "qwen2_5_vl_text": "Qwen2_5_VLTextConfig"}
     places |= {"qwen3_vl_text": "Qwen3VLTextConfig", "qwen3_5_text": "Qwen3_5TextConfig", "gemma3_text": "Gemma3TextConfig"}
+    places |= {"qwen3_5_moe_text": "Qwen3_5MoeTextConfig"}
     names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}
     places |= {kind: f"{name}Config" for kind, name in names.items()}
     assert places.keys() == USUAL.keys()
@@ -65,9 +66,10 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
         usual = getattr(module, name)()
         theta = (usual.rope_parameters or {}).get("rope_theta")
         for key, value in USUAL[kind].items():
-            # Llama has as many of them as heads.
-            expected = usual.num_attention_heads if key == "num_key_value_heads" and value is None else value
-            assert (theta if key == "rope_theta" else getattr(usual, key)) == expected, f"{kind}: {key}"
+            if value is None:  # it has none, or as many as of another
+                assert getattr(usual, key, None) in (None, usual.num_attention_heads)
+                continue
+            assert (theta if key == "rope_theta" else getattr(usual, key)) == value, f"{kind}: {key}"
 
 
 def test_a_published_gemma_says_little_of_its_language_model() -> None:
@@ -85,6 +87,17 @@ def test_a_published_gemma_says_little_of_its_language_model() -> None:
     assert found["num_attention_heads"] == 8
     assert found["eos_token_id"] == [1, 106]
     assert found["hidden_size"] == 2560
+
+
+def test_what_published_configurations_of_qwen_say_of_what_is_always_so(tmp_path: Path) -> None:
+    save_seeing("qwen3_5_moe", tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    said = {"attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32", "mlp_only_layers": []}
+    ahead = {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    edit(tmp_path, text_config=text | said | ahead)
+    assert native_supports(tmp_path) is None
+    edit(tmp_path, text_config=text | said | {"attn_output_gate": False})
+    assert "attn_output_gate" in (native_supports(tmp_path) or "")
 
 
 def test_a_configuration_that_keeps_no_text_config_apart(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ SEEING = {
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "smolvlm": "llama",
 }
@@ -44,6 +45,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "qwen2_5_vl_text": (152064, 8192, 29568, 80, 64, 8, 32768),
         "qwen2_vl_text": (152064, 8192, 29568, 80, 64, 8, 32768),
         "qwen3": (151936, 4096, 22016, 32, 32, 32, 32768),
+        "qwen3_5_moe_text": (248320, 2048, None, 40, 16, 2, 32768),
         "qwen3_5_text": (248320, 4096, 12288, 32, 16, 4, 32768),
         "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128000),
     }.items()

@@ -45,6 +45,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "qwen2": llama.qwen2,
     "qwen2_moe": mixtures.qwen2_moe,
     "qwen3": llama.qwen3,
+    "qwen3_5_moe_text": qwen3_next.qwen3_5_moe_text,
     "qwen3_5_text": qwen3_next.qwen3_5_text,
     "qwen3_moe": mixtures.qwen3_moe,
     "qwen3_next": qwen3_next.qwen3_next,

@@ -1,4 +1,4 @@
-"""Qwen3-Next and the text model of Qwen3.5: gated delta nets in most layers, gated attention in the others."""
+"""Qwen3-Next and the text models of Qwen3.5: gated delta nets in most layers, gated attention in the others."""
 
 from __future__ import annotations
 
@@ -41,6 +41,16 @@ def qwen3_5_text(config: Config, begin: Begin) -> Program:
     return decoder(config, begin, sizes, _style(config, sizes, False, None))
 
 
+def qwen3_5_moe_text(config: Config, begin: Begin) -> Program:
+    shared = config.size("shared_expert_intermediate_size", 512)
+    # Every layer is a mixture: no other width is stated.
+    sizes = read_sizes(config, kv_heads=2, head_size=256, layers=40, ffn=shared)
+    for key, always in (("norm_topk_prob", True), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        config.only(key, always)
+    experts = qwen_experts(config, 256, 8, 512, shared, normalised=True)
+    return decoder(config, begin, sizes, _style(config, sizes, False, mixture(sizes, experts)))
+
+
 def _style(config: Config, sizes: Sizes, fused: bool, mixer: Mixer | None) -> Style:
     net = DeltaNet(
         heads=config.size("linear_num_value_heads", 32),
@@ -50,7 +60,11 @@ def _style(config: Config, sizes: Sizes, fused: bool, mixer: Mixer | None) -> St
         taps=config.size("linear_conv_kernel_dim", 4),
         fused=fused,
     )
-    config.only("hidden_act", "silu")
+    # What published configurations of Qwen3.5 say of what is always so, and of what guesses further tokens.
+    for key, always in (("hidden_act", "silu"), ("attn_output_gate", True), ("output_gate_type", "swish")):
+        config.only(key, always)
+    config.only("mamba_ssm_dtype", "float32")
+    config.get("mtp_num_hidden_layers")
     types, bias = _layer_types(config, sizes.layers), config.flag("attention_bias", False)
     partial = config.number("partial_rotary_factor", 0.25)
     rope = read_rope(config, sizes.head_size, sizes.context, partial=partial)

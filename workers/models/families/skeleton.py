@@ -45,13 +45,19 @@ class Sizes:
 
 
 def read_sizes(
-    config: Config, *, kv_heads: int | None = None, head_size: int | None = None, epsilon: float = 1e-6, layers: int = 32
+    config: Config,
+    *,
+    kv_heads: int | None = None,
+    head_size: int | None = None,
+    epsilon: float = 1e-6,
+    layers: int = 32,
+    ffn: int | None = None,
 ) -> Sizes:
     """The arguments are what the family takes where its configuration does not say."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", 32)
     return Sizes(
         hidden=hidden,
-        ffn=config.size("intermediate_size"),
+        ffn=config.size("intermediate_size", ffn),
         layers=config.size("num_hidden_layers", layers),
         heads=heads,
         kv_heads=config.size("num_key_value_heads", kv_heads or heads),
