@@ -82,7 +82,9 @@ def test_a_published_gemma_says_little_of_its_language_model() -> None:
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     }
-    found = language_config({"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text}, "config.json")
+    whole = {"model_type": "gemma3", "eos_token_id": [1, 106], "torch_dtype": "bfloat16", "text_config": text}
+    found = language_config(whole, "config.json")
+    assert found["torch_dtype"] == "bfloat16"
     assert found["vocab_size"] == 262208
     assert found["num_attention_heads"] == 8
     assert found["eos_token_id"] == [1, 106]

@@ -57,6 +57,9 @@ USUAL["qwen3_vl_text"]["rope_theta"] = 5e5
 OF_PICTURES = frozenset(
     ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
 )
+# What is said of the whole model and holds for its language model; its type, where that does not say one.
+TYPES = ("dtype", "torch_dtype")
+OF_THE_WHOLE = ("quantization_config", "eos_token_id", *TYPES)
 # How checkpoints name the language model's tensors, and how its own checkpoints do.
 PREFIXES = (
     ("language_model.model.", "model."),
@@ -89,7 +92,10 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(text.get(key), dict):
             text[key] = _of_text(text[key])
-    return text | {key: values[key] for key in ("quantization_config", "eos_token_id") if values.get(key) is not None}
+    whole = {key: values[key] for key in OF_THE_WHOLE if values.get(key) is not None}
+    if any(text.get(key) for key in TYPES):
+        whole = {key: value for key, value in whole.items() if key not in TYPES}
+    return text | whole
 
 
 def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
