@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.workers.errors import ModelError
+from outrider.workers.models.headers import quoted
 
 # By "model_type": what the language model is called where ``text_config`` does not say.
 SEEING = {
@@ -83,7 +84,7 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     if stated is None:
         stated = {key: value for key, value in values.items() if key not in OF_PICTURES and key != "model_type"}
     if not isinstance(stated, dict):
-        raise ModelError(f'{source}: "text_config" must be an object')
+        raise ModelError(f'{source}: "text_config" must be an object, got {quoted(stated)}')
     kind = str(stated.get("model_type") or SEEING[values["model_type"]])
     text = USUAL.get(kind, {}) | {key: value for key, value in stated.items() if value is not None}
     text["model_type"] = SAME.get(kind, kind)
