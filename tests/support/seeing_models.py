@@ -57,9 +57,9 @@ def _seeing(language: dict[str, Any], eyes: dict[str, Any] = _EYES, **more: Any)
     return {"text_config": _SIZES | language, "vision_config": eyes, **more}
 
 
-def _qwen(**rope: Any) -> dict[str, Any]:
+def _qwen(language: dict[str, Any] | None = None, **rope: Any) -> dict[str, Any]:
     three = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e6}
-    return _seeing({"rope_parameters": three | rope}, _QWEN_EYES)
+    return _seeing({"rope_parameters": three | rope} | (language or {}), _QWEN_EYES)
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -89,6 +89,9 @@ KINDS: dict[str, dict[str, Any]] = {
         _QWEN_EYES,
     ),
     "qwen3_vl": _qwen(mrope_interleaved=True),
+    "qwen3_vl_moe": _qwen(
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}, mrope_interleaved=True
+    ),
     "smolvlm": _seeing({"model_type": "llama"}, _EYES | {"model_type": "smolvlm_vision"}),
 }
 

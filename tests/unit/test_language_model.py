@@ -56,6 +56,7 @@ def test_all_kinds_are_tried() -> None:
 def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places = {"qwen2_vl_text": "Qwen2VLTextConfig", "qwen2_5_vl_text": "Qwen2_5_VLTextConfig"}
     places |= {"qwen3_vl_text": "Qwen3VLTextConfig", "qwen3_5_text": "Qwen3_5TextConfig", "gemma3_text": "Gemma3TextConfig"}
+    places |= {"qwen3_vl_moe_text": "Qwen3VLMoeTextConfig"}
     places |= {"qwen3_5_moe_text": "Qwen3_5MoeTextConfig"}
     names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}
     places |= {kind: f"{name}Config" for kind, name in names.items()}
@@ -122,6 +123,19 @@ def test_a_configuration_that_keeps_no_text_config_apart(tmp_path: Path) -> None
 def test_what_is_known_of_it_is_known_of_its_language_model(tmp_path: Path) -> None:
     info = read_model_info(str(save_seeing("gemma3", tmp_path)))
     assert (info.family, info.vocabulary, info.context) == ("gemma3_text", VOCABULARY, 512)
+
+
+def test_experts_that_lie_transposed_or_not(tmp_path: Path) -> None:
+    """Published checkpoints have them transposed; transformers asks the shapes."""
+    path = save_seeing("qwen3_vl_moe", tmp_path)
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    experts = [name for name in tensors if ".experts." in name]
+    assert tensors[experts[0].rpartition(".")[0] + ".gate_up_proj"].shape == (4, 80, 64)
+    save_file(tensors | {name: tensors[name].swapaxes(1, 2).copy() for name in experts}, file)
+    found, proposed = differences(path, reader=AutoModelForImageTextToText)
+    assert not found
+    assert proposed
 
 
 def test_newer_names_of_tensors(tmp_path: Path) -> None:

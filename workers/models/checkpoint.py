@@ -30,7 +30,7 @@ from outrider.workers.models.formats.matrix import Matrix
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.strays import check_plain
 from outrider.workers.models.headers import ZIP, read_entries
-from outrider.workers.models.language_model import language_name, sees
+from outrider.workers.models.language_model import EITHER_WAY, language_name, sees
 from outrider.workers.models.model_info import weight_files
 
 # safetensors' names of the types that a weight may have which is not quantised.
@@ -86,7 +86,8 @@ def open_checkpoint(path: Path, allow_pickle: bool = False) -> Checkpoint:
     if is_gguf(path):
         return GgufCheckpoint(path)
     quantisation = quantisation_of(path)
-    seeing = sees(read_json(path / NAME))
+    values = read_json(path / NAME)
+    seeing = str(values["model_type"]) if sees(values) else ""
     if files[0].suffix == ".safetensors":
         return SafetensorsCheckpoint(path, files, quantisation, seeing)
     if quantisation is not None:
@@ -124,14 +125,16 @@ def _check_shape(tensor: Tensor, shape: tuple[int, ...], path: Path) -> None:
 
 
 class SafetensorsCheckpoint:
-    """Tensors as the files hold them; of those that ``quantisation`` knows, the numbers that their codes stand for."""
+    """Tensors as the files hold them; of those that ``quantisation`` knows, the numbers that their codes stand for.
 
-    def __init__(
-        self, path: Path, files: list[Path], quantisation: Quantisation | None = None, seeing: bool = False
-    ) -> None:
+    ``seeing`` is the "model_type" of a model that sees as well.
+    """
+
+    def __init__(self, path: Path, files: list[Path], quantisation: Quantisation | None = None, seeing: str = "") -> None:
         self._path = path
         entries = read_entries(path, files)
         self._raw = RawTensors(_of_language(entries) if seeing else entries)
+        self._either_way = seeing in EITHER_WAY
         self._entries = self._raw.entries
         self.quantisation = quantisation
         self._matrices: dict[Tensor, Matrix | None] = {}
@@ -164,7 +167,7 @@ class SafetensorsCheckpoint:
         """Where it is an expert's that lies with others."""
         if any(name in self._entries for name in _names(tensor)):
             return None
-        return place_of(tensor, self._entries)
+        return place_of(tensor, self._entries, self._either_way)
 
     def type_of(self, tensor: Tensor) -> str:
         place = self._place(tensor)
@@ -220,7 +223,7 @@ class PickledCheckpoint:
 
     quantisation: Quantisation | None = None
 
-    def __init__(self, path: Path, files: list[Path], allow_pickle: bool, seeing: bool = False) -> None:
+    def __init__(self, path: Path, files: list[Path], allow_pickle: bool, seeing: str = "") -> None:
         self._path = path
         self._tensors: dict[str, Any] = {}
         for file in files:

@@ -26,10 +26,18 @@ SEEING = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
 }
 # Language models with a name of their own that are computed as another family is.
-SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+SAME = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+# Those whose experts' matrices may lie transposed (formats/experts.py).
+EITHER_WAY = ("qwen3_vl_moe",)
 # What transformers takes where a ``text_config`` does not say: it leaves out on saving what is as usual.
 NAMES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -48,12 +56,15 @@ USUAL: dict[str, dict[str, Any]] = {
         "qwen3": (151936, 4096, 22016, 32, 32, 32, 32768),
         "qwen3_5_moe_text": (248320, 2048, None, 40, 16, 2, 32768),
         "qwen3_5_text": (248320, 4096, 12288, 32, 16, 4, 32768),
+        "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16, 16, 128000),
         "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128000),
     }.items()
 }
 for kind in ("qwen2_vl_text", "qwen2_5_vl_text"):
     USUAL[kind] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
-USUAL["qwen3_vl_text"]["rope_theta"] = 5e5
+USUAL["qwen3_vl_text"] |= {"rope_theta": 5e5}
+USUAL["qwen3_vl_moe_text"] |= {"rope_theta": 5e5, "num_experts_per_tok": 4}
+USUAL["qwen3_vl_moe_text"] |= {"moe_intermediate_size": 1408, "head_dim": 128}
 # Of a configuration that does not keep its language model's apart.
 OF_PICTURES = frozenset(
     ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
@@ -88,6 +99,8 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     kind = str(stated.get("model_type") or SEEING[values["model_type"]])
     text = USUAL.get(kind, {}) | {key: value for key, value in stated.items() if value is not None}
     text["model_type"] = SAME.get(kind, kind)
+    if kind == "qwen3_vl_moe_text":
+        text["norm_topk_prob"] = True  # as transformers has it, whatever is said
     # Where nothing is said, whether the checkpoint has a head of its own says it (tied_head.py).
     text["tie_word_embeddings"] = values.get("tie_word_embeddings", True)
     for key in ("rope_scaling", "rope_parameters"):

@@ -5,7 +5,9 @@ Builders ask for ``…mlp.experts.3.gate_proj.weight``. Checkpoints also have, i
 - ``gate_up_proj`` [experts, 2 ffn, hidden], gate rows before up rows, and ``down_proj`` [experts, hidden, ffn]
 - of gpt-oss ``gate_up_proj`` [experts, hidden, 2 ffn] and ``down_proj`` [experts, ffn, hidden], gate and up columns in
   turn, and biases ``gate_up_proj_bias`` [experts, 2 ffn] and ``down_proj_bias`` [experts, hidden]; what has biases lies so
-- the same in MXFP4 (formats/mxfp4.py), rows as they are used, gate and up in turn
+- of Qwen3-VL ``gate_up_proj`` [experts, hidden, 2 ffn], gate columns before up columns, and ``down_proj`` [experts, ffn,
+  hidden], or the first of these: the shapes tell, as they do for transformers
+- gpt-oss' in MXFP4 (formats/mxfp4.py), rows as they are used, gate and up in turn
 """
 
 from __future__ import annotations
@@ -55,8 +57,11 @@ class Place:
         return values
 
 
-def place_of(tensor: Tensor, entries: Mapping[str, Entry]) -> Place | None:
-    """None where the name is no expert's, or no tensor holds that expert beside others."""
+def place_of(tensor: Tensor, entries: Mapping[str, Entry], either_way: bool = False) -> Place | None:
+    """None where the name is no expert's, or no tensor holds that expert beside others.
+
+    ``either_way``: of a checkpoint in which they may lie transposed.
+    """
     found = NAME.fullmatch(tensor.name)
     if found is None:
         return None
@@ -71,4 +76,6 @@ def place_of(tensor: Tensor, entries: Mapping[str, Entry]) -> Place | None:
     if part == "bias" or biased:
         step = 1 if kind == "down" else 2
         return Place(source, expert, int(kind == "up"), step, transposed=part == "weight", bias=part == "bias")
-    return Place(source, expert, entry.shape[1] // 2 if kind == "up" else 0, 1)
+    width = tensor.shape[0]
+    transposed = either_way and entry.shape[1:] != (width if kind == "down" else 2 * width, tensor.shape[1])
+    return Place(source, expert, width if kind == "up" else 0, 1, transposed)
