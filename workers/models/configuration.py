@@ -29,6 +29,7 @@ do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature
 repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
 use_flash_attn use_sdpa attn_implementation unsloth_version unsloth_fixed torchscript cache_implementation
 output_router_logits router_aux_loss_coef router_jitter_noise
+is_llama_config transformers.js_config neftune_noise_alpha
 pard_token ptd_token_id spd_type dflash_config
 quantization_config
 """

@@ -65,9 +65,10 @@ for kind in ("qwen2_vl_text", "qwen2_5_vl_text"):
 USUAL["qwen3_vl_text"] |= {"rope_theta": 5e5}
 USUAL["qwen3_vl_moe_text"] |= {"rope_theta": 5e5, "num_experts_per_tok": 4}
 USUAL["qwen3_vl_moe_text"] |= {"moe_intermediate_size": 1408, "head_dim": 128}
-# Of a configuration that does not keep its language model's apart.
+# What stands among the language model's keys and concerns pictures.
 OF_PICTURES = frozenset(
     ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
+    + ("pixel_shuffle_factor", "perceiver_config")
 )
 # What is said of the whole model and holds for its language model; its type, where that does not say one.
 TYPES = ("dtype", "torch_dtype")
@@ -92,12 +93,14 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     if not sees(values):
         return dict(values)
     stated = values.get("text_config")
-    if stated is None:
-        stated = {key: value for key, value in values.items() if key not in OF_PICTURES and key != "model_type"}
+    if stated is None:  # the first releases of some do not keep it apart
+        stated = {key: value for key, value in values.items() if key != "model_type"}
     if not isinstance(stated, dict):
         raise ModelError(f'{source}: "text_config" must be an object, got {quoted(stated)}')
     kind = str(stated.get("model_type") or SEEING[values["model_type"]])
-    text = USUAL.get(kind, {}) | {key: value for key, value in stated.items() if value is not None}
+    text = USUAL.get(kind, {}) | {
+        key: value for key, value in stated.items() if value is not None and key not in OF_PICTURES
+    }
     text["model_type"] = SAME.get(kind, kind)
     if kind == "qwen3_vl_moe_text":
         text["norm_topk_prob"] = True  # as transformers has it, whatever is said

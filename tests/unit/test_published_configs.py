@@ -1,0 +1,29 @@
+"""config.json of published checkpoints, without what only pictures need: each says what is always so, or is of no account, in
+words of its own, and a key that is not known would send the model away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.kernels.program import Format
+from outrider.workers.models.families import build_program
+from outrider.workers.models.language_model import language_config
+
+FILE = Path(__file__).parents[1] / "support" / "published_configs.jsonl"
+CONFIGS: dict[str, dict[str, Any]] = {
+    line["name"]: line["config"] for line in map(json.loads, FILE.read_text().splitlines())
+}
+# Millions of weights in matrices and embeddings, as their names say.
+SIZES = {"gemma-3-12b-it": 11_700, "Qwen2.5-VL-7B": 7_600, "Qwen3.5-35B-A3B": 34_600, "gpt-oss-20b": 20_900}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_native_engine_takes_it(name: str) -> None:
+    program = build_program(language_config(CONFIGS[name], "config.json"), Format.BF16)
+    weights = {source: weight.rows * weight.columns for weight in program.weights for source in weight.sources[:1]}
+    if name in SIZES:
+        assert sum(weights.values()) / 1e6 == pytest.approx(SIZES[name], rel=0.02)
