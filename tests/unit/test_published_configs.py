@@ -1,5 +1,5 @@
-"""config.json of published checkpoints, without what only pictures need: each says what is always so, or is of no account, in
-words of its own, and a key that is not known would send the model away."""
+"""config.json of published checkpoints: each says in words of its own what is always so, or is of no account, and a key that
+is not known would send the model away. What only pictures need is left out."""
 
 from __future__ import annotations
 
