@@ -1,5 +1,7 @@
-"""config.json of published checkpoints: each says in words of its own what is always so, or is of no account, and a key that
-is not known would send the model away. What only pictures need is left out."""
+"""config.json of published checkpoints, which say in words of their own what is always so, or is of no account.
+
+A key that is not known would send the model away. What only pictures need is left out.
+"""
 
 from __future__ import annotations
 

@@ -67,8 +67,16 @@ USUAL["qwen3_vl_moe_text"] |= {"rope_theta": 5e5, "num_experts_per_tok": 4}
 USUAL["qwen3_vl_moe_text"] |= {"moe_intermediate_size": 1408, "head_dim": 128}
 # What stands among the language model's keys and concerns pictures.
 OF_PICTURES = frozenset(
-    """vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id vision_token_id
-    pixel_shuffle_factor perceiver_config""".split()
+    [
+        "vision_config",
+        "image_token_id",
+        "video_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "vision_token_id",
+        "pixel_shuffle_factor",
+        "perceiver_config",
+    ]
 )
 # What is said of the whole model and holds for its language model; its type, where that does not say one.
 TYPES = ("dtype", "torch_dtype")
