@@ -71,6 +71,7 @@ class Bench:
         batch: int = 4,
     ) -> None:
         self.pass_seconds, self.pass_on_fewer = pass_seconds, pass_on_fewer
+        self.slower = 1.0
         self.verifier = Verifier(
             engine=FakeEngine(),
             new_writer=lambda row: TextWriter(decode, row.stop, (END,)),
@@ -109,7 +110,9 @@ class Bench:
                 ended[one.key] = one
             done = self.verifier.last_round
             if done is not None:
-                self.verifier.last_round = replace(done, verifying=self.verifier.policy.verify_seconds(done.fed))
+                self.verifier.last_round = replace(
+                    done, verifying=self.slower * self.verifier.policy.verify_seconds(done.fed)
+                )
             self.tuner.after_round(SECONDS[self.draft.layouts[-1]])
         return ended
 
@@ -248,13 +251,46 @@ def test_what_was_found_is_remembered_and_looked_at_again_later(monkeypatch: pyt
     assert set(again.draft.layouts) == {"turns", "ahead"}
 
 
+@pytest.mark.parametrize(("then", "taken"), [(0.78, False), (0.82, True), (1.0, True), (1.2, True), (1.3, False)])
+def test_a_memory_of_a_slower_or_a_faster_machine_is_not_taken_over(then: float, taken: bool) -> None:
+    """Passes take so many times as long today; a layout that a disturbed trial chose is tried again."""
+    names = [each.name for each in LAYOUTS if not each.plain]
+    bench = Bench()
+    remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0}, bench.verifier.policy.verify_seconds(4) / then))
+    again = Bench("pair")
+    assert again.draft.layouts == ["ahead" if taken else "turns"]
+    assert (again.tuner.record is not None) == taken
+
+
+def test_a_choice_is_remembered_with_what_passes_took_while_it_was_made() -> None:
+    disturbed = Bench("pair", pass_on_fewer=10.0)
+    disturbed.slower = 1.5
+    disturbed.work(rows(300))
+    known = recall("pair", [each.name for each in LAYOUTS if not each.plain])
+    assert known is not None
+    assert known.pass_seconds == pytest.approx(1.5 * PASS, rel=0.02)
+    assert Bench("pair").draft.layouts == ["turns"], "passes take less now"
+
+
+def test_other_cores_that_were_remembered_are_held_against_the_first_ones_once_and_soon() -> None:
+    names = [each.name for each in LAYOUTS if not each.plain]
+    remember("pair", names, RememberedLayout("ahead", {"ahead": 100.0, "turns": 1.0}, PASS))
+    bench = Bench("pair", pass_on_fewer=10.0)
+    bench.work(rows(300))
+    assert bench.verifier.counters.rounds > 2 * tuner.ROUNDS_TO_DOUBT
+    assert bench.draft.layouts[:2] == ["ahead", "turns"]
+    assert "ahead" not in bench.draft.layouts[1:], "it cannot be faster, by the passes on its cores"
+    known = recall("pair", names)
+    assert known is not None and known.took == "turns"
+
+
 @pytest.mark.parametrize("plain_pass", [1.0, pytest.param(0.001, marks=pytest.mark.slow)])
 def test_a_choice_that_turns_out_slower_than_plain_decoding_is_made_again(
     plain_pass: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
     names = [each.name for each in LAYOUTS if not each.plain]
-    remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0, "plain": 1.0}))
+    remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0, "plain": 1.0}, plain_pass))
     bench = Bench("pair", pass_seconds=plain_pass)
     bench.work(rows(600))
     assert bench.verifier.counters.rounds > 32
@@ -263,8 +299,8 @@ def test_a_choice_that_turns_out_slower_than_plain_decoding_is_made_again(
 
 def test_a_memory_that_is_damaged_old_or_of_other_layouts_is_none(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["turns", "ahead"]
-    remember("key", names, RememberedLayout("ahead", {"ahead": 2.0, "turns": 1.0}))
-    assert recall("key", names) == RememberedLayout("ahead", {"ahead": 2.0, "turns": 1.0})
+    remember("key", names, RememberedLayout("ahead", {"ahead": 2.0, "turns": 1.0}, 0.02))
+    assert recall("key", names) == RememberedLayout("ahead", {"ahead": 2.0, "turns": 1.0}, 0.02)
     assert recall("key", [*names, "plain"]) is None
     assert recall("other", names) is None
     (file,) = (own_cache / "layouts").glob("*.json")
@@ -277,7 +313,8 @@ def test_a_memory_that_is_damaged_old_or_of_other_layouts_is_none(own_cache: Pat
         "",
         "[]",
         "{}",
-        json.dumps({"took": "left", "rates": {}, "names": names}),
+        json.dumps({"took": "left", "rates": {}, "pass_seconds": 0.02, "names": names}),
+        json.dumps({"took": "ahead", "rates": {}, "names": names}),
         '{"took": "ahead", "rates": 3}',
     ):
         file.write_text(content)
@@ -290,7 +327,7 @@ def test_an_layout_that_the_first_would_have_beaten_is_left(
 ) -> None:
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
     names = [each.name for each in LAYOUTS if not each.plain]
-    remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0}))
+    remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0}, 0.015))
     bench = Bench("pair", pass_seconds=0.015, draft_tokens=3)
     bench.draft.step = step
     bench.work(rows(600))
@@ -303,7 +340,7 @@ def test_cores_given_up_in_a_disturbed_second_are_taken_back(monkeypatch: pytest
     """The opening saw passes take fifty times as long, so that plain decoding looked slow; it is not."""
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
     names = [each.name for each in LAYOUTS if not each.plain]
-    remember("pair", names, RememberedLayout("ahead", {"ahead": 28.0, "turns": 19.0, "plain": 18.0}))
+    remember("pair", names, RememberedLayout("ahead", {"ahead": 28.0, "turns": 19.0, "plain": 18.0}, 0.001))
     bench = Bench("pair", pass_seconds=0.001)
     bench.draft.step = 0.0
     bench.tuner._verifying, bench.tuner._verifying_at_start = 0.05, 0.001

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,24 @@ logger = logging.getLogger(__name__)
 LONGEST_SECONDS = 7 * 86400.0
 
 
+# A machine that is faster or slower than it was by more than this may have another fastest layout, or was disturbed then.
+SAME_PACE = (0.8, 1.25)
+
+
 @dataclass(frozen=True, slots=True)
 class RememberedLayout:
+    """Which layout was the fastest, by its tokens a second, when a pass of a full batch without candidates took so many
+    seconds on the first layout's cores.
+    """
+
     took: str
     rates: dict[str, float]
+    pass_seconds: float = 0.0
+
+    def holds_at(self, pass_seconds: float) -> bool:
+        """Whether the machine is about as fast as it was, by what such a pass takes now."""
+        low, high = SAME_PACE
+        return low * self.pass_seconds <= pass_seconds <= high * self.pass_seconds
 
 
 def processor() -> str:
@@ -44,7 +58,8 @@ def recall(key: str, names: list[str]) -> RememberedLayout | None:
         if time.time() - file.stat().st_mtime > LONGEST_SECONDS:
             return None
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        known = RememberedLayout(str(content["took"]), {str(name): float(rate) for name, rate in content["rates"].items()})
+        rates = {str(name): float(rate) for name, rate in content["rates"].items()}
+        known = RememberedLayout(str(content["took"]), rates, float(content["pass_seconds"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -56,7 +71,7 @@ def recall(key: str, names: list[str]) -> RememberedLayout | None:
 def remember(key: str, names: list[str], found: RememberedLayout) -> None:
     """Best effort: a cache that cannot be written costs the next job a few seconds."""
     file = _file(key)
-    content = {"key": key, "names": names, "took": found.took, "rates": found.rates}
+    content = {"key": key, "names": names, **asdict(found)}
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     try:
         make_directory(file.parent)

@@ -7,6 +7,7 @@ them; and looking at them may cost no more than a small share of what is left of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -103,9 +104,14 @@ class LayoutTuner:
         self._current = self._chosen = first
         self._only_one = len(layouts) == 1
         known = recall(memory_key, self._tried) if memory_key and not self._only_one else None
+        if known is not None and not known.holds_at(self._plain_pass):
+            known = None
         self._switch_to(self._layouts[known.took] if known else first)
         if known is not None:
             self._record_choice(known, "measured earlier")
+            if known.took != first.name:
+                # The trial that found it may have been disturbed, and nothing is known of the first one's draft now.
+                self._pause = min(ROUNDS_TO_DOUBT, ROUNDS_BETWEEN_TRIALS)
         elif not self._only_one:
             self._begin_trial()
 
@@ -205,15 +211,20 @@ class LayoutTuner:
         self._begin_comparison()
         self._trial, self._rounds = None, 0
         again = self.record is not None and self.record.took == took
-        self._pause = min(2 * self._pause if again else FIRST_PAUSE, ROUNDS_BETWEEN_TRIALS)
+        self._pause = min(max(FIRST_PAUSE, 2 * self._pause) if again else FIRST_PAUSE, ROUNDS_BETWEEN_TRIALS)
         self._chosen = self._layouts[took]
         if self._chosen is not self._current:
             self._switch_to(self._chosen)
-        found = RememberedLayout(took, {name: round(rate, 3) for name, rate in rates.items()})
+        found = RememberedLayout(took, {name: round(rate, 3) for name, rate in rates.items()}, self._plain_pass)
         self._record_choice(found, "measured on this job's rows")
         # That a draft does not pay holds for this text only, and is found out anew for nothing.
         if self._memory_key and not self._chosen.plain:
             remember(self._memory_key, self._tried, found)
+
+    @property
+    def _plain_pass(self) -> float:
+        """Seconds of a pass of a full batch without candidates, as passes have lately been."""
+        return self._at_start(self._verifier.batch) * self._slowdown
 
     @property
     def _plain_name(self) -> str | None:
@@ -291,7 +302,8 @@ class LayoutTuner:
         self._plain_seconds += done.gained / done.live * self._at_start(done.live)
         draft_cost = self._draft.draft_cost(len(done.proposed), self._first.name) or DraftCost(0.0)
         most = max(done.proposed, default=0)
-        drafting = draft_cost.hop + draft_cost.seconds(most) if most else 0.0
+        # A layout that was remembered has no measured draft of the first one beside it: that one is tried instead.
+        drafting = draft_cost.hop + (draft_cost.seconds(most) or math.inf) if most else 0.0
         self._first_layout_seconds += self._at_start(done.fed) + drafting
         if self._compared_rounds < self._doubt_after:
             return
@@ -311,7 +323,8 @@ class LayoutTuner:
         if not first_is_better:
             self._begin_trial()
             return
-        found = RememberedLayout(self._first.name, rates)
+        self._rounds, self._pause = 0, min(FIRST_PAUSE, ROUNDS_BETWEEN_TRIALS)
+        found = RememberedLayout(self._first.name, rates, self._plain_pass)
         self._record_choice(found, f"{was.name} was slower in the long run")
         if self._memory_key:
             remember(self._memory_key, self._tried, found)
