@@ -170,6 +170,10 @@ def plain(row: Row, context: int, end_tokens: Collection[int] = (END,), choose: 
 class Nonsense:
     """A proposer that is right, wrong, rude or silent, at random; it obeys no limit."""
 
+    @property
+    def knows_chances(self) -> bool:
+        return False
+
     seed: int
     choose: Choose = hashed
     step: float | None = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from outrider.workers.constraints.matching import Matching
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.messages import Row, Sampling
-from outrider.workers.speculation import Acceptance, DraftCost
+from outrider.workers.speculation import MOST_CANDIDATES, Acceptance, DraftCost, LayoutKind
 from outrider.workers.target.asking_policy import AskingPolicy
 from outrider.workers.target.forecast import Forecast
 from outrider.workers.target.live_row import LiveRow
@@ -22,7 +23,8 @@ CURVE = CostCurve({1: 17.0, 4: 18.0, 8: 19.5, 16: 22.5, 32: 60.0, 64: 120.0})
 
 
 class Draft(NoProposer):
-    def __init__(self, cost: DraftCost | None, unread: Sequence[int] = ()) -> None:
+    def __init__(self, cost: DraftCost | None, unread: Sequence[int] = (), knows_chances: bool = False) -> None:
+        self.knows_chances = knows_chances
         self.cost, self.unread_by_key = cost, dict(enumerate(unread))
 
     def draft_cost(self, rows: int) -> DraftCost | None:
@@ -56,6 +58,46 @@ def test_the_price_of_a_slot_says_whose_candidates_are_sent_and_every_row_may_go
     plain = policy_of(Draft(None)).request(rows)[1]
     assert plain is not None
     assert forecast.tokens / forecast.seconds > 1.5 * plain.tokens / plain.seconds
+
+
+def test_a_row_alone_may_go_as_deep_as_a_draft_is_sure_that_knows_its_chances() -> None:
+    """It is the draft that stops, at what a step and its slot are worth."""
+    cost, row = DraftCost(1.0, 0.5), live(0, 0.7)
+    policy = policy_of(Draft(cost, knows_chances=True))
+    request, forecast = policy.request([row])
+    assert request.counts == [MOST_CANDIDATES]
+    assert 0.0 < request.least_reach < 0.1 < request.least_reach + request.least_sum < 0.5
+    [usual] = asked(policy_of(Draft(cost)), [row])
+    assert 0 < usual < MOST_CANDIDATES, "from a text, say, all that is asked for comes"
+    assert forecast == policy_of(Draft(cost)).request([row])[1]
+    assert asked(policy, [live(0, 0.7, left=4)]) == [3]
+    assert max(asked(policy, [live(0, 0.7), live(1, 0.7)])) < MOST_CANDIDATES, "the other one would wait"
+    in_one_pass = replace(cost, one_pass=[1.0 + 0.1 * count for count in range(MOST_CANDIDATES)])
+    assert asked(policy_of(Draft(in_one_pass, knows_chances=True)), [row]) == asked(policy_of(Draft(in_one_pass)), [row])
+    policy.layout_kind = LayoutKind.AHEAD
+    assert max(asked(policy, [row])) < MOST_CANDIDATES
+    assert asked(policy_of(Draft(cost, knows_chances=True), 3), [row]) == [3]
+
+
+def test_a_row_that_begins_badly_is_asked_for_more_until_it_has_shown_that_it_is_another_kind() -> None:
+    """Its candidates miss and miss, where those of others hold in four cases of five."""
+    curve = CostCurve({1: 21.0, 2: 21.8, 4: 23.0, 6: 26.0, 8: 30.8, 12: 44.0, 16: 59.5})
+    policy = AskingPolicy(Draft(DraftCost(2.1, 0.8)), curve, None, 1000, False)
+
+    def others() -> None:
+        for held in (4, 4, 3, 2, 0):
+            policy.observe_row(live(1, 0.8), 4, held)
+
+    for _ in range(50):
+        others()
+    row = live(0, 0.8)
+    row.acceptance = policy.belief_of_a_new_row()
+    missed = 0
+    while any(asked(policy, [row])):
+        policy.observe_row(row, 4, 0)
+        others()
+        missed += 1
+    assert 15 < missed < 30
 
 
 def test_a_pass_that_is_full_has_no_slot_for_anybody() -> None:

@@ -31,6 +31,8 @@ def live(key: int, tokens: Sequence[int]) -> LiveRow:
 class Model:
     """Proposes a fixed token, as often as asked."""
 
+    knows_chances = False
+
     def __init__(self, token: int, draft_cost: DraftCost | None = DraftCost(0.05)) -> None:  # noqa: B008
         self.token, self.cost = token, draft_cost
         self.asked: list[int] = []

@@ -175,6 +175,19 @@ def test_a_candidate_is_worth_less_the_more_verifying_costs() -> None:
     assert ahead.least_sum == 0.0, "the draft's time is not the target's"
 
 
+def test_of_one_row_another_step_is_worth_while_where_it_brings_what_it_and_its_slot_cost() -> None:
+    chance, step, slot = 0.8, 0.05, 0.03
+    request = best_request(alike([chance]), lambda tokens: 1.0 + slot * tokens, DraftCost(step))
+    [count] = request.counts
+    tokens = 1.0 + sum(chance ** (at + 1) for at in range(count))
+    rate = tokens / (1.0 + slot * (count + 1) + step * count)
+    assert request.least_reach == pytest.approx(rate * slot)
+    least = request.least_reach + request.least_sum
+    assert chance * least == pytest.approx(rate * (step + slot))
+    # The last that was worth it, and the first that is not.
+    assert chance ** (count - 1) >= least > chance ** (count + 1)
+
+
 @given(st.lists(st.lists(st.floats(0.03, 0.99), max_size=20), min_size=1, max_size=6))
 def test_what_is_verified_is_the_beginning_of_each_row_and_no_worse_than_nothing(chances: list[list[float]]) -> None:
     reaches = [[min(each[: at + 1]) for at in range(len(each))] for each in chances]

@@ -31,6 +31,8 @@ def live(key: int, tokens: Sequence[int], prompt: int = 1, left: int = 400) -> L
 class Model:
     """A draft that proposes a fixed token."""
 
+    knows_chances = False
+
     def __init__(self, cost: DraftCost | None) -> None:
         self.cost = cost
         self.asked: list[int] = []

@@ -35,6 +35,9 @@ from outrider.workers.target.suffix_finder import SuffixFinder
 
 # However seldom candidates miss, a row may be one of which they do.
 LEAST_MISS = 0.01
+# A row is believed to miss as often as all others with the weight of this many misses: after two in a row in a job whose
+# candidates mostly hold it would else be asked for nothing any more, and show nothing better.
+NEW_ROW_MISSES = 2.0
 NOTHING = side_by_side(())
 
 
@@ -120,7 +123,8 @@ class AskingPolicy:
         ]
 
     def belief_of_a_new_row(self) -> Acceptance:
-        return Acceptance(self._acceptance.chance)
+        chance = self._acceptance.chance
+        return Acceptance(chance, NEW_ROW_MISSES / max(1.0 - chance, LEAST_MISS))
 
     def look_again(self) -> None:
         """In another layout what did not pay may do so."""
@@ -195,15 +199,23 @@ class AskingPolicy:
         """The draft's steps are made for all rows together, and it knows of each candidate how likely that one is.
 
         So every row may go as deep as any, and those that turn out likely enough get the slots, whoever's they are:
-        the draft sends what is worth more than a slot costs.
+        the draft sends what is worth more than a slot costs. A row alone may go as deep as the draft is sure, since nobody
+        waits for steps that are its own.
         """
         most = max((count for at, count in enumerate(wanted.counts) if at not in wanted.found), default=0)
+        if most and len(rows) == 1 and rows[0].matching is None and self._stops_in_time(draft_cost):
+            most = max(most, speculation.MOST_CANDIDATES)
         return [
             count
             if at in wanted.found or not most or not self._pays_to_read(rows[at], wanted, draft_cost)
             else min(most, room[at])
             for at, count in enumerate(wanted.counts)
         ]
+
+    def _stops_in_time(self, draft_cost: DraftCost) -> bool:
+        """Whether the draft makes a candidate only where the one before it is likely enough."""
+        turns = self.layout_kind is LayoutKind.TURNS
+        return turns and self._proposer.knows_chances and not draft_cost.one_pass
 
     def _pays_to_read(self, live: LiveRow, request: CandidateRequest, draft_cost: DraftCost) -> bool:
         """A text that the draft has to read first has to pay for that in what is left of the row."""

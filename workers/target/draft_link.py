@@ -79,6 +79,8 @@ class DraftLink:
     another thread at any time: it replaces the draft whole, and everything else belongs to the verifying thread.
     """
 
+    knows_chances = True
+
     def __init__(self, deadline: float, confidence: float = 0.0, statistics: TargetStatistics | None = None) -> None:
         self._deadline = deadline
         self._statistics = statistics

@@ -55,6 +55,10 @@ PendingProposals = Callable[[], Sequence[Proposal]]
 
 
 class Proposer(Protocol):
+    @property
+    def knows_chances(self) -> bool:
+        """Whether all its candidates come with their chances, and none where these are too small for the request."""
+
     def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
         """Begin to propose, at most as many candidates a row as the request has counts; fewer or none is always allowed.
 
@@ -74,6 +78,8 @@ class Proposer(Protocol):
 class NoProposer:
     """Plain decoding."""
 
+    knows_chances = False
+
     def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
         return lambda: [NO_PROPOSAL] * len(rows)
 
@@ -89,6 +95,8 @@ class NoProposer:
 
 class LookupProposer:
     """n-grams of the row's own prompt and text."""
+
+    knows_chances = False
 
     def __init__(self) -> None:
         self._indexes: dict[int, NgramIndex] = {}
@@ -138,6 +146,8 @@ class _Contest:
 
 class EitherProposer:
     """A draft model and the row's own text: each row takes whichever promises more tokens a second."""
+
+    knows_chances = False
 
     def __init__(self, model: Proposer, verify_seconds: Callable[[int], float]) -> None:
         self._model = model

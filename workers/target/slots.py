@@ -122,12 +122,18 @@ def best_request(
         return CandidateRequest(filled.counts)
     # One pass cannot be left half way.
     drafting = draft_cost.step if kind is LayoutKind.TURNS and not draft_cost.one_pass else 0.0
-    return CandidateRequest(
-        filled.counts,
-        min(MOST_LEAST_REACH, filled.rate * filled.slot_seconds),
-        filled.rate * drafting,
-        1.0 / filled.plain_rate - 1.0 / filled.rate,
-    )
+    least_reach, least_sum = min(MOST_LEAST_REACH, filled.rate * filled.slot_seconds), filled.rate * drafting
+    if drafting and len(reaches) == 1:
+        # What the next step makes is as likely as what there is and one candidate more: chance * reach has to be worth the
+        # step and its slot. Of many rows, whose chances differ, this gained nothing.
+        least_sum = (least_sum + least_reach) / _usual_chance(reaches[0], filled.counts[0]) - least_reach
+    return CandidateRequest(filled.counts, least_reach, least_sum, 1.0 / filled.plain_rate - 1.0 / filled.rate)
+
+
+def _usual_chance(reaches: NDArray[np.float64], count: int) -> float:
+    """That one of a row's first so many candidates holds, given that those before it did, on average."""
+    held = float(reaches[:count].sum())
+    return held / (1.0 + held - float(reaches[count - 1]))
 
 
 def worth_verifying(reaches: Reaches, pass_seconds: PassSeconds, fed: int = 0) -> list[int]:
