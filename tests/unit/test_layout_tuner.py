@@ -277,11 +277,22 @@ def test_other_cores_that_were_remembered_are_held_against_the_first_ones_once_a
     remember("pair", names, RememberedLayout("ahead", {"ahead": 100.0, "turns": 1.0}, PASS))
     bench = Bench("pair", pass_on_fewer=10.0)
     bench.work(rows(300))
-    assert bench.verifier.counters.rounds > 2 * tuner.ROUNDS_TO_DOUBT
+    assert bench.verifier.counters.rounds > 2 * tuner.ROUNDS_FROM_MEMORY
     assert bench.draft.layouts[:2] == ["ahead", "turns"]
     assert "ahead" not in bench.draft.layouts[1:], "it cannot be faster, by the passes on its cores"
     known = recall("pair", names)
     assert known is not None and known.took == "turns"
+
+
+def test_a_short_job_stays_with_what_was_remembered() -> None:
+    names = [each.name for each in LAYOUTS if not each.plain]
+    remembered = RememberedLayout("ahead", {"ahead": 100.0, "turns": 1.0}, PASS)
+    remember("pair", names, remembered)
+    bench = Bench("pair", job_rows=30)
+    bench.work(rows(30))
+    assert bench.verifier.counters.rounds > tuner.ROUNDS_FROM_MEMORY
+    assert set(bench.draft.layouts) == {"ahead"}
+    assert recall("pair", names) == remembered
 
 
 @pytest.mark.parametrize("plain_pass", [1.0, pytest.param(0.001, marks=pytest.mark.slow)])

@@ -30,6 +30,8 @@ WORTH_TRYING = 1.02
 NEAR = (0.87, 1.15)
 # Over so many rounds a draft must have been worth its while, or they are looked at again at once. The pauses double.
 ROUNDS_TO_DOUBT = 64
+# After so many rounds other cores that were remembered are held against the first ones.
+ROUNDS_FROM_MEMORY = 16
 # Passes are measured at work over up to so many tokens a row, and this many at least; more candidates are hardly asked for,
 # and are believed to cost what the last ones did. For no more than this share of the job.
 MOST_FED_A_ROW, LEAST_FED, AT_WORK_SHARE = 4, 16, 0.015
@@ -111,7 +113,7 @@ class LayoutTuner:
             self._record_choice(known, "measured earlier")
             if known.took != first.name:
                 # The trial that found it may have been disturbed, and nothing is known of the first one's draft now.
-                self._pause = min(ROUNDS_TO_DOUBT, ROUNDS_BETWEEN_TRIALS)
+                self._pause = ROUNDS_FROM_MEMORY
         elif not self._only_one:
             self._begin_trial()
 
@@ -154,7 +156,7 @@ class LayoutTuner:
             self._verifying_at_start += self._at_start(done.fed)
         if self._trial is None:
             self._compare(done, seconds)
-            if self._rounds >= self._pause:
+            if self._rounds >= self._pause and self._trial_tokens(done.live) <= MOST_SHARE * self._work_left:
                 self._begin_trial()
                 self._switch_to(self._first)
             return
@@ -183,7 +185,7 @@ class LayoutTuner:
         sizes = [rows << doubled for doubled in range(most.bit_length()) if rows << doubled <= most]
         # Each but the last is bounded by those over more, and all beyond is judged by the last: that one is taken twice.
         sizes.append(sizes[-1])
-        left = self._verifier.work_left(self._job_rows) * curve(rows) / rows
+        left = self._work_left * curve(rows) / rows
         if sum(map(curve, sizes)) > AT_WORK_SHARE * left:
             return
         # What was asked for is waited for first.
@@ -242,12 +244,12 @@ class LayoutTuner:
     def _worth_trying(self, trial: LayoutTrial) -> list[str]:
         """The others that might be faster than the first, if they can be looked at and tried for little."""
         rate, rows = trial.decoding[self._first.name], trial.rows
-        left = self._verifier.work_left(self._job_rows) / rate
+        left = self._work_left / rate
         worth = []
         for name in self._tried[1:]:
             other = self._layouts[name]
             measuring = 0.0 if other.target_cores in self._curves else BUDGET_SECONDS
-            if self._trial_seconds(rows, rate) + measuring > MOST_SHARE * left:
+            if self._trial_tokens(rows) / rate + measuring > MOST_SHARE * left:
                 continue
             curve = self._quick_curve(other.target_cores, MOST_SHARE * left)
             if curve is not None and self._best_possible_rate(trial, curve) > WORTH_TRYING * rate:
@@ -258,9 +260,14 @@ class LayoutTuner:
                 worth.append(self._plain.name)
         return worth
 
-    def _trial_seconds(self, rows: int, rate: float) -> float:
+    @property
+    def _work_left(self) -> float:
+        """Tokens that are still to be written, as far as it is known."""
+        return self._verifier.work_left(self._job_rows)
+
+    def _trial_tokens(self, rows: int) -> float:
         """What it costs to try something that turns out hopeless, as if it got half as much done."""
-        return (WARM_UP_ROUNDS + ROUNDS_TO_GIVE_UP) * rows / rate / 2
+        return (WARM_UP_ROUNDS + ROUNDS_TO_GIVE_UP) * rows / 2
 
     def _quick_curve(self, cores: tuple[int, ...], most_seconds: float) -> CostCurve | None:
         """Roughly what passes take on these cores; None where it would take too long to see."""
