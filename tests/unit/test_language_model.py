@@ -98,9 +98,9 @@ def test_what_published_configurations_of_qwen_say_of_what_is_always_so(tmp_path
     said = {"attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32", "mlp_only_layers": []}
     ahead = {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
     edit(tmp_path, text_config=text | said | ahead)
-    assert native_supports(tmp_path) is None
+    assert native_supports(str(tmp_path)) is None
     edit(tmp_path, text_config=text | said | {"attn_output_gate": False})
-    assert "attn_output_gate" in (native_supports(tmp_path) or "")
+    assert "attn_output_gate" in (native_supports(str(tmp_path)) or "")
 
 
 def test_a_configuration_that_keeps_no_text_config_apart(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_configuration_that_keeps_no_text_config_apart(tmp_path: Path) -> None
     found = read_config(tmp_path)
     assert found["model_type"] == expected["model_type"] == "qwen2"
     assert found["rope_scaling"] == {"type": "default"}
-    assert native_supports(tmp_path) is None
+    assert native_supports(str(tmp_path)) is None
     assert not differences(tmp_path, reader=AutoModelForImageTextToText)[0]
 
 
@@ -162,7 +162,7 @@ def test_a_tensor_that_nobody_knows_is_refused(tmp_path: Path) -> None:
 
 def test_one_that_is_not_known_is_left_to_transformers(tmp_path: Path) -> None:
     edit(save_seeing("llava", tmp_path), model_type="paligemma")
-    assert "paligemma" in (native_supports(tmp_path) or "")
+    assert "paligemma" in (native_supports(str(tmp_path)) or "")
 
 
 @pytest.mark.parametrize("text", [5, [], "llama"])
