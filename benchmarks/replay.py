@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-from built import Answered, InProcess
+from clocked import Clock, ClockedTarget, ClockedWay
 from door import prompts_of
 from fakes import FakeEngine
 
@@ -29,7 +29,7 @@ from outrider.workers.draft.drafter import Drafter
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
 from outrider.workers.engines.stepwise import decode_in_steps
-from outrider.workers.messages import DraftRequest, ModelSpec, Row, RowResult, Sampling
+from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
 from outrider.workers.models.opening import open_model
 from outrider.workers.models.tokenizer import Tokenizer
 from outrider.workers.speculation import MOST_CANDIDATES
@@ -42,14 +42,6 @@ PASSES = "1:21,2:21.8,3:22.4,4:23.05,5:24.1,6:25.95,7:28.4,8:30.8,9:34.9,12:44,1
 # margins and runners-up.
 Recorded = dict[str, Any]
 EVERYTHING = StopRule((1.0,), (1.0, 1.0), 1.0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def record(asked: argparse.Namespace) -> list[Recorded]:
@@ -80,22 +72,6 @@ def record(asked: argparse.Namespace) -> list[Recorded]:
         rows.append({"text": text, "prompt": len(prompt), "guesses": guesses})
         print(f"recorded {key + 1} of {len(prompts)}", file=sys.stderr, flush=True)
     return rows
-
-
-class Target(FakeEngine):
-    def __init__(self, rows: Sequence[Recorded], clock: Clock, passes: CostCurve) -> None:
-        super().__init__(context=1 << 16, vocabulary=1 << 30)
-        self._texts, self._clock, self._passes = [row["text"] for row in rows], clock, passes
-
-    def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
-        self._clock.now += self._passes(sum(len(feed.tokens) + len(feed.branches) for feed in feeds))
-        return super().feed(feeds)
-
-    def _feed(self, feed: Feed) -> Chosen:
-        text = self._texts[feed.row]
-        # Behind what does not hold nobody looks.
-        self.choose = lambda history, sampling: text[len(history)] if history == text[: len(history)] else 0
-        return super()._feed(feed)
 
 
 class Draft(FakeEngine):
@@ -147,16 +123,6 @@ class _Listening:
         return answers
 
 
-class Way(InProcess):
-    def __init__(self, drafter: Drafter, clock: Clock, seconds: float) -> None:
-        super().__init__(drafter)
-        self._clock, self._seconds = clock, seconds
-
-    def ask(self, request: DraftRequest) -> Answered:
-        self._clock.now += self._seconds
-        return super().ask(request)
-
-
 def replay(rows: Sequence[Recorded], count: int | None, asked: argparse.Namespace) -> dict[str, float]:
     """Rounds with a full batch in which nobody reads a prompt, and whole rows."""
     passes = CostCurve({int(size): float(ms) / 1e3 for size, ms in (each.split(":") for each in asked.passes.split(","))})
@@ -165,7 +131,7 @@ def replay(rows: Sequence[Recorded], count: int | None, asked: argparse.Namespac
     try:
         link, draft = DraftLink(5.0), Draft(rows, clock, asked.step / 1e3, asked.read / 1e3)
         verifier = Verifier(
-            engine=Target(rows, clock, passes),
+            engine=ClockedTarget([row["text"] for row in rows], clock, passes),
             new_writer=lambda row: TextWriter(lambda tokens: "", row.stop, ()),
             proposer=link,
             batch=asked.batch,
@@ -173,7 +139,7 @@ def replay(rows: Sequence[Recorded], count: int | None, asked: argparse.Namespac
             verify_seconds=passes.as_now(),
             end_tokens=(),
         )
-        link.attach(Way(Drafter(draft, ()), clock, asked.way / 1e3))
+        link.attach(ClockedWay(Drafter(draft, ()), clock, asked.way / 1e3))
         verifier.add(
             Row(key, tuple(row["text"][: row["prompt"]]), len(row["guesses"]), Sampling(end_tokens=()))
             for key, row in enumerate(rows)

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from seeing_models import KINDS, VOCABULARY, save_seeing
 from transformers import AutoModelForImageTextToText
 
+from outrider.kernels.program import Kind
 from outrider.workers.errors import ModelError
 from outrider.workers.models.config_file import read_config
 from outrider.workers.models.language_model import SEEING, USUAL, language_config, language_name
@@ -90,6 +91,23 @@ def test_a_published_gemma_says_little_of_its_language_model() -> None:
     assert found["num_attention_heads"] == 8
     assert found["eos_token_id"] == [1, 106]
     assert found["hidden_size"] == 2560
+
+
+def test_null_is_a_value(tmp_path: Path) -> None:
+    """A Mistral whose window is null has none; one that says nothing has one of 4,096 tokens."""
+    save_seeing("mistral3", tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    edit(tmp_path, text_config=text | {"sliding_window": 16})
+    assert windows(tmp_path) == {16}
+    edit(tmp_path, text_config={key: value for key, value in text.items() if key != "sliding_window"})
+    assert windows(tmp_path) == {4096}
+    edit(tmp_path, text_config=text | {"sliding_window": None})
+    assert windows(tmp_path) == {0}
+
+
+def windows(path: Path) -> set[int]:
+    program = lay_out(path, PRECISIONS["fp32"]).program
+    return {op.window for op in program.ops if op.kind is Kind.ATTENTION}
 
 
 def test_what_published_configurations_of_qwen_say_of_what_is_always_so(tmp_path: Path) -> None:

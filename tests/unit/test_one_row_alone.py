@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 import pytest
-from built import Answered, InProcess
+from clocked import Clock, ClockedTarget, ClockedWay
 from fakes import FakeEngine
 
 from outrider.workers.draft.confidence import BOUNDS
@@ -16,7 +16,7 @@ from outrider.workers.draft.drafter import Drafter
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
 from outrider.workers.engines.stepwise import decode_in_steps
-from outrider.workers.messages import DraftRequest, Row, RowResult, Sampling
+from outrider.workers.messages import Row, RowResult, Sampling
 from outrider.workers.target.draft_link import DraftLink
 from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
@@ -31,14 +31,6 @@ STEP, WAY = 0.0021, 0.0008
 HOLDS = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.88, 0.95, 0.98, 0.99)
 # How much oftener guesses miss in a row, and how many places its beginning has, of which hardly any guess holds.
 MISSES, BEGINNINGS, HOLDS_AT_FIRST = (0.3, 1.0, 1.0, 2.5), (0, 4, 8), 0.2
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class World:
@@ -66,23 +58,6 @@ class World:
         return 0, self.guesses[row][at][1]
 
 
-class Target(FakeEngine):
-    def __init__(self, world: World, clock: Clock, curve: CostCurve) -> None:
-        super().__init__(context=1024, vocabulary=VOCABULARY)
-        self.world, self.clock, self.curve = world, clock, curve
-
-    def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
-        self.clock.now += self.curve(sum(len(feed.tokens) + len(feed.branches) for feed in feeds))
-        return super().feed(feeds)
-
-    def _feed(self, feed: Feed) -> Chosen:
-        text, cache = self.world.texts[feed.row], self.rows[feed.row]
-        self.choose = lambda history, sampling: text[len(history)] if history == text[: len(history)] else 0
-        chosen = super()._feed(feed)
-        assert cache == self.rows[feed.row]
-        return chosen
-
-
 class Draft(FakeEngine):
     def __init__(self, world: World, clock: Clock) -> None:
         super().__init__(context=1024, vocabulary=VOCABULARY)
@@ -101,23 +76,13 @@ class Draft(FakeEngine):
         return decode_in_steps(self, decode_feeds, stop_rule)
 
 
-class Way(InProcess):
-    def __init__(self, drafter: Drafter, clock: Clock) -> None:
-        super().__init__(drafter)
-        self.clock = clock
-
-    def ask(self, request: DraftRequest) -> Answered:
-        self.clock.now += WAY
-        return super().ask(request)
-
-
 def tokens_a_second(seed: int, points: dict[int, float], count: int | None, monkeypatch: pytest.MonkeyPatch) -> float:
     """Over all rows, one after the other, their prompts included."""
     world, clock, curve = World(seed), Clock(), CostCurve(points)
     monkeypatch.setattr(time, "perf_counter", clock)
     link = DraftLink(5.0)
     verifier = Verifier(
-        engine=Target(world, clock, curve),
+        engine=ClockedTarget(world.texts, clock, curve),
         new_writer=lambda row: TextWriter(lambda tokens: "", row.stop, ()),
         proposer=link,
         batch=1,
@@ -125,7 +90,7 @@ def tokens_a_second(seed: int, points: dict[int, float], count: int | None, monk
         verify_seconds=curve.as_now(),
         end_tokens=(),
     )
-    link.attach(Way(Drafter(Draft(world, clock), ()), clock))
+    link.attach(ClockedWay(Drafter(Draft(world, clock), ()), clock, WAY))
     verifier.add([Row(key, tuple(text[:PROMPT]), NEW, Sampling(end_tokens=())) for key, text in enumerate(world.texts)])
     ended: dict[int, RowResult] = {}
     while not verifier.idle:

@@ -1,4 +1,4 @@
-"""config.json of published checkpoints, which say in words of their own what is always so, or is of no account.
+"""config.json of published checkpoints, as far as they are known here: they say in words of their own what is always so.
 
 A key that is not known would send the model away. What only pictures need is left out.
 """

@@ -60,11 +60,10 @@ USUAL: dict[str, dict[str, Any]] = {
         "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128000),
     }.items()
 }
-for kind in ("qwen2_vl_text", "qwen2_5_vl_text"):
-    USUAL[kind] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
+USUAL["qwen2_vl_text"] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
+USUAL["qwen2_5_vl_text"] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 USUAL["qwen3_vl_text"] |= {"rope_theta": 5e5}
-USUAL["qwen3_vl_moe_text"] |= {"rope_theta": 5e5, "num_experts_per_tok": 4}
-USUAL["qwen3_vl_moe_text"] |= {"moe_intermediate_size": 1408, "head_dim": 128}
+USUAL["qwen3_vl_moe_text"] |= {"rope_theta": 5e5, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "head_dim": 128}
 # What stands among the language model's keys and concerns pictures.
 OF_PICTURES = frozenset(
     [
@@ -106,9 +105,7 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     if not isinstance(stated, dict):
         raise ModelError(f'{source}: "text_config" must be an object, got {quoted(stated)}')
     kind = str(stated.get("model_type") or SEEING[values["model_type"]])
-    text = USUAL.get(kind, {}) | {
-        key: value for key, value in stated.items() if value is not None and key not in OF_PICTURES
-    }
+    text = USUAL.get(kind, {}) | {key: value for key, value in stated.items() if key not in OF_PICTURES}
     text["model_type"] = SAME.get(kind, kind)
     if kind == "qwen3_vl_moe_text":
         text["norm_topk_prob"] = True  # as transformers has it, whatever is said

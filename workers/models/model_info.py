@@ -124,7 +124,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None) 
     path = find(name)
     source = config_path(path)
     config = read_config(path)
-    # Models that hear, and those that see which are not known, keep the language model's limits one level down.
+    # Models that hear, and those that see and are not known here, keep the language model's limits one level down.
     text: Mapping[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     family = config.get("model_type")
     if (head := head_of(config, str(source))) is not None:
