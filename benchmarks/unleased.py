@@ -14,12 +14,15 @@ from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import read_model_info
 
 
-def unleased_replica(machine: Topology, target: str, draft: str, precision: str, serve: ReplicaSpec) -> ReplicaPlan:
+def unleased_replica(
+    machine: Topology, target: str, draft: str, precision: str, serve: ReplicaSpec, cache_precision: str = "auto"
+) -> ReplicaPlan:
     sizes = ModelSizes(read_model_info(target).weight_bytes, read_model_info(draft).weight_bytes)
     made = plan([machine], sizes, PlacementRequest(replicas=1, layout="shared"))
     mask_token = mask_token_of(Path(draft))
     draft_model = ModelSpec(draft, "native", precision, small_cache=True, mask_token=mask_token)
-    template = ReplicaTemplate(ModelSpec(target, "native", precision), draft_model, serve, movable=True)
+    target_model = ModelSpec(target, "native", precision, cache_precision=cache_precision)
+    template = ReplicaTemplate(target_model, draft_model, serve, movable=True)
     [found] = template.replicas(made, probed_here())
     assert found.draft is not None
     return replace(found, target=_unleased(found.target), draft=_unleased(found.draft))

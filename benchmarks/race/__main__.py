@@ -140,7 +140,7 @@ def measured(entry: Entry, target: Path, draft: Path, machine: Machine, argument
         max(numbers(arguments.batches)),
         str(arguments.work),
     )
-    log = arguments.work / f"{entry.name.replace(' ', '-').replace(',', '')}.log"
+    log = arguments.work / f"{entry.name.replace(' ', '-').replace('/', '-').replace(',', '')}.log"
     if entry.program == "vllm_.py":
         for source in (target, draft):
             quantised_for_vllm(source, arguments.work)
@@ -208,7 +208,11 @@ def main() -> None:
     parser.add_argument("--openvino", type=Path, metavar="VENV")
     parser.add_argument("--vllm", type=Path, metavar="VENV")
     parser.add_argument("--only", help="of the others, those whose names have one of these words: vLLM,llama.cpp")
-    parser.add_argument("--precisions", default="w4a8", help="outrider's, each an entry of its own")
+    parser.add_argument(
+        "--precisions",
+        default="w4a8",
+        help="outrider's, each an entry of its own; w4a8/int8 keeps keys and values in 8 bits",
+    )
     parser.add_argument("--kv-heads", default="32,4", help="of the target, one after the other")
     parser.add_argument("--draft-noise", type=float, default=0.55)
     parser.add_argument(

@@ -44,7 +44,8 @@ class Outrider:
         self._actors.close()
         self._rows = len(request.prompts)
         spec = ReplicaSpec(batch=self._rows, draft_tokens=None)
-        plan = unleased_replica(self._machine, self._setup.target, self._setup.draft, self._setup.kind, spec)
+        precision, _, cache = self._setup.kind.partition("/")
+        plan = unleased_replica(self._machine, self._setup.target, self._setup.draft, precision, spec, cache or "auto")
         self._pair = self._actors.enter_context(Pair(plan, START_SECONDS, self._lost))
         for _ in range(MOST_WARM_UPS):
             self._write("auto", request.prompts, WARM_UP_TOKENS)
