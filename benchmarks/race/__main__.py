@@ -68,9 +68,18 @@ def models(kv_heads: int, noise: float) -> tuple[Path, Path]:
     return made[0], made[1]
 
 
+def precisions(text: str) -> list[str]:
+    """Each with what its keys and values are kept in behind a slash, where that is said."""
+    kinds = text.split(",")
+    for kind in kinds:
+        if kind.partition("/")[1:] not in {("", ""), ("/", "int8")}:
+            raise argparse.ArgumentTypeError(f"{kind}: keys and values are kept in int8 (w4a8/int8) or as ever (w4a8)")
+    return kinds
+
+
 def entries(arguments: argparse.Namespace) -> list[Entry]:
     here = Path(sys.executable)
-    ours = [Entry(f"{OURS} {kind}", here, "outrider_.py", kind) for kind in arguments.precisions.split(",")]
+    ours = [Entry(f"{OURS} {kind}", here, "outrider_.py", kind) for kind in arguments.precisions]
     others = [Entry("transformers bf16", here, "transformers_.py", "bf16")]
     if arguments.llamacpp is not None:
         others.append(Entry("llama.cpp Q4_0", here, "llamacpp_.py", str(arguments.llamacpp.resolve())))
@@ -210,6 +219,7 @@ def main() -> None:
     parser.add_argument("--only", help="of the others, those whose names have one of these words: vLLM,llama.cpp")
     parser.add_argument(
         "--precisions",
+        type=precisions,
         default="w4a8",
         help="outrider's, each an entry of its own; w4a8/int8 keeps keys and values in 8 bits",
     )
