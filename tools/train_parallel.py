@@ -167,22 +167,29 @@ def tokens_a_round(
     return total / max(1, rounds)
 
 
+def cpu_minutes(minutes: float) -> Callable[[int], float]:
+    """The share that is over, whatever the step.
+
+    Minutes are CPU minutes divided by the number of threads, so that a busy machine makes the training slower, not worse.
+    """
+    budget = minutes * 60 * torch.get_num_threads()
+    started = time.process_time()
+    return lambda step: (time.process_time() - started) / budget
+
+
 def train_parallel(
     draft: PreTrainedModel,
     target: PreTrainedModel,
     streams: Sequence[np.ndarray],
     held_out: np.ndarray,
     mask_token: int,
-    minutes: float,
+    share_done: Callable[[int], float],
     rate: float,
     tokens: int,
     length: int,
     save: Callable[[PreTrainedModel], None],
 ) -> None:
-    """Steps take their windows from one stream after the other.
-
-    Minutes are CPU minutes divided by the number of threads, so that a busy machine makes the training slower, not worse.
-    """
+    """Steps take their windows from one stream after the other, until ``share_done`` of their number is 1."""
     torch.manual_seed(7)
     generator = np.random.default_rng(7)
     target.requires_grad_(False)
@@ -193,9 +200,8 @@ def train_parallel(
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    budget = minutes * 60 * torch.get_num_threads()
-    started, step, next_report = time.process_time(), 0, 0.0
-    while (progress := (time.process_time() - started) / budget) < 1:
+    step, next_report = 0, 0.0
+    while (progress := share_done(step)) < 1:
         warm = min(1.0, (step + 1) / 50)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -291,7 +297,7 @@ def main() -> None:
     streams = [stream[: -len(held_out)]]
     if arguments.answers:
         streams.append(own_answers(target, streams[0], arguments.answers))
-    given = (arguments.minutes, arguments.rate, arguments.tokens, arguments.length, save)
+    given = (cpu_minutes(arguments.minutes), arguments.rate, arguments.tokens, arguments.length, save)
     train_parallel(draft, target, streams, held_out, mask_token, *given)
 
 

@@ -25,7 +25,6 @@ import hashlib
 import json
 import math
 import sysconfig
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -34,7 +33,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from train_parallel import own_answers, save_parallel, train_parallel, with_mask_token
+from train_parallel import cpu_minutes, own_answers, save_parallel, train_parallel, with_mask_token
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 4096
@@ -220,9 +219,9 @@ def train(
         torch.optim.Muon(matrices, lr=RATE[role], weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=RATE[role], betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    budget = minutes * 60 * torch.get_num_threads()
-    started, step, seen, next_report = time.process_time(), 0, 0, 0.0
-    while (progress := (time.process_time() - started) / budget) < 1:
+    share_done = cpu_minutes(minutes)
+    step, seen, next_report = 0, 0, 0.0
+    while (progress := share_done(step)) < 1:
         warm = min(1.0, (step + 1) / 50)
         rate = warm * (1.0 if progress < 0.4 else 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (progress - 0.4) / 0.6)))
         for optimizer in optimizers:
@@ -293,8 +292,9 @@ def main() -> None:
     if arguments.parallel_minutes:
         draft = LlamaForCausalLM.from_pretrained(arguments.out / "draft", dtype=torch.float32)
         mask_token = with_mask_token(draft, VOCABULARY)
-        given = (mask_token, arguments.parallel_minutes, RATE["parallel"], PARALLEL_TOKENS, PARALLEL_WINDOW)
         streams = [training, own_answers(target, training, PARALLEL_ANSWERS)]
+        share_done = cpu_minutes(arguments.parallel_minutes)
+        given = (mask_token, share_done, RATE["parallel"], PARALLEL_TOKENS, PARALLEL_WINDOW)
         source, out = arguments.out / "draft", arguments.out / "parallel"
         train_parallel(
             draft, target, streams, held_out, *given, lambda model: save_parallel(model, source, out, mask_token)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from train_parallel import own_answers
+from train_parallel import cpu_minutes, own_answers
 from train_pocket import CONTEXT, batches, encode, read_corpus
 from transformers import LlamaForCausalLM
 
@@ -238,9 +237,9 @@ def main() -> None:
         torch.optim.AdamW([p for p in parameters if p.dim() != 2], lr=RATE, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     check = batches(held_out, 16384, LENGTH, np.random.default_rng(1))
-    budget = arguments.minutes * 60 * torch.get_num_threads()
-    started, step, next_report = time.process_time(), 0, 0.0
-    while (progress := (time.process_time() - started) / budget) < 1:
+    share_done = cpu_minutes(arguments.minutes)
+    step, next_report = 0, 0.0
+    while (progress := share_done(step)) < 1:
         rate = min(1.0, (step + 1) / 50) * (
             1.0 if progress < 0.3 else 0.02 + 0.49 * (1 + math.cos(math.pi * (progress - 0.3) / 0.7))
         )
