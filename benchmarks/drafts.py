@@ -2,8 +2,8 @@
 
     python benchmarks/drafts.py --target DIR --drafts DIR DIR suffix [--draft-tokens auto 6] [--batch 1 8] [--turns 3]
 
-A draft is a model that proposes token by token, a parallel one, a head, or one of the words `suffix` and `lookup`; bundled
-ones go by their names. All are in this process on the same threads, one after the other, so the way between processes is
+A draft is a model that proposes token by token, a parallel one, a head, one of the words `suffix` and `lookup`, or a model
+with a word, as in DIR+suffix; bundled ones go by their names. All are in this process on the same threads, one after the other, so the way between processes is
 left out. The same rows are written plainly and with each draft, for each of --draft-tokens (`auto`: each round chooses);
 every second turn goes the other way round. Tokens a second are those of rounds with a full batch in which no prompt is
 read, and held to what the cost curves foresaw of the same rounds. Texts must be the same. Last comes one line of JSON.
@@ -79,7 +79,7 @@ class Race:
     def __init__(self, asked: argparse.Namespace) -> None:
         self._asked = asked
         path = find(asked.target)
-        paths = {name: find(name) for name in asked.drafts if name not in WORDS}
+        paths = {model: find(model) for each in asked.drafts if (model := model_and_word(each)[0])}
         target_info = read_model_info(path)
         heads = [info for each in paths.values() if (info := read_model_info(each)).head]
         states = {states_of(target_info, head) for head in heads}
@@ -111,13 +111,14 @@ class Race:
     def write(
         self, name: str, count: int | None, batch: int, rows: Sequence[Row]
     ) -> tuple[Took, dict[int, tuple[int, ...]]]:
-        opened = self._drafts.get(name)
+        model, word = model_and_word(name)
+        opened = self._drafts.get(model)
         replica_spec = ReplicaSpec(
             batch,
             count,
             model=opened is not None,
-            lookup=name == "lookup",
-            suffix=name == "suffix",
+            lookup=word == "lookup",
+            suffix=word == "suffix",
             answer_tokens=ANSWER_TOKENS,
             runners_up=self._asked.runners_up,
         )
@@ -148,6 +149,11 @@ class Race:
                     foreseen_seconds += last.forecast.seconds
         drafting = 0.0 if beside is None else beside.seconds
         return Took(tokens, seconds, foreseen_tokens, foreseen_seconds, drafting, verifier.counters), ended
+
+
+def model_and_word(name: str) -> tuple[str, str]:
+    model, _, word = name.rpartition("+")
+    return (model, word) if word in WORDS else (name, "")
 
 
 def figures(turns: Sequence[Took], plain: float) -> dict[str, Any]:

@@ -33,8 +33,9 @@ class Model:
 
     knows_chances = False
 
-    def __init__(self, cost: DraftCost | None) -> None:
+    def __init__(self, cost: DraftCost | None, unread: int = 0) -> None:
         self.cost = cost
+        self.tokens_to_read = unread
         self.asked: list[int] = []
 
     def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
@@ -49,7 +50,7 @@ class Model:
         return self.cost
 
     def unread(self, live: LiveRow) -> int:
-        return 0
+        return self.tokens_to_read
 
 
 def knowing(song: Sequence[int]) -> SuffixFinder:
@@ -115,6 +116,16 @@ def test_the_model_is_asked_for_rows_of_which_nothing_is_found() -> None:
     model.cost = None
     request, _ = policy.request(rows)
     assert (request.counts[0] >= 6, request.counts[1]) == (True, 0)
+
+
+def test_a_draft_that_has_the_whole_prompt_to_read_is_asked_where_that_pays_in_the_rest_of_the_row() -> None:
+    """Reading takes as long as ten passes and comes once; held against one round's gain it would never begin."""
+    for left, asked in ((400, True), (8, False)):
+        model = Model(DraftCost(0.01, 0.01, read=0.1), unread=100)
+        policy = AskingPolicy(model, CHEAP, None, 1000, False, SuffixFinder(1 << 16))
+        request, _ = policy.request([live(1, [2, 3, 5, 4, 6], left=left)])
+        assert (request.counts[0] > 0) is asked
+        assert not request.found
 
 
 def test_rows_that_may_not_be_assisted_leave_nothing_behind() -> None:

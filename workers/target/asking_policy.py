@@ -256,7 +256,8 @@ class AskingPolicy:
         return max((alone, mixed), key=lambda each: self._rate(rows, drafted, each, draft_cost))
 
     def _rate(self, rows: Sequence[LiveRow], drafted: Reaches, wanted: CandidateRequest, draft_cost: DraftCost) -> float:
-        forecast = self._forecast(rows, drafted, wanted, draft_cost)
+        """Tokens a second; what the draft has yet to read is left out, since it is read once for all that follows."""
+        forecast = self._forecast(rows, drafted, wanted, replace(draft_cost, read=0.0))
         return forecast.tokens / forecast.seconds
 
     def _probe(self, rows: Sequence[LiveRow], draft_cost: DraftCost) -> list[int]:
