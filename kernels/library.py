@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 19
+ABI_VERSION = 20
 # Raised whenever packed weights look different; a number of its own, since packing a large model takes a minute.
 PACKING_VERSION = 9
 LIBRARY_NAME = "liboutrider_kernels.so"
@@ -187,10 +187,13 @@ class DecodeStructure(Structure):
         ("least_sum", c_double),
         ("spans", c_int32),
         ("stride", c_int32),
+        ("guess_room", c_int32),
         ("made", c_void_p),
         ("chosen", c_void_p),
         ("runners_up", c_void_p),
         ("margins", c_void_p),
+        ("passes", c_void_p),
+        ("going", c_void_p),
         ("seconds", c_void_p),
         ("given", c_void_p),
         ("states_in", c_void_p),

@@ -285,8 +285,14 @@ class NativeModel:
         """By the latest ``forward``, over all layers, each expert counted once."""
         return int(load().outrider_experts_read(self._engine))
 
-    def decode(self, feeds: Sequence[NativeDecodeFeed], stopping: NativeStopRule) -> tuple[list[Choices], list[float]]:
-        """The choices of each feed, and the seconds of each pass: in pass p are the rows that make more than p choices."""
+    def decode(
+        self, feeds: Sequence[NativeDecodeFeed], stopping: NativeStopRule, guess_room: int = 0
+    ) -> tuple[list[Choices], list[tuple[int, float]]]:
+        """The choices of each feed, and of each pass the rows in it and its seconds.
+
+        A pass over up to ``guess_room`` tokens tries what the rows' own texts went on with before, and may make several
+        choices a row.
+        """
         if not feeds:
             return [], []
         count, stride = len(feeds), max(feed.most for feed in feeds)
@@ -309,15 +315,18 @@ class NativeModel:
         ends, reach, miss_factor = _address(asked, ends_at), _address(beliefs), _address(beliefs, count)
         bounds, usual = _address(beliefs, spans_at), _address(beliefs, spans_at + len(stopping.bounds))
         least = (stopping.least_chance, stopping.least_reach, stopping.least_sum)
-        numbers = (*least, len(stopping.usual), stride)
-        outputs = (_address(made), _address(chosen), _address(runners_up), _address(margins), _address(seconds))
+        numbers = (*least, len(stopping.usual), stride, guess_room)
+        # How many passes there were, and the rows of each.
+        passes = array("i", bytes(4 * (1 + stride)))
+        choices = (_address(made), _address(chosen), _address(runners_up), _address(margins))
+        told = (*choices, _address(passes), _address(passes, 1), _address(seconds))
         given = _Given(feeds)
         asked_for = (rows, counts, tokens, most, end_counts, ends, reach, miss_factor, bounds, usual)
-        run = DecodeStructure(count, *asked_for, *numbers, *outputs, given.counts, given.states)
+        run = DecodeStructure(count, *asked_for, *numbers, *told, given.counts, given.states)
         check(load().outrider_decode(self._engine, byref(run)))
         places = [slice(at * stride, at * stride + choices) for at, choices in enumerate(made)]
         made_of = [(chosen[place].tolist(), margins[place].tolist(), runners_up[place].tolist()) for place in places]
-        return made_of, seconds[: max(made)].tolist()
+        return made_of, list(zip(passes[1 : 1 + passes[0]], seconds, strict=False))
 
     def close(self) -> None:
         """Ends the threads and frees the cache. Safe to call again."""

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 19
+#define OUTRIDER_ABI 20
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -288,7 +288,12 @@ typedef struct outrider_batch {
 /* Rows that go on by themselves: feed i appends counts[i] tokens to row rows[i], then again and again what the row chose last.
  * It stops after most[i] choices, after one that is among its ends, or when its reach falls below least_reach. Each choice
  * multiplies reach by max(least_chance, 1 - (1 - usual[span]) * miss_factor[i]); span is the number of bounds that its margin reaches.
- * All stop when sum(reach - least_reach) over the rows that go on is less than least_sum. */
+ * All stop when sum(reach - least_reach) over the rows that go on is less than least_sum.
+ *
+ * Where a row's last tokens have come before in it, what followed there is fed behind them, up to guess_room tokens of all rows
+ * in one pass: as far as the row chooses the same, a pass makes several choices. Choices, runners-up and margins are what they
+ * are without; only least_sum is asked about less often, behind passes. A head's rows, and those of programs with recurrent states, have
+ * none. */
 typedef struct outrider_decode_batch {
   int32_t feeds;
   const int32_t *rows;       /* [feeds] */
@@ -306,11 +311,14 @@ typedef struct outrider_decode_batch {
   double least_sum;
   int32_t spans;
   int32_t stride;
+  int32_t guess_room;
   int32_t *made;             /* out [feeds] how many choices there are */
   int32_t *chosen;           /* out [feeds, stride] */
   int32_t *runners_up;       /* out [feeds, stride] the tokens with the second best scores, -1 where there is none */
   double *margins;           /* out [feeds, stride] */
-  double *seconds;           /* out [stride] of each pass; the rows in pass p are those with more than p choices */
+  int32_t *passes;           /* out [1] how many there were, at most stride */
+  int32_t *going;            /* out [stride] the rows of each pass */
+  double *seconds;           /* out [stride] of each pass */
   const int32_t *given;      /* [feeds] or NULL, of the first pass, as in a batch */
   const uint16_t *states_in; /* [sum of given, columns of TAKE_IN] bf16 */
 } outrider_decode_batch;

@@ -1,5 +1,6 @@
 // Rows that go on by themselves, several passes in one call: between a small model's steps nothing else should take time.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -11,13 +12,47 @@ namespace outrider {
 
 namespace {
 
-// A row that has not stopped.
+// A row that has not stopped. `text` is the end of what it has come to, its last choice included, and `guesses` are fed behind
+// that: `length_kind` says by how long a match.
 struct ActiveRow {
   int32_t feed;
   double reach;
   const int32_t *ends;
   int32_t end_count;
+  std::vector<int32_t> text, guesses;
+  size_t length_kind;
 };
+
+// So far back is looked for what a row may go on with.
+constexpr size_t kLookBack = 1024;
+// The last tokens have to have come before, this many of them; more than the most say no more.
+constexpr size_t kShortestMatch = 2, kLongestMatch = 8;
+// Guesses are fed as long as all of them hold with this chance: a pass takes little longer with them.
+constexpr double kLeastGuess = 0.25;
+
+// What the row went on with where its last tokens have come before.
+void guess(ActiveRow *row, size_t most, const std::array<GuessRecord, kGuessKinds> &records) {
+  row->guesses.clear();
+  if (!most) return;
+  const std::vector<int32_t> &text = row->text;
+  const size_t end = text.size() - 1;
+  size_t best = 0, behind = 0;
+  for (size_t place = end; place-- > 0 && best < kLongestMatch;) {
+    size_t length = 0;
+    while (length < kLongestMatch && length <= place && text[place - length] == text[end - length]) ++length;
+    if (length > best) best = length, behind = place + 1;
+  }
+  if (best < kShortestMatch) return;
+  row->length_kind = std::min(best, kShortestMatch + kGuessKinds - 1) - kShortestMatch;
+  const double chance = records[row->length_kind].chance();
+  double all = chance;
+  while (row->guesses.size() < most && (row->guesses.empty() || all >= kLeastGuess)) {
+    // A text that repeats its end goes on with what has been guessed behind it.
+    row->guesses.push_back(behind <= end ? text[behind] : row->guesses[behind - end - 1]);
+    ++behind;
+    all *= chance;
+  }
+}
 
 // Takes the choice of a pass down; false where the row stops with it.
 bool take(const outrider_decode_batch &wanted, ActiveRow *row, int32_t chosen, int32_t runner_up, double margin) {
@@ -26,6 +61,7 @@ bool take(const outrider_decode_batch &wanted, ActiveRow *row, int32_t chosen, i
   wanted.chosen[at] = chosen;
   wanted.runners_up[at] = runner_up;
   wanted.margins[at] = margin;
+  row->text.push_back(chosen);
   const int64_t span = std::upper_bound(wanted.bounds, wanted.bounds + wanted.spans - 1, margin) - wanted.bounds;
   row->reach *= std::max(wanted.least_chance, 1.0 - (1.0 - wanted.usual[span]) * wanted.miss_factor[row->feed]);
   const int32_t *end = row->ends + row->end_count;
@@ -41,54 +77,103 @@ int32_t check_decode(const outrider_decode_batch &wanted) {
   return OUTRIDER_OK;
 }
 
-}  // namespace
+// What one pass is fed, and what it says.
+struct Step {
+  std::vector<int32_t> rows, counts, tokens, choose, chosen, runners_up;
+  std::vector<double> margins;
 
-int32_t Engine::decode(const outrider_decode_batch &wanted) {
-  stepping = true;
-  int32_t status = check_decode(wanted);
-  std::vector<ActiveRow> going;
-  const int32_t *ends = wanted.ends;
-  for (int i = 0; i < wanted.feeds && status == OUTRIDER_OK; ends += wanted.end_counts[i], ++i) {
-    wanted.made[i] = 0;
-    going.push_back({i, wanted.reach[i], ends, wanted.end_counts[i]});
+  void add(const outrider_decode_batch &wanted, const ActiveRow &row, const int32_t *first, int32_t count) {
+    const auto guesses = static_cast<int32_t>(row.guesses.size());
+    rows.push_back(wanted.rows[row.feed]);
+    counts.push_back(count + guesses);
+    choose.push_back(1 + guesses);
+    tokens.insert(tokens.end(), first, first + count);
+    tokens.insert(tokens.end(), row.guesses.begin(), row.guesses.end());
+    chosen.resize(chosen.size() + 1 + row.guesses.size());
+    runners_up.resize(chosen.size());
+    margins.resize(chosen.size());
   }
-  std::vector<int32_t> fed_rows(wanted.rows, wanted.rows + wanted.feeds),
-      counts(wanted.counts, wanted.counts + wanted.feeds);
-  std::vector<int32_t> next, choose(static_cast<size_t>(wanted.feeds), 1), chosen(static_cast<size_t>(wanted.feeds)),
-      runners_up(chosen);
-  std::vector<double> margins(static_cast<size_t>(wanted.feeds));
-  outrider_batch batch{};
-  batch.tokens = wanted.tokens;
-  batch.given = wanted.given;
-  batch.states_in = wanted.states_in;
-  for (int pass = 0; status == OUTRIDER_OK && !going.empty(); ++pass) {
-    batch.feeds = static_cast<int32_t>(going.size());
-    batch.rows = fed_rows.data();
+
+  outrider_batch batch() {
+    outrider_batch batch{};
+    batch.feeds = static_cast<int32_t>(rows.size());
+    batch.rows = rows.data();
     batch.counts = counts.data();
+    batch.tokens = tokens.data();
     batch.choose = choose.data();
     batch.chosen = chosen.data();
     batch.runners_up = runners_up.data();
     batch.margins = margins.data();
+    return batch;
+  }
+};
+
+}  // namespace
+
+int32_t Engine::decode(const outrider_decode_batch &wanted) {
+  stepping = true;
+  *wanted.passes = 0;
+  int32_t status = check_decode(wanted);
+  // What a head is fed comes with states, which no guess has, and what recurs is not taken back for one.
+  const bool guessing = wanted.guess_room > 0 && taken_in == 0 && recurrence.empty();
+  std::vector<ActiveRow> going;
+  const int32_t *ends = wanted.ends, *fed = wanted.tokens;
+  for (int i = 0; i < wanted.feeds && status == OUTRIDER_OK; ends += wanted.end_counts[i], fed += wanted.counts[i], ++i) {
+    wanted.made[i] = 0;
+    going.push_back({i, wanted.reach[i], ends, wanted.end_counts[i], {}, {}, 0});
+    status = check_row(wanted.rows[i]);
+    if (status != OUTRIDER_OK) break;
+    const std::vector<int32_t> &history = rows[static_cast<size_t>(wanted.rows[i])].history;
+    std::vector<int32_t> &text = going.back().text;
+    if (guessing) text.assign(history.end() - static_cast<int64_t>(std::min(history.size(), kLookBack)), history.end());
+    text.insert(text.end(), fed, fed + wanted.counts[i]);
+  }
+  for (int pass = 0; status == OUTRIDER_OK && !going.empty(); ++pass) {
+    Step step;
+    const int32_t room = guessing ? wanted.guess_room / static_cast<int32_t>(going.size()) : 0;
+    for (ActiveRow &row : going) {
+      // Behind the first pass it is the last choice that is not in the cache yet.
+      const int32_t count = pass == 0 ? wanted.counts[row.feed] : 1;
+      const int32_t left = wanted.most[row.feed] - wanted.made[row.feed] - 1;
+      guess(&row, static_cast<size_t>(std::max(0, std::min(room - count, left))), guess_records);
+      step.add(wanted, row, row.text.data() + row.text.size() - count, count);
+    }
+    outrider_batch batch = step.batch();
+    if (pass == 0) batch.given = wanted.given, batch.states_in = wanted.states_in;
     const auto started = std::chrono::steady_clock::now();
     status = run(batch);
     wanted.seconds[pass] = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     if (status != OUTRIDER_OK) break;
+    wanted.going[pass] = batch.feeds;
+    *wanted.passes = pass + 1;
     std::vector<ActiveRow> still_going;
     double sum = 0.0;
-    fed_rows.clear();
-    next.clear();
-    for (size_t i = 0; i < going.size(); ++i) {
-      if (!take(wanted, &going[i], chosen[i], runners_up[i], margins[i])) continue;
-      still_going.push_back(going[i]);
-      sum += going[i].reach - wanted.least_reach;
-      fed_rows.push_back(wanted.rows[going[i].feed]);
-      next.push_back(chosen[i]);
+    size_t at = 0;
+    for (ActiveRow &row : going) {
+      // The first choice is made behind what is certain, each other one behind a guess that has to be right.
+      const size_t guesses = row.guesses.size();
+      size_t right = 0;
+      bool goes_on = true;
+      for (bool held = true; held && goes_on;) {
+        const size_t place = at + right;
+        goes_on = take(wanted, &row, step.chosen[place], step.runners_up[place], step.margins[place]);
+        if (right == guesses) break;
+        held = step.chosen[place] == row.guesses[right];
+        guess_records[row.length_kind].observe(held);
+        right += held && goes_on;
+      }
+      at += guesses + 1;
+      if (right < guesses) {
+        const int32_t id = wanted.rows[row.feed];
+        status = truncate(id, length(id) - static_cast<int32_t>(guesses - right));
+        if (status != OUTRIDER_OK) return status;
+      }
+      if (!goes_on) continue;
+      sum += row.reach - wanted.least_reach;
+      still_going.push_back(std::move(row));
     }
     if (sum < wanted.least_sum) break;
     going = std::move(still_going);
-    counts.assign(going.size(), 1);
-    batch.tokens = next.data();
-    batch.given = nullptr;
   }
   return status;
 }

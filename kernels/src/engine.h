@@ -40,6 +40,19 @@ struct Rotation {
   Scratch tables;  // [tokens][cosine: half, sine: half], half rounded up to 16
 };
 
+// How often guesses of one kind have held, what is longer ago counting less.
+struct GuessRecord {
+  double held = 2.0, tried = 4.0;
+  double chance() const { return held / tried; }
+  void observe(bool right) {
+    constexpr double memory = 0.98;
+    held = held * memory + (right ? 1.0 : 0.0);
+    tried = tried * memory + 1.0;
+  }
+};
+// Kinds of guesses: by how many of a row's last tokens came before, two, three, four, five and more.
+constexpr size_t kGuessKinds = 4;
+
 struct Engine {
   static int32_t create(const outrider_program &program, const outrider_options &options, std::unique_ptr<Engine> *engine);
 
@@ -66,7 +79,8 @@ struct Engine {
   int32_t cache_format = OUTRIDER_CACHE_BF16;
   int32_t spin_microseconds = -1;
   RecurrencePlan recurrence;
-  bool stepping = false;     // whether rows go on by themselves, and may be taken back to before they did
+  bool stepping = false;  // whether rows go on by themselves, and may be taken back to before they did
+  std::array<GuessRecord, kGuessKinds> guess_records;
   int64_t experts_read = 0;  // by the latest forward, over all layers
   // Of the latest pass, while its logits are there: where each of its choices was made. A branch's row is -1.
   struct Choosing {

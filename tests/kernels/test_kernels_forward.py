@@ -502,6 +502,40 @@ def test_rows_stop_together_where_another_pass_is_worth_it_for_none(models):
             assert len(seconds) == passes
 
 
+@pytest.mark.parametrize("guess_room", [3, 8, 40])
+def test_what_a_text_went_on_with_before_changes_no_choice_and_spares_passes(models, guess_room):
+    """Rows that repeat passages, one that has nothing to repeat, and one that ends in the middle of what was guessed."""
+    text = tokens(LLAMA, 24)
+    stopping = NativeStopRule((0.05, 0.3, 1.0), (0.5, 0.8, 0.9, 1.0), 0.02, 0.0)
+    with models["llama", Format.W4A8].model() as engine:
+        row = engine.open()
+        [(written, *_)], _ = engine.decode([NativeDecodeFeed(row, text, 160)], NativeStopRule())
+        passages = (written[at : at + 6] for at in range(160))
+        twice = next(at for at, six in enumerate(passages) if six == written[at + 6 : at + 12] and len({*six}) == 6)
+        rows = [engine.open(SamplingValues(temperature=at % 2 / 2, seed=at)) for at in range(4)]
+        feeds = [
+            NativeDecodeFeed(rows[0], [*text, *written[:100]], 24),
+            NativeDecodeFeed(rows[1], [*text, *text[:20]], 16),
+            NativeDecodeFeed(rows[2], [*text, *written[: twice + 8]], 24, ends=[written[twice + 11]]),
+            NativeDecodeFeed(rows[3], text[:1], 9),
+        ]
+        for wanted in (feeds, feeds[:1], feeds[2:3]):
+            plain, plain_steps = engine.decode(wanted, stopping)
+            lengths = [engine.length(feed.row) for feed in wanted]
+            for feed in wanted:
+                engine.truncate(feed.row, 0)
+            for _ in range(3):
+                guessed, steps = engine.decode(wanted, stopping, guess_room)
+                assert guessed == plain
+                assert [engine.length(feed.row) for feed in wanted] == lengths
+                assert len(steps) <= len(plain_steps)
+                assert all(1 <= count <= len(wanted) for count, _ in steps)
+                for feed in wanted:
+                    engine.truncate(feed.row, 0)
+            if len(wanted) == 1:
+                assert len(steps) < len(plain_steps)
+
+
 def test_a_run_without_room_is_refused(models):
     with models["llama", Format.W4A8].model() as engine:
         row = engine.open()

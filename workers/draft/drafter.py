@@ -30,6 +30,8 @@ MOST_FED = 2
 MUCH_FED = 32
 # Behind masks a guess as clear holds less often, the further the less; behind so many masks all alike.
 DEPTHS = 6
+# How many choices a pass makes is forgotten in about so many passes.
+CHOICES_MEMORY = 0.98
 # Running ahead beyond candidates that are this unlikely to hold is not worth the power.
 LEAST_REACH = 0.05
 
@@ -65,6 +67,21 @@ class DraftRow:
         return self.guessed[beyond:] if beyond >= 0 else self.committed[self.cached :] + self.guessed
 
 
+class ChoicesAPass:
+    """How many choices a row makes in a pass: more than one where that may try what the row's text went on with before."""
+
+    def __init__(self) -> None:
+        self._choices = self._passes = 1.0
+
+    @property
+    def usual(self) -> float:
+        return max(1.0, self._choices / self._passes)
+
+    def observe(self, choices: int, passes: int) -> None:
+        memory = CHOICES_MEMORY**passes
+        self._choices, self._passes = self._choices * memory + choices, self._passes * memory + passes
+
+
 class Drafter:
     """Answers a target's requests. Whatever it says is a hint, so it may forget anything at any time."""
 
@@ -88,6 +105,7 @@ class Drafter:
         self.runner_up_share = RunnerUpShare()
         self._steps = Recent()
         self._reading = Recent()
+        self._choices = ChoicesAPass()
         self._passing = 0.0
         self._passes = 0
         self._rows: dict[int, DraftRow] = {}
@@ -111,7 +129,9 @@ class Drafter:
             if found := self._runners_up(self._rows[key], len(guesses), request.runner_up_chances):
                 runners_up[key] = found
         seconds = time.perf_counter() - started
-        draft_costs = (self._steps(len(self._asked)), self._reading(1), max(0.0, seconds - self._passing))
+        step = self._steps(len(self._asked))
+        candidate = None if step is None else step / self._choices.usual
+        draft_costs = (candidate, self._reading(1), max(0.0, seconds - self._passing))
         reaches = {key: tuple(accumulate(self._rows[key].chances[: len(sent)], mul)) for key, sent in tokens.items()}
         passes, self._passes = self._passes, 0
         one_pass = () if self._one_pass is None else self._one_pass.seconds(len(self._asked))
@@ -306,6 +326,8 @@ class Drafter:
             row.chances.extend(chances)
             row.reach *= prod(chances)
         self._passes += len(result.steps)
+        choices = sum(margin != inf for chosen in result.chosen for margin in chosen.margins)
+        self._choices.observe(choices, sum(rows for rows, _ in result.steps))
         self._observe([len(feed.tokens) for feed in decode_feeds], result.steps[0][1])
         for going_on, seconds in result.steps[1:]:
             self._observe([1] * going_on, seconds)
