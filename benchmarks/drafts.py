@@ -3,10 +3,11 @@
     python benchmarks/drafts.py --target DIR --drafts DIR DIR suffix [--draft-tokens auto 6] [--batch 1 8] [--turns 3]
 
 A draft is a model that proposes token by token, a parallel one, a head, one of the words `suffix` and `lookup`, or a model
-with a word, as in DIR+suffix; bundled ones go by their names. All are in this process on the same threads, one after the other, so the way between processes is
-left out. The same rows are written plainly and with each draft, for each of --draft-tokens (`auto`: each round chooses);
-every second turn goes the other way round. Tokens a second are those of rounds with a full batch in which no prompt is
-read, and held to what the cost curves foresaw of the same rounds. Texts must be the same. Last comes one line of JSON.
+with a word, as in DIR+suffix; bundled ones go by their names. All are in this process on the same threads, one after the
+other, so the way between processes is left out. The same rows are written plainly and with each draft, for each of
+--draft-tokens (`auto`: each round chooses); every second turn goes the other way round. Tokens a second are those of
+rounds with a full batch in which no prompt is read, and held to what the cost curves foresaw of the same rounds. Texts
+must be the same. Last comes one line of JSON.
 """
 
 from __future__ import annotations

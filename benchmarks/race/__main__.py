@@ -1,4 +1,5 @@
-"""A race of engines over one pair of models: batches of rows, plain and with the draft, each engine by its own programs.
+"""A race of engines over one pair of models: batches of rows, plain, with the draft and with n-grams of the row's own text,
+each engine by its own programs.
 
     python -m benchmarks.race --prompts FILE.jsonl [--llamacpp FOLDER] [--openvino VENV] [--vllm VENV] [--json race.json]
 
@@ -37,7 +38,7 @@ from peaks import Peaks
 from stream import Stream
 
 from benchmarks.race.engines import Entry, Failed, Running, started
-from benchmarks.race.programs.protocol import Request, Setup
+from benchmarks.race.programs.protocol import Request, Setup, numbered_modes
 from benchmarks.race.report import AGAIN, OURS, Lane, Ran, read_races, shown, write_races
 from outrider.workers.models.model_info import POCKET, find
 from outrider.workers.models.packed_cache import cache_directory
@@ -86,7 +87,7 @@ def entries(arguments: argparse.Namespace) -> list[Entry]:
     if arguments.openvino is not None:
         others.append(Entry("OpenVINO int4", arguments.openvino / "bin" / "python", "openvino_.py", "int4"))
     if arguments.vllm is not None:
-        modes = ["", *(f" k={count}" for count in numbers(arguments.draft_tokens)[:1])]
+        modes = ["", *(f" {mode}" for mode in numbered_modes(numbers(arguments.draft_tokens)[:1]))]
         others += [
             Entry(f"vLLM {kind}", arguments.vllm / "bin" / "python", "vllm_.py", f"{kind}{mode}")
             for kind in VLLM_KINDS

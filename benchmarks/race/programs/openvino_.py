@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import openvino
 import openvino_genai
-from protocol import Answer, Request, Setup, candidates, serve, timed
+from protocol import LOOKUP, Answer, Request, Setup, candidates, numbered_modes, serve, timed
 
 EXPORT = "--task text-generation-with-past --weight-format int4 --group-size 128 --ratio 1.0 --sym"
 CACHE_GB = 2
+# The longest that is looked for of a row's last tokens.
+NGRAM = 3
 
 
 class OpenVino:
@@ -28,7 +30,8 @@ class OpenVino:
         self._plain = pipeline(str(target), scheduler, "CPU", settings)
         beside = openvino_genai.draft_model(str(draft), "CPU", **settings)
         self._assisted = pipeline(str(target), scheduler, "CPU", settings | {"draft_model": beside})
-        self.modes = {"plain": setup.most_rows, **{f"k={count}": setup.most_rows for count in setup.draft_tokens}}
+        self._lookup = pipeline(str(target), scheduler, "CPU", settings | {"prompt_lookup": True})
+        self.modes = dict.fromkeys(["plain", *numbered_modes(setup.draft_tokens)], setup.most_rows)
         self.about = f"OpenVINO GenAI {openvino_genai.get_version()}, ContinuousBatchingPipeline, int4 groups of 128"
 
     def answer(self, request: Request) -> Answer:
@@ -39,6 +42,8 @@ class OpenVino:
             pipeline = self._plain
             if request.mode != "plain":
                 pipeline, config.num_assistant_tokens = self._assisted, candidates(request.mode)
+            if request.mode.startswith(LOOKUP):
+                pipeline, config.max_ngram_size = self._lookup, NGRAM
             results = pipeline.generate(tensors, [config] * len(tensors))
             return [list(result.m_generation_ids[0]) for result in results], None
 

@@ -17,6 +17,7 @@ from outrider.workers.messages import ReplicaSpec, Row, Sampling
 
 START_SECONDS = 600.0
 # How the two models share the cores is found out before anything counts.
+WITH_SUFFIXES = "auto+suffix"
 MOST_WARM_UPS, WARM_UP_TOKENS = 40, 32
 
 
@@ -27,23 +28,26 @@ class Outrider:
         self._ray = ExitStack()
         self._lost = self._ray.enter_context(local_ray(len(self._machine.usable_cores), ray_resources(self._machine)))
         self._actors = ExitStack()
-        self._rows = self._key = 0
-        self.modes = {"plain": setup.most_rows, "auto": setup.most_rows}
+        self._key = 0
+        self._opened: tuple[int, bool] | None = None
+        self.modes = dict.fromkeys(("plain", "auto", WITH_SUFFIXES), setup.most_rows)
         self.about = f"the working copy, {setup.kind}"
 
     def answer(self, request: Request) -> Answer:
-        if len(request.prompts) != self._rows:
-            self._open(request)
+        wanted = len(request.prompts), request.mode == WITH_SUFFIXES
+        if wanted != self._opened:
+            self._open(request, *wanted)
+            self._opened = wanted
         return timed(lambda new_tokens: self._write(request.mode, request.prompts, new_tokens), request.new_tokens)
 
-    def _open(self, request: Request) -> None:
+    def _open(self, request: Request, rows: int, suffix: bool) -> None:
         """Actors for batches of this many rows."""
         # Ray reads its token while it is imported.
         from outrider.runner.bench.pair import Pair
 
         self._actors.close()
-        self._rows = len(request.prompts)
-        spec = ReplicaSpec(batch=self._rows, draft_tokens=None)
+        # A prompt comes again in each turn, so nothing is kept of answers: a row has its own text alone.
+        spec = ReplicaSpec(batch=rows, draft_tokens=None, suffix=suffix, answer_tokens=0)
         precision, _, cache = self._setup.kind.partition("/")
         plan = unleased_replica(self._machine, self._setup.target, self._setup.draft, precision, spec, cache or "auto")
         self._pair = self._actors.enter_context(Pair(plan, START_SECONDS, self._lost))

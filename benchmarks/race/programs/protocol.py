@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+LOOKUP = "lookup "
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -55,7 +57,10 @@ class Answer:
 
 
 class Engine(Protocol):
-    """``modes`` are ``plain`` and assisted ones (``k=3``, ``auto``), each with the largest batch that it can do."""
+    """``modes`` are ``plain`` and assisted ones, each with the largest batch that it can do.
+
+    ``k=3`` and ``auto`` are by the draft, ``lookup k=3`` by n-grams of the row's own text, ``auto+suffix`` by both.
+    """
 
     modes: dict[str, int]
     about: str
@@ -80,8 +85,13 @@ def serve(kind: type[Engine]) -> None:
 
 
 def candidates(mode: str) -> int:
-    """Of an assisted mode ``k=N``; 0 for plain."""
-    return 0 if mode == "plain" else int(mode.removeprefix("k="))
+    """Of an assisted mode ``k=N`` or ``lookup k=N``; 0 for plain."""
+    return 0 if mode == "plain" else int(mode.removeprefix(LOOKUP).removeprefix("k="))
+
+
+def numbered_modes(counts: list[int]) -> list[str]:
+    """By the draft, and by lookup."""
+    return [f"{kind}k={count}" for kind in ("", LOOKUP) for count in counts]
 
 
 def timed(generate: Callable[[int], tuple[list[list[int]], float | None]], new_tokens: int) -> Answer:

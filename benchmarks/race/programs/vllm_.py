@@ -1,6 +1,6 @@
 """vLLM on CPUs in the race: its ``LLM`` class. The number of candidates is fixed when one starts: an engine for each.
 
-``kind`` is a precision and, for an assisted engine, that number: ``w8a8``, ``w8a8 k=3``, ``int4``, ``bf16``.
+``kind`` is a precision and, for an assisted engine, its mode: ``w8a8``, ``w8a8 k=3``, ``int4 lookup k=3``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from protocol import Answer, Request, Setup, candidates, serve, timed
+from protocol import LOOKUP, Answer, Request, Setup, candidates, serve, timed
 from quantised import awq
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
@@ -19,6 +19,8 @@ os.environ.setdefault("VLLM_CPU_INT4_W4A8", "1")
 import vllm
 from vllm import LLM, SamplingParams
 
+# The longest that is looked for of a row's last tokens.
+NGRAM = 3
 MAKERS = {"int4": awq, "bf16": lambda source, work: source}
 
 
@@ -28,11 +30,9 @@ class Vllm:
         target, draft = (made(Path(path), precision, Path(setup.work)) for path in (setup.target, setup.draft))
         more: dict[str, Any] = {}
         if mode:
-            more["speculative_config"] = {
-                "method": "draft_model",
-                "model": str(draft),
-                "num_speculative_tokens": candidates(mode),
-            }
+            lookup = {"method": "ngram", "prompt_lookup_max": NGRAM, "prompt_lookup_min": 1}
+            by = lookup if mode.startswith(LOOKUP) else {"method": "draft_model", "model": str(draft)}
+            more["speculative_config"] = {**by, "num_speculative_tokens": candidates(mode)}
         self._engine = LLM(
             model=str(target),
             dtype="bfloat16",
