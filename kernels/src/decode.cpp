@@ -71,6 +71,9 @@ bool take(const outrider_decode_batch &wanted, ActiveRow *row, int32_t chosen, i
 int32_t check_decode(const outrider_decode_batch &wanted) {
   if (wanted.spans < 1) return fail(OUTRIDER_INVALID, "%d spans of margins", wanted.spans);
   for (int i = 0; i < wanted.feeds; ++i)
+    if (wanted.counts[i] < 1)
+      return fail(OUTRIDER_INVALID, "row %d: %d tokens to go on from", wanted.rows[i], wanted.counts[i]);
+  for (int i = 0; i < wanted.feeds; ++i)
     if (wanted.most[i] < 1 || wanted.most[i] > wanted.stride)
       return fail(OUTRIDER_INVALID, "row %d: %d choices wanted, there is room for 1 to %d", wanted.rows[i], wanted.most[i],
                   wanted.stride);

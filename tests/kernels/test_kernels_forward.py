@@ -543,4 +543,6 @@ def test_a_run_without_room_is_refused(models):
             engine.decode([NativeDecodeFeed(row, [1], 0)], NativeStopRule())
         with pytest.raises(KernelError, match="0 spans of margins"):
             engine.decode([NativeDecodeFeed(row, [1], 1)], NativeStopRule(usual=()))
+        with pytest.raises(KernelError, match="0 tokens to go on from"):
+            engine.decode([NativeDecodeFeed(row, [], 1)], NativeStopRule(), 8)
         assert engine.length(row) == 0

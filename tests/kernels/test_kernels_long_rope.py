@@ -93,11 +93,13 @@ def test_branches_and_log_probabilities_on_both_sides(model, wrong):
         assert engine.forward([NativeFeed(earlier, [*text[19:], 5, 6], choose=2)])[0].tokens == later
 
 
-def test_several_steps_in_one_call(model):
+@pytest.mark.parametrize(("begin", "guess_room"), [(TEXT[:16], 0), ([*TEXT[:9], *TEXT[:7]], 24)])
+def test_several_steps_in_one_call(model, begin, guess_room):
+    """Guesses, the first of which go beyond the switch, are taken back."""
     with model.model() as engine:
         row, single = engine.open(), engine.open()
-        (chosen, _, _), *_ = engine.decode([NativeDecodeFeed(row, TEXT[:16], 12)], NativeStopRule())[0]
-        fed, found = TEXT[:16], []
+        (chosen, _, _), *_ = engine.decode([NativeDecodeFeed(row, begin, 12)], NativeStopRule(), guess_room)[0]
+        fed, found = begin, []
         for _ in range(12):
             found += engine.forward([NativeFeed(single, fed)])[0].tokens
             fed = found[-1:]
