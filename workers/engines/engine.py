@@ -213,7 +213,10 @@ class Engine(Protocol):
         other. Log-probabilities and branches are not looked at."""
 
     def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
-        """As many passes as the feeds want, the rows that go on together; the answers stand in the same order."""
+        """As many passes as the feeds want, the rows that go on together; the answers stand in the same order.
+
+        A pass makes one choice a row, or more where the engine can try what a row's text went on with before.
+        """
 
     def length(self, row: int) -> int:
         """How many tokens the row's cache holds."""

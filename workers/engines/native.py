@@ -47,6 +47,7 @@ class NativeEngine:
         self.model = model
         self.context = context
         self.vocabulary = model.program.vocabulary
+        self.guess_room = GUESS_ROOM
         self._rows: dict[int, int] = {}
         routers = [Router(op.heads, op.kv_heads) for op in model.program.ops if op.kind is Kind.ROUTE]
         self.mixture = Mixture(tuple(routers)) if routers else None
@@ -125,7 +126,7 @@ class NativeEngine:
             stop_rule.bounds, stop_rule.usual, stop_rule.least_chance, stop_rule.least_reach, stop_rule.least_sum
         )
         try:
-            choices, steps = self.model.decode(feeds, stopping, GUESS_ROOM)
+            choices, steps = self.model.decode(feeds, stopping, self.guess_room)
         except KernelError as error:
             raise WorkerError(f"the native engine could not go on with {len(decode_feeds)} rows: {error}") from error
         chosen = [Chosen(tokens, margins, runners_up=runners_up) for tokens, margins, runners_up in choices]
