@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from outrider.workers.messages import ReplicaSpec, Row, Sampling
 START_SECONDS = 600.0
 # How the two models share the cores is found out before anything counts.
 WITH_SUFFIXES = "auto+suffix"
-MOST_WARM_UPS, WARM_UP_TOKENS = 40, 32
+MOST_WARM_UP_SECONDS, WARM_UP_TOKENS = 60.0, 32
 
 
 class Outrider:
@@ -51,7 +52,8 @@ class Outrider:
         precision, _, cache = self._setup.kind.partition("/")
         plan = unleased_replica(self._machine, self._setup.target, self._setup.draft, precision, spec, cache or "auto")
         self._pair = self._actors.enter_context(Pair(plan, START_SECONDS, self._lost))
-        for _ in range(MOST_WARM_UPS):
+        latest = time.monotonic() + MOST_WARM_UP_SECONDS
+        while time.monotonic() < latest:
             self._write("auto", request.prompts, WARM_UP_TOKENS)
             if self._pair.layout is not None or not self._pair.chooses_layout:
                 break
