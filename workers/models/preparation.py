@@ -81,12 +81,9 @@ def prepare_pair(
     loading(target.path)
     load_tokenizer(target.path)
     draft_name, beside = split_draft(draft_name)
+    kind = WITH_TEXTS.get(beside, LOOKUP)
     if draft_name == "model":
         draft_name = AUTO
-    if draft_name == AUTO and not beside and library_path() is not None:
-        # What texts repeat costs nothing to find.
-        beside = f"+{SUFFIX}"
-    kind = WITH_TEXTS.get(beside, LOOKUP)
     wanted = choose_draft(target) if draft_name == AUTO else draft_name
     if SUFFIX in (wanted, kind) and library_path() is None:
         raise ModelError(
