@@ -30,7 +30,7 @@ MOST_FED = 2
 MUCH_FED = 32
 # Behind masks a guess as clear holds less often, the further the less; behind so many masks all alike.
 DEPTHS = 6
-# How many choices a pass makes is forgotten in about so many passes.
+# What a pass made counts so much less with each pass behind it.
 CHOICES_MEMORY = 0.98
 # Running ahead beyond candidates that are this unlikely to hold is not worth the power.
 LEAST_REACH = 0.05
