@@ -8,8 +8,9 @@ rows of the gate, then the same 16 rows of up.
 - BF16, FP16: line c holds columns 2c (lower half of the word) and 2c + 1 (upper half).
 - Formats with codes (W4A8, W8A8, W4ABF16, W8AF32) store unsigned codes with a scale for every group of channels, in one of
   the ways that storage.py defines. Floats are rounded to the first of these, WORDS: (code - zero point) * scale, with codes
-  of 4 bits and a zero point 0..15, or of 8 bits and one of 128. At group 128 that is 4.25 bits a weight, or 8.25. They can
-  also be rounded to FACTORS, by a search: 4.5 bits.
+  of 4 bits and a zero point 0..15, or of 8 bits and one of 128. At group 128 that is 4.25 bits a weight, or 8.25. In groups
+  of 32 codes of 4 bits have their scales in BF16 beside zero points: 4.75 bits. They can also be rounded to FACTORS, by a
+  search: 4.5 bits.
 
 Tables and vectors are plain rows of fp32, bf16 or fp16.
 """
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels import storage
-from outrider.kernels.program import FACTORS, Codes, Format, Program, Scales, Weight
+from outrider.kernels.program import BY_SMALL_GROUPS, FACTORS, Codes, Format, Program, Scales, Weight
 from outrider.kernels.quantised import Levels, QuantisedRows, Scheme
 from outrider.kernels.storage import ALIGNMENT, BLOCK, BY_FACTORS, LEAST_FACTOR, MOST_FACTOR, TILE_ROWS, tile_order
 
@@ -56,8 +57,8 @@ def from_halves(format: Format, halves: NDArray[np.uint16]) -> Matrix:
     return from_bf16(halves) if format is Format.BF16 else halves.view(np.float16).astype(np.float32)
 
 
-def quantise(rows: Matrix, codes: Codes, group: int) -> QuantisedRows:
-    """To nearest, in WORDS' terms; the range always contains zero."""
+def quantise(rows: Matrix, codes: Codes, group: int, scales: Scales = Scales.WORDS) -> QuantisedRows:
+    """To nearest, with scales for WORDS or BF16; the range always contains zero."""
     groups = -(-rows.shape[1] // group)
     padded = np.zeros((rows.shape[0], groups * group), np.float32)
     padded[:, : rows.shape[1]] = rows
@@ -67,7 +68,8 @@ def quantise(rows: Matrix, codes: Codes, group: int) -> QuantisedRows:
     wanted = (high - low) / np.float32(15) if four else np.maximum(high, -low) / np.float32(127)
     empty = ~(wanted > SMALLEST_SCALE)
     # Rounded upwards, so that the range still fits.
-    words = (np.ascontiguousarray(wanted).view(np.uint32) + np.uint32(0xFF)) & np.uint32(0xFFFFFF00)
+    dropped = np.uint32(0xFF if scales is Scales.WORDS else 0xFFFF)
+    words = (np.ascontiguousarray(wanted).view(np.uint32) + dropped) & ~dropped
     words = np.where(empty, np.uint32(0), words)
     scale = np.where(empty, np.float32(1), words.view(np.float32))
     zero = np.clip(np.rint(-low / scale), 0, 15) if four else np.full_like(scale, 128)
@@ -75,7 +77,8 @@ def quantise(rows: Matrix, codes: Codes, group: int) -> QuantisedRows:
     bounds = (0, 15) if four else (1, 255)
     values = np.clip(np.rint(blocks / scale[..., None]) + zero[..., None], *bounds)
     values = np.where(empty[..., None], zero[..., None], values)
-    scheme = Scheme("rounded to nearest", 4 if four else 8, group, symmetric=False, scale_type="F32")
+    scale_type = "F32" if scales is Scales.WORDS else "BF16"
+    scheme = Scheme("rounded to nearest", 4 if four else 8, group, symmetric=False, scale_type=scale_type)
     flat = values.reshape(rows.shape[0], -1)[:, : rows.shape[1]].astype(np.uint8)
     return QuantisedRows(scheme, flat, words.view(np.float32), zero.astype(np.uint8))
 
@@ -178,9 +181,9 @@ def pack(weight: Weight, matrix: Matrix) -> NDArray[np.uint8]:
     if weight.stored.codes is not Codes.NONE:
         if weight.stored == FACTORS:
             return storage.pack(weight, quantise_factors(matrix))
-        if weight.stored.scales is not Scales.WORDS:
+        if weight.stored.scales is not Scales.WORDS and weight.stored != BY_SMALL_GROUPS:
             raise ValueError(f"floats are not rounded to {weight.stored}")
-        return storage.pack(weight, quantise(matrix, weight.stored.codes, weight.group))
+        return storage.pack(weight, quantise(matrix, weight.stored.codes, weight.group, weight.stored.scales))
     order = tile_order(weight)
     tiles = np.where((order < 0)[..., None], np.uint32(0), _lines(weight, matrix)[order])
     return np.ascontiguousarray(tiles.swapaxes(1, 2)).view(np.uint8).reshape(-1)

@@ -74,6 +74,9 @@ class Storage:
 NO_STORAGE = Storage(Codes.NONE, Scales.WORDS)
 # How floats are rounded to four bits where errors should be least: groups of 32, 4.5 bits a weight, scales included.
 FACTORS = Storage(Codes.INT4, Scales.FACTORS)
+# And where every 32 have a scale and a zero point of their own: 4.75 bits a weight.
+SMALLEST_GROUP = 32
+BY_SMALL_GROUPS = Storage(Codes.INT4, Scales.BF16, zeros=True)
 
 
 class Cache(IntEnum):
@@ -179,6 +182,8 @@ class Weight:
         if self.storage is not None or not self.format.integer:
             return self.storage or NO_STORAGE
         four = self.format in (Format.W4A8, Format.W4ABF16)
+        if four and self.group == SMALLEST_GROUP:
+            return BY_SMALL_GROUPS
         return Storage(Codes.INT4 if four else Codes.INT8, Scales.WORDS, zeros=True)
 
 

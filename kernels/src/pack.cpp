@@ -46,16 +46,33 @@ uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
 }
 
+// Whether floats are rounded to scales in bf16 that lie before their codes, beside zero points.
+bool by_small_groups(const outrider_weight &weight) {
+  return weight.codes == OUTRIDER_INT4 && weight.scales == OUTRIDER_SCALE_BF16 && weight.zeros && weight.group == 32;
+}
+
 // One row into its lane of a tile: every lane owns 32-bit words of its own, 128 bytes apart.
 void pack_integer(const Kernels &kernels, const outrider_weight &weight, const float *row, char *tile, int lane) {
-  char *at = tile + 4 * lane;
-  for (int start = 0; start < weight.columns; start += weight.group) {
-    const int channels = std::min(weight.group, weight.columns - start);
-    uint32_t header = 0;
-    alignas(64) uint8_t values[128];
-    kernels.quantise(row + start, channels, weight.codes, &header, values);
-    memcpy(at, &header, sizeof header);
-    at += kTileBytes;
+  const Geometry shape = geometry(weight);
+  const bool in_words = weight.scales == OUTRIDER_WORDS;
+  char *block = tile;
+  for (int start = 0; start < weight.columns; start += shape.block) {
+    const int channels = std::min(shape.block, weight.columns - start);
+    alignas(64) uint8_t values[kBlockChannels];
+    for (int g = 0; g * weight.group < channels; ++g) {
+      const int first = g * weight.group;
+      uint32_t header = 0;
+      kernels.quantise(row + start + first, std::min(weight.group, channels - first), weight.codes,
+                       in_words ? 0xFF : 0xFFFF, &header, values + first);
+      if (in_words) {
+        memcpy(block + 4 * lane, &header, sizeof header);
+        continue;
+      }
+      const uint16_t scale = static_cast<uint16_t>(header >> 16);
+      memcpy(block + g * kTileBytes / 2 + 2 * lane, &scale, sizeof scale);
+      block[shape.scale_bytes + 4 * lane + g] = static_cast<char>(header & 0xFF);
+    }
+    char *at = block + shape.header + 4 * lane;
     for (int c = 0; c < channels; c += 8) {
       uint32_t words[2];
       memcpy(words, values + c, sizeof words);
@@ -69,6 +86,7 @@ void pack_integer(const Kernels &kernels, const outrider_weight &weight, const f
         at += 2 * kTileBytes;
       }
     }
+    block += shape.header + code_bytes(shape, channels);
   }
 }
 
@@ -170,9 +188,11 @@ int32_t pack_rows(const outrider_weight &weight, int first_row, int count, const
   if (first_row < 0 || count < 0 || first_row + count > weight.rows)
     return fail(OUTRIDER_INVALID, "rows %d..%d of a weight that has %d", first_row, first_row + count, weight.rows);
   const bool factors = weight.scales == OUTRIDER_FACTORS;
-  if (has_codes(weight) && weight.scales != OUTRIDER_WORDS && !factors)
-    return fail(OUTRIDER_UNSUPPORTED,
-                "floats are rounded to codes of 4 or 8 bits with scales in words or 4 with factors; this takes codes");
+  if (has_codes(weight) && weight.scales != OUTRIDER_WORDS && !factors && !by_small_groups(weight))
+    return fail(
+        OUTRIDER_UNSUPPORTED,
+        "floats are rounded to codes of 4 or 8 bits with scales in words, or of 4 by factors or in groups of 32 with "
+        "scales of bf16; this takes codes");
   if (source_type < 0 || source_type > 2) return fail(OUTRIDER_INVALID, "source type %d", source_type);
   const char *message = nullptr;
   const Kernels *kernels = choose_kernels(&message);

@@ -156,6 +156,10 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
     if (weight.codes == OUTRIDER_E4M3 && !(fabsf(scale) <= kLargestE4m3Scale))
       return fail(OUTRIDER_NOT_FINITE, "row %d, column %d: the scale %.9g makes infinite numbers of fp8", row.number,
                   column, static_cast<double>(scale));
+    // AMX takes codes of four bits less their zero points, as bytes with a sign.
+    if (weight.codes == OUTRIDER_INT4 && zero > 128)
+      return fail(OUTRIDER_INVALID, "row %d, column %d: a zero point of %d of codes of 4 bits, at most 128 fit", row.number,
+                  column, zero);
     const uint32_t word = bits_of(scale);
     uint16_t half = 0;
     switch (weight.scales) {
