@@ -165,7 +165,7 @@ class SpeculationOptions(OptionModel):
     draft: Annotated[
         Name,
         Option(
-            help="Draft model (also MODEL+lookup, MODEL+suffix), or auto, lookup, suffix, none.",
+            help="Draft model (also MODEL+lookup, MODEL+suffix), or auto, model, lookup, suffix, none.",
             decides_text=False,
             spellings=("--assistant-model", "--assistant_model"),
             metavar="DRAFT",

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from outrider.runner.bench.pair import Pair
 
 PLAIN, ASSISTED = "plain", "assisted"
-NONE = "none"
+NONE, AUTO = "none", "auto"
+# What `auto` is here: the usual draft alone, since a pair of models is what is measured.
+USUAL_DRAFT = "model"
 # Rounds of every size have been seen once before anything counts.
 WARM_UP_TOKENS = 24
 # Answers within which a pair should have found out how to share its cores.
@@ -126,7 +128,8 @@ def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> BenchSetup:
     if spec.replicas not in (None, 1):
         raise UsageError("--replicas: the benchmark measures one pair of target and draft")
     with TokenizerProcess() as tokenizer_process:
-        target, draft, draft_name, notes = tokenizer_process.prepare_pair(spec.model, spec.draft, say)
+        wanted = USUAL_DRAFT if spec.draft == AUTO else spec.draft
+        target, draft, draft_name, notes = tokenizer_process.prepare_pair(spec.model, wanted, say)
         made = examples(spec.task, spec.lengths, spec.new_tokens, target, tokenizer_process)
         for note in notes:
             say(f"note: {note}")

@@ -23,6 +23,7 @@ DRIVER = 1
 TRACKS = {"target": 1, "draft": 2}
 # What the tokens of a slice are.
 TOKENS = {
+    "decide": "candidates wanted",
     "ask": "candidates asked for",
     "waiting for draft": "candidates",
     "propose": "candidates",

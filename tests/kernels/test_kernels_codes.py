@@ -99,6 +99,12 @@ def test_numbers_that_have_no_place_are_refused_by_name():
     ):
         with pytest.raises(library.KernelError, match=sentence):
             pack_natively(weight, changed)
+    with_zeros = replace(weight, storage=Storage(Codes.INT4, Scales.F16, zeros=True))
+    zeros[3, 0] = 129
+    with pytest.raises(
+        library.KernelError, match="row 3, column 0: a zero point of 129 of codes of 4 bits, at most 128 fit"
+    ):
+        pack_natively(with_zeros, replace(rows, zeros=zeros))
     ordered = replace(weight, ordered=True)
     with pytest.raises(library.KernelError, match="the order of 64 columns has 0 at place 1, twice or out of range"):
         pack_natively(ordered, rows, np.zeros(64, np.int32))

@@ -91,7 +91,7 @@ def check_trace(events: list[dict[str, Any]], summary: dict[str, Any]) -> None:
             tracks.setdefault((event["pid"], event["tid"]), []).append(event)
     target, draft = (tracks[track] for track in sorted(tracks))
     names = {event["name"] for event in target}
-    assert names - {"change layout"} == {"idle", "ask", "waiting for draft", "verify", "commit"}
+    assert names - {"change layout"} == {"idle", "decide", "ask", "waiting for draft", "verify", "commit"}
     assert {event["name"] for event in draft} <= {"propose", "run ahead"}
     for slices in (target, draft):
         slices.sort(key=lambda event: event["ts"])

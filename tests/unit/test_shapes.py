@@ -106,10 +106,11 @@ def test_families_are_told_apart_and_drafts_found(tmp_path: Path, monkeypatch: p
         lay(tiny(name, settings), tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    assert prepare_pair("opt-6.7b", "auto")[2:] == ("facebook/opt-125m", [])
-    assert prepare_pair("codellama-7b", "auto")[2:] == ("amd/AMD-Llama-135m-code", [])
-    assert prepare_pair("Qwen1.5-7B-Chat", "auto")[2:] == ("Qwen/Qwen1.5-0.5B-Chat", [])
-    assert prepare_pair("starcoder", "auto")[2:] == ("bigcode/tiny_starcoder_py", [])
+    assert prepare_pair("opt-6.7b", "auto")[2:] == ("facebook/opt-125m+suffix", [])
+    assert prepare_pair("codellama-7b", "auto")[2:] == ("amd/AMD-Llama-135m-code+suffix", [])
+    assert prepare_pair("Qwen1.5-7B-Chat", "auto")[2:] == ("Qwen/Qwen1.5-0.5B-Chat+suffix", [])
+    assert prepare_pair("starcoder", "auto")[2:] == ("bigcode/tiny_starcoder_py+suffix", [])
+    assert prepare_pair("starcoder", "model")[2:] == ("bigcode/tiny_starcoder_py", [])
     with pytest.raises(PairError, match="choose a draft with the target's tokenizer"):
         prepare_pair("opt-6.7b", "amd/AMD-Llama-135m-code")
 

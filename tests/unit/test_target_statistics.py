@@ -115,7 +115,7 @@ def test_a_served_targets_slices_fill_its_time_and_do_not_overlap() -> None:
     last = target.harvest(0)
     slices.extend(last.trace.slices)
     wall = time.perf_counter_ns() - began
-    assert {one.name for one in slices} == {"idle", "ask", "waiting for draft", "verify", "commit"}
+    assert {one.name for one in slices} == {"idle", "decide", "ask", "waiting for draft", "verify", "commit"}
     slices.sort(key=lambda one: one.started)
     for one, other in pairwise(slices):
         assert one.started <= one.ended <= other.started

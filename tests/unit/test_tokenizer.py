@@ -164,16 +164,17 @@ def test_an_unfit_draft_is_refused_when_named_and_replaced_when_not(
         preparation.prepare_pair(target.path, draft.path)
     monkeypatch.setattr(preparation, "choose_draft", lambda model_info: draft.path)
     _, found, name, notes = preparation.prepare_pair(target.path, "auto")
-    assert (found, name) == (None, "lookup")
-    assert notes[0].startswith("the usual draft cannot be used, proposing by lookup instead: the draft")
+    assert (found, name) == (None, "suffix")
+    assert notes[0].startswith("the usual draft cannot be used, proposing by suffix instead: the draft")
     assert preparation.prepare_pair(target.path, "none")[1:] == (None, "none", [])
-    assert preparation.prepare_pair(target.path, "auto+suffix")[2] == "suffix"
+    assert preparation.prepare_pair(target.path, "auto+lookup")[2] == "lookup"
     assert preparation.prepare_pair(target.path, "suffix")[1:] == (None, "suffix", [])
     assert preparation.prepare_pair(target.path, f"{target.path}+suffix")[1:] == (target, f"{target.path}+suffix", [])
     monkeypatch.setattr(preparation, "library_path", lambda: None)
     with pytest.raises(ModelError, match="suffix needs the compiled kernels"):
         preparation.prepare_pair(target.path, "suffix")
-    assert preparation.prepare_pair(target.path, target.path)[1] == target
+    assert preparation.prepare_pair(target.path, "auto")[2] == "lookup"
+    assert preparation.prepare_pair(target.path, target.path)[1:3] == (target, target.path)
 
 
 WITHOUT_TORCH = """

@@ -32,7 +32,8 @@ NO_TOKENS = "the prompt has no tokens"
 ENCODING_SECONDS, CHARACTERS_A_SECOND = 10.0, 100_000
 # Of the processor, for one schema. The library gives up within a second or two by itself.
 COMPILING_SECONDS = 10.0
-LOOKUP, SUFFIX, NONE, AUTO = "lookup", "suffix", "none", "auto"
+# MODEL is the usual draft alone, AUTO the same with what is found in texts.
+LOOKUP, SUFFIX, NONE, AUTO, MODEL = "lookup", "suffix", "none", "auto", "model"
 # Behind a draft's name: each row takes candidates from the model or from texts, whichever does better.
 WITH_TEXTS = {f"+{kind}": kind for kind in (LOOKUP, SUFFIX)}
 # Many families are Llamas with tokens of their own, which their number tells apart. CodeLlama has Llama 2's and 16 more.
@@ -81,9 +82,12 @@ def prepare_pair(
     loading(target.path)
     load_tokenizer(target.path)
     draft_name, beside = split_draft(draft_name)
-    kind = WITH_TEXTS.get(beside, LOOKUP)
-    if draft_name == "model":
+    if draft_name == AUTO and not beside and library_path() is not None:
+        # What texts repeat costs nothing to find.
+        beside = f"+{SUFFIX}"
+    if draft_name == MODEL:
         draft_name = AUTO
+    kind = WITH_TEXTS.get(beside, LOOKUP)
     wanted = choose_draft(target) if draft_name == AUTO else draft_name
     if SUFFIX in (wanted, kind) and library_path() is None:
         raise ModelError(

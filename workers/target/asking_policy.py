@@ -234,6 +234,8 @@ class AskingPolicy:
         A row has the ones or the others, whichever promise more. The draft's steps are paid once for all rows that it is
         asked for, so rounds without it are weighed as a whole.
         """
+        if not any(found):
+            return wanted
         if self.draft_tokens is None:
             counts = worth_verifying(side_by_side(found), self.verify_seconds, _fed(rows))
         else:

@@ -33,6 +33,10 @@ class TargetStatistics:
         self.counters.asking_rows += len(limits)
         self.counters.asked += sum(limit for limit in limits if limit > 0)
 
+    def decided(self, started: float, rows: int, candidates: int) -> None:
+        """Since ``started`` it was found out which candidates are worth asking for."""
+        self._slice("decide", started, self._clock(), rows, candidates)
+
     def hop(self, seconds: float) -> None:
         """Of the time that ``waited`` reports, what was spent on the way; the draft computed in the rest."""
         seconds = max(0.0, seconds)

@@ -33,11 +33,15 @@ NEAR_TIE = 1e-4
 
 @dataclass(slots=True)
 class _Asked:
-    """What candidates have been asked for: rows, how many for each, and what the round with them should come to."""
+    """What candidates have been asked for: rows, how many for each, and what the round with them should come to.
+
+    ``waits`` says whether somebody has to make some of them; what was found in texts is there already.
+    """
 
     rows: list[LiveRow] = field(default_factory=list)
     counts: Sequence[int] = ()
     answer: PendingProposals | None = None
+    waits: bool = False
     forecast: Forecast | None = None
 
 
@@ -151,16 +155,20 @@ class Verifier:
     def _ask(self) -> None:
         """Have candidates made for the rows that are past their prompt."""
         rows = [live for live in self._rows if not live.reads_its_prompt and live.row.assisted]
+        started = time.perf_counter()
         request, forecast = self.policy.request(rows)
+        self.statistics.decided(started, len(rows), sum(request.counts))
         answer = None
+        wanted = sum(count for at, count in enumerate(request.counts) if at not in request.found)
         if any(request.counts):
             started = time.perf_counter()
             if self.finder is None:
                 answer = self.proposer.ask(rows, request)
             else:
                 answer = ask(self.proposer, self.finder, rows, request)
-            self.statistics.waited("ask", started, len(rows), sum(request.counts))
-        self._asked = _Asked(rows, request.counts, answer, forecast)
+            if wanted:
+                self.statistics.waited("ask", started, len(rows), wanted)
+        self._asked = _Asked(rows, request.counts, answer, wanted > 0, forecast)
         # What the draft need not wait for.
         self.statistics.asked(request.counts)
 
@@ -171,9 +179,9 @@ class Verifier:
             return [NO_PROPOSAL] * len(self._rows)
         started = time.perf_counter()
         proposals, asked.answer = asked.answer(), None
-        self.statistics.waited(
-            "waiting for draft", started, len(proposals), sum(len(proposal.tokens) for proposal in proposals)
-        )
+        if asked.waits:
+            made = sum(len(proposal.tokens) for proposal in proposals if proposal.source is not Source.SUFFIX)
+            self.statistics.waited("waiting for draft", started, len(proposals), made)
         by_key = {
             live.row.key: self._sane(proposal, count, live.cached)
             for live, proposal, count in zip(asked.rows, proposals, asked.counts, strict=True)
