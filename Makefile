@@ -76,14 +76,14 @@ bench: $(VENV)/testable ## a short benchmark of the bundled pair
 # Leaks are not looked for: the interpreter keeps what it likes.
 sanitize: $(VENV)/testable ## the tests of the kernels with the address and undefined behaviour sanitizers (needs cmake)
 	cmake -S . -B build/sanitize -DOUTRIDER_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=None
-	cmake --build build/sanitize
+	cmake --build build/sanitize --parallel 2
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 OUTRIDER_LIBRARY=$(CURDIR)/build/sanitize/kernels/liboutrider_kernels.so \
 	  $(BIN)/python -m pytest -q $(wildcard tests/kernels/test_kernels_*.py)
 
 sanitize-threads: $(VENV)/testable ## those that use several threads, with the thread sanitizer (minutes on a quiet machine)
 	cmake -S . -B build/sanitize-threads -DOUTRIDER_SANITIZE=thread -DCMAKE_BUILD_TYPE=None
-	cmake --build build/sanitize-threads
+	cmake --build build/sanitize-threads --parallel 2
 	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1 OPENBLAS_NUM_THREADS=1 \
 	  OUTRIDER_LIBRARY=$(CURDIR)/build/sanitize-threads/kernels/liboutrider_kernels.so \
 	  $(BIN)/python -m pytest -q -x tests/kernels/test_kernels_cache.py tests/kernels/test_kernels_forward.py -k "threads or branch or fork or pieces"
