@@ -11,6 +11,7 @@ from outrider.runner.planning.placement_request import PlacementRequest, on_acce
 from outrider.workers.errors import UsageError
 from outrider.workers.messages import ModelSpec, ReplicaSpec
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.precisions import arithmetic
 
 LOOKUP, SUFFIX = "lookup", "suffix"
 FEWEST_CORES_TO_SPLIT = 4
@@ -37,11 +38,7 @@ def choose_models(
     target_model = replace(target_model, cache_precision=spec.cache_precision)
     if draft is None or spec.draft_tokens == 0:
         return target_model, None
-    precision = spec.draft_precision
-    plain = not draft.made_for and draft.dtype in ("float16", "float32")
-    if precision == "auto" and plain and not draft_on_accelerator and spec.engine != "hf":
-        # Drafts are hints: rounding one costs no text. The native engine has no fp16, and half the bytes are half the time.
-        precision = "bf16"
+    precision = _draft_precision(spec, target_model, draft, draft_on_accelerator, tokenizer_process)
     if draft.head and (target_model.engine != "native" or draft_on_accelerator):
         other = target.name if target_model.engine != "native" else "the head"
         raise UsageError(
@@ -55,6 +52,18 @@ def choose_models(
     # A draft may change: no text depends on it.
     small = spec.small_draft_cache
     return target_model, replace(draft_model, small_cache=small, digest="", mask_token=draft.mask_token)
+
+
+def _draft_precision(
+    spec: Options, target: ModelSpec, draft: ModelInfo, on_accelerator: bool, tokenizer_process: TokenizerProcess
+) -> str:
+    """Drafts are hints: rounding one costs no text, and a step takes the time of its bytes."""
+    if spec.draft_precision != "auto" or draft.made_for or on_accelerator or spec.engine == "hf":
+        return spec.draft_precision
+    if not spec.fast_attention or tokenizer_process.native_refuses(draft.path) is not None:
+        return "bf16" if draft.dtype in ("float16", "float32") else "auto"
+    # Four bits hold a little seldomer than eight, which pays where the target's own passes are as short.
+    return "w4a8" if arithmetic(target.precision).startswith("w4") else "w8a8"
 
 
 def _model(

@@ -175,7 +175,7 @@ class SpeculationOptions(OptionModel):
     draft_precision: Annotated[
         Precision,
         Option(
-            help="Draft's precision; auto: its own, on the CPU bf16 for fp16, fp32.",
+            help="Draft's precision; auto: four bits beside a target of four bits, else eight (hf engine: its own).",
             decides_text=False,
             spellings=("--draft_precision",),
         ),

@@ -63,17 +63,33 @@ def test_a_cache_precision_is_the_targets_and_of_the_native_engine_alone() -> No
             models(cache_precision="int8", **options)
 
 
+def test_a_draft_that_the_native_engine_refuses_is_not_rounded() -> None:
+    class Particular(Willing):
+        def native_refuses(self, path: str) -> str | None:
+            return "it cannot" if path == DRAFT.path else None
+
+    for dtype, precision in (("float16", "bf16"), ("float32", "bf16"), ("bfloat16", "bf16")):
+        spec = JobSpec(input=Path("in.jsonl"), precision="w4a8")
+        _, draft = choose_models(spec, TARGET, replace(DRAFT, dtype=dtype), Particular(), print)  # type: ignore[arg-type]
+        assert draft is not None
+        assert (draft.engine, draft.precision) == ("hf", precision)
+
+
 @pytest.mark.parametrize(
     ("dtype", "options", "precisions"),
     [
-        ("float32", {}, ("fp32", "bf16")),
-        ("float16", {"precision": "bf16"}, ("bf16", "bf16")),
+        ("float32", {}, ("fp32", "w8a8")),
+        ("bfloat16", {"precision": "bf16"}, ("bf16", "w8a8")),
+        ("float16", {"precision": "w8a8"}, ("w8a8", "w8a8")),
+        ("bfloat16", {"precision": "w4a8:g64"}, ("w4a8:g64", "w4a8")),
+        ("float16", {"precision": "w4abf16"}, ("w4abf16", "w4a8")),
         ("float32", {"draft_precision": "fp32"}, ("fp32", "fp32")),
-        ("float32", {"devices": "cuda:0,cpu"}, ("fp32", "bf16")),
+        ("float32", {"devices": "cuda:0,cpu"}, ("fp32", "w8a8")),
         ("float32", {"devices": "cpu,cuda:0"}, ("fp32", "fp32")),
     ],
 )
-def test_a_draft_on_the_cpu_takes_half_the_bytes(dtype: str, options: dict[str, Any], precisions: tuple[str, str]) -> None:
+def test_a_draft_on_the_cpu_is_rounded(dtype: str, options: dict[str, Any], precisions: tuple[str, str]) -> None:
+    """As its target is, and to eight bits beside a target of more than four."""
     spec = JobSpec(input=Path("in.jsonl"), **options)
     model_infos = replace(TARGET, dtype="float32"), replace(DRAFT, dtype=dtype)
     target, draft = choose_models(spec, *model_infos, Willing(), print)  # type: ignore[arg-type]
