@@ -18,6 +18,7 @@ from command_line import (
     outrider,
     rows_done,
     start,
+    stop,
     targets_standing_still,
     wait_for,
     wait_for_rows,
@@ -46,8 +47,11 @@ def run(
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows enough that a host can come and go under way, on a busy machine too."""
-    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    lines = ({"id": f"r{number}", "prompt": f"def f{number}(x):", "max_tokens": 150, "seed": 1} for number in range(60))
+    return written(tmp_path_factory.mktemp("rows") / "rows.jsonl", 60)
+
+
+def written(file: Path, rows: int) -> Path:
+    lines = ({"id": f"r{number}", "prompt": f"def f{number}(x):", "max_tokens": 150, "seed": 1} for number in range(rows))
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
 
@@ -137,7 +141,7 @@ def test_a_job_whose_head_dies_goes_on_with_the_other_hosts(rows: Path, undistur
 def test_a_head_that_was_stopped_does_not_answer_who_knocks(pair: Raylets) -> None:
     head = Head(pair.address, own=NOBODY)
     assert head.answers()
-    pair.control_server.suspend()
+    stop(pair.control_server)
     try:
         assert not head.answers() and head.silent
     finally:
@@ -145,10 +149,11 @@ def test_a_head_that_was_stopped_does_not_answer_who_knocks(pair: Raylets) -> No
     assert head.answers() and not head.silent
 
 
-def test_a_job_whose_own_raylet_dies_says_so_and_keeps_its_rows(rows: Path, tmp_path: Path) -> None:
+def test_a_job_whose_own_raylet_dies_says_so_and_keeps_its_rows(tmp_path: Path) -> None:
     with Raylets(1, head_cores=1) as raylets:
         job = tmp_path / "job"
-        process = run(raylets, rows, job, *PLAIN)
+        # More than can be done before all of them stand still.
+        process = run(raylets, written(tmp_path / "rows.jsonl", 1000), job, *PLAIN)
         wait_for(process, lambda: len(known(job, "pinning") or ()) == 2, "replica on each of two hosts")
         wait_for_rows(process, job, 4)
         # Else they might all be done before that is noticed.

@@ -94,13 +94,26 @@ def children_titled(ancestor: int, title: str) -> list[psutil.Process]:
     return found
 
 
+def stop(process: psutil.Process) -> None:
+    """Until all of its threads stand still: for a moment after the signal one may still answer."""
+    process.suspend()
+    deadline = time.monotonic() + DEADLINE
+    while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in _threads(process)):
+        assert time.monotonic() < deadline, f"process {process.pid} does not stop"
+        time.sleep(0.005)
+
+
+def _threads(process: psutil.Process) -> list[Path]:
+    return list(Path(f"/proc/{process.pid}/task").glob("*/stat"))
+
+
 @contextmanager
 def targets_standing_still(ancestor: int) -> Iterator[None]:
     """No row ends meanwhile, however long what is done meanwhile takes."""
     targets = children_titled(ancestor, "ray::TargetActor")
     assert targets, "no target is up"
     for target in targets:
-        target.suspend()
+        stop(target)
     try:
         yield
     finally:
