@@ -311,7 +311,7 @@ struct Kernels {
   void (*exponentials)(const double *scores, double highest, double *out, int count);
   // The natural logarithm of a positive, normal number.
   double (*logarithm)(double x);
-  // Packing one group of weights: its header, and one byte a channel.
+  // Packing one group of weights: its header, the scale without its `dropped` bits, and one byte a channel.
   void (*quantise)(const float *x, int channels, int codes, uint32_t dropped, uint32_t *header, uint8_t *values);
   // One block of at most 128 for FACTORS: its scale, the factors and offsets of its groups of 32, and a code a channel.
   void (*find_factors)(const float *x, int channels, float *scale, int16_t *factors, int16_t *offsets, uint8_t *codes);

@@ -95,16 +95,19 @@ def children_titled(ancestor: int, title: str) -> list[psutil.Process]:
 
 
 def stop(process: psutil.Process) -> None:
-    """Until all of its threads stand still: for a moment after the signal one may still answer."""
+    """Stop it, and wait until all of its threads stand still: for a moment after the signal one may still answer."""
     process.suspend()
     deadline = time.monotonic() + DEADLINE
-    while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in _threads(process)):
+    while not all(map(_stopped, Path(f"/proc/{process.pid}/task").iterdir())):
         assert time.monotonic() < deadline, f"process {process.pid} does not stop"
         time.sleep(0.005)
 
 
-def _threads(process: psutil.Process) -> list[Path]:
-    return list(Path(f"/proc/{process.pid}/task").glob("*/stat"))
+def _stopped(thread: Path) -> bool:
+    """Also of a thread that has ended in between."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return True
 
 
 @contextmanager
