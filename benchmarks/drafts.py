@@ -3,7 +3,8 @@
     python benchmarks/drafts.py --target DIR --drafts DIR DIR suffix [--draft-tokens auto 6] [--batch 1 8] [--turns 3]
 
 A draft is a model that proposes token by token, a parallel one, a head, one of the words `suffix` and `lookup`, or a model
-with a word, as in DIR+suffix; bundled ones go by their names. All are in this process on the same threads, one after the
+with a word, as in DIR+suffix; bundled ones go by their names. Of DIR:fixed (DIR:fixed+suffix) the guesses stay the model's
+own, others learn in the course of each turn. All are in this process on the same threads, one after the
 other, so the way between processes is left out. The same rows are written plainly and with each draft, for each of
 --draft-tokens (`auto`: each round chooses); every second turn goes the other way round. Tokens a second are those of
 rounds with a full batch in which no prompt is read, and held to what the cost curves foresaw of the same rounds. Texts
@@ -36,7 +37,7 @@ from outrider.workers.models.model_info import find, read_model_info
 from outrider.workers.models.opening import OpenModel, open_model
 from outrider.workers.models.tokenizer import Tokenizer
 
-PLAIN, WORDS = "plain", ("suffix", "lookup")
+PLAIN, WORDS, FIXED = "plain", ("suffix", "lookup"), ":fixed"
 ANSWER_TOKENS = 200_000
 
 
@@ -80,7 +81,7 @@ class Race:
     def __init__(self, asked: argparse.Namespace) -> None:
         self._asked = asked
         path = find(asked.target)
-        paths = {model: find(model) for each in asked.drafts if (model := model_and_word(each)[0])}
+        paths = {model: find(model.removesuffix(FIXED)) for each in asked.drafts if (model := model_and_word(each)[0])}
         target_info = read_model_info(path)
         heads = [info for each in paths.values() if (info := read_model_info(each)).head]
         states = {states_of(target_info, head) for head in heads}
@@ -121,6 +122,7 @@ class Race:
             lookup=word == "lookup",
             suffix=word == "suffix",
             answer_tokens=ANSWER_TOKENS,
+            draft_learns=not model.endswith(FIXED),
             runners_up=self._asked.runners_up,
         )
         # Nothing is asked of a target whose draft reads no states.

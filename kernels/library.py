@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 20
+ABI_VERSION = 21
 # Raised whenever packed weights look different; a number of its own, since packing a large model takes a minute.
 PACKING_VERSION = 10
 LIBRARY_NAME = "liboutrider_kernels.so"
@@ -243,6 +243,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_forward": (c_int32, (c_void_p, POINTER(BatchStructure))),
     "outrider_experts_read": (c_int64, (c_void_p,)),
     "outrider_rank": (c_int32, (c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p)),
+    "outrider_correct": (c_int32, (c_void_p, c_int32)),
+    "outrider_learn": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int32, *2 * (POINTER(c_int32),))),
     "outrider_decode": (c_int32, (c_void_p, POINTER(DecodeStructure))),
     "outrider_choose": (
         c_int32,

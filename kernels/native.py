@@ -281,6 +281,19 @@ class NativeModel:
         check(load().outrider_rank(self._engine, choice, *masked, count, _address(tokens)))
         return [token for token in tokens if token >= 0]
 
+    def correct(self, tokens: int) -> None:
+        """From now on choices are corrected by what is learned of earlier ones; the scores of so many tokens at most."""
+        check(load().outrider_correct(self._engine, tokens))
+
+    def learn(self, row: int, first: int, tokens: Sequence[int]) -> tuple[int, int]:
+        """What in truth came behind the row's first ``first`` tokens, one after the other.
+
+        How many of its choices there had been right because of corrections, and wrong because of them.
+        """
+        told, better, worse = array("i", tokens), c_int32(), c_int32()
+        check(load().outrider_learn(self._engine, row, first, _address(told), len(told), byref(better), byref(worse)))
+        return better.value, worse.value
+
     def experts_read(self) -> int:
         """By the latest ``forward``, over all layers, each expert counted once."""
         return int(load().outrider_experts_read(self._engine))

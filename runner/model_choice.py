@@ -122,6 +122,7 @@ def replica_spec_of(spec: Options, draft: ModelSpec | None, draft_name: str) -> 
         suffix=_proposes_by(SUFFIX, draft_name),
         answer_tokens=spec.answer_tokens,
         draft_confidence=spec.draft_confidence,
+        draft_learns=spec.draft_learns,
         runners_up=spec.runners_up,
         draft_deadline=spec.draft_deadline,
     )

@@ -188,6 +188,13 @@ class SpeculationOptions(OptionModel):
         Field(ge=0.0, lt=1.0),
         Option(help="The draft stops before a candidate that it holds less likely to be accepted.", decides_text=False),
     ] = 0.0
+    draft_learns: Annotated[
+        bool,
+        Option(
+            help="The draft learns from what the target chose instead of its guesses; no text depends on it.",
+            decides_text=False,
+        ),
+    ] = True
     runners_up: Annotated[
         bool,
         Option(help="Where a pass has room, try what the draft would have said second, too.", decides_text=False),

@@ -42,6 +42,7 @@ class RunArguments(TypedDict, total=False):
     seed: int
     draft_tokens: int | Literal["auto"]
     draft_confidence: float
+    draft_learns: bool
     runners_up: bool
     small_draft_cache: bool
     draft_deadline: float

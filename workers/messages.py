@@ -170,8 +170,9 @@ class DraftReply(NamedTuple):
     more candidate for these rows costs, ``read`` a token of a text that it did not know (None where not known yet).
     ``runners_up`` are, for some rows, (position, token): the draft's second choice in place of its candidate there.
     ``reaches`` are the chances that a row's candidates hold, each with all before it.
-    ``passes`` is how many its model has made since the last reply. Where it makes all candidates in one, ``one_pass[i]`` is
-    what that takes for i + 1 of each of these rows.
+    Where its model makes all candidates in one pass, ``one_pass[i]`` is what that takes for i + 1 of each of these rows.
+    ``passes`` is how many the model has made since the last reply, ``corrected_held`` how many guesses were found to have
+    held because the draft had learned, and ``corrected_missed`` how many not to.
     """
 
     round: int
@@ -183,8 +184,10 @@ class DraftReply(NamedTuple):
     overhead: float = 0.0
     runners_up: Mapping[int, tuple[tuple[int, int], ...]] = {}
     reaches: Mapping[int, tuple[float, ...]] = {}
-    passes: int = 0
     one_pass: tuple[float, ...] = ()
+    passes: int = 0
+    corrected_held: int = 0
+    corrected_missed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +256,8 @@ class ReplicaSpec:
 
     Candidates come from a draft ``model``; from texts, which is the row's own by ``lookup``, and by ``suffix`` that and the
     last ``answer_tokens`` tokens that rows wrote; from both, or from nowhere. A draft sends none that it holds less likely
-    than ``draft_confidence``. Where there are several ``layouts``, they are tried on
+    than ``draft_confidence``; where it ``learns``, its guesses are corrected by what the target chose instead of earlier
+    ones. Where there are several ``layouts``, they are tried on
     the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for. ``replica`` is
     what metrics name the target by; with ``trace``, target and draft keep a timeline. ``rows`` is about how many requests
     are to be expected, 0 where nobody knows. A draft is told the same.
@@ -267,6 +271,7 @@ class ReplicaSpec:
     answer_tokens: int = 0
     draft_deadline: float = 5.0
     draft_confidence: float = 0.0
+    draft_learns: bool = True
     runners_up: bool = True
     layouts: tuple[Layout, ...] = (Layout("turns", LayoutKind.TURNS),)
     memory_key: str = ""
@@ -305,7 +310,8 @@ class TargetCounters:
     candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
     bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held. ``draft_passes`` are those
     that candidates took, without those by which a draft measures what they cost. Of the ``runners_up`` that were tried,
-    ``runners_up_held`` brought a token more. ``resumed_tokens`` had been written by an earlier target.
+    ``runners_up_held`` brought a token more. Of the draft's guesses ``corrected_held`` held because it had learned, and
+    ``corrected_missed`` missed because of that. ``resumed_tokens`` had been written by an earlier target.
     """
 
     seconds: float = clock("All the time of a target")
@@ -321,6 +327,8 @@ class TargetCounters:
     others_accepted: int = counter("Of these, those found in other rows' answers", metric=True, in_summary=True)
     plain_rounds: int = counter("Passes in which no candidate was", in_summary=True)
     draft_passes: int = counter("Passes of the draft's model, reading too", metric=True, in_summary=True)
+    corrected_held: int = counter("Guesses that held because the draft had learned", metric=True, in_summary=True)
+    corrected_missed: int = counter("Guesses that missed because of it", metric=True, in_summary=True)
     runners_up: int = counter("Runners-up of the draft that were verified", metric=True, in_summary=True)
     runners_up_held: int = counter("Runners-up that brought a token", metric=True, in_summary=True)
     near_ties: int = counter("Choices that lay within rounding of another")

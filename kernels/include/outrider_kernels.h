@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 20
+#define OUTRIDER_ABI 21
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -399,6 +399,13 @@ OUTRIDER_API int64_t outrider_experts_read(const outrider_engine *engine);
  * Not of branches, nor of programs with other frequencies for long rows. */
 OUTRIDER_API int32_t outrider_rank(outrider_engine *engine, int32_t choice, const uint32_t *mask, int32_t mask_words,
                                    int32_t count, int32_t *tokens);
+/* From now on choices are corrected by what the engine is told of earlier ones (outrider_learn): for drafts, whose choices are
+ * guesses. The scores of `tokens` tokens are corrected at most, those that were wrong last. */
+OUTRIDER_API int32_t outrider_correct(outrider_engine *engine, int32_t tokens);
+/* What in truth came behind the first `first` tokens of the row, behind first + 1 and so on. Looked at where the row's latest
+ * choice there is still known, as the last 64 are. better, worse: out, how many of them corrections had made right, and wrong. */
+OUTRIDER_API int32_t outrider_learn(outrider_engine *engine, int32_t row, int32_t first, const int32_t *tokens,
+                                    int32_t count, int32_t *better, int32_t *worse);
 /* As many passes as the rows want. On any status but OUTRIDER_OK some passes may have been made; the rows' lengths say. */
 OUTRIDER_API int32_t outrider_decode(outrider_engine *engine, const outrider_decode_batch *batch);
 

@@ -305,6 +305,15 @@ int32_t outrider_decode(outrider_engine *engine, const outrider_decode_batch *wa
   return as_status([&] { return engine->engine->decode(*wanted); });
 }
 
+int32_t outrider_correct(outrider_engine *engine, int32_t tokens) {
+  return as_status([&] { return engine->engine->correct(tokens); });
+}
+
+int32_t outrider_learn(outrider_engine *engine, int32_t row, int32_t first, const int32_t *tokens, int32_t count,
+                       int32_t *better, int32_t *worse) {
+  return as_status([&] { return engine->engine->learn(row, first, tokens, count, better, worse); });
+}
+
 int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_sampling *sampling, const int32_t *history,
                         int32_t length, int32_t prompt, const uint32_t *mask, int32_t *chosen, int32_t *runner_up,
                         double *margin, double *scores) {

@@ -506,6 +506,41 @@ int32_t Engine::close(int row) {
   return OUTRIDER_OK;
 }
 
+int32_t Engine::correct(int tokens) {
+  if (tokens < 1) return fail(OUTRIDER_INVALID, "the scores of %d tokens cannot be corrected", tokens);
+  // From choose back to the matrix that makes its scores.
+  int32_t scores = ops.back().in.buffer;
+  states_of_choices.buffer = -1;
+  for (size_t i = ops.size() - 1; i-- > 0 && states_of_choices.buffer < 0;) {
+    if (ops[i].out.buffer != scores) continue;
+    if (ops[i].kind == OUTRIDER_SPREAD) scores = ops[i].in.buffer;
+    else if (ops[i].kind == OUTRIDER_LINEAR) states_of_choices = ops[i].in;
+    else break;
+  }
+  if (states_of_choices.buffer < 0) return fail(OUTRIDER_INVALID, "corrections need a matrix that makes the scores");
+  corrections = std::make_unique<Corrections>(states_of_choices.width, tokens);
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::learn(int row, int first, const int32_t *tokens, int count, int32_t *better, int32_t *worse) {
+  *better = *worse = 0;
+  const int32_t status = check_row(row);
+  if (status != OUTRIDER_OK) return status;
+  if (!corrections || first < 0 || count < 0) return fail(OUTRIDER_INVALID, "nothing to correct behind token %d", first);
+  const RowState &state = rows[static_cast<size_t>(row)];
+  for (int i = 0; i < count; ++i) {
+    if (tokens[i] < 0 || tokens[i] >= vocabulary)
+      return fail(OUTRIDER_INVALID, "row %d: token %d is not in the vocabulary of %d", row, tokens[i], vocabulary);
+    const size_t slot = static_cast<size_t>((first + i) % kKeptChoices);
+    if (state.kept.empty() || state.kept[slot].length != first + i) continue;
+    const float *from = state.kept_states.data() + static_cast<int64_t>(slot) * corrections->width();
+    const int good = corrections->learn(*kernels, state.kept[slot], from, tokens[i]);
+    *better += good > 0;
+    *worse += good < 0;
+  }
+  return OUTRIDER_OK;
+}
+
 int32_t Engine::length(int row) const {
   const int32_t status = check_row(row);
   return status == OUTRIDER_OK ? static_cast<int32_t>(rows[static_cast<size_t>(row)].history.size()) : -status;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache.h"
+#include "corrections.h"
 #include "kernels.h"
 #include "memory.h"
 #include "pool.h"
@@ -30,6 +31,9 @@ struct RowState {
   size_t left_at = 0;
   Recurrence recurrence;
   Sampling sampling;
+  // With corrections the latest choices, and the states that they were made from.
+  std::vector<KeptChoice> kept;  // [kKeptChoices], by the tokens before them
+  std::vector<float> kept_states;
 };
 
 // Sines and cosines of one set of frequencies, for every token of the batch.
@@ -66,6 +70,8 @@ struct Engine {
   int32_t reserve(int tokens, int selected, int64_t cache_tokens);
   int32_t forward(const outrider_batch &batch);
   int32_t decode(const outrider_decode_batch &wanted);
+  int32_t correct(int tokens);
+  int32_t learn(int row, int first, const int32_t *tokens, int count, int32_t *better, int32_t *worse);
   int32_t rank(int choice, const uint32_t *mask, int mask_words, int count, int32_t *tokens);
 
   const Kernels *kernels = nullptr;
@@ -81,7 +87,9 @@ struct Engine {
   RecurrencePlan recurrence;
   bool stepping = false;  // whether rows go on by themselves, and may be taken back to before they did
   std::array<GuessRecord, kGuessKinds> guess_records;
-  int64_t experts_read = 0;  // by the latest forward, over all layers
+  std::unique_ptr<Corrections> corrections;    // or null
+  outrider_slice states_of_choices{-1, 0, 0};  // what the head multiplies, once it is known
+  int64_t experts_read = 0;                    // by the latest forward, over all layers
   // Of the latest pass, while its logits are there: where each of its choices was made. A branch's row is -1.
   struct Choosing {
     int32_t row = -1, length = 0;  // the choice is what comes behind so many tokens of the row

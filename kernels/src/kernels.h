@@ -298,6 +298,8 @@ struct Kernels {
   void (*route)(const float *scores, int experts, int chosen, int among_chosen, float *out);
   float (*logistic)(float x);
   void (*scaled)(const float *x, float factor, const float *added, float *out, int width);
+  // Of `count` vectors, `stride` floats from one to the next, the product of each with x.
+  void (*products)(const float *vectors, int64_t stride, int count, const float *x, int width, float *out);
   void (*store_cache)(const CacheView &cache, int position, const float *key, const float *value, int head_size);
   void (*attend)(const Attend &task);
   // The index of the largest logit (the first of equals), the runner-up's value, and whether all logits are numbers. With a mask (or

@@ -19,7 +19,11 @@ void Pass::plan() {
   std::vector<int32_t> branch_feeds, branch_choices;
   std::vector<int64_t> branch_logprobs;
   for (int i = 0; i < batch.feeds; ++i) {
-    const RowState &row = engine.rows[static_cast<size_t>(batch.rows[i])];
+    RowState &row = engine.rows[static_cast<size_t>(batch.rows[i])];
+    if (engine.corrections && row.kept.empty() && batch.choose[i]) {
+      row.kept.resize(kKeptChoices);
+      row.kept_states.resize(static_cast<size_t>(kKeptChoices * engine.corrections->width()));
+    }
     FeedState feed;
     feed.row = batch.rows[i];
     feed.first_token = tokens;
@@ -168,6 +172,33 @@ void Pass::wait_for_masks() const {
     if (tries >= kSpins) std::this_thread::sleep_for(kNap);
 }
 
+// What is chosen where choices are corrected. Both are kept, with the state, for whoever tells later which of them was right.
+template <typename ChooseBy>
+Choice Pass::corrected(const Choice &own, int64_t s, SamplerScratch *scratch, const ChooseBy &choose_by) const {
+  const size_t t = static_cast<size_t>(selected[static_cast<size_t>(s)]);
+  const FeedState &feed = feeds[static_cast<size_t>(feed_of[t])];
+  const Corrections &corrections = *engine.corrections;
+  const outrider_slice &states = engine.states_of_choices;
+  const float *state = engine.buffer(states) + s * engine.stride(states);
+  Choice choice = own;
+  if (!corrections.empty()) {
+    const outrider_op &op = engine.ops.back();
+    float *scores = engine.buffer(op.in) + s * engine.stride(op.in);
+    corrections.add(*engine.kernels, state, scores, &scratch->corrections);
+    choice = choose_by(scores);
+    if (!choice.finite) choice = own;
+  }
+  RowState &row = engine.rows[static_cast<size_t>(feed.row)];
+  const int32_t length = position[t] + 1, slot = length % kKeptChoices;
+  // Of a longer feed two choices would have the same place.
+  if (feed.position + feed.count - position[t] <= kKeptChoices) {
+    row.kept[static_cast<size_t>(slot)] = {length, own.token, choice.token};
+    memcpy(row.kept_states.data() + static_cast<int64_t>(slot) * corrections.width(), state,
+           sizeof(float) * static_cast<size_t>(corrections.width()));
+  }
+  return corrections.trusted() ? choice : own;
+}
+
 void Pass::choose(const outrider_op &op, size_t index, int thread) {
   const float *in = engine.buffer(op.in);
   const int64_t stride = engine.stride(op.in);
@@ -192,8 +223,12 @@ void Pass::choose(const outrider_op &op, size_t index, int thread) {
     const int32_t masked = batch.mask_of ? batch.mask_of[choice_at[at]] : -1;
     if (masked >= 0) wait_for_masks();
     const uint32_t *mask = masked >= 0 ? batch.masks + static_cast<int64_t>(masked) * batch.mask_words : nullptr;
-    const Choice choice = choose_token(*engine.kernels, logits, engine.vocabulary, row.sampling, history, length,
-                                       std::min(row.prompt, length), scratch, mask, nullptr, batch.runners_up != nullptr);
+    const auto choose_by = [&](const float *scores) {
+      return choose_token(*engine.kernels, scores, engine.vocabulary, row.sampling, history, length,
+                          std::min(row.prompt, length), scratch, mask, nullptr, batch.runners_up != nullptr);
+    };
+    Choice choice = choose_by(logits);
+    if (engine.corrections && !branch && choice.finite) choice = corrected(choice, s, scratch, choose_by);
     batch.chosen[choice_at[at]] = choice.token;
     if (batch.runners_up) batch.runners_up[choice_at[at]] = choice.runner_up;
     if (batch.margins) batch.margins[choice_at[at]] = choice.margin;

@@ -89,6 +89,8 @@ struct Pass {
   void attention(const outrider_op &op, size_t index, int thread);
   void select(const outrider_op &op, int thread);
   void choose(const outrider_op &op, size_t index, int thread);
+  template <typename ChooseBy>
+  Choice corrected(const Choice &own, int64_t s, SamplerScratch *scratch, const ChooseBy &choose_by) const;
   void wait_for_masks() const;
   // Calls work(first, last) over this thread's even share of 0..count.
   template <typename Work> void share(int64_t count, int thread, Work work) const {

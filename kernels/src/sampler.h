@@ -52,6 +52,7 @@ struct SamplerScratch {
   std::vector<double> scores, weights, highest, scores_of_blocks, kept_scores;
   std::vector<Kept> kept;
   std::vector<int32_t> counts, history;
+  std::vector<float> corrections;
 };
 
 // The token at position `length` after `history`, whose first `prompt` tokens are the prompt; with a mask one whose bit is set, -1 where

@@ -51,6 +51,8 @@ class Summary:
     others_accepted: int
     plain_rounds: int
     draft_passes: int
+    corrected_held: int
+    corrected_missed: int
     runners_up: int
     runners_up_held: int
     forced_tokens: int

@@ -21,6 +21,9 @@ def speculation_lines(summary: dict[str, Any], over_time: Sequence[dict[str, Any
         yield "accepted", histogram(lengths)
     if summary.get("draft_passes"):
         yield "draft", f"{summary['draft_passes']:,} passes beside {summary['rounds']:,} of the target"
+    if held := summary.get("corrected_held"):
+        missed = summary["corrected_missed"]
+        yield "draft learned", f"{held:,} guesses held because of it, {missed:,} missed"
     if summary.get("found"):
         held, others = summary["found_accepted"], summary["others_accepted"]
         yield "found", f"{held:,} of {summary['found']:,} found in texts held, {others:,} of them in other rows' answers"

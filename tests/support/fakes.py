@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.workers.engines.costs import CostCurve
-from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, Mixture, Ranker, StopRule
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, Learner, Mixture, Ranker, StopRule
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.speculation import CandidateRequest, DraftCost
@@ -67,6 +67,7 @@ class FakeEngine:
     forks = True
     branches = True
     ranker: Ranker | None = None
+    learner: Learner | None = None
     mixture: Mixture | None = None
 
     def __init__(self, context: int = 96, vocabulary: int = VOCABULARY, choose: Choose = hashed) -> None:

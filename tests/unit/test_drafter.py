@@ -247,3 +247,42 @@ def test_after_a_failure_between_two_passes_the_counters_are_those_of_the_cache(
     assert engine.length(1) == 0, "as the drafter believes"
     engine.broken = False
     assert ask(drafter, Advance(1, 3, (4,), 2, None, 3)).tokens[1] == written((1, 2, 3, 4), 2)
+
+
+class LearningEngine(FakeEngine):
+    """Takes down what it is told, and says that half of it was right for having learned."""
+
+    def __init__(self) -> None:
+        super().__init__(choose=never_ends)
+        self.learner = self
+        self.told: list[tuple[int, int, tuple[int, ...]]] = []
+
+    def learn(self, row: int, first: int, tokens: Sequence[int]) -> tuple[int, int]:
+        self.told.append((row, first, tuple(tokens)))
+        return len(tokens), 1
+
+
+def test_the_engine_learns_from_the_guesses_that_were_decided_about() -> None:
+    engine = LearningEngine()
+    drafter = Drafter(engine, {END})
+    prompt = (1, 2, 3)
+    first = ask(drafter, opening(1, prompt, 4), opening(2, (5,), 3)).tokens
+    assert engine.told == []
+    other = (first[1][2] + 1) % END
+    reply = ask(drafter, Advance(1, 3, (*first[1][:2], other), 2, None, 3), Advance(2, 1, (*first[2], 7), 2, None, 1))
+    assert engine.told == [(1, 3, (*first[1][:2], other)), (2, 1, first[2])], "the first miss, and nothing behind it"
+    assert (reply.corrected_held, reply.corrected_missed) == (6, 2)
+    # Without a guess there is nothing to learn, and what was counted is told once.
+    again = ask(drafter, Advance(1, 6, (9,), 0, None, 3), Advance(2, 5, (), 2, None, 1))
+    assert (again.corrected_held, again.corrected_missed) == (1, 1)
+    engine.told.clear()
+    last = ask(drafter, Advance(1, 7, (9, 8), 2, None, 3))
+    assert engine.told == [] and (last.corrected_held, last.corrected_missed) == (0, 0)
+
+
+def test_of_tokens_that_the_draft_does_not_have_it_learns_nothing() -> None:
+    engine = LearningEngine()
+    drafter = Drafter(engine, {END})
+    ask(drafter, opening(1, (1, 2, 3), 4))
+    reply = ask(drafter, Advance(1, 3, (VOCABULARY,), 2, None, 3))
+    assert engine.told == [] and not reply.tokens.get(1)

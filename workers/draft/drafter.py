@@ -95,6 +95,7 @@ class Drafter:
     ) -> None:
         """With ``one_pass`` the engine's model is one that makes all candidates at once."""
         self.engine = engine
+        self._learner = engine.learner
         self._one_pass = one_pass
         self._constraints = constraints
         self._prefix_cache = PrefixCache(engine, prefix_tokens)
@@ -107,7 +108,8 @@ class Drafter:
         self._reading = Recent()
         self._choices = ChoicesAPass()
         self._passing = 0.0
-        self._passes = 0
+        # Since the last reply.
+        self._passes = self._corrected_held = self._corrected_missed = 0
         self._rows: dict[int, DraftRow] = {}
         self._asked: list[int] = []
 
@@ -133,9 +135,10 @@ class Drafter:
         candidate = None if step is None else step / self._choices.usual
         draft_costs = (candidate, self._reading(1), max(0.0, seconds - self._passing))
         reaches = {key: tuple(accumulate(self._rows[key].chances[: len(sent)], mul)) for key, sent in tokens.items()}
-        passes, self._passes = self._passes, 0
         one_pass = () if self._one_pass is None else self._one_pass.seconds(len(self._asked))
-        return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, runners_up, reaches, passes, one_pass)
+        counted = self._passes, self._corrected_held, self._corrected_missed
+        self._passes = self._corrected_held = self._corrected_missed = 0
+        return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, runners_up, reaches, one_pass, *counted)
 
     def run_ahead(self) -> bool:
         """One step further for the rows of the last request, as if the target were going to accept everything.
@@ -182,6 +185,7 @@ class Drafter:
     def _learn(self, row: DraftRow, advance: Advance) -> int:
         """What became of the row's guesses, how many of which held."""
         held = _common_prefix(row.guessed, advance.tokens)
+        self._correct(row, advance, held)
         for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
             margin = row.margins[index]
             if margin == inf:  # it could not be missed
@@ -192,6 +196,15 @@ class Drafter:
             if guess != token and row.runners_up[index] >= 0:
                 self.runner_up_share.learn(row.runners_up[index] == token)
         return held
+
+    def _correct(self, row: DraftRow, advance: Advance, held: int) -> None:
+        """Have the engine learn from the guesses that were decided about: those that held, and the first that did not."""
+        decided = advance.tokens[: min(held + 1, len(row.guessed))]
+        if self._learner is None or not decided or max(decided) >= self.engine.vocabulary:
+            return
+        better, worse = self._learner.learn(advance.key, len(row.committed), decided)
+        self._corrected_held += better
+        self._corrected_missed += worse
 
     def _open(self, advance: Advance, sampling: Sampling) -> None:
         """Begin a row anew, with as much of its prompt as another row has read."""

@@ -168,6 +168,15 @@ class Ranker(Protocol):
         """
 
 
+class Learner(Protocol):
+    def learn(self, row: int, first: int, tokens: Sequence[int]) -> tuple[int, int]:
+        """What in truth came behind the row's first ``first`` tokens, one after the other. It corrects later choices.
+
+        How many of its choices there had been right because of corrections, and how many wrong. Where they are no longer
+        known, nothing is learned.
+        """
+
+
 class Engine(Protocol):
     """One loaded model. Rows are named by the caller; each has a cache as long as the tokens fed and not truncated."""
 
@@ -190,6 +199,10 @@ class Engine(Protocol):
     @property
     def ranker(self) -> Ranker | None:
         """What tells behind a pass what else its choices could have been; None of an engine that cannot."""
+
+    @property
+    def learner(self) -> Learner | None:
+        """What learns from choices that turned out wrong; None of an engine whose choices stay its model's own."""
 
     @property
     def context(self) -> int:

@@ -67,7 +67,7 @@ class HfEngine:
     branches = False
     # Its passes do not say which experts they read.
     mixture = None
-    ranker = None
+    ranker = learner = None
 
     def __init__(self, model: PreTrainedModel, context: int, fused: bool = True) -> None:
         self.model = model

@@ -50,7 +50,7 @@ class HfRowEngine:
     branches = False
     # Its passes do not say which experts they read.
     mixture = None
-    ranker = None
+    ranker = learner = None
     # transformers' own caches cannot begin with a part of another.
     forks = False
 

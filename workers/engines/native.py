@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 PASS_TOKENS = 512
 # A pass over so many tokens takes a model that is bound by its weights' bytes hardly longer than one over a token.
 GUESS_ROOM = 8
+# Of a model that learns the scores of so many tokens are corrected at once: each takes a vector as wide as its states.
+CORRECTED_TOKENS = 512
 # Memory that is taken before the work: every row's cache for its first tokens, and that of a pass.
 RESERVED_ROW, RESERVED_CHOICES, MOST_CHOICES = 256, 5 + MOST_RUNNERS_UP, 128
 
@@ -49,10 +51,19 @@ class NativeEngine:
         self.vocabulary = model.program.vocabulary
         self.guess_room = GUESS_ROOM
         self._rows: dict[int, int] = {}
+        self.learner: NativeEngine | None = None
         routers = [Router(op.heads, op.kv_heads) for op in model.program.ops if op.kind is Kind.ROUTE]
         self.mixture = Mixture(tuple(routers)) if routers else None
         # What takes other frequencies for long rows may need several passes for a feed.
         self.ranker = None if any(op.longest for op in model.program.ops) else model
+
+    def correct_choices(self) -> None:
+        """Learn from choices that turn out wrong. For drafts: no choice of a target may depend on another row."""
+        self.model.correct(CORRECTED_TOKENS)
+        self.learner = self
+
+    def learn(self, row: int, first: int, tokens: Sequence[int]) -> tuple[int, int]:
+        return self.model.learn(self._rows[row], first, tokens)
 
     def reserve(self, rows: int) -> None:
         """Take the memory that so many rows at once commonly need. Best effort: else it is taken as it is needed."""

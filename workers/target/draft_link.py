@@ -207,7 +207,7 @@ class DraftLink:
         hop = max(0.0, asked.sent + time.perf_counter() - waiting - candidates.seconds)
         if self._statistics is not None:
             self._statistics.hop(hop)
-            self._statistics.drafted(candidates.passes)
+            self._statistics.drafted(candidates.passes, candidates.corrected_held, candidates.corrected_missed)
         if candidates.step is not None:
             self._current.steps.observe(len(asked.rows), candidates.step)
         if candidates.one_pass:

@@ -43,9 +43,11 @@ class TargetStatistics:
         self.counters.hop_seconds += seconds
         self.counters.draft_seconds -= seconds
 
-    def drafted(self, passes: int) -> None:
-        """The draft's model has made so many passes since it was heard last."""
+    def drafted(self, passes: int, corrected_held: int, corrected_missed: int) -> None:
+        """What the draft has counted since it was heard last."""
         self.counters.draft_passes += passes
+        self.counters.corrected_held += corrected_held
+        self.counters.corrected_missed += corrected_missed
 
     def waited(self, what: str, started: float, rows: int, candidates: int) -> None:
         """The target has been busy with candidates from ``started`` until now: it asked for them, or waited for them."""

@@ -1,0 +1,58 @@
+#include "corrections.h"
+
+#include <algorithm>
+
+namespace outrider {
+namespace {
+
+// By so much (natural logarithms of odds) the scores of the wrong token and of the right one change for the state that they were
+// scored from: less where another state is less like it.
+constexpr float kStep = 0.5f;
+
+}  // namespace
+
+void Corrections::add(const Kernels &kernels, const float *state, float *scores, std::vector<float> *scratch) const {
+  scratch->resize(tokens_.size());
+  kernels.products(vectors_.data(), stride_, static_cast<int>(tokens_.size()), state, width_, scratch->data());
+  for (size_t i = 0; i < tokens_.size(); ++i) scores[tokens_[i]] += (*scratch)[i];
+}
+
+int Corrections::learn(const Kernels &kernels, const KeptChoice &choice, const float *state, int32_t right) {
+  const bool corrected_right = choice.corrected == right;
+  const int good = static_cast<int>(corrected_right) - static_cast<int>(choice.own == right);
+  if (choice.own != choice.corrected) record_ = record_ * kMemory + good;
+  float square = 0.0f;
+  if (!corrected_right) kernels.products(state, stride_, 1, state, width_, &square);
+  // From a state without a direction nothing is learned.
+  if (square > 0.0f) {
+    ++time_;
+    move(kernels, right, kStep / square, state);
+    move(kernels, choice.corrected, -kStep / square, state);
+  }
+  return good;
+}
+
+void Corrections::move(const Kernels &kernels, int32_t token, float by, const float *state) {
+  float *vector = vector_of(token);
+  kernels.scaled(state, by, vector, vector, width_);
+}
+
+// The token's vector, a new one in the place of that which was changed longest ago where there are enough.
+float *Corrections::vector_of(int32_t token) {
+  size_t at = static_cast<size_t>(std::find(tokens_.begin(), tokens_.end(), token) - tokens_.begin());
+  if (at == tokens_.size()) {
+    if (tokens_.size() < static_cast<size_t>(most_)) {
+      tokens_.push_back(token);
+      changed_at_.push_back(0);
+      vectors_.resize(vectors_.size() + static_cast<size_t>(stride_));
+    } else {
+      at = static_cast<size_t>(std::min_element(changed_at_.begin(), changed_at_.end()) - changed_at_.begin());
+      tokens_[at] = token;
+      std::fill_n(vectors_.begin() + static_cast<int64_t>(at) * stride_, stride_, 0.0f);
+    }
+  }
+  changed_at_[at] = time_;
+  return vectors_.data() + static_cast<int64_t>(at) * stride_;
+}
+
+}  // namespace outrider

@@ -1,0 +1,55 @@
+// What a draft's scores lack, learned from its wrong choices while it works: to the scores of some tokens is added the product of
+// a vector of each with the state that the head multiplies.
+#ifndef OUTRIDER_SRC_CORRECTIONS_H
+#define OUTRIDER_SRC_CORRECTIONS_H
+
+#include <stdint.h>
+
+#include <vector>
+
+#include "kernels.h"
+
+namespace outrider {
+
+// A choice whose truth may be told later: what came behind `length` tokens of its row, by the model's own scores and by the
+// corrected ones.
+struct KeptChoice {
+  int32_t length = -1, own = -1, corrected = -1;
+};
+// Of each row so many choices are kept, those behind other lengths modulo this are overwritten.
+constexpr int32_t kKeptChoices = 64;
+
+class Corrections {
+ public:
+  // For states of so many columns, and `most` tokens at once: those that were corrected last.
+  Corrections(int32_t width, int32_t most) : width_(width), stride_(round_up(width, kLanes)), most_(most) {}
+
+  int32_t width() const { return width_; }
+  bool empty() const { return tokens_.empty(); }
+  // Whether the corrected choices were the better ones of late.
+  bool trusted() const { return record_ >= kLeastRecord; }
+  void add(const Kernels &kernels, const float *state, float *scores, std::vector<float> *scratch) const;
+  // `right` is what came in truth where `choice` was made from `state`. What its corrections were good for: 1 where they made it
+  // right, -1 where they made it wrong, else 0.
+  int learn(const Kernels &kernels, const KeptChoice &choice, const float *state, int32_t right);
+
+ private:
+  // Corrections that changed a few more right choices than wrong ones are still believed: they have only begun to learn.
+  static constexpr double kLeastRecord = -3.0, kMemory = 0.99;
+
+  float *vector_of(int32_t token);
+  void move(const Kernels &kernels, int32_t token, float by, const float *state);
+
+  int32_t width_;
+  int64_t stride_;
+  int32_t most_;
+  int64_t time_ = 0;
+  double record_ = 0.0;
+  std::vector<int32_t> tokens_;
+  std::vector<int64_t> changed_at_;  // [tokens]
+  std::vector<float> vectors_;       // [tokens][stride]
+};
+
+}  // namespace outrider
+
+#endif

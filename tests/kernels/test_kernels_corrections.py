@@ -1,0 +1,167 @@
+"""Choices that are corrected by what the engine is told of earlier ones: for drafts, whose choices are guesses."""
+
+import numpy as np
+import pytest
+from kernel_models import LLAMA, Packed, packed, tokens
+from numpy.typing import NDArray
+
+from outrider.kernels.library import KernelError
+from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeModel, NativeOutput, NativeStopRule
+from outrider.kernels.program import Format
+from outrider.kernels.sampling_values import SamplingValues
+
+# By so much one truth moves the scores of both tokens, for the state that they were scored from.
+STEP = 0.5
+TEXT = tokens(LLAMA, 9)
+
+
+@pytest.fixture(scope="module")
+def model() -> Packed:
+    return packed(LLAMA, Format.W4A8)
+
+
+def choice(engine: NativeModel, row: int) -> NativeOutput:
+    """What the engine chooses behind the text, which the row holds afterwards."""
+    engine.truncate(row, min(engine.length(row), len(TEXT) - 1))
+    return engine.forward([NativeFeed(row, TEXT[engine.length(row) :], choose=1)], runners_up=True)[0]
+
+
+def test_choices_are_the_models_own_until_one_was_wrong(model: Packed) -> None:
+    text = tokens(LLAMA, 20)
+    said = []
+    for corrects in (False, True):
+        with model.model() as engine:
+            if corrects:
+                engine.correct(8)
+            row = engine.open()
+            said.append(engine.decode([NativeDecodeFeed(row, text, 12)], NativeStopRule())[0])
+            if corrects:
+                assert engine.learn(row, len(text), said[0][0][0]) == (0, 0), "all of them held"
+                engine.truncate(row, 0)
+                assert engine.decode([NativeDecodeFeed(row, text, 12)], NativeStopRule())[0] == said[0]
+    assert said[0] == said[1]
+
+
+def test_each_truth_brings_the_right_score_nearer_until_it_wins(model: Packed) -> None:
+    with model.model() as engine:
+        engine.correct(8)
+        row = engine.open()
+        first = choice(engine, row)
+        [own], [right], [margin] = first.tokens, first.runners_up, first.margins
+        told = 0
+        while choice(engine, row).tokens == [own]:
+            assert engine.learn(row, len(TEXT), [right]) == (0, 0)
+            told += 1
+        assert told == int(margin / (2 * STEP)) + 1
+        found = choice(engine, row)
+        assert found.tokens == [right] and found.runners_up == [own]
+        assert found.margins[0] == pytest.approx(2 * STEP * told - margin, abs=1e-4)
+        assert engine.learn(row, len(TEXT), [right]) == (1, 0), "right because of the corrections"
+        assert engine.learn(row, len(TEXT), [own]) == (0, 1), "wrong because of them"
+
+
+def test_what_is_learned_in_one_row_holds_for_others_alone_and_together_on_any_threads(model: Packed) -> None:
+    texts = [tokens(LLAMA, 12, seed) for seed in range(4)]
+    said = []
+    for threads in (1, 3):
+        with model.model(threads) as engine:
+            engine.correct(64)
+            rows = [engine.open(SamplingValues(temperature=at % 2, seed=at)) for at in range(4)]
+            wanted = [NativeDecodeFeed(row, text, 6) for row, text in zip(rows, texts, strict=True)]
+            own, _ = engine.decode(wanted, NativeStopRule())
+            for row, text, (_, _, runners_up) in zip(rows[:2], texts, own, strict=False):
+                for _ in range(4):
+                    engine.learn(row, len(text), [max(0, token) for token in runners_up])
+            for row in rows:
+                engine.truncate(row, 0)
+            together, _ = engine.decode(wanted, NativeStopRule())
+            assert together != own
+            for feed, of_all in zip(wanted, together, strict=True):
+                engine.truncate(feed.row, 0)
+                for room in (0, 8):
+                    assert engine.decode([feed], NativeStopRule(), room)[0] == [of_all]
+                    engine.truncate(feed.row, 0)
+            said.append(together)
+    assert said[0] == said[1]
+
+
+def test_corrections_that_do_harm_are_not_used_until_they_do_good_again(model: Packed) -> None:
+    with model.model() as engine:
+        engine.correct(8)
+        row = engine.open()
+        first = choice(engine, row)
+        [own], [other] = first.tokens, first.runners_up
+        for _ in range(4):
+            while choice(engine, row).tokens == [own]:
+                engine.learn(row, len(TEXT), [other])
+            assert engine.learn(row, len(TEXT), [own]) == (0, 1)
+        # What would be the corrected choice is not taken any more, but goes on learning.
+        assert choice(engine, row).tokens == [own]
+        engine.learn(row, len(TEXT), [other])
+        assert choice(engine, row).tokens == [own], "by the corrections it would be the other"
+        assert engine.learn(row, len(TEXT), [other]) == (1, 0)
+        assert choice(engine, row).tokens == [other]
+
+
+def test_of_more_tokens_than_there_is_room_for_the_latest_are_corrected(model: Packed) -> None:
+    with model.model() as engine:
+        engine.correct(2)
+        row = engine.open()
+        scores = engine.forward([NativeFeed(row, TEXT, choose=1, logits=1)])[0].logits
+        wrong, right, unlikely = (int(scores.argsort()[0, place]) for place in (-1, -2, 0))
+        margin = choice(engine, row).margins[0]
+        engine.learn(row, len(TEXT), [right])
+        nearer = choice(engine, row)
+        engine.learn(row, len(TEXT), [unlikely])
+        found = choice(engine, row)
+    assert nearer.margins[0] == pytest.approx(abs(margin - 2 * STEP), abs=1e-4)
+    # The runner-up's score is its own again, that of the wrong one has fallen twice.
+    assert {found.tokens[0], found.runners_up[0]} == {wrong, right}
+    assert found.margins[0] == pytest.approx(abs(margin - 2 * STEP), abs=1e-4)
+    assert (found.tokens == [wrong]) == (margin > 2 * STEP)
+
+
+def test_of_choices_that_are_no_longer_known_nothing_is_learned(model: Packed) -> None:
+    with model.model() as engine:
+        engine.correct(8)
+        row, fed_only = engine.open(), engine.open()
+        own = choice(engine, row)
+        engine.forward([NativeFeed(fed_only, TEXT, choose=0)])
+        right = own.runners_up
+        assert engine.learn(fed_only, len(TEXT), right) == (0, 0)
+        assert engine.learn(row, len(TEXT) + 1, right) == (0, 0)
+        # 64 choices later another one has its place.
+        engine.truncate(row, len(TEXT))
+        engine.decode([NativeDecodeFeed(row, [1], 64)], NativeStopRule())
+        assert engine.learn(row, len(TEXT), right) == (0, 0)
+        assert choice(engine, row).margins == own.margins
+
+
+def test_scores_that_are_asked_for_stay_the_models_own(model: Packed) -> None:
+    with model.model() as engine:
+        engine.correct(8)
+        row = engine.open()
+
+        def scores() -> NDArray[np.float32]:
+            engine.truncate(row, 0)
+            return engine.forward([NativeFeed(row, TEXT, choose=1, logits=1)])[0].logits
+
+        own = scores()
+        engine.learn(row, len(TEXT), [int(own.argmin())])
+        np.testing.assert_array_equal(scores(), own)
+
+
+def test_what_cannot_be_learned_is_refused_in_a_sentence(model: Packed) -> None:
+    with model.model() as engine:
+        row = engine.open()
+        with pytest.raises(KernelError, match="the scores of 0 tokens cannot be corrected"):
+            engine.correct(0)
+        with pytest.raises(KernelError, match="nothing to correct behind token 3"):
+            engine.learn(row, 3, [1])
+        engine.correct(8)
+        with pytest.raises(KernelError, match="row 0: token 211 is not in the vocabulary of 211"):
+            engine.learn(row, 3, [1, 211])
+        with pytest.raises(KernelError, match="row 7 is not open"):
+            engine.learn(7, 3, [1])
+        with pytest.raises(KernelError, match="nothing to correct behind token -1"):
+            engine.learn(row, -1, [1])
