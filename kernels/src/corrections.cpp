@@ -12,24 +12,34 @@ constexpr float kStep = 0.5f;
 }  // namespace
 
 void Corrections::add(const Kernels &kernels, const float *state, float *scores, std::vector<float> *scratch) const {
-  scratch->resize(tokens_.size());
-  kernels.products(vectors_.data(), stride_, static_cast<int>(tokens_.size()), state, width_, scratch->data());
-  for (size_t i = 0; i < tokens_.size(); ++i) scores[tokens_[i]] += (*scratch)[i];
+  scratch->resize(tokens_.size() + static_cast<size_t>(width_));
+  float *const found = scratch->data(), *const centred = found + tokens_.size();
+  centre(kernels, state, centred);
+  kernels.products(vectors_.data(), stride_, static_cast<int>(tokens_.size()), centred, width_, found);
+  for (size_t i = 0; i < tokens_.size(); ++i) scores[tokens_[i]] += found[i];
 }
 
 int Corrections::learn(const Kernels &kernels, const KeptChoice &choice, const float *state, int32_t right) {
   const bool corrected_right = choice.corrected == right;
   const int good = static_cast<int>(corrected_right) - static_cast<int>(choice.own == right);
   if (choice.own != choice.corrected) record_ = record_ * kMemory + good;
+  const float share = 1.0f / static_cast<float>(std::min(++states_, kStatesOfLate));
+  kernels.scaled(mean_.data(), 1.0f - share, nullptr, mean_.data(), width_);
+  kernels.scaled(state, share, mean_.data(), mean_.data(), width_);
+  if (corrected_right) return good;
   float square = 0.0f;
-  if (!corrected_right) kernels.products(state, stride_, 1, state, width_, &square);
+  centre(kernels, state, centred_.data());
+  kernels.products(centred_.data(), stride_, 1, centred_.data(), width_, &square);
   // From a state without a direction nothing is learned.
-  if (square > 0.0f) {
-    ++time_;
-    move(kernels, right, kStep / square, state);
-    move(kernels, choice.corrected, -kStep / square, state);
-  }
+  if (!(square > 0.0f)) return good;
+  ++time_;
+  move(kernels, right, kStep / square, centred_.data());
+  move(kernels, choice.corrected, -kStep / square, centred_.data());
   return good;
+}
+
+void Corrections::centre(const Kernels &kernels, const float *state, float *out) const {
+  kernels.scaled(mean_.data(), states_ > kFirstStates ? -1.0f : 0.0f, state, out, width_);
 }
 
 void Corrections::move(const Kernels &kernels, int32_t token, float by, const float *state) {

@@ -22,7 +22,10 @@ constexpr int32_t kKeptChoices = 64;
 class Corrections {
  public:
   // For states of so many columns, and `most` tokens at once: those that were corrected last.
-  Corrections(int32_t width, int32_t most) : width_(width), stride_(round_up(width, kLanes)), most_(most) {}
+  Corrections(int32_t width, int32_t most) : width_(width), stride_(round_up(width, kLanes)), most_(most) {
+    mean_.resize(static_cast<size_t>(width));
+    centred_.resize(static_cast<size_t>(width));
+  }
 
   int32_t width() const { return width_; }
   bool empty() const { return tokens_.empty(); }
@@ -34,17 +37,23 @@ class Corrections {
   int learn(const Kernels &kernels, const KeptChoice &choice, const float *state, int32_t right);
 
  private:
+  // A state says something by how it differs from those of late, which point much the same way in large models. The first few
+  // are taken as they are.
+  static constexpr int64_t kFirstStates = 64, kStatesOfLate = 512;
   // Corrections that changed a few more right choices than wrong ones are still believed: they have only begun to learn.
   static constexpr double kLeastRecord = -3.0, kMemory = 0.99;
 
   float *vector_of(int32_t token);
+  // The state without what those of late have in common.
+  void centre(const Kernels &kernels, const float *state, float *out) const;
   void move(const Kernels &kernels, int32_t token, float by, const float *state);
 
   int32_t width_;
   int64_t stride_;
   int32_t most_;
-  int64_t time_ = 0;
+  int64_t time_ = 0, states_ = 0;
   double record_ = 0.0;
+  std::vector<float> mean_, centred_;
   std::vector<int32_t> tokens_;
   std::vector<int64_t> changed_at_;  // [tokens]
   std::vector<float> vectors_;       // [tokens][stride]
