@@ -415,6 +415,9 @@ class BenchSpec(Options):
     answer_tokens: Annotated[
         Literal[0], Option(help="No answer knows another.", decides_text=False, on_command_line=False)
     ] = 0
+    draft_learns: Annotated[
+        Literal[False], Option(help="Nor does the draft.", decides_text=False, on_command_line=False)
+    ] = False
     # Each time at their full cost.
     prefix_tokens: Annotated[
         Literal[0], Option(help="Prompts are read at their full cost.", decides_text=False, on_command_line=False)

@@ -12,7 +12,8 @@ peak of the int8 units are measured.
 The targets are inflated from the bundled one: 22 layers of 2,048, a vocabulary of 8,192, 32 heads; with 32 key/value heads
 there are no grouped queries and 1.16 billion parameters, with 4 there are 1.00. The draft has 0.126 billion, 12 layers of
 768. Rows are prompts of `--prompt-tokens` tokens and `--new-tokens` new ones. Rates with prompts are new tokens over all
-seconds; those in decoding leave out the time of reading prompts.
+seconds; those in decoding leave out the time of reading prompts. In a lane no prompt comes twice where the file has
+enough of them: then outrider keeps what a job would, earlier answers for suffixes and what its draft learned from them.
 
 `--json` is written behind every engine, and the same command goes on with it: engines that ended well are not run again.
 With `--minutes` the race stops before an engine that would start later, so that it can be run in pieces.
@@ -120,16 +121,11 @@ def turns(
         for mode, most in running.modes.items():
             if batch > most:
                 continue
-            requests = []
-            for call in range(calls):
-                chosen = [rows[(call * batch + at) % len(rows)] for at in range(batch)]
-                requests.append(
-                    Request(mode, [ids for ids, _ in chosen], [text for _, text in chosen], arguments.new_tokens)
-                )
-            running.answer(replace(requests[0], new_tokens=WARM_UP_TOKENS))
+            warm_up, *requests = asked_for(rows, mode, batch, 1 + arguments.turns * calls, arguments.new_tokens)
+            running.answer(replace(warm_up, new_tokens=WARM_UP_TOKENS))
             lane = Lane(entry.name, mode, batch, arguments.new_tokens, arguments.prompt_tokens, *machine.now())
-            for _ in range(arguments.turns):
-                lane.turns.append([running.answer(request) for request in requests])
+            for turn in range(arguments.turns):
+                lane.turns.append([running.answer(each) for each in requests[turn * calls : (turn + 1) * calls]])
             print(
                 f"{entry.name}, {mode}, batch {batch}: {lane.rate:.1f}, {lane.decoding_rate:.1f}",
                 file=sys.stderr,
@@ -167,6 +163,15 @@ def measured(entry: Entry, target: Path, draft: Path, machine: Machine, argument
     ran.seconds = round(time.monotonic() - began)
     print(json.dumps({**asdict(ran), "lanes": len(ran.lanes)}), file=sys.stderr, flush=True)
     return ran
+
+
+def asked_for(rows: list[tuple[list[int], str]], mode: str, batch: int, count: int, new_tokens: int) -> list[Request]:
+    """So many requests. No prompt comes twice where there are enough."""
+    requests, again = [], count * batch > len(rows)
+    for first in range(0, count * batch, batch):
+        chosen = [rows[at % len(rows)] for at in range(first, first + batch)]
+        requests.append(Request(mode, [ids for ids, _ in chosen], [text for _, text in chosen], new_tokens, again))
+    return requests
 
 
 def headline(target: Path, draft: Path, arguments: argparse.Namespace) -> str:

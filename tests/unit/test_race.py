@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.race import engines
-from benchmarks.race.__main__ import keep, not_run
+from benchmarks.race.__main__ import asked_for, keep, not_run
 from benchmarks.race.engines import Entry, Failed, started
 from benchmarks.race.programs.protocol import Answer, Request, Setup, timed
 from benchmarks.race.report import Lane, Ran, against, read_races, same, shown, table, write_races
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = Setup("target", "draft", 2, "w4a8", [3], 200, 8, "work")
-REQUEST = Request("plain", [[1, 2], [3, 4]], ["a", "b"], 4)
+REQUEST = Request("plain", [[1, 2], [3, 4]], ["a", "b"], 4, False)
 FAKE = """
 from protocol import Answer, serve
 
@@ -55,12 +55,22 @@ def test_an_engine_says_what_it_can_and_answers_batches(fake: Entry, tmp_path: P
     assert "what a library prints" in (tmp_path / "log").read_text()
 
 
+def test_no_prompt_comes_twice_where_there_are_enough() -> None:
+    rows = [([number], str(number)) for number in range(6)]
+    requests = asked_for(rows, "plain", 2, 3, 96)
+    assert [each.prompts for each in requests] == [[[0], [1]], [[2], [3]], [[4], [5]]]
+    assert [each.texts for each in requests] == [["0", "1"], ["2", "3"], ["4", "5"]]
+    assert not any(each.again for each in requests)
+    too_many = asked_for(rows, "plain", 4, 2, 96)
+    assert too_many[1].prompts == [[4], [5], [0], [1]] and all(each.again for each in too_many)
+
+
 def test_an_engine_that_ends_is_said_with_its_last_words(fake: Entry, tmp_path: Path) -> None:
     with (
         started(fake, SETUP, tmp_path / "log") as running,
         pytest.raises(Failed, match=r"ended with code 1; no such mode"),
     ):
-        running.answer(Request("k=3", [], [], 4))
+        running.answer(Request("k=3", [], [], 4, False))
 
 
 def test_rates_count_prompts_or_leave_them_out() -> None:

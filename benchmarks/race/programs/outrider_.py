@@ -20,6 +20,8 @@ START_SECONDS = 600.0
 # How the two models share the cores is found out before anything counts.
 WITH_SUFFIXES = "auto+suffix"
 MOST_WARM_UP_SECONDS, WARM_UP_TOKENS = 60.0, 32
+# As a job keeps of its answers.
+KEPT_TOKENS = 1 << 21
 
 
 class Outrider:
@@ -47,8 +49,9 @@ class Outrider:
         from outrider.runner.bench.pair import Pair
 
         self._actors.close()
-        # A prompt comes again in each turn, so nothing is kept of answers: a row has its own text alone.
-        spec = ReplicaSpec(batch=rows, draft_tokens=None, suffix=suffix, answer_tokens=0)
+        # Of prompts that come again nothing is kept: no answers for other rows, and nothing that the draft learned.
+        kept = 0 if request.again else KEPT_TOKENS
+        spec = ReplicaSpec(rows, None, suffix=suffix, answer_tokens=kept, draft_learns=not request.again)
         precision, _, cache = self._setup.kind.partition("/")
         plan = unleased_replica(self._machine, self._setup.target, self._setup.draft, precision, spec, cache or "auto")
         self._pair = self._actors.enter_context(Pair(plan, START_SECONDS, self._lost))

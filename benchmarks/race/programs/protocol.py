@@ -35,12 +35,16 @@ class Setup:
 
 @dataclass(frozen=True)
 class Request:
-    """Prompts all have one length. ``texts`` are the same prompts for programs that take no token ids."""
+    """Prompts all have one length. ``texts`` are the same prompts for programs that take no token ids.
+
+    ``again`` says that prompts come more than once: then nothing may be kept of what was written for them.
+    """
 
     mode: str
     prompts: list[list[int]]
     texts: list[str]
     new_tokens: int
+    again: bool
 
 
 @dataclass(frozen=True)
