@@ -17,7 +17,7 @@ from outrider.workers.engines.expert_costs import MOST_READING, ExpertNeeds, Exp
 from outrider.workers.messages import Row
 from outrider.workers.speculation import MOST_CANDIDATES, DraftCost
 from outrider.workers.target.proposers import LookupProposer
-from outrider.workers.target.slots import best_request, side_by_side
+from outrider.workers.target.slots import best_request
 from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 
@@ -149,7 +149,7 @@ def test_what_is_kept_of_the_start_learns_what_texts_need_but_no_seconds() -> No
 
 
 def best_k(curve: CostCurve, chance: float) -> int:
-    reaches = side_by_side([[chance**held for held in range(1, MOST_CANDIDATES + 1)]])
+    reaches = [[chance**held for held in range(1, MOST_CANDIDATES + 1)]]
     return best_request(reaches, curve, DraftCost(0.02, 0.01)).counts[0]
 
 

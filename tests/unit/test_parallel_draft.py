@@ -27,7 +27,7 @@ from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import find
 from outrider.workers.models.preparation import prepare_pair
 from outrider.workers.speculation import MOST_CANDIDATES, DraftCost, LayoutKind, round_seconds
-from outrider.workers.target.slots import best_request, side_by_side
+from outrider.workers.target.slots import best_request
 
 MASK = 10
 GREEDY = Sampling()
@@ -266,7 +266,7 @@ def test_the_costs_are_those_of_one_pass() -> None:
     def verify(tokens: int) -> float:
         return 1.0 + 0.002 * tokens
 
-    reaches = side_by_side([[0.8**held for held in range(1, MOST_CANDIDATES + 1)]])
+    reaches = [[0.8**held for held in range(1, MOST_CANDIDATES + 1)]]
     by_steps, at_once = (best_request(reaches, verify, cost) for cost in (steps, one_pass))
     assert by_steps.counts[0] < 8 < at_once.counts[0], "where a pass has room, more candidates cost next to nothing"
     assert by_steps.least_sum > at_once.least_sum == 0.0, "one pass cannot be left half way"

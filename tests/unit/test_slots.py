@@ -22,7 +22,6 @@ from outrider.workers.target.slots import (
     deepest,
     expected_hits,
     fill_slots,
-    side_by_side,
     worth_verifying,
 )
 
@@ -32,7 +31,7 @@ CURVE = CostCurve({1: 17.0, 2: 17.2, 4: 18.0, 8: 19.5, 12: 21.0, 16: 22.5, 32: 3
 
 
 def alike(chances: Sequence[float], depth: int = MOST_CANDIDATES) -> Reaches:
-    return side_by_side([[chance ** (at + 1) for at in range(depth)] for chance in chances])
+    return [[chance ** (at + 1) for at in range(depth)] for chance in chances]
 
 
 def counts_of(chances: Sequence[float], verify: Callable[[int], float], step: float) -> list[int]:
@@ -50,7 +49,7 @@ def price(
     rows, most = len(counts), max(counts)
     tokens = rows + sum(float(reach) for row, count in zip(reaches, counts, strict=True) for reach in row[:count])
     absent = sum(count < step for step in range(1, most + 1) for count in counts)
-    hit = float(np.prod(reaches[:, most - 1])) if most else 0.0
+    hit = float(np.prod(np.array(reaches)[:, most - 1])) if most else 0.0
     return tokens, float(round_seconds(kind, verify(rows + sum(counts)), draft_cost, most, hit, absent))
 
 
@@ -63,7 +62,7 @@ def test_no_other_choice_commits_more_a_second(
     chances: list[list[float]], rises: list[float], step: float, hop: float, share: float, kind: LayoutKind
 ) -> None:
     """Of up to three rows with up to four candidates each, by whatever passes cost: they need not be convex."""
-    reaches = np.cumprod(np.array(chances), axis=1)
+    reaches = np.cumprod(np.array(chances), axis=1).tolist()
     seconds = list(accumulate(rises, initial=1.0))
     draft_cost = DraftCost(step, hop, row=share * step / len(chances) if kind is LayoutKind.TURNS else 0.0)
 
@@ -83,12 +82,12 @@ def test_no_other_choice_commits_more_a_second(
 def test_of_what_is_known_already_no_other_beginning_of_the_rows_does_better(
     chances: list[list[float]], rises: list[float], fed: int
 ) -> None:
-    reaches = np.cumprod(np.array(chances), axis=1)
+    reaches = np.cumprod(np.array(chances), axis=1).tolist()
     seconds = list(accumulate(rises, initial=1.0))
     filled = fill_slots(reaches, lambda tokens: seconds[tokens - fed], fed=fed, depth=0)
     rates = []
     for counts in itertools.product(range(5), repeat=len(chances)):
-        held = sum(float(row[:count].sum()) for row, count in zip(reaches, counts, strict=True))
+        held = sum(sum(row[:count]) for row, count in zip(reaches, counts, strict=True))
         rates.append((len(chances) + held) / seconds[sum(counts)])
     assert filled.rate == pytest.approx(max(rates))
 
@@ -146,7 +145,7 @@ def test_many_rows_are_never_worse_than_plain_nor_than_any_number_for_all_alike(
     filled = fill_slots(reaches, verify, DraftCost(step, hop))
     tokens, seconds = price(filled.counts, reaches, verify, DraftCost(step, hop))
     assert (filled.tokens, filled.seconds) == pytest.approx((tokens, seconds))
-    for count in range(reaches.shape[1] + 1):
+    for count in range(len(reaches[0]) + 1):
         tokens, seconds = price([count] * len(chances), reaches, verify, DraftCost(step, hop))
         assert filled.rate >= tokens / seconds * (1 - 1e-9)
 
@@ -191,7 +190,7 @@ def test_of_one_row_another_step_is_worth_while_where_it_brings_what_it_and_its_
 @given(st.lists(st.lists(st.floats(0.03, 0.99), max_size=20), min_size=1, max_size=6))
 def test_what_is_verified_is_the_beginning_of_each_row_and_no_worse_than_nothing(chances: list[list[float]]) -> None:
     reaches = [[min(each[: at + 1]) for at in range(len(each))] for each in chances]
-    counts = worth_verifying(side_by_side(reaches), CURVE)
+    counts = worth_verifying(reaches, CURVE)
     assert all(0 <= count <= len(each) for count, each in zip(counts, reaches, strict=True))
     gained = len(reaches) + sum(sum(each[:count]) for each, count in zip(reaches, counts, strict=True))
     assert gained / CURVE(len(reaches) + sum(counts)) >= len(reaches) / CURVE(len(reaches)) * 0.999
@@ -206,7 +205,7 @@ def test_what_so_many_candidates_bring_is_the_sum_of_their_reaches() -> None:
 
 @pytest.mark.parametrize("reach", [0.01, 0.9])
 def test_a_lone_candidate_is_verified_where_it_is_likely(reach: float) -> None:
-    assert worth_verifying(side_by_side([[reach]]), CURVE) == [int(reach > 0.5)]
+    assert worth_verifying([[reach]], CURVE) == [int(reach > 0.5)]
 
 
 def simulated(rows: int, rounds: int, choose: Callable[[Reaches], Filled]) -> float:

@@ -38,7 +38,7 @@ LEAST_MISS = 0.01
 # A row is believed to miss as often as all others with the weight of this many misses: after two in a row in a job whose
 # candidates mostly hold it would else be asked for nothing any more, and show nothing better.
 NEW_ROW_MISSES = 2.0
-NOTHING = side_by_side(())
+NOTHING: Reaches = ()
 
 
 class AskingPolicy:
@@ -114,9 +114,11 @@ class AskingPolicy:
         for at in constrained:
             # What is forced is exactly as likely as what it comes behind.
             gains[at, 1:][reaches[at, 1:] == reaches[at, :-1]] = 0.0
-        counts = fill_slots(
-            reaches, lambda tokens: self.verify_seconds(tokens) + forecast.drafting, fed=fed, depth=0, gains=gains
-        ).counts
+
+        def seconds(tokens: int) -> float:
+            return self.verify_seconds(tokens) + forecast.drafting
+
+        counts = fill_slots(reaches.tolist(), seconds, fed=fed, depth=0, gains=gains.tolist()).counts
         return [
             _cut(proposal, count) if proposal.reaches else proposal
             for proposal, count in zip(proposals, counts, strict=True)
@@ -151,12 +153,19 @@ class AskingPolicy:
         A row's candidates miss so many times as often as those of all rows, whatever their position.
         """
         usual = max(1.0 - self._acceptance.chance, LEAST_MISS)
+        if len(rows) == 1:
+            factor, reach, row = (1.0 - rows[0].acceptance.chance) / usual, 1.0, []
+            for chance in self._positions.chances[: room[0]]:
+                reach *= max(0.0, 1.0 - factor * (1.0 - chance))
+                row.append(reach)
+            return [row]
         factors = np.array([(1.0 - live.acceptance.chance) / usual for live in rows])
         depth = deepest(len(rows))
         misses = 1.0 - np.array(self._positions.chances[:depth])
         reaches = np.cumprod(np.maximum(0.0, 1.0 - np.outer(factors, misses)), axis=1)
         reaches[np.arange(depth) >= np.array(room)[:, None]] = 0.0
-        return np.asarray(reaches)
+        found: list[list[float]] = reaches.tolist()
+        return found
 
     def _wanted(self, rows: Sequence[LiveRow], reaches: Reaches, draft_cost: DraftCost | None) -> CandidateRequest:
         if draft_cost is None:
@@ -237,18 +246,18 @@ class AskingPolicy:
         if not any(found):
             return wanted
         if self.draft_tokens is None:
-            counts = worth_verifying(side_by_side(found), self.verify_seconds, _fed(rows))
+            counts = worth_verifying(found, self.verify_seconds, _fed(rows))
         else:
             counts = [len(each) for each in found]
         alone = replace(wanted, counts=counts, found=_taken(found, counts))
         if draft_cost is None or not any(wanted.counts):
             return alone
-        made = [row[:count].tolist() for row, count in zip(drafted, wanted.counts, strict=True)]
+        made = [row[:count] for row, count in zip(drafted, wanted.counts, strict=True)]
         better = {at for at, each in enumerate(found) if each and sum(each) >= sum(made[at])}
         if self.draft_tokens is not None:
             counts = [len(found[at]) if at in better else count for at, count in enumerate(wanted.counts)]
         elif better:
-            both = side_by_side([found[at] if at in better else each for at, each in enumerate(made)])
+            both = [found[at] if at in better else each for at, each in enumerate(made)]
             # What the draft is asked for, it takes its time for.
             counts = fill_slots(both, self.verify_seconds, fed=_fed(rows), depth=0).counts
         else:

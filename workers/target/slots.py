@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,8 @@ from outrider.workers.speculation import MOST_CANDIDATES, CandidateRequest, Draf
 
 # Seconds of a pass over so many tokens: all that is asked of a target's costs here.
 PassSeconds = Callable[[int], float]
-# Of each row the chances that its candidates hold, each with all before it; 0 where there is none. [rows, depth]
-Reaches = NDArray[np.float64]
+# Of each row the chances that its candidates hold, each with all before it; 0 where there is none, or nothing.
+Reaches = Sequence[Sequence[float]]
 # More slots than this are not looked into: no pass has so much room.
 MOST_SLOTS = 512
 # Sizes up to this are weighed one by one, beyond it in steps of a quarter, the passes between them by the straight line.
@@ -66,12 +67,17 @@ def fill_slots(
     on, so each number of steps is weighed with what fills the pass best from so many; with ``depth`` that number is given,
     and 0 is what is known already and takes none.
     """
-    rows, columns = reaches.shape
+    rows = len(reaches)
     fed = fed or rows
+    if rows == 1 and (depth == 0 or (depth is None and kind is LayoutKind.TURNS)):
+        known = depth == 0
+        return _fill_one(reaches[0], (gains or reaches)[0], pass_seconds, None if known else draft_cost, fed)
+    table = side_by_side(reaches)
+    columns = table.shape[1]
     # By position, then by row: of equals in a row the first comes first.
-    flat = reaches.T.ravel()
+    flat = table.T.ravel()
     order = np.argsort(-flat, kind="stable")[: min(np.count_nonzero(flat), max(MOST_SLOTS, rows))]
-    seconds_by_slots = _seconds_by_slots(pass_seconds, fed, len(order))
+    seconds_by_slots = np.array(_seconds_by_slots(pass_seconds, fed, len(order)))
     plain = Filled([0] * rows, float(rows), float(seconds_by_slots[0]), rows / float(seconds_by_slots[0]))
     if not len(order):
         return plain
@@ -79,7 +85,7 @@ def fill_slots(
     depths = range(1, int(positions.max()) + 2) if depth is None else (depth,)
     taken = positions < np.array(depths if depth is None else [columns])[:, None]
     slots = np.cumsum(taken, axis=1)
-    gained = ranked if gains is None else gains.T.ravel()[order]
+    gained = ranked if gains is None else side_by_side(gains).T.ravel()[order]
     tokens = rows + np.cumsum(np.where(taken, gained, 0.0), axis=1)
     seconds = seconds_by_slots[slots]
     if kind is LayoutKind.TURNS:
@@ -91,7 +97,7 @@ def fill_slots(
             seconds += draft_cost.row * slots
     else:
         for at, each in enumerate(depths):
-            hit = float(np.prod(reaches[:, each - 1])) if each else 1.0
+            hit = float(np.prod(table[:, each - 1])) if each else 1.0
             seconds[at] = round_seconds(kind, seconds[at], draft_cost, each, hit, rows * each - slots[at])
     rates = tokens / seconds
     best = int(np.argmax(rates))
@@ -107,6 +113,32 @@ def fill_slots(
         plain.rate,
         max(0.0, float(seconds_by_slots[filled] - seconds_by_slots[0])) / filled,
     )
+
+
+def _fill_one(
+    reaches: Sequence[float],
+    gains: Sequence[float],
+    pass_seconds: PassSeconds,
+    draft_cost: DraftCost | None,
+    fed: int,
+) -> Filled:
+    """``fill_slots`` of a row alone, taking turns with a draft or with what is known already.
+
+    Behind a pass nothing of Python is in the processor's caches any more, and what works on arrays takes several times as
+    long as this.
+    """
+    most = next((at for at, reach in enumerate(reaches) if not reach), len(reaches))
+    verify = _seconds_by_slots(pass_seconds, fed, most)
+    best, tokens = Filled([0], 1.0, verify[0], 1.0 / verify[0]), 1.0
+    best_rate = best.rate
+    for slots in range(1, most + 1):
+        tokens += gains[slots - 1]
+        seconds = verify[slots] + (draft_cost.hop + draft_cost.seconds(slots) if draft_cost else 0.0)
+        if tokens / seconds > best_rate:
+            slot_seconds = max(0.0, verify[slots] - verify[0]) / slots
+            best = Filled([slots], float(tokens), seconds, best.plain_rate, slot_seconds)
+            best_rate = best.rate
+    return best
 
 
 def best_request(
@@ -130,9 +162,9 @@ def best_request(
     return CandidateRequest(filled.counts, least_reach, least_sum, 1.0 / filled.plain_rate - 1.0 / filled.rate)
 
 
-def _usual_chance(reaches: NDArray[np.float64], count: int) -> float:
+def _usual_chance(reaches: Sequence[float], count: int) -> float:
     """That one of a row's first so many candidates holds, given that those before it did, on average."""
-    held = float(reaches[:count].sum())
+    held = float(sum(reaches[:count]))
     return held / (1.0 + held - float(reaches[count - 1]))
 
 
@@ -147,13 +179,11 @@ def expected_hits(reaches: Reaches, counts: Sequence[int]) -> tuple[float, float
 
     Candidates beyond those whose reach is known count as if they never held.
     """
-    columns = np.minimum(counts, reaches.shape[1])
-    taken = np.arange(reaches.shape[1]) < columns[:, None]
-    last = np.where(columns > 0, reaches[np.arange(len(reaches)), columns - 1], 1.0)
-    return float(reaches[taken].sum()), float(last.prod())
+    taken = [row[:count] for row, count in zip(reaches, counts, strict=True)]
+    return float(sum(map(sum, taken))), float(prod(row[-1] for row in taken if len(row)))
 
 
-def side_by_side(rows: Sequence[Sequence[float]]) -> Reaches:
+def side_by_side(rows: Reaches) -> NDArray[np.float64]:
     """Rows of any length, filled up with zeros."""
     reaches = np.zeros((len(rows), max(map(len, rows), default=0)))
     for row, each in zip(reaches, rows, strict=True):
@@ -166,9 +196,10 @@ def deepest(rows: int) -> int:
     return max(1, min(MOST_CANDIDATES, MOST_SLOTS // max(1, rows)))
 
 
-def _seconds_by_slots(pass_seconds: PassSeconds, fed: int, most: int) -> NDArray[np.float64]:
+def _seconds_by_slots(pass_seconds: PassSeconds, fed: int, most: int) -> list[float]:
     sizes = _sizes(most)
-    return np.interp(np.arange(most + 1), sizes, [pass_seconds(fed + size) for size in sizes])
+    seconds = [pass_seconds(fed + size) for size in sizes]
+    return seconds if len(sizes) > most else np.interp(np.arange(most + 1), sizes, seconds).tolist()
 
 
 @cache
