@@ -376,3 +376,17 @@ def test_what_cannot_be_opened_is_said_in_one_sentence(models: Path, tmp_path: P
         open_model(ModelSpec(str(models / "llama"), "native", "bf16", device="cuda"))
     with pytest.raises(ModelError, match="does not exist"):
         open_model(ModelSpec(str(tmp_path / "nothing"), "native", "bf16"))
+
+
+def test_a_draft_that_learns_corrects_as_many_tokens_as_its_own_products_allow(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_native(models / "llama", "w4a8")
+    assert engine.learner is None
+    asked: list[int] = []
+    monkeypatch.setattr(engine.model, "correct", asked.append)
+    for share in (0.0, 0.3, 1e9):
+        monkeypatch.setattr(native, "CORRECTING", share)
+        engine.correct_choices()
+    assert asked[0] == native.LEAST_CORRECTED < asked[1] < asked[2] == native.MOST_CORRECTED
+    assert engine.learner is engine

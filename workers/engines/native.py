@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 PASS_TOKENS = 512
 # A pass over so many tokens takes a model that is bound by its weights' bytes hardly longer than one over a token.
 GUESS_ROOM = 8
-# Of a model that learns the scores of so many tokens are corrected at once: each takes a vector as wide as its states.
-CORRECTED_TOKENS = 512
+# Of a model that learns the scores of so many tokens are corrected, of a small one fewer: each takes a product with the state
+# behind every choice, all of them this share of a pass's products at most.
+MOST_CORRECTED, LEAST_CORRECTED, CORRECTING = 512, 32, 0.02
 # Memory that is taken before the work: every row's cache for its first tokens, and that of a pass.
 RESERVED_ROW, RESERVED_CHOICES, MOST_CHOICES = 256, 5 + MOST_RUNNERS_UP, 128
 
@@ -59,7 +60,11 @@ class NativeEngine:
 
     def correct_choices(self) -> None:
         """Learn from choices that turn out wrong. For drafts: no choice of a target may depend on another row."""
-        self.model.correct(CORRECTED_TOKENS)
+        program = self.model.program
+        products = sum(weight.rows * weight.columns for weight in program.weights if not weight.table)
+        state = next(op.input.width for op in reversed(program.ops) if op.kind is Kind.LINEAR)
+        tokens = round(CORRECTING * products / state)
+        self.model.correct(max(LEAST_CORRECTED, min(MOST_CORRECTED, tokens)))
         self.learner = self
 
     def learn(self, row: int, first: int, tokens: Sequence[int]) -> tuple[int, int]:
