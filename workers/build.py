@@ -19,8 +19,8 @@ from outrider.workers.draft.drafter import Drafter
 from outrider.workers.draft.head import HeadDrafter
 from outrider.workers.draft.parallel import OnePass
 from outrider.workers.engines.costs import CostCurve, measure
+from outrider.workers.engines.engine import CanLearn
 from outrider.workers.engines.head import HeadEngine
-from outrider.workers.engines.native import NativeEngine
 from outrider.workers.machine.pin_check import move_threads
 from outrider.workers.messages import ModelSpec, ReplicaSpec, Row
 from outrider.workers.models.hide_torch import hide_torch
@@ -128,7 +128,7 @@ def build_draft(
         model = open_unchanged(spec, replica_spec.rows_at_once)
     if constraints is None and spec.path and model.end_tokens:
         constraints = LoadedAside(_grammars(model, lambda: _tokenizer_aside(model, spec)))
-    if replica_spec.draft_learns and isinstance(model.engine, NativeEngine):
+    if replica_spec.draft_learns and isinstance(model.engine, CanLearn):
         model.engine.correct_choices()
     if model.head:
         assert isinstance(model.engine, HeadEngine)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families.settings import configuration
+from outrider.workers.engines.corrections import Corrections, KeptChoice
 from outrider.workers.engines.engine import Engine, Feed
 from outrider.workers.engines.hf import HfEngine
 from outrider.workers.engines.hf_rows import HfRowEngine
@@ -211,3 +213,58 @@ def test_a_file_that_is_written_to_does_not_change_the_model(tmp_path: Path) -> 
         stream.seek(5000)
         stream.write(bytes(20_000))
     assert greedy_in_company(engine) == before
+
+
+def test_a_draft_that_learns_is_corrected_as_on_the_kernels(tmp_path: Path) -> None:
+    """What is told moves the scores of both tokens by half, for the state that they were scored from."""
+    model = AutoModelForCausalLM.from_pretrained(save(tmp_path, "llama", RAGGED["llama"]), attn_implementation="eager")
+    engine = HfEngine(model, 64)
+    engine.correct_choices()
+    engine.open(0, Sampling(), len(PROMPT))
+    scores = engine.logits([Feed(0, PROMPT, 1)])[0]
+    own, right = (int(token) for token in scores.topk(2).indices)
+    margin = float(scores[own] - scores[right])
+
+    def choice() -> tuple[int, float]:
+        engine.truncate(0, len(PROMPT) - 1)
+        chosen = engine.feed([Feed(0, PROMPT[-1:], 1)])[0]
+        return chosen.tokens[0], chosen.margins[0]
+
+    told = 0
+    while choice()[0] == own:
+        assert engine.learn(0, len(PROMPT), [right]) == (0, 0)
+        told += 1
+    assert told == int(margin) + 1
+    assert choice() == (right, pytest.approx(told - margin, abs=1e-3))
+    assert engine.learn(0, len(PROMPT), [right]) == (1, 0)
+    assert engine.learn(0, len(PROMPT), [own]) == (0, 1)
+    assert engine.learn(0, len(PROMPT) + 1, [own]) == (0, 0), "nothing was chosen there"
+    # Others see no trace of it: scores that are asked for are the model's own.
+    engine.truncate(0, len(PROMPT) - 1)
+    assert close(engine.logits([Feed(0, PROMPT[-1:], 1)]), scores[None])
+    engine.release()
+
+
+def test_corrections_are_those_of_the_tokens_that_were_wrong_last_and_are_let_be_where_they_do_harm() -> None:
+    corrections, state = Corrections(most=2), np.array([3.0, 4.0], np.float32)
+    scores = np.zeros(5, np.float32)
+    assert corrections.learn(KeptChoice(1, 1, state), 2) == 0
+    np.testing.assert_allclose(corrections.corrected(scores, state), [0.0, -0.5, 0.5, 0.0, 0.0])
+    np.testing.assert_allclose(corrections.corrected(scores, -2.0 * state), [0.0, 1.0, -1.0, 0.0, 0.0])
+    assert corrections.learn(KeptChoice(1, 1, state), 3) == 0
+    np.testing.assert_allclose(corrections.corrected(scores, state), [0.0, -1.0, 0.0, 0.5, 0.0])
+    for harm in range(1, 5):
+        assert corrections.trusted
+        assert corrections.learn(KeptChoice(1, 3, state), 1) == -1, harm
+    assert not corrections.trusted
+    assert corrections.learn(KeptChoice(1, 3, state), 3) == 1
+    assert corrections.trusted
+
+
+def test_a_head_that_is_no_plain_matrix_learns_nothing(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(save(tmp_path, "llama", RAGGED["llama"]), attn_implementation="eager")
+    engine = HfEngine(model, 64)
+    model.set_output_embeddings(torch.nn.Sequential(model.get_output_embeddings()))
+    engine.correct_choices()
+    assert engine.learner is None
+    engine.release()

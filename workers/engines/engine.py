@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,6 +174,15 @@ class Learner(Protocol):
 
         How many of its choices there had been right because of corrections, and how many wrong. Where they are no longer
         known, nothing is learned.
+        """
+
+
+@runtime_checkable
+class CanLearn(Protocol):
+    def correct_choices(self) -> None:
+        """Have a ``learner``, where the model has what that takes.
+
+        For drafts: no choice of a target may depend on another row.
         """
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from outrider.workers.engines import hf_attention
+from outrider.workers.engines.corrections import KEPT_CHOICES, Corrections, KeptChoice, State
 from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
 from outrider.workers.engines.hf_attention import RowCache, Span
 from outrider.workers.engines.hf_masks import ATTENTION_NAME, NotHonoured
@@ -45,6 +46,8 @@ class RaggedRow(RowState):
     """With its keys and values: where the model's rope has a switch, those of either side of it."""
 
     caches: dict[bool, RowCache] = field(default_factory=dict)
+    # By the number of tokens before them.
+    kept_choices: dict[int, KeptChoice] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,15 @@ class HfEngine:
     branches = False
     # Its passes do not say which experts they read.
     mixture = None
-    ranker = learner = None
+    ranker = None
 
     def __init__(self, model: PreTrainedModel, context: int, fused: bool = True) -> None:
         self.model = model
+        self.learner: HfEngine | None = None
+        self._corrections: Corrections | None = None
+        # Columns of the states that stand behind a model's scores where it learns, and those of the pass under way.
+        self._state_columns = 0
+        self._states: torch.Tensor | None = None
         self.context = context
         self.fused = fused
         self.vocabulary: int = vocabulary_of(model)
@@ -88,6 +96,23 @@ class HfEngine:
         self._rope.release()
         give_back(self._temperatures)
         self.model.set_attn_implementation(self.own_attention)
+
+    def correct_choices(self) -> None:
+        """Learn from choices that turn out wrong: of a model whose scores are made by one plain matrix."""
+        head = self.model.get_output_embeddings()
+        if isinstance(head, torch.nn.Linear):
+            self._corrections, self.learner, self._state_columns = Corrections(), self, head.in_features
+            head.register_forward_pre_hook(self._take_states)
+
+    def _take_states(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        self._states = given[0]
+
+    def learn(self, row: int, first: int, tokens: Sequence[int]) -> tuple[int, int]:
+        assert self._corrections is not None
+        kept = self._rows[row].kept_choices
+        told = [(kept[at], token) for at, token in enumerate(tokens, start=first) if at in kept]
+        good = [self._corrections.learn(choice, token) for choice, token in told]
+        return good.count(1), good.count(-1)
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         self._rows[row] = RaggedRow(sampling, prompt_length)
@@ -119,12 +144,31 @@ class HfEngine:
         del self._rows[row]
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
-        logits = self.logits(feeds)
+        found = self._logits_and_states(feeds)
         answers, taken = [], 0
         for feed in feeds:
-            answers.append(choose_last(self._rows[feed.row], logits[taken : taken + feed.choose], feed))
+            row, of_feed = self._rows[feed.row], found[taken : taken + feed.choose]
+            logits, states = self._apart(of_feed)
+            answer = choose_last(row, logits, feed)
+            if self._corrections is not None:
+                answer = self._corrected(row, feed, answer, logits, states.numpy())
+            answers.append(answer)
             taken += feed.choose
         return answers
+
+    def _corrected(self, row: RaggedRow, feed: Feed, own: Chosen, logits: torch.Tensor, states: State) -> Chosen:
+        """What is chosen where choices are corrected. Both choices are kept, for whoever tells which was right."""
+        corrections = self._corrections
+        assert corrections is not None
+        better = [corrections.corrected(*pair) for pair in zip(logits.numpy(), states, strict=True)]
+        corrected = choose_last(row, torch.from_numpy(np.stack(better)), feed) if better else own
+        pairs = zip(own.tokens, corrected.tokens, states, strict=True)
+        for at, (ours, theirs, state) in enumerate(pairs, start=len(row.tokens) - len(own.tokens) + 1):
+            row.kept_choices.pop(at, None)
+            row.kept_choices[at] = KeptChoice(ours, theirs, state)
+        for at in list(row.kept_choices)[:-KEPT_CHOICES]:
+            del row.kept_choices[at]
+        return corrected if corrections.trusted else own
 
     def scores(self, feeds: Sequence[Feed]) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.logits(feeds).numpy()
@@ -132,6 +176,14 @@ class HfEngine:
 
     def logits(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Append the feeds' tokens to their rows; the scores after each of the last ``choose`` tokens of every feed."""
+        return self._apart(self._logits_and_states(feeds))[0]
+
+    def _apart(self, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = found.shape[1] - self._state_columns
+        return found[:, :scores], found[:, scores:]
+
+    def _logits_and_states(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Of a model that learns the state that scores were made from stands behind them."""
         near, far, straddling = list(feeds), [], []
         for index, feed in enumerate(feeds):
             before = self._before_switch(feed)
@@ -231,7 +283,15 @@ class HfEngine:
         if not calls or self._attentions not in (None, calls):
             raise NotHonoured("layers whose attention cannot be replaced")
         self._attentions = calls
-        return (logits if self._keeps_some_logits else logits[keep]).float().cpu()
+        found = logits if self._corrections is None else torch.cat([logits, self._taken_states(logits)], dim=1)
+        return (found if self._keeps_some_logits else found[keep]).float().cpu()
+
+    def _taken_states(self, logits: torch.Tensor) -> torch.Tensor:
+        states, self._states = self._states, None
+        if states is None:
+            # Of a model that multiplies with its head's matrix by another way no state is known, so nothing is learned.
+            return logits.new_zeros(len(logits), self._state_columns)
+        return states[0].to(logits)
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:

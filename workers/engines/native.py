@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 PASS_TOKENS = 512
 # A pass over so many tokens takes a model that is bound by its weights' bytes hardly longer than one over a token.
 GUESS_ROOM = 8
-# Of a model that learns the scores of so many tokens are corrected, of a small one fewer: each takes a product with the state
-# behind every choice, all of them this share of a pass's products at most.
+# Of a model that learns the scores of so many tokens are corrected, of a small one fewer: each takes a product with the
+# state behind every choice, all of them this share of a pass's products at most.
 MOST_CORRECTED, LEAST_CORRECTED, CORRECTING = 512, 32, 0.02
 # Memory that is taken before the work: every row's cache for its first tokens, and that of a pass.
 RESERVED_ROW, RESERVED_CHOICES, MOST_CHOICES = 256, 5 + MOST_RUNNERS_UP, 128

@@ -1,0 +1,77 @@
+"""What a draft's scores lack, learned from its wrong choices: for models of transformers what kernels/src/corrections.h is
+for the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# The numbers of kernels/src/corrections.h and .cpp, which say what they mean.
+STEP, FIRST_STATES, STATES_OF_LATE = 0.5, 64, 512
+LEAST_RECORD, RECORD_MEMORY = -3.0, 0.99
+MOST_TOKENS = 512
+# Of each row so many choices are kept for whoever tells later which was right.
+KEPT_CHOICES = 64
+
+State = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptChoice:
+    """What came by the model's own scores and by the corrected ones, and the state that both were made from."""
+
+    own: int
+    corrected: int
+    state: State
+
+
+class Corrections:
+    def __init__(self, most: int = MOST_TOKENS) -> None:
+        self._most = most
+        self._record = 0.0
+        self._states = 0
+        self._mean: State | None = None
+        # Those that were changed last stand last.
+        self._vectors: dict[int, State] = {}
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the corrected choices were the better ones of late."""
+        return self._record >= LEAST_RECORD
+
+    def corrected(self, scores: State, state: State) -> State:
+        if not self._vectors:
+            return scores
+        tokens = np.fromiter(self._vectors, np.intp, len(self._vectors))
+        found = scores.copy()
+        found[tokens] += np.stack(list(self._vectors.values())) @ self._centred(state)
+        return found
+
+    def learn(self, choice: KeptChoice, right: int) -> int:
+        """What the corrections were good for: 1 where they made the choice right, -1 where they made it wrong, else 0."""
+        good = int(choice.corrected == right) - int(choice.own == right)
+        if choice.own != choice.corrected:
+            self._record = self._record * RECORD_MEMORY + good
+        self._states += 1
+        before = np.zeros_like(choice.state) if self._mean is None else self._mean
+        self._mean = before + (choice.state - before) / np.float32(min(self._states, STATES_OF_LATE))
+        if choice.corrected == right:
+            return good
+        state = self._centred(choice.state)
+        square = float(state @ state)
+        if square > 0.0:
+            self._move(right, STEP / square * state)
+            self._move(choice.corrected, -STEP / square * state)
+        return good
+
+    def _centred(self, state: State) -> State:
+        return state if self._mean is None or self._states <= FIRST_STATES else state - self._mean
+
+    def _move(self, token: int, by: State) -> None:
+        vector = self._vectors.pop(token, None)
+        if vector is None and len(self._vectors) >= self._most:
+            del self._vectors[next(iter(self._vectors))]
+        self._vectors[token] = by if vector is None else vector + by
