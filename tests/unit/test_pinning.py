@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +301,19 @@ def test_what_a_user_has_set_for_openmp_is_kept_or_spoken_of(monkeypatch: pytest
     assert any(warning.startswith("OMP_NUM_THREADS=7 is replaced by 1") for warning in launch.warnings)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert not any("OMP" in warning for warning in probe(Pin((0,), (), 1), run=lambda *_: None).warnings)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_a_thread_that_keeps_to_a_core_of_its_own_has_not_lost_the_others() -> None:
+    """As the kernels' first thread does: it is the one that asks."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    launch = Launch(Pin(cores, (), len(cores)), "cores", (), "python", {}, ())
+
+    def checked() -> PinningReport:
+        os.sched_setaffinity(0, cores[:1])
+        return check_pinning(launch)
+
+    with ThreadPoolExecutor(1) as pool:
+        pinned = pool.submit(checked).result()
+    assert pinned.cores == cores
+    assert not any("asked for cores" in difference for difference in pinned.differences)

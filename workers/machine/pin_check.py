@@ -81,7 +81,7 @@ def check_pinning(
 ) -> PinningReport:
     """To be called again once the weights are loaded, with their buffers (address, bytes): only then do pages mean much."""
     pin = launch.pin
-    cores = tuple(sorted(os.sched_getaffinity(0)))
+    cores = tuple(sorted(_cores(frozenset(pin.cores), proc)))
     policy, nodes = memory_policy(proc)
     threads = _openmp_threads()
     libraries = _preloaded(launch.environment.get("LD_PRELOAD", "").split(":"), proc)
@@ -229,13 +229,24 @@ def _openmp_threads() -> int | None:
     return int(asked) if asked.isdecimal() else None
 
 
+def _cores(asked: frozenset[int], proc: Path) -> set[int]:
+    """Where this thread may run; of one that the kernels keep to a core of its own, where all threads together may."""
+    own = os.sched_getaffinity(0)
+    return own.union(*_threads(proc)) & asked if own < asked else own
+
+
 def _threads_outside(cores: frozenset[int], proc: Path) -> int:
-    outside = 0
+    return sum(not each <= cores for each in _threads(proc))
+
+
+def _threads(proc: Path) -> list[set[int]]:
+    """Where each thread of the process may run."""
+    found = []
     with suppress(OSError):
         for task in (proc / "task").iterdir():
             with suppress(OSError):
-                outside += not os.sched_getaffinity(int(task.name)) <= cores
-    return outside
+                found.append(os.sched_getaffinity(int(task.name)))
+    return found
 
 
 def _preloaded(asked: Iterable[str], proc: Path) -> tuple[str, ...]:
