@@ -416,7 +416,7 @@ class BenchSpec(Options):
         Literal[0], Option(help="No answer knows another.", decides_text=False, on_command_line=False)
     ] = 0
     draft_learns: Annotated[
-        Literal[False], Option(help="Nor does the draft.", decides_text=False, on_command_line=False)
+        Literal[False], Option(help="The draft does not learn.", decides_text=False, on_command_line=False)
     ] = False
     # Each time at their full cost.
     prefix_tokens: Annotated[

@@ -256,7 +256,7 @@ class ReplicaSpec:
 
     Candidates come from a draft ``model``; from texts, which is the row's own by ``lookup``, and by ``suffix`` that and the
     last ``answer_tokens`` tokens that rows wrote; from both, or from nowhere. A draft sends none that it holds less likely
-    than ``draft_confidence``; where it ``learns``, its guesses are corrected by what the target chose instead of earlier
+    than ``draft_confidence``; where ``draft_learns``, its guesses are corrected by what the target chose instead of earlier
     ones. Where there are several ``layouts``, they are tried on
     the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for. ``replica`` is
     what metrics name the target by; with ``trace``, target and draft keep a timeline. ``rows`` is about how many requests

@@ -400,7 +400,7 @@ OUTRIDER_API int64_t outrider_experts_read(const outrider_engine *engine);
 OUTRIDER_API int32_t outrider_rank(outrider_engine *engine, int32_t choice, const uint32_t *mask, int32_t mask_words,
                                    int32_t count, int32_t *tokens);
 /* From now on choices are corrected by what the engine is told of earlier ones (outrider_learn): for drafts, whose choices are
- * guesses. The scores of `tokens` tokens are corrected at most, those that were wrong last. */
+ * guesses. The scores of `tokens` tokens are corrected at most, those that were wrong last. Called again, it forgets what was learned. */
 OUTRIDER_API int32_t outrider_correct(outrider_engine *engine, int32_t tokens);
 /* What in truth came behind the first `first` tokens of the row, behind first + 1 and so on. Looked at where the row's latest
  * choice there is still known, as the last 64 are. better, worse: out, how many of them corrections had made right, and wrong. */

@@ -20,6 +20,8 @@ void Corrections::add(const Kernels &kernels, const float *state, float *scores,
 }
 
 int Corrections::learn(const Kernels &kernels, const KeptChoice &choice, const float *state, int32_t right) {
+  // Behind a mask that allowed nothing there was no choice.
+  if (choice.own < 0 || choice.corrected < 0) return 0;
   const bool corrected_right = choice.corrected == right;
   const int good = static_cast<int>(corrected_right) - static_cast<int>(choice.own == right);
   if (choice.own != choice.corrected) record_ = record_ * kMemory + good;

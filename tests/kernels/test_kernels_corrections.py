@@ -6,7 +6,7 @@ from kernel_models import LLAMA, Packed, packed, tokens
 from numpy.typing import NDArray
 
 from outrider.kernels.library import KernelError
-from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeModel, NativeOutput, NativeStopRule
+from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeMasks, NativeModel, NativeOutput, NativeStopRule
 from outrider.kernels.program import Format
 from outrider.kernels.sampling_values import SamplingValues
 
@@ -135,6 +135,19 @@ def test_of_choices_that_are_no_longer_known_nothing_is_learned(model: Packed) -
         engine.decode([NativeDecodeFeed(row, [1], 64)], NativeStopRule())
         assert engine.learn(row, len(TEXT), right) == (0, 0)
         assert choice(engine, row).margins == own.margins
+
+
+def test_of_a_choice_that_a_mask_left_nothing_for_nothing_is_learned(model: Packed) -> None:
+    nothing = NativeMasks(np.zeros((1, -(-LLAMA.vocabulary // 32)), np.uint32), np.ones(1, np.int32))
+    with model.model() as engine:
+        engine.correct(8)
+        row = engine.open()
+        own = choice(engine, row)
+        engine.truncate(row, len(TEXT) - 1)
+        masked = engine.forward([NativeFeed(row, TEXT[-1:], choose=1, first_mask=0)], nothing)
+        assert masked[0].tokens == [-1]
+        assert engine.learn(row, len(TEXT), own.runners_up) == (0, 0)
+        assert choice(engine, row) == own
 
 
 def test_scores_that_are_asked_for_stay_the_models_own(model: Packed) -> None:

@@ -239,10 +239,12 @@ def test_a_draft_that_learns_is_corrected_as_on_the_kernels(tmp_path: Path) -> N
     assert engine.learn(0, len(PROMPT), [right]) == (1, 0)
     assert engine.learn(0, len(PROMPT), [own]) == (0, 1)
     assert engine.learn(0, len(PROMPT) + 1, [own]) == (0, 0), "nothing was chosen there"
+    assert engine._rows[0].kept_choices[len(PROMPT)].state.base is None, "the scores beside it are let go"
     # Others see no trace of it: scores that are asked for are the model's own.
     engine.truncate(0, len(PROMPT) - 1)
     assert close(engine.logits([Feed(0, PROMPT[-1:], 1)]), scores[None])
     engine.release()
+    assert not model.get_output_embeddings()._forward_pre_hooks
 
 
 def test_corrections_are_those_of_the_tokens_that_were_wrong_last_and_are_let_be_where_they_do_harm() -> None:
@@ -252,6 +254,8 @@ def test_corrections_are_those_of_the_tokens_that_were_wrong_last_and_are_let_be
     np.testing.assert_allclose(corrections.corrected(scores, state), [0.0, -0.5, 0.5, 0.0, 0.0])
     np.testing.assert_allclose(corrections.corrected(scores, -2.0 * state), [0.0, 1.0, -1.0, 0.0, 0.0])
     assert corrections.learn(KeptChoice(1, 1, state), 3) == 0
+    np.testing.assert_allclose(corrections.corrected(scores, state), [0.0, -1.0, 0.0, 0.5, 0.0])
+    assert corrections.learn(KeptChoice(-1, -1, state), 4) == 0, "there was no choice"
     np.testing.assert_allclose(corrections.corrected(scores, state), [0.0, -1.0, 0.0, 0.5, 0.0])
     for harm in range(1, 5):
         assert corrections.trusted

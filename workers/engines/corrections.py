@@ -52,6 +52,8 @@ class Corrections:
 
     def learn(self, choice: KeptChoice, right: int) -> int:
         """What the corrections were good for: 1 where they made the choice right, -1 where they made it wrong, else 0."""
+        if min(choice.own, choice.corrected) < 0:  # behind a mask that allowed nothing there was no choice
+            return 0
         good = int(choice.corrected == right) - int(choice.own == right)
         if choice.own != choice.corrected:
             self._record = self._record * RECORD_MEMORY + good

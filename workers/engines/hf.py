@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from outrider.workers.engines import hf_attention
@@ -79,6 +80,7 @@ class HfEngine:
         # Columns of the states that stand behind a model's scores where it learns, and those of the pass under way.
         self._state_columns = 0
         self._states: torch.Tensor | None = None
+        self._hook: RemovableHandle | None = None
         self.context = context
         self.fused = fused
         self.vocabulary: int = vocabulary_of(model)
@@ -95,6 +97,8 @@ class HfEngine:
         """Leave the model as it was, for another engine."""
         self._rope.release()
         give_back(self._temperatures)
+        if self._hook is not None:
+            self._hook.remove()
         self.model.set_attn_implementation(self.own_attention)
 
     def correct_choices(self) -> None:
@@ -102,7 +106,7 @@ class HfEngine:
         head = self.model.get_output_embeddings()
         if isinstance(head, torch.nn.Linear):
             self._corrections, self.learner, self._state_columns = Corrections(), self, head.in_features
-            head.register_forward_pre_hook(self._take_states)
+            self._hook = head.register_forward_pre_hook(self._take_states)
 
     def _take_states(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         self._states = given[0]
@@ -165,7 +169,8 @@ class HfEngine:
         pairs = zip(own.tokens, corrected.tokens, states, strict=True)
         for at, (ours, theirs, state) in enumerate(pairs, start=len(row.tokens) - len(own.tokens) + 1):
             row.kept_choices.pop(at, None)
-            row.kept_choices[at] = KeptChoice(ours, theirs, state)
+            # A copy: a part of the pass's scores would keep all of them.
+            row.kept_choices[at] = KeptChoice(ours, theirs, state.copy())
         for at in list(row.kept_choices)[:-KEPT_CHOICES]:
             del row.kept_choices[at]
         return corrected if corrections.trusted else own

@@ -70,8 +70,7 @@ def fill_slots(
     rows = len(reaches)
     fed = fed or rows
     if rows == 1 and (depth == 0 or (depth is None and kind is LayoutKind.TURNS)):
-        known = depth == 0
-        return _fill_one(reaches[0], (gains or reaches)[0], pass_seconds, None if known else draft_cost, fed)
+        return _fill_one(reaches[0], (gains or reaches)[0], pass_seconds, None if depth == 0 else draft_cost, fed)
     table = side_by_side(reaches)
     columns = table.shape[1]
     # By position, then by row: of equals in a row the first comes first.
@@ -133,7 +132,7 @@ def _fill_one(
     best_rate = best.rate
     for slots in range(1, most + 1):
         tokens += gains[slots - 1]
-        seconds = verify[slots] + (draft_cost.hop + draft_cost.seconds(slots) if draft_cost else 0.0)
+        seconds = verify[slots] + (0.0 if draft_cost is None else draft_cost.hop + draft_cost.seconds(slots))
         if tokens / seconds > best_rate:
             slot_seconds = max(0.0, verify[slots] - verify[0]) / slots
             best = Filled([slots], float(tokens), seconds, best.plain_rate, slot_seconds)
