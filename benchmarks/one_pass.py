@@ -4,10 +4,10 @@
     python benchmarks/one_pass.py --pair qwen3-8b+0.6b [--draft-tokens 6 8 12] [--batch 1 4]
 
 All in this process, on the same threads, in turn: passes of the target over k + 1 tokens a row, of the one draft k steps in
-one call (over two tokens, then one), of the other once over k + 1. *times by passes* is what a round with steps takes
-against a round with one pass that brings the same tokens: by shape alone, whatever the models say (what they say:
-benchmarks/drafts.py). With --pair there are no weights but zeros, in memory, in the shapes of a pair that people use, which
-read and compute as much as those of the real models. Last comes one line of JSON.
+one call (over two tokens, then one; none tries what the text went on with before), of the other once over k + 1. *times by
+passes* is what a round with steps takes against a round with one pass that brings the same tokens: by shape alone, whatever
+the models say (what they say: benchmarks/drafts.py). With --pair there are no weights but zeros, in memory, in the shapes
+of a pair that people use, which read and compute as much as those of the real models. Last comes one line of JSON.
 """
 
 from __future__ import annotations
@@ -85,6 +85,9 @@ class Passes:
 
     def __init__(self, engine: Engine, first: int, rows: int) -> None:
         self._engine, self._rows = engine, range(first, first + rows)
+        if isinstance(engine, NativeEngine):
+            # These texts repeat themselves, and a pass that makes several choices is no step.
+            engine.guess_room = 0
         for row in self._rows:
             engine.open(row, Sampling(), PREFIX)
             engine.feed([Feed(row, self._some(PREFIX), 0)])
@@ -102,8 +105,9 @@ class Passes:
         """A call that goes on from two tokens, as behind a round that brought two."""
         never = StopRule((), (1.0,), 0.0)
         started = time.perf_counter()
-        self._engine.decode([DecodeFeed(row, self._some(2), count, ()) for row in self._rows], never)
+        made = self._engine.decode([DecodeFeed(row, self._some(2), count, ()) for row in self._rows], never).steps
         took = time.perf_counter() - started
+        assert len(made) == count, f"{len(made)} passes for {count} steps"
         for row in self._rows:
             self._engine.truncate(row, PREFIX)
         return took
