@@ -86,6 +86,11 @@ class Geometry:
         return size + (self.header + self.code_bytes(rest) if rest else 0)
 
 
+def activation_levels(weight: Weight) -> int:
+    """What the largest int8 activation of a block is; of codes of four bits a byte has room for the sum of both."""
+    return 120 if weight.stored.codes is Codes.INT4 else 127
+
+
 def geometry(weight: Weight) -> Geometry:
     storage = weight.stored
     unit, lines = {Codes.INT5: (32, 5), Codes.INT6: (16, 3), Codes.INT8: (8, 2), Codes.E4M3: (8, 2)}.get(

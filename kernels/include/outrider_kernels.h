@@ -332,7 +332,7 @@ OUTRIDER_API int64_t outrider_number(const char *name);
 /* What was wrong with this thread's last failed call. Valid until its next call. */
 OUTRIDER_API const char *outrider_message(void);
 /* The name of the instruction set in use, or NULL when OUTRIDER_ISA names one that is unknown or that this machine lacks
- * (outrider_message says which). Names: generic, avx2, avx512vnni, avx512bf16, amx. */
+ * (outrider_message says which). Names: generic, avx2, avx512vnni, avx512bf16, avx512pairs, amx. */
 OUTRIDER_API const char *outrider_isa(void);
 /* The names of all that this machine can run, best first, separated by one space. */
 OUTRIDER_API const char *outrider_isa_available(void);

@@ -8,6 +8,7 @@
 #endif
 
 #include <string>
+#include <utility>
 
 #include "kernels.h"
 
@@ -19,7 +20,7 @@ struct Unit {
   bool present;
 };
 
-constexpr int kUnits = 5;
+constexpr int kUnits = 6;
 
 #ifdef OUTRIDER_X86
 // The kernel gives tile registers only to processes that ask. Asking twice does no harm.
@@ -42,6 +43,9 @@ bool has_amx() {
 }
 #endif
 
+// AMD's vector units have adders that do not multiply (measured on Zen 4; Intel's add where they multiply).
+bool adds_beside_products() { return __builtin_cpu_is("amd"); }
+
 // Best first. __builtin_cpu_supports also asks whether the system saves the registers.
 void list_units(Unit units[kUnits]) {
 #ifdef OUTRIDER_X86
@@ -53,12 +57,14 @@ void list_units(Unit units[kUnits]) {
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
   units[0] = {&kAmx, bf16 && has_amx()};
   units[1] = {&kAvx512Bf16, bf16};
-  units[2] = {&kAvx512Vnni, avx512};
-  units[3] = {&kAvx2, avx2};
+  units[2] = {&kAvx512Pairs, bf16};
+  if (adds_beside_products()) std::swap(units[1], units[2]);
+  units[3] = {&kAvx512Vnni, avx512};
+  units[4] = {&kAvx2, avx2};
 #else
-  units[0] = units[1] = units[2] = units[3] = {&kGeneric, false};
+  units[0] = units[1] = units[2] = units[3] = units[4] = {&kGeneric, false};
 #endif
-  units[4] = {&kGeneric, true};
+  units[5] = {&kGeneric, true};
 }
 
 std::string names_of_present() {

@@ -324,6 +324,26 @@ int32_t Engine::plan_cache(int layers, int64_t limit) {
   return OUTRIDER_OK;
 }
 
+// What matrices that are multiplied in pairs of channels need beside their codes: a word for every 128 or fewer of them.
+int32_t Engine::plan_pairs() {
+  if (!kernels->paired) return OUTRIDER_OK;
+  pair_constants.resize(weights.size());
+  for (const outrider_op &op : ops) {
+    if (op.kind != OUTRIDER_LINEAR || !kernels->paired(weights[static_cast<size_t>(op.weight)], INT32_MAX)) continue;
+    const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
+    std::unique_ptr<Scratch> &constants = pair_constants[static_cast<size_t>(op.weight)];
+    if (constants) continue;
+    constants = std::make_unique<Scratch>();
+    const int64_t words =
+        static_cast<int64_t>((weight.columns + geometry(weight).block - 1) / geometry(weight).block) * kTileRows;
+    if (!constants->reserve(tile_count(weight) * words * 4))
+      return fail(OUTRIDER_NO_MEMORY, "no memory for what products in pairs need of a matrix of %d rows", weight.rows);
+    for (int tile = 0; tile < tile_count(weight); ++tile)
+      kernels->pair_constants(weight, tile, constants->as<int32_t>() + tile * words);
+  }
+  return OUTRIDER_OK;
+}
+
 int32_t Engine::create(const outrider_program &program, const outrider_options &options, std::unique_ptr<Engine> *result) {
   auto engine = std::make_unique<Engine>();
   const char *message = nullptr;
@@ -373,6 +393,8 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
     }
     op.integer = static_cast<int32_t>(index);
   }
+  status = engine->plan_pairs();
+  if (status != OUTRIDER_OK) return status;
   engine->next_linear.assign(engine->ops.size(), -1);
   for (size_t i = engine->ops.size() - 1; i > 0; --i)
     engine->next_linear[i - 1] = engine->ops[i].kind == OUTRIDER_LINEAR ? static_cast<int32_t>(i) : engine->next_linear[i];
@@ -405,7 +427,7 @@ int32_t Engine::reserve(int tokens, int selected, int64_t cache_tokens) {
     for (size_t i = static_cast<size_t>(thread); i < of_cache.size(); i += static_cast<size_t>(pool->threads()))
       touch_pages(of_cache[i].memory, of_cache[i].bytes);
   });
-  for (const Scratch *scratch : {&words, &scales, &offsets, &attention, &expanded}) scratch->touch();
+  for (const Scratch *scratch : {&words, &scales, &offsets, &less, &attention, &expanded}) scratch->touch();
   for (const auto &buffer : buffers) buffer->touch();
   for (const auto &rotation : rotations) rotation->tables.touch();
   return OUTRIDER_OK;

@@ -78,6 +78,7 @@ struct Engine {
   std::vector<outrider_op> ops;
   std::vector<outrider_weight> weights;
   std::vector<int32_t> widths;
+  std::vector<std::unique_ptr<Scratch>> pair_constants;  // [weights] of those that are multiplied in pairs, else null
   std::vector<int32_t> next_linear;  // [ops] the matrix product after each operation, -1 behind the last
   int32_t vocabulary = 0, context = 0;
   int32_t handed_out = 0, taken_in = 0;  // columns of states
@@ -110,6 +111,7 @@ struct Engine {
   int32_t check_convolution(const outrider_op &op) const;
   int32_t plan_cache(int layers, int64_t limit);
   int32_t plan_recurrence();
+  int32_t plan_pairs();
   int32_t run(const outrider_batch &batch);
   // A pass in which every row's keys are those of one set of frequencies, and the passes that a batch takes to be that.
   int32_t run_pass(const outrider_batch &batch);
@@ -141,7 +143,7 @@ struct Engine {
   // A thread's tile of E4M3, as bf16.
   char *expanded_of(int thread) const { return most_expanded ? expanded.as<char>() + thread * most_expanded : nullptr; }
 
-  Scratch words, scales, offsets, attention, expanded;
+  Scratch words, scales, offsets, less, attention, expanded;
   std::vector<std::atomic<int64_t>> claims;  // [ops][threads]
   std::vector<SamplerScratch> samplers;
   int64_t most_words = 0, most_groups = 0, most_attention = 0, most_expanded = 0;

@@ -124,6 +124,12 @@ static inline int middle_code(const outrider_weight &weight) {
   }
 }
 
+// What the largest int8 activation of a block is. With codes of four bits that leaves room for a sum of one with a code in a byte:
+// linear_pairs.inc multiplies such sums.
+static inline float activation_levels(const outrider_weight &weight) {
+  return weight.codes == OUTRIDER_INT4 ? 120.0f : 127.0f;
+}
+
 // Bytes of the codes of so many channels.
 static inline int64_t code_bytes(const Geometry &shape, int channels) {
   return static_cast<int64_t>((channels + shape.unit - 1) / shape.unit) * shape.unit_lines * kTileBytes;
@@ -176,6 +182,7 @@ struct Input {
   int32_t rows;    // tokens * digits
   int32_t blocks;
   int32_t apart;  // whether rows are as they are, not interleaved
+  int32_t *less;  // of rows that are multiplied in pairs: linear_pairs.inc; [groups][rows], or null
 };
 
 // The most rows that lie interleaved.
@@ -208,9 +215,10 @@ struct Linear {
   int64_t out_stride;
   int32_t width;  // columns of out
   int32_t activation;
-  float scale;     // of what is added to the residual
-  float cap;       // 0: none
-  char *expanded;  // the thread's own: expanded_bytes of the weight
+  float scale;               // of what is added to the residual
+  float cap;                 // 0: none
+  char *expanded;            // the thread's own: expanded_bytes of the weight
+  const int32_t *constants;  // of a weight that is multiplied in pairs: [tiles][blocks][kTileRows]
 };
 
 static constexpr int element_bytes(int cache_format) {
@@ -325,12 +333,17 @@ struct Kernels {
   // x / sqrt(x x + epsilon) * scale.
   void (*unit_vector)(const float *x, float epsilon, float scale, float *out, int width);
   void (*delta_rule)(const DeltaStep &step);
+  // Whether `linear` multiplies so many tokens in pairs of channels (linear_pairs.inc), and what it needs for that, for one tile of a
+  // weight. Null where it never does.
+  bool (*paired)(const outrider_weight &weight, int tokens);
+  void (*pair_constants)(const outrider_weight &weight, int tile, int32_t *to);
 };
 
 extern const Kernels kGeneric;
 extern const Kernels kAvx2;
 extern const Kernels kAvx512Vnni;
 extern const Kernels kAvx512Bf16;
+extern const Kernels kAvx512Pairs;
 extern const Kernels kAmx;
 
 // The best unit of this machine, or the one that OUTRIDER_ISA names; null with the reason in *message.

@@ -23,6 +23,9 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   const int row_block = kernels.row_block(weight, count);
   input.apart = row_block == 0;
   input.blocks = row_block ? (count + row_block - 1) / row_block : count;
+  const Scratch *const constants =
+      engine.pair_constants.empty() ? nullptr : engine.pair_constants[static_cast<size_t>(op.weight)].get();
+  if (constants && kernels.paired(weight, count)) input.less = engine.less.as<int32_t>();
   const float *in = engine.buffer(op.in);
   const int64_t in_stride = engine.stride(op.in);
   // A block's rows lie interleaved, so threads share its channels: with a row each, they would write into the same lines of the
@@ -48,6 +51,7 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   task.out_stride = engine.stride(op.out);
   task.width = op.out.width;
   task.expanded = engine.expanded_of(thread);
+  task.constants = constants ? constants->as<int32_t>() : nullptr;
   task.activation = op.activation;
   task.scale = op.scale;
   task.cap = op.cap;

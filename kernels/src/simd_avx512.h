@@ -39,7 +39,10 @@ inline I set_i(int32_t x) { return _mm512_set1_epi32(x); }
 inline I load_i(const void *p) { return _mm512_loadu_si512(p); }
 inline I load_i_n(const void *p, int n) { return n >= 16 ? load_i(p) : _mm512_maskz_loadu_epi32(first_lanes(n), p); }
 inline void store_i(void *p, I x) { _mm512_storeu_si512(p, x); }
+inline void store_i_n(void *p, I x, int n) { _mm512_mask_storeu_epi32(p, first_lanes(n), x); }
 inline I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I add_bytes(I a, I b) { return _mm512_add_epi8(a, b); }
+inline I mul_i(I a, I b) { return _mm512_mullo_epi32(a, b); }
 inline I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I and_i(I a, I b) { return _mm512_and_si512(a, b); }
 inline I or_i(I a, I b) { return _mm512_or_si512(a, b); }

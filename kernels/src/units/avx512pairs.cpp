@@ -1,0 +1,6 @@
+#include "../simd_avx512.h"
+#define OUTRIDER_UNIT kAvx512Pairs
+#define OUTRIDER_UNIT_NAME "avx512pairs"
+#define OUTRIDER_ROW_BLOCK 12
+#define OUTRIDER_PAIRS
+#include "../unit.inc"
