@@ -25,7 +25,7 @@ def model_of(shape: Shape, group: int, extremes: bool) -> Packed:
     matrices = random_matrices(program, seed=3)
     if extremes:
         # The lowest and the highest codes, and many activations that are a block's largest.
-        matrices = [np.sign(matrix) / 8 if matrix.shape[0] > 1 else matrix for matrix in matrices]
+        matrices = [(np.sign(matrix) / 8).astype(np.float32) if matrix.shape[0] > 1 else matrix for matrix in matrices]
     return Packed(program, packing.pack_program(program, matrices))
 
 
