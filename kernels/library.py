@@ -313,6 +313,12 @@ def instruction_set() -> str:
     return name.decode()
 
 
+def float_instruction_set() -> str:
+    """The one that decides how floats are rounded: two that multiply only whole numbers in different ways count as one."""
+    name = instruction_set()
+    return "avx512bf16" if name == "avx512pairs" else name
+
+
 def available_instruction_sets() -> tuple[str, ...]:
     """All that this machine can run, best first."""
     names: bytes = load().outrider_isa_available()

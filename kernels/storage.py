@@ -53,6 +53,7 @@ ALIGNMENT = 64
 LINE_BYTES = 4 * TILE_ROWS
 BLOCK = 128
 SUPER_BLOCK = 256
+INT8_LEVELS, LEVELS_BESIDE_INT4 = 127, 120
 # FACTORS keeps factors less this, in four bits.
 LEAST_FACTOR = 2
 MOST_FACTOR = 17
@@ -87,8 +88,8 @@ class Geometry:
 
 
 def activation_levels(weight: Weight) -> int:
-    """What the largest int8 activation of a block is; of codes of four bits a byte has room for the sum of both."""
-    return 120 if weight.stored.codes is Codes.INT4 else 127
+    """What the largest int8 activation of a block is; beside codes of four bits a byte has room for the sum of both."""
+    return LEVELS_BESIDE_INT4 if weight.stored.codes is Codes.INT4 else INT8_LEVELS
 
 
 def geometry(weight: Weight) -> Geometry:

@@ -125,6 +125,6 @@ def _instruction_set() -> str:
     from outrider.kernels import library
 
     try:
-        return library.instruction_set()
+        return library.float_instruction_set()
     except (library.KernelsUnavailable, library.KernelError):
         return "none"

@@ -44,3 +44,20 @@ def test_pairs_at_every_number_of_rows(shape, group, extremes, monkeypatch):
         # All sizes of one block of rows, of two, and more than share a pass over a tile.
         for sizes in (range(1, 26), (97, 110)):
             assert_same_bits(all_logits(engine, engine.open(), text, tuple(sizes)), wanted)
+
+
+@pytest.mark.parametrize("format", [Format.BF16, Format.FP32], ids=["bf16", "fp32"])
+def test_floats_are_those_of_avx512bf16(format, monkeypatch):
+    """Hosts and jobs of either may be mixed, so both name the same instruction set for floats."""
+    if "avx512pairs" not in library.available_instruction_sets():
+        pytest.skip("no AVX-512 with bf16 here")
+    program = build(WHOLE, format)
+    model, text = Packed(program, packing.pack_program(program, random_matrices(program))), tokens(WHOLE, 60)
+    found, names = [], set()
+    for isa in ("avx512bf16", "avx512pairs"):
+        monkeypatch.setenv("OUTRIDER_ISA", isa)
+        names.add(library.float_instruction_set())
+        with model.model() as engine:
+            found.append(all_logits(engine, engine.open(), text, (1, 7, 20)))
+    assert_same_bits(*found)
+    assert names == {"avx512bf16"}

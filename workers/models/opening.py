@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.kernels import library, native
-from outrider.kernels.program import Cache, Format
+from outrider.kernels.program import Cache, Codes, Format
+from outrider.kernels.storage import LEVELS_BESIDE_INT4
 from outrider.workers.engines.engine import Engine
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec
@@ -128,9 +129,11 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
         path["weights"] = laid_out.weights
     if program.cache is Cache.INT8:
         path["cache"] = "int8"
+    if any(weight.format is Format.W4A8 and weight.stored.codes is Codes.INT4 for weight in program.weights):
+        path["activations"] = f"int8 up to {LEVELS_BESIDE_INT4} beside codes of 4 bits"
     if not program.integer:
         # Only the integer formats are computed in one order on every instruction set.
-        path["instruction_set"] = isa
+        path["instruction_set"] = library.float_instruction_set()
     context = min(model_info.context, program.context)
     weights = ((packed.memory.address, packed.size),)
     if target_info is not None:
