@@ -41,10 +41,16 @@ bool has_amx() {
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   return (d & kBf16) && (d & kTile) && (d & kInt8) && tiles_granted();
 }
-#endif
 
-// AMD's vector units have adders that do not multiply (measured on Zen 4; Intel's add where they multiply).
-bool adds_beside_products() { return __builtin_cpu_is("amd"); }
+// Zen 4 adds on pipes that do not multiply. So does Zen 5, but there what pairs load may take longer than their products, which has
+// not been measured; Intel's processors add where they multiply.
+bool adds_beside_products() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kZen4 = 25;
+  if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+  return (a >> 8 & 15) + (a >> 20 & 255) == kZen4;
+}
+#endif
 
 // Best first. __builtin_cpu_supports also asks whether the system saves the registers.
 void list_units(Unit units[kUnits]) {
