@@ -138,14 +138,14 @@ def _norm(op: Op, x: Array, weight: Array, bias: Array | None) -> Array:
     return (scaled if bias is None else scaled + bias[: op.head_size]).reshape(x.shape)
 
 
-def quantised_activations(x: Array, group: int, levels: int = 127) -> Array:
+def quantised_activations(x: Array, group: int, largest: int = storage.LARGEST_INT8) -> Array:
     """``x`` as int8 with one scale for every token and group of channels, as numbers again."""
     result = np.empty_like(x)
     for start in range(0, x.shape[1], group):
         part = x[:, start : start + group].astype(np.float32)
         highest = np.abs(part).max(axis=1, keepdims=True)
-        inverse = np.where(highest > 1e-30, np.float32(levels) / np.maximum(highest, np.float32(1e-30)), np.float32(0))
-        scale = np.where(highest > 1e-30, highest / np.float32(levels), np.float32(0))
+        inverse = np.where(highest > 1e-30, np.float32(largest) / np.maximum(highest, np.float32(1e-30)), np.float32(0))
+        scale = np.where(highest > 1e-30, highest / np.float32(largest), np.float32(0))
         result[:, start : start + group] = np.rint(part * inverse) * scale.astype(np.float64)
     return result
 
@@ -156,11 +156,11 @@ def _activations(x: Array, weight: Weight, order: NDArray[np.int32] | None) -> A
         return _bf16(x)
     if weight.format not in (Format.W4A8, Format.W8A8):
         return x
-    block, levels = storage.geometry(weight).block, storage.activation_levels(weight)
+    block, largest = storage.geometry(weight).block, storage.largest_activation(weight)
     if order is None:
-        return quantised_activations(x, block, levels)
+        return quantised_activations(x, block, largest)
     result = np.empty_like(x)
-    result[:, order] = quantised_activations(x[:, order], block, levels)
+    result[:, order] = quantised_activations(x[:, order], block, largest)
     return result
 
 

@@ -53,7 +53,8 @@ ALIGNMENT = 64
 LINE_BYTES = 4 * TILE_ROWS
 BLOCK = 128
 SUPER_BLOCK = 256
-INT8_LEVELS, LEVELS_BESIDE_INT4 = 127, 120
+# The largest int8 activation of a block; beside codes of four bits a byte has room for the sum of both.
+LARGEST_INT8, LARGEST_BESIDE_INT4 = 127, 120
 # FACTORS keeps factors less this, in four bits.
 LEAST_FACTOR = 2
 MOST_FACTOR = 17
@@ -87,9 +88,9 @@ class Geometry:
         return size + (self.header + self.code_bytes(rest) if rest else 0)
 
 
-def activation_levels(weight: Weight) -> int:
-    """What the largest int8 activation of a block is; beside codes of four bits a byte has room for the sum of both."""
-    return LEVELS_BESIDE_INT4 if weight.stored.codes is Codes.INT4 else INT8_LEVELS
+def largest_activation(weight: Weight) -> int:
+    """Of a weight that is multiplied by int8."""
+    return LARGEST_BESIDE_INT4 if weight.stored.codes is Codes.INT4 else LARGEST_INT8
 
 
 def geometry(weight: Weight) -> Geometry:

@@ -126,7 +126,7 @@ static inline int middle_code(const outrider_weight &weight) {
 
 // What the largest int8 activation of a block is. With codes of four bits that leaves room for a sum of one with a code in a byte:
 // linear_pairs.inc multiplies such sums.
-static inline float activation_levels(const outrider_weight &weight) {
+static inline float largest_activation(const outrider_weight &weight) {
   return weight.codes == OUTRIDER_INT4 ? 120.0f : 127.0f;
 }
 
@@ -182,7 +182,7 @@ struct Input {
   int32_t rows;    // tokens * digits
   int32_t blocks;
   int32_t apart;  // whether rows are as they are, not interleaved
-  int32_t *less;  // of rows that are multiplied in pairs: linear_pairs.inc; [groups][rows], or null
+  int32_t *less;  // minus the sums of y' x' (pairs.inc): [groups][rows]; null where rows are not multiplied in pairs
 };
 
 // The most rows that lie interleaved.

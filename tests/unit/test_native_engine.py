@@ -320,6 +320,8 @@ def test_what_is_opened_says_how_it_computes(models: Path) -> None:
     floating = open_model(ModelSpec(str(models / "llama"), "native", "bf16", threads=1))
     assert floating.numeric_path["instruction_set"]
     assert "weights" not in floating.numeric_path
+    assert "120" in opened.numeric_path["activations"], "jobs begun when these reached 127 have other bits"
+    assert "activations" not in floating.numeric_path
 
 
 def test_a_draft_of_integers_keeps_keys_and_values_in_8_bits_over_the_same_packed_weights(models: Path) -> None:

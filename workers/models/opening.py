@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.kernels import library, native
-from outrider.kernels.program import Cache, Codes, Format
-from outrider.kernels.storage import LEVELS_BESIDE_INT4
+from outrider.kernels.program import Cache, Format
+from outrider.kernels.storage import LARGEST_BESIDE_INT4, largest_activation
 from outrider.workers.engines.engine import Engine
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec
@@ -129,8 +129,8 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
         path["weights"] = laid_out.weights
     if program.cache is Cache.INT8:
         path["cache"] = "int8"
-    if any(weight.format is Format.W4A8 and weight.stored.codes is Codes.INT4 for weight in program.weights):
-        path["activations"] = f"int8 up to {LEVELS_BESIDE_INT4} beside codes of 4 bits"
+    if LARGEST_BESIDE_INT4 in {largest_activation(each) for each in program.weights if each.format is Format.W4A8}:
+        path["activations"] = f"int8 up to {LARGEST_BESIDE_INT4} beside codes of 4 bits"
     if not program.integer:
         # Only the integer formats are computed in one order on every instruction set.
         path["instruction_set"] = library.float_instruction_set()
