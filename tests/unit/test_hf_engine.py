@@ -86,6 +86,18 @@ def test_a_family_feeds_raggedly_and_writes_what_transformers_writes(tmp_path, f
     assert greedy_in_company(engine) == greedy_by_transformers(folder)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("family", RAGGED)
+def test_a_family_writes_the_same_on_a_card(tmp_path, family):
+    """Without cuDNN's attention, which makes a plan for every length that a row comes to."""
+    folder = save(tmp_path, family, RAGGED[family])
+    engine, _, notes = load_hf(ModelSpec(str(folder), "hf", "fp32", "cuda:0"))
+    assert isinstance(engine, HfEngine), notes
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert greedy_in_company(engine) == greedy_by_transformers(folder)
+
+
 @pytest.mark.parametrize("family", ROW_BY_ROW)
 def test_other_families_run_row_by_row_and_say_so(tmp_path, family):
     folder = save(tmp_path, family, ROW_BY_ROW[family])

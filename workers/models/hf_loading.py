@@ -98,6 +98,9 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
             raise ModelError(f'{model_info.name}: the weight "{name}" holds a value that is not a number')
     if spec.device == "cpu":
         _leave_the_files(model)
+    elif spec.device.startswith("cuda"):
+        # cuDNN's attention makes a plan for every length that a row comes to, in twice the time of a whole pass.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return model.eval().to(spec.device)
 
 
