@@ -109,7 +109,7 @@ def speed(arguments: argparse.Namespace, places: list[str]) -> Iterator[dict[str
             for batch, k in itertools.product(arguments.batch, arguments.k):
                 said, found = timed(target, draft, batch, k, prompts, suffix=name == SUFFIX)
                 differ = sum(said[key] != text for key, text in plain[batch].items())
-                yield {"batch": batch, "k": k, "draft": f"{name} {place}", "rows that differ": differ, **found}
+                yield {"batch": batch, "k": k, "draft": f"{name} {place}".strip(), "rows that differ": differ, **found}
 
 
 def opened_everywhere(
@@ -134,7 +134,7 @@ def timed(
     prompts: Sequence[tuple[int, ...]],
     suffix: bool = False,
 ) -> tuple[dict[int, tuple[int, ...]], dict[str, float]]:
-    """Rows to their ends, after others (the first call of anything is slow): the texts, and what they took."""
+    """Rows to their ends, behind a first lot (the first call of anything is slow): the texts, and what they took."""
     count = ROWS_A_PLACE * batch
     for first in (count, 0):
         built = None if draft is None else draft_of(draft[0], mask_token=draft[1])

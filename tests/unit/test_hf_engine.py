@@ -17,7 +17,9 @@ from outrider.workers.engines.hf_rows import HfRowEngine
 from outrider.workers.engines.ways import RowFeeding
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec, Sampling
+from outrider.workers.models import hf_loading
 from outrider.workers.models.hf_loading import load_hf
+from outrider.workers.models.opening import open_model
 from outrider.workers.models.probe import close, prompt_of, written_by_transformers
 from outrider.workers.models.twins import NEAR, build_twin, twin_config
 
@@ -84,6 +86,16 @@ def test_a_family_feeds_raggedly_and_writes_what_transformers_writes(tmp_path, f
     engine, _, notes = load_hf(ModelSpec(str(folder), "hf", "fp32"))
     assert isinstance(engine, HfEngine), notes
     assert greedy_in_company(engine) == greedy_by_transformers(folder)
+
+
+def test_a_job_on_a_card_says_that_its_attention_is_not_cudnns(tmp_path, monkeypatch):
+    """One that was begun when it was has other bits."""
+    folder = save(tmp_path, "llama", RAGGED["llama"])
+    on_the_cpu = load_hf(ModelSpec(str(folder), "hf", "fp32"))
+    monkeypatch.setattr(hf_loading, "load_hf", lambda spec: on_the_cpu)
+    said = {device: open_model(ModelSpec(str(folder), "hf", "fp32", device)).numeric_path for device in ("cpu", "cuda:0")}
+    assert "attention" not in said["cpu"]
+    assert said["cuda:0"]["attention"] == "without cuDNN"
 
 
 @pytest.mark.gpu

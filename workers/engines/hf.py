@@ -106,7 +106,8 @@ class HfEngine:
         head = self.model.get_output_embeddings()
         if isinstance(head, torch.nn.Linear):
             self._corrections, self.learner, self._state_columns = Corrections(), self, head.in_features
-            self._hook = head.register_forward_pre_hook(self._take_states)
+            if self._hook is None:
+                self._hook = head.register_forward_pre_hook(self._take_states)
 
     def _take_states(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         self._states = given[0]

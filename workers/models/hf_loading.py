@@ -99,7 +99,7 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
     if spec.device == "cpu":
         _leave_the_files(model)
     elif spec.device.startswith("cuda"):
-        # cuDNN's attention makes a plan for every length that a row comes to, in twice the time of a whole pass.
+        # cuDNN's attention makes a plan for every length that a row comes to, in more than twice the time of a whole pass.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return model.eval().to(spec.device)
 

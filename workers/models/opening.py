@@ -167,6 +167,9 @@ def _open_hf(spec: ModelSpec) -> OpenModel:
     }
     if not spec.fast_attention:
         path["attention"] = "eager"
+    elif spec.device.startswith("cuda"):
+        # cuDNN's was used before: a job that was begun with it has other bits.
+        path["attention"] = "without cuDNN"
     if extension := ipex.went_through(engine.model):
         path["ipex"] = extension
     on_host = [parameter for parameter in engine.model.parameters() if parameter.device.type == "cpu"]
