@@ -4,7 +4,8 @@
     python benchmarks/builds.py --shape 1b installed build/new/kernels/liboutrider_kernels.so
 
 Every build gets a process of its own, and they take turns of a few passes each, so that all of them meet the same
-minutes. Shown are medians over the turns, and those of the ratios to the first build. Last comes a line of JSON.
+minutes. Shown are medians over the turns, and those of the ratios to the first build, and whether cores were near to each
+other or far meanwhile (cores.py); where that changed, the medians of either too. Last comes a line of JSON.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+from cores import Cores
 from forward import model_directory
 from inflate import SHAPES
 
@@ -29,6 +32,8 @@ from outrider.workers.models.opening import open_model
 INSTALLED = "installed"
 # Passes of one turn; of many tokens fewer, since they take long.
 PASSES, PASSES_OF_MANY, MANY = 7, 2, 32
+# Nanoseconds from core to core and back: less where they share a cache.
+NEAR = 150
 
 
 def serve(model: str, precision: str, context: int, rows: int) -> None:
@@ -81,15 +86,55 @@ class Build:
         self._process.communicate()
 
 
-def measure(builds: list[Build], sizes: list[int], turns: int) -> list[dict[int, list[float]]]:
-    found: list[dict[int, list[float]]] = [{tokens: [] for tokens in sizes} for _ in builds]
+@dataclass(frozen=True)
+class Turn:
+    """Each build's seconds for one size, and the nanoseconds from core to core before and behind them."""
+
+    seconds: tuple[float, ...]
+    nanoseconds: tuple[float, float]
+
+    @property
+    def place(self) -> str:
+        near = [each < NEAR for each in self.nanoseconds]
+        return "near" if all(near) else "moved" if any(near) else "far"
+
+
+def measure(builds: list[Build], sizes: list[int], turns: int) -> dict[int, list[Turn]]:
+    cores = Cores(sorted(os.sched_getaffinity(0)))
+    found: dict[int, list[Turn]] = {tokens: [] for tokens in sizes}
     for turn in range(turns + 1):
         for tokens in sizes:
-            for index in range(len(builds)) if turn % 2 else reversed(range(len(builds))):
-                seconds = builds[index].seconds(tokens)
-                if turn:  # the first one warms up
-                    found[index][tokens].append(seconds)
+            before = cores.farthest()
+            order = range(len(builds)) if turn % 2 else reversed(range(len(builds)))
+            seconds = {index: builds[index].seconds(tokens) for index in order}
+            if turn:  # the first one warms up
+                of_each = tuple(seconds[index] for index in range(len(builds)))
+                found[tokens].append(Turn(of_each, (before, cores.farthest())))
     return found
+
+
+Figures = list[dict[int, tuple[float, float]]]
+
+
+def figures_of(found: dict[int, list[Turn]], builds: int) -> Figures:
+    """Of each build and size milliseconds and the ratio to the first build: medians, and that of each turn's ratio."""
+    return [
+        {
+            tokens: (
+                round(statistics.median(turn.seconds[build] for turn in turns) * 1e3, 3),
+                round(statistics.median(turn.seconds[build] / turn.seconds[0] for turn in turns), 3),
+            )
+            for tokens, turns in found.items()
+            if turns
+        }
+        for build in range(builds)
+    ]
+
+
+def show(title: str, figures: Figures) -> None:
+    print(f"{title:>8}" + "".join(f"{tokens:>16}" for tokens in figures[0]))
+    for index, row in enumerate(figures):
+        print(f"{index:>8}" + "".join(f"{ms:9.2f} ({times:.2f})" for ms, times in row.values()))
 
 
 def main() -> None:
@@ -120,25 +165,16 @@ def main() -> None:
     found = measure(builds, sizes, asked.turns)
     for build in builds:
         build.stop()
-    print(f"{'M':>8}" + "".join(f"{tokens:>16}" for tokens in sizes))
-    figures = [
-        {tokens: (milliseconds(times[tokens]), ratio(times[tokens], found[0][tokens])) for tokens in sizes}
-        for times in found
-    ]
-    for index, row in enumerate(figures):
-        print(f"{index:>8}" + "".join(f"{ms:9.2f} ({times:.2f})" for ms, times in row.values()))
+    places = sorted({turn.place for turns in found.values() for turn in turns})
+    figures = {"all" if len(places) > 1 else places[0]: figures_of(found, len(builds))}
+    for place in places if len(places) > 1 else []:
+        there = {tokens: [turn for turn in turns if turn.place == place] for tokens, turns in found.items()}
+        figures[place] = figures_of(there, len(builds))
+    for title, rows in figures.items():
+        show(title, rows)
     print("\n".join(f"{index:>8} {build.name}" for index, build in enumerate(builds)))
     told = {"model": model, "precision": asked.precision, "context": asked.context, "rows": asked.rows}
     print(json.dumps({**told, "libraries": asked.libraries, "ms and ratio": figures}))
-
-
-def milliseconds(times: list[float]) -> float:
-    return round(statistics.median(times) * 1e3, 3)
-
-
-def ratio(mine: list[float], theirs: list[float]) -> float:
-    """The median of each turn's ratio."""
-    return round(statistics.median(left / right for left, right in zip(mine, theirs, strict=True)), 3)
 
 
 if __name__ == "__main__":

@@ -409,7 +409,7 @@ int32_t Engine::use_threads(int threads, const int32_t *cores) {
   if (threads < 1 || threads > 1024) return fail(OUTRIDER_INVALID, "%d threads", threads);
   auto made = std::make_unique<Pool>(threads, cores, spin_microseconds);
   samplers.resize(static_cast<size_t>(threads));
-  claims = std::vector<std::atomic<int64_t>>(ops.size() * static_cast<size_t>(threads));
+  claims.resize(ops.size(), threads);
   pool = std::move(made);
   return OUTRIDER_OK;
 }

@@ -2,11 +2,11 @@
 #ifndef OUTRIDER_SRC_ENGINE_H
 #define OUTRIDER_SRC_ENGINE_H
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
 #include "cache.h"
+#include "claims.h"
 #include "corrections.h"
 #include "kernels.h"
 #include "memory.h"
@@ -144,7 +144,7 @@ struct Engine {
   char *expanded_of(int thread) const { return most_expanded ? expanded.as<char>() + thread * most_expanded : nullptr; }
 
   Scratch words, scales, offsets, less, attention, expanded;
-  std::vector<std::atomic<int64_t>> claims;  // [ops][threads]
+  Claims claims;
   std::vector<SamplerScratch> samplers;
   int64_t most_words = 0, most_groups = 0, most_attention = 0, most_expanded = 0;
 };

@@ -202,7 +202,7 @@ Choice Pass::corrected(const Choice &own, int64_t s, SamplerScratch *scratch, co
 void Pass::choose(const outrider_op &op, size_t index, int thread) {
   const float *in = engine.buffer(op.in);
   const int64_t stride = engine.stride(op.in);
-  claim(index, static_cast<int64_t>(selected.size()), [&](int64_t s) {
+  claim(index, static_cast<int64_t>(selected.size()), thread, [&](int64_t s) {
     const size_t at = static_cast<size_t>(s), t = static_cast<size_t>(selected[at]);
     const float *logits = in + s * stride;
     if (logits_at[at] >= 0)
@@ -344,7 +344,7 @@ int32_t Engine::run_pass(const outrider_batch &batch) {
   choosings.clear();
   Pass pass(*this, batch);
   pass.plan();
-  for (std::atomic<int64_t> &claim : claims) claim.store(0, std::memory_order_relaxed);
+  claims.clear();
   pool->run([&pass](int thread) { pass.walk(thread); });
   pass.keep_choosings();
   if (!recurrence.empty())

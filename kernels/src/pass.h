@@ -98,10 +98,10 @@ struct Pass {
     const int64_t first = count * thread / threads, last = count * (thread + 1) / threads;
     if (first < last) work(first, last);
   }
-  // Calls work(item) for those of 0..count that this thread claims.
-  template <typename Work> void claim(size_t index, int64_t count, Work work) {
-    std::atomic<int64_t> &claimed = engine.claims[index * static_cast<size_t>(engine.pool->threads())];
-    for (int64_t item; (item = claimed.fetch_add(1, std::memory_order_relaxed)) < count;) work(item);
+  // Calls work(item) for those of 0..count that this thread claims: its share, and what others have not come to.
+  template <typename Work> void claim(size_t index, int64_t count, int thread, Work work) {
+    int owner = thread;
+    for (int64_t item; (item = engine.claims.next(index, count, thread, &owner)) >= 0;) work(item);
   }
 };
 

@@ -63,7 +63,7 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
   }
   int64_t items = 0;
   for (const FeedState &feed : feeds) items += pieces_of(feed);
-  claim(index, items, [&](int64_t item) {
+  claim(index, items, thread, [&](int64_t item) {
     size_t number = 0;
     while (item >= pieces_of(feeds[number])) item -= pieces_of(feeds[number++]);
     const FeedState &feed = feeds[number];

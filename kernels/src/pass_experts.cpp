@@ -161,14 +161,14 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
   const int32_t width = shape.gated ? shape.rows / 2 : shape.rows;
   const int64_t out_stride = round_up(width, kLanes);
   float *out = engine.buffer(op.out);
-  std::atomic<int64_t> &claimed = engine.claims[index * static_cast<size_t>(engine.pool->threads())];
-  const auto next_item = [&] { return claimed.fetch_add(1, std::memory_order_relaxed); };
+  int owner = thread;
+  const auto next_item = [&] { return engine.claims.next(index, all, thread, &owner); };
   const auto weight_of = [&](int64_t item) {
     return &engine.weights[static_cast<size_t>(op.weight + needed[static_cast<size_t>(item / pieces.count)].number)];
   };
   const auto tile_of = [&](int64_t item) { return static_cast<int>(item % pieces.count) * pieces.tiles_each; };
   // The next piece is claimed before one is worked on: it is asked for while that is finished.
-  for (int64_t item = next_item(); item < all;) {
+  for (int64_t item = next_item(); item >= 0;) {
     const int64_t later = next_item();
     const Expert &expert = needed[static_cast<size_t>(item / pieces.count)];
     Linear task{};
@@ -184,7 +184,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
     task.scale = op.scale;
     task.cap = op.cap;
     const int first = tile_of(item), last = std::min(first + pieces.tiles_each, pieces.tiles);
-    if (later < all) kernels.linear(task, first, last, weight_of(later), tile_of(later));
+    if (later >= 0) kernels.linear(task, first, last, weight_of(later), tile_of(later));
     else kernels.linear(task, first, last, nullptr, 0);
     item = later;
   }

@@ -84,10 +84,9 @@ int Pass::claim_piece(size_t index, const Pieces &pieces, int thread, int *owner
   const int threads = engine.pool->threads();
   do {
     const int first = pieces.first(*owner, threads), end = pieces.first(*owner + 1, threads);
-    std::atomic<int64_t> &claimed = engine.claims[index * static_cast<size_t>(threads) + static_cast<size_t>(*owner)];
     // An owner's first piece is its own, without a claim.
-    const int64_t piece = first + 1 + claimed.fetch_add(1, std::memory_order_relaxed);
-    if (piece < end) return static_cast<int>(piece);
+    const int64_t later = engine.claims.take(index, *owner, end - first - 1);
+    if (later >= 0) return first + 1 + static_cast<int>(later);
     *owner = (*owner + 1) % threads;
   } while (*owner != thread);
   return -1;

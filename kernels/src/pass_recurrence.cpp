@@ -20,7 +20,7 @@ constexpr double kLinear = 20.0;
 
 void Pass::convolve(const outrider_op &op, size_t index, int thread) {
   const int64_t chunks = (op.in.width + kColumnsTogether - 1) / kColumnsTogether;
-  claim(index, static_cast<int64_t>(feeds.size()) * chunks, [&](int64_t item) {
+  claim(index, static_cast<int64_t>(feeds.size()) * chunks, thread, [&](int64_t item) {
     const int32_t first = static_cast<int32_t>(item % chunks) * kColumnsTogether;
     convolve_columns(op, feeds[static_cast<size_t>(item / chunks)], first, std::min(kColumnsTogether, op.in.width - first));
   });
@@ -83,7 +83,7 @@ void Pass::convolve_columns(const outrider_op &op, const FeedState &feed, int32_
 }
 
 void Pass::delta(const outrider_op &op, size_t index, int thread) {
-  claim(index, static_cast<int64_t>(feeds.size()) * op.kv_heads, [&](int64_t item) {
+  claim(index, static_cast<int64_t>(feeds.size()) * op.kv_heads, thread, [&](int64_t item) {
     delta_heads(op, feeds[static_cast<size_t>(item / op.kv_heads)], static_cast<int32_t>(item % op.kv_heads), thread);
   });
 }

@@ -267,5 +267,6 @@ inline F dot_bf16(F acc, I a, I b) {
 }
 inline void prefetch(const void *) {}
 inline void prefetch_second(const void *) {}
+inline void prefetch_to_write(const void *) {}
 
 }  // namespace

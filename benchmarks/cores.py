@@ -1,0 +1,68 @@
+"""How far cores are from each other: nanoseconds that a line of memory takes from one to another and back.
+
+    python benchmarks/cores.py
+
+Between cores that share a last-level cache it takes 50 to 100, between others several hundred. Those of a virtual machine
+may be moved while it runs: what memory gives and what a pass takes change with it
+(docs/lab/2026-11-26-cores-near-and-far.md). Compiles cores.c (a C compiler is needed).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+
+from stream import threads_on
+
+SOURCE = Path(__file__).with_name("cores.c")
+# A tenth of a millisecond where they share a cache: it may stand between passes.
+UNCOUNTED, TURNS = 200, 2000
+LINE = 64
+
+
+class Cores:
+    def __init__(self, cores: Sequence[int]) -> None:
+        self.cores = tuple(cores)
+
+    def nanoseconds(self, one: int, other: int) -> float:
+        # A line of its own, wherever the buffer begins.
+        buffer = ctypes.create_string_buffer(2 * LINE)
+        line = -ctypes.addressof(buffer) % LINE + ctypes.addressof(buffer)
+        with threads_on((one, other)) as pool:
+            both = [pool.submit(self._library.round_trips, line, number, UNCOUNTED, TURNS) for number in (0, 1)]
+            return min(future.result() for future in both)
+
+    def farthest(self) -> float:
+        """Of the first core from any other; 0 where there is none."""
+        first, *others = self.cores
+        return max((self.nanoseconds(first, other) for other in others), default=0.0)
+
+    @cached_property
+    def _library(self) -> ctypes.CDLL:
+        with tempfile.TemporaryDirectory() as folder:
+            built = Path(folder) / "cores.so"
+            subprocess.run(
+                [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", str(SOURCE), "-o", str(built)], check=True
+            )
+            library = ctypes.CDLL(str(built))
+        library.round_trips.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+        library.round_trips.restype = ctypes.c_double
+        return library
+
+
+def main() -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    cores = Cores(usable)
+    for one, other in combinations(usable, 2):
+        times = sorted(cores.nanoseconds(one, other) for _ in range(21))
+        print(f"cores {one} and {other}: median {times[10]:.0f} ns, {times[0]:.0f} to {times[-1]:.0f}")
+
+
+if __name__ == "__main__":
+    main()
