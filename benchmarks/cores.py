@@ -9,6 +9,7 @@ may be moved while it runs: what memory gives and what a pass takes change with 
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import subprocess
@@ -57,11 +58,14 @@ class Cores:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=21, help="that each pair is measured")
+    asked = parser.parse_args()
     usable = sorted(os.sched_getaffinity(0))
     cores = Cores(usable)
     for one, other in combinations(usable, 2):
-        times = sorted(cores.nanoseconds(one, other) for _ in range(21))
-        print(f"cores {one} and {other}: median {times[10]:.0f} ns, {times[0]:.0f} to {times[-1]:.0f}")
+        times = sorted(cores.nanoseconds(one, other) for _ in range(asked.times))
+        print(f"cores {one} and {other}: median {times[len(times) // 2]:.0f} ns, {times[0]:.0f} to {times[-1]:.0f}")
 
 
 if __name__ == "__main__":
