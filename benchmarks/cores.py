@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 
+from peaks import compiled
 from stream import threads_on
 
 SOURCE = Path(__file__).with_name("cores.c")
@@ -46,12 +45,7 @@ class Cores:
 
     @cached_property
     def _library(self) -> ctypes.CDLL:
-        with tempfile.TemporaryDirectory() as folder:
-            built = Path(folder) / "cores.so"
-            subprocess.run(
-                [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", str(SOURCE), "-o", str(built)], check=True
-            )
-            library = ctypes.CDLL(str(built))
+        library = compiled(SOURCE)
         library.round_trips.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         library.round_trips.restype = ctypes.c_double
         return library

@@ -24,6 +24,15 @@ TURNS = 2_000_000
 AMX_TURNS = 100_000
 
 
+def compiled(source: Path) -> ctypes.CDLL:
+    """For this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "compiled.so"
+        options = ("-O2", "-march=native", "-shared", "-fPIC")
+        subprocess.run([os.environ.get("CC", "cc"), *options, str(source), "-o", str(built)], check=True)
+        return ctypes.CDLL(str(built))
+
+
 class Peaks:
     def __init__(self, cores: Sequence[int]) -> None:
         self.threads = len(cores)
@@ -51,11 +60,7 @@ class Peaks:
 
     @cached_property
     def _library(self) -> ctypes.CDLL:
-        with tempfile.TemporaryDirectory() as folder:
-            built = Path(folder) / "peaks.so"
-            options = ("-O2", "-march=native", "-shared", "-fPIC")
-            subprocess.run([os.environ.get("CC", "cc"), *options, str(SOURCE), "-o", str(built)], check=True)
-            library = ctypes.CDLL(str(built))
+        library = compiled(SOURCE)
         for name in ("fma_products", "int8_products", "bf16_products", "amx_products"):
             getattr(library, name).argtypes = (ctypes.c_int64, ctypes.c_void_p)
             getattr(library, name).restype = ctypes.c_int64

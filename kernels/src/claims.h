@@ -23,6 +23,19 @@ class Claims {
       for (std::atomic<int64_t> &taken : line.taken) taken.store(0, std::memory_order_relaxed);
   }
 
+  // The next of `count` items, of which every thread has an even share, or -1 behind the last. *owner says whose share it is of,
+  // and is the thread itself at first. The first `own` items of a share are its owner's without a claim.
+  int64_t next(size_t operation, int64_t count, int thread, int *owner, int64_t own = 0) {
+    do {
+      const int64_t first = count * *owner / threads_ + own, end = count * (*owner + 1) / threads_;
+      const int64_t item = take(operation, *owner, end - first);
+      if (item >= 0) return first + item;
+      *owner = (*owner + 1) % threads_;
+    } while (*owner != thread);
+    return -1;
+  }
+
+ private:
   // The next of `count` items of an owner's share, counted from its first, or -1 behind the last.
   int64_t take(size_t operation, int owner, int64_t count) {
     Line &line = counters_[static_cast<size_t>(owner) * lines_ + operation / kCounters];
@@ -33,19 +46,6 @@ class Claims {
     return item < count ? item : -1;
   }
 
-  // The next of `count` items, of which every thread has an even share, or -1 behind the last. *owner says whose share it is of,
-  // and is the thread itself at first.
-  int64_t next(size_t operation, int64_t count, int thread, int *owner) {
-    do {
-      const int64_t first = count * *owner / threads_, end = count * (*owner + 1) / threads_;
-      const int64_t item = take(operation, *owner, end - first);
-      if (item >= 0) return first + item;
-      *owner = (*owner + 1) % threads_;
-    } while (*owner != thread);
-    return -1;
-  }
-
- private:
   static constexpr size_t kCounters = 64 / sizeof(std::atomic<int64_t>);
   struct alignas(64) Line {
     std::atomic<int64_t> taken[kCounters] = {};

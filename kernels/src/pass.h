@@ -73,7 +73,6 @@ struct Pass {
   // Whether the pass has anything for an operation that concerns states.
   bool is_left_out(const outrider_op &op) const;
   Pieces pieces_of(const outrider_weight &weight) const;
-  int claim_piece(size_t index, const Pieces &pieces, int thread, int *owner);
   template <typename Wanted> void store_granules(const outrider_op &op, Wanted wanted, int thread) const;
   void attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread);
   CacheView view(const outrider_op &op, int64_t token, int64_t head) const;

@@ -67,29 +67,19 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
     later_tile = to_come.first(thread, threads) * to_come.tiles_each;
     if (to_come.first(thread, threads) == to_come.first(thread + 1, threads)) later_weight = nullptr;
   }
+  // A thread's share it reads from end to end, then of the shares of others.
   int owner = thread, mine = pieces.first(thread, threads);
-  if (mine == pieces.first(thread + 1, threads)) mine = claim_piece(index, pieces, thread, &owner);
+  const auto next_piece = [&] {
+    return static_cast<int>(engine.claims.next(index, pieces.count, thread, &owner, /*own=*/1));
+  };
+  if (mine == pieces.first(thread + 1, threads)) mine = next_piece();
   while (mine >= 0) {
-    const int next = claim_piece(index, pieces, thread, &owner);
+    const int next = next_piece();
     const int first = mine * pieces.tiles_each, last = std::min(first + pieces.tiles_each, pieces.tiles);
     if (next >= 0) kernels.linear(task, first, last, &weight, next * pieces.tiles_each);
     else kernels.linear(task, first, last, later_weight, later_tile);
     mine = next;
   }
-}
-
-// The next piece of this thread's share, which it reads from end to end; once that is done, of the share of another; -1 behind
-// the last.
-int Pass::claim_piece(size_t index, const Pieces &pieces, int thread, int *owner) {
-  const int threads = engine.pool->threads();
-  do {
-    const int first = pieces.first(*owner, threads), end = pieces.first(*owner + 1, threads);
-    // An owner's first piece is its own, without a claim.
-    const int64_t later = engine.claims.take(index, *owner, end - first - 1);
-    if (later >= 0) return first + 1 + static_cast<int>(later);
-    *owner = (*owner + 1) % threads;
-  } while (*owner != thread);
-  return -1;
 }
 
 // So few tiles in a piece that the threads are evened out, but bytes enough that claiming them is no matter; and as many as some

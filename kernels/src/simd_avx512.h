@@ -138,7 +138,7 @@ inline I nearest_bf16(F lower, F upper) {
 #endif
 inline void prefetch(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
 inline void prefetch_second(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1); }
-// For a line that will be written: GCC makes one for reading of its own built-in unless a flag says that there are others.
+// For a line that will be written. Without -mprfchw GCC makes a prefetch for reading of __builtin_prefetch(p, 1).
 inline void prefetch_to_write(const void *p) { asm volatile("prefetchw %0" : : "m"(*static_cast<const char *>(p))); }
 
 }  // namespace
