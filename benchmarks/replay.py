@@ -2,12 +2,16 @@
 
     python benchmarks/replay.py --target DIR --draft DIR --prompts FILE --recorded rows.json [--draft-tokens auto 3 4 5]
         [--passes 1:21,2:21.8,4:23,8:31,16:60,128:430] [--step 2.1] [--way 0.8] [--read 0.35] [--batch 1]
+        [--live] [--suffix]
 
 Where --recorded is no file yet, the target writes the rows, and in each of their places the draft guesses the next tokens,
 which takes some seconds a row. Then the verifier, its policy and the drafter, as they are in this working copy, write the
 same rows with what was recorded in the place of models; passes, steps and the way between the two take the milliseconds
 that are named here. The same command gives the same figures, so one working copy can be held against another by the last
 percent. What Python takes is not counted but in the way. Texts must be the recorded ones. Last comes one line of JSON.
+
+With --live the draft itself guesses, and learns; its passes take what is named here all the same, and of OUTRIDER_LIBRARY
+one can be held against another. With --suffix there are candidates from texts beside it.
 """
 
 from __future__ import annotations
@@ -27,33 +31,42 @@ from fakes import FakeEngine
 
 from outrider.workers.draft.drafter import Drafter
 from outrider.workers.engines.costs import CostCurve
-from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
+from outrider.workers.engines.engine import CanLearn, Chosen, DecodeFeed, DecodeResult, Engine, Feed, StopRule
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
 from outrider.workers.models.opening import open_model
 from outrider.workers.models.tokenizer import Tokenizer
 from outrider.workers.speculation import MOST_CANDIDATES
 from outrider.workers.target.draft_link import DraftLink
+from outrider.workers.target.suffix_finder import SuffixFinder
 from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 
 PASSES = "1:21,2:21.8,3:22.4,4:23.05,5:24.1,6:25.95,7:28.4,8:30.8,9:34.9,12:44,16:59.5,32:110,64:215,128:430"
+# As many tokens of answers are kept for --suffix as in a job.
+ANSWER_TOKENS = 200_000
 # A row: its text, the prompt first; and behind each beginning of the answer, from none on, what the draft guesses: tokens,
 # margins and runners-up.
 Recorded = dict[str, Any]
 EVERYTHING = StopRule((1.0,), (1.0, 1.0), 1.0)
 
 
+def _spec(asked: argparse.Namespace, path: Path) -> ModelSpec:
+    return ModelSpec(str(path), "native", asked.precision, threads=asked.threads, small_cache=path == asked.draft)
+
+
+def open_draft(asked: argparse.Namespace, learns: bool) -> Engine:
+    model = open_model(_spec(asked, asked.draft))
+    if learns and isinstance(model.engine, CanLearn):
+        model.engine.correct_choices()
+    return model.engine
+
+
 def record(asked: argparse.Namespace) -> list[Recorded]:
     tokenizer = Tokenizer(asked.target)
     encoded = map(tokenizer.encode, prompts_of(asked.prompts))
     prompts = [ids[: asked.prompt_tokens] for ids in encoded if len(ids) >= asked.prompt_tokens][: asked.rows]
-    target, draft = (
-        open_model(
-            ModelSpec(str(path), "native", asked.precision, threads=asked.threads, small_cache=path == asked.draft)
-        ).engine
-        for path in (asked.target, asked.draft)
-    )
+    target, draft = open_model(_spec(asked, asked.target)).engine, open_draft(asked, learns=False)
     rows = []
     for key, prompt in enumerate(prompts):
         for engine in (target, draft):
@@ -107,6 +120,31 @@ class Draft(FakeEngine):
         return result
 
 
+class Live:
+    """A draft at work, whose passes take what is said."""
+
+    def __init__(self, engine: Engine, clock: Clock, step: float, read: float) -> None:
+        self._engine, self._clock, self._step, self._read = engine, clock, step, read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def _pass(self, tokens: int) -> float:
+        seconds = max(self._step, self._read * tokens)
+        self._clock.now += seconds
+        return seconds
+
+    def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
+        self._pass(sum(len(feed.tokens) for feed in feeds))
+        return self._engine.feed(feeds)
+
+    def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
+        result = self._engine.decode(decode_feeds, stop_rule)
+        fed = sum(len(feed.tokens) for feed in decode_feeds)
+        steps = [(rows, self._pass(fed if index == 0 else rows)) for index, (rows, _) in enumerate(result.steps)]
+        return DecodeResult(result.chosen, steps)
+
+
 class _Listening:
     """A draft's passes, whose runners-up are taken down."""
 
@@ -126,10 +164,12 @@ class _Listening:
 def replay(rows: Sequence[Recorded], count: int | None, asked: argparse.Namespace) -> dict[str, float]:
     """Rounds with a full batch in which nobody reads a prompt, and whole rows."""
     passes = CostCurve({int(size): float(ms) / 1e3 for size, ms in (each.split(":") for each in asked.passes.split(","))})
+    live = open_draft(asked, learns=True) if asked.live else None
     real, clock = time.perf_counter, Clock()
     time.perf_counter = clock
     try:
-        link, draft = DraftLink(5.0), Draft(rows, clock, asked.step / 1e3, asked.read / 1e3)
+        link, costs = DraftLink(5.0), (clock, asked.step / 1e3, asked.read / 1e3)
+        draft = Draft(rows, *costs) if live is None else Live(live, *costs)
         verifier = Verifier(
             engine=ClockedTarget([row["text"] for row in rows], clock, passes),
             new_writer=lambda row: TextWriter(lambda tokens: "", row.stop, ()),
@@ -138,6 +178,7 @@ def replay(rows: Sequence[Recorded], count: int | None, asked: argparse.Namespac
             draft_tokens=count,
             verify_seconds=passes.as_now(),
             end_tokens=(),
+            finder=SuffixFinder(ANSWER_TOKENS) if asked.suffix else None,
         )
         link.attach(ClockedWay(Drafter(draft, ()), clock, asked.way / 1e3))
         verifier.add(
@@ -187,12 +228,16 @@ def main() -> None:
     parser.add_argument("--passes", default=PASSES, help="milliseconds of the target's passes by their tokens")
     parser.add_argument("--step", type=float, default=2.1, help="of the draft")
     parser.add_argument("--way", type=float, default=0.8, help="to the draft and back, and its Python")
+    parser.add_argument("--live", action="store_true", help="the draft itself guesses, and learns")
+    parser.add_argument("--suffix", action="store_true", help="candidates from texts beside the draft's")
     parser.add_argument("--read", type=float, default=0.35, help="a token of a text that the draft does not know yet")
     asked = parser.parse_args()
     if not asked.recorded.is_file():
         if None in (asked.target, asked.draft, asked.prompts):
             parser.error("--recorded: no such file; --target, --draft and --prompts make it")
         asked.recorded.write_text(json.dumps(record(asked)))
+    if asked.live and asked.draft is None:
+        parser.error("--live needs --draft")
     rows = json.loads(asked.recorded.read_text())
     found = {each: replay(rows, None if each == "auto" else int(each), asked) for each in asked.draft_tokens}
     for name, figures in found.items():

@@ -8,15 +8,21 @@ namespace {
 // By so much (natural logarithms of odds) the scores of the wrong token and of the right one change for the state that they were
 // scored from: less where another state is less like it.
 constexpr float kStep = 0.5f;
+// Of a right choice whose runner-up was so near as much is learned as of a wrong one.
+constexpr double kClose = 1.0;
+// By so much what a repetition adds changes with a wrong choice.
+constexpr float kRepetitionStep = 0.1f;
 
 }  // namespace
 
-void Corrections::add(const Kernels &kernels, const float *state, float *scores, std::vector<float> *scratch) const {
+void Corrections::add(const Kernels &kernels, const float *state, const Repetition &repetition, float *scores,
+                      std::vector<float> *scratch) const {
   scratch->resize(tokens_.size() + static_cast<size_t>(width_));
   float *const found = scratch->data(), *const centred = found + tokens_.size();
   centre(kernels, state, centred);
   kernels.products(vectors_.data(), stride_, static_cast<int>(tokens_.size()), centred, width_, found);
   for (size_t i = 0; i < tokens_.size(); ++i) scores[tokens_[i]] += found[i];
+  if (repetition.next >= 0) scores[repetition.next] += repetitions_[repetition.kind];
 }
 
 int Corrections::learn(const Kernels &kernels, const KeptChoice &choice, const float *state, int32_t right) {
@@ -28,7 +34,10 @@ int Corrections::learn(const Kernels &kernels, const KeptChoice &choice, const f
   const float share = 1.0f / static_cast<float>(std::min(++states_, kStatesOfLate));
   kernels.scaled(mean_.data(), 1.0f - share, nullptr, mean_.data(), width_);
   kernels.scaled(state, share, mean_.data(), mean_.data(), width_);
-  if (corrected_right) return good;
+  const int32_t wrong = corrected_right ? choice.runner_up : choice.corrected;
+  if (corrected_right && (wrong < 0 || choice.margin >= kClose)) return good;
+  if (!corrected_right && choice.repetition.next == right) repetitions_[choice.repetition.kind] += kRepetitionStep;
+  if (!corrected_right && choice.repetition.next == wrong) repetitions_[choice.repetition.kind] -= kRepetitionStep;
   float square = 0.0f;
   centre(kernels, state, centred_.data());
   kernels.products(centred_.data(), stride_, 1, centred_.data(), width_, &square);
@@ -36,7 +45,7 @@ int Corrections::learn(const Kernels &kernels, const KeptChoice &choice, const f
   if (!(square > 0.0f)) return good;
   ++time_;
   move(kernels, right, kStep / square, centred_.data());
-  move(kernels, choice.corrected, -kStep / square, centred_.data());
+  move(kernels, wrong, -kStep / square, centred_.data());
   return good;
 }
 

@@ -1,20 +1,24 @@
-// What a draft's scores lack, learned from its wrong choices while it works: to the scores of some tokens is added the product of
-// a vector of each with the state that the head multiplies.
+// What a draft's scores lack, learned from its choices while it works. To the scores of some tokens is added the product of a vector
+// of each with the state that the head multiplies, and where the text's last tokens came before, something to what came then.
 #ifndef OUTRIDER_SRC_CORRECTIONS_H
 #define OUTRIDER_SRC_CORRECTIONS_H
 
 #include <stdint.h>
 
+#include <array>
 #include <vector>
 
 #include "kernels.h"
+#include "repetition.h"
 
 namespace outrider {
 
 // A choice whose truth may be told later: what came behind `length` tokens of its row, by the model's own scores and by the
-// corrected ones.
+// corrected ones, which had the runner-up behind it by a margin.
 struct KeptChoice {
-  int32_t length = -1, own = -1, corrected = -1;
+  int32_t length = -1, own = -1, corrected = -1, runner_up = -1;
+  double margin = 0.0;
+  Repetition repetition;
 };
 // Of each row so many choices are kept, those behind other lengths modulo this are overwritten.
 constexpr int32_t kKeptChoices = 64;
@@ -25,13 +29,16 @@ class Corrections {
   Corrections(int32_t width, int32_t most) : width_(width), stride_(round_up(width, kLanes)), most_(most) {
     mean_.resize(static_cast<size_t>(width));
     centred_.resize(static_cast<size_t>(width));
+    repetitions_.fill(kFirstRepetition);
   }
 
   int32_t width() const { return width_; }
-  bool empty() const { return tokens_.empty(); }
+  // Whether they change the scores where the text goes on like this.
+  bool change(const Repetition &repetition) const { return !tokens_.empty() || repetition.next >= 0; }
   // Whether the corrected choices were the better ones of late.
   bool trusted() const { return record_ >= kLeastRecord; }
-  void add(const Kernels &kernels, const float *state, float *scores, std::vector<float> *scratch) const;
+  void add(const Kernels &kernels, const float *state, const Repetition &repetition, float *scores,
+           std::vector<float> *scratch) const;
   // `right` is what came in truth where `choice` was made from `state`. What its corrections were good for: 1 where they made it
   // right, -1 where they made it wrong, else 0.
   int learn(const Kernels &kernels, const KeptChoice &choice, const float *state, int32_t right);
@@ -42,6 +49,8 @@ class Corrections {
   static constexpr int64_t kFirstStates = 64, kStatesOfLate = 512;
   // Corrections that changed a few more right choices than wrong ones are still believed: they have only begun to learn.
   static constexpr double kLeastRecord = -3.0, kMemory = 0.99;
+  // What a repetition adds to a score before anything is known of the job's texts.
+  static constexpr float kFirstRepetition = 1.5f;
 
   float *vector_of(int32_t token);
   // The state without what those of late have in common.
@@ -57,6 +66,7 @@ class Corrections {
   std::vector<int32_t> tokens_;
   std::vector<int64_t> changed_at_;  // [tokens]
   std::vector<float> vectors_;       // [tokens][stride]
+  std::array<float, kRepetitionKinds> repetitions_;
 };
 
 }  // namespace outrider

@@ -13,45 +13,35 @@ namespace outrider {
 namespace {
 
 // A row that has not stopped. `text` is the end of what it has come to, its last choice included, and `guesses` are fed behind
-// that: `length_kind` says by how long a match.
+// that, of such a kind.
 struct ActiveRow {
   int32_t feed;
   double reach;
   const int32_t *ends;
   int32_t end_count;
   std::vector<int32_t> text, guesses;
-  size_t length_kind;
+  size_t kind;
 };
 
-// So far back is looked for what a row may go on with.
-constexpr size_t kLookBack = 1024;
-// The last tokens have to have come before, this many of them; more than the most say no more.
-constexpr size_t kShortestMatch = 2, kLongestMatch = 8;
 // Guesses are fed as long as all of them hold with this chance: a pass takes little longer with them.
 constexpr double kLeastGuess = 0.25;
 
-// What the row went on with where its last tokens have come before.
-void guess(ActiveRow *row, size_t most, const std::array<GuessRecord, kGuessKinds> &records) {
+// What the row's text went on with before.
+void guess(ActiveRow *row, size_t most, const std::array<GuessRecord, kRepetitionKinds> &records) {
   row->guesses.clear();
-  if (!most) return;
-  const std::vector<int32_t> &text = row->text;
-  const size_t end = text.size() - 1;
-  size_t best = 0, behind = 0;
-  for (size_t place = end; place-- > 0 && best < kLongestMatch;) {
-    size_t length = 0;
-    while (length < kLongestMatch && length <= place && text[place - length] == text[end - length]) ++length;
-    if (length > best) best = length, behind = place + 1;
-  }
-  if (best < kShortestMatch) return;
-  row->length_kind = std::min(best, kShortestMatch + kGuessKinds - 1) - kShortestMatch;
-  const double chance = records[row->length_kind].chance();
-  double all = chance;
-  while (row->guesses.size() < most && (row->guesses.empty() || all >= kLeastGuess)) {
-    // A text that repeats its end goes on with what has been guessed behind it.
-    row->guesses.push_back(behind <= end ? text[behind] : row->guesses[behind - end - 1]);
-    ++behind;
+  std::vector<int32_t> &text = row->text;
+  double chance = 1.0, all = 1.0;
+  while (row->guesses.size() < most) {
+    const Repetition found = find_repetition(text.data(), text.size());
+    if (found.next < 0) break;
+    if (row->guesses.empty()) row->kind = found.kind, chance = records[found.kind].chance();
     all *= chance;
+    if (!row->guesses.empty() && all < kLeastGuess) break;
+    row->guesses.push_back(found.next);
+    // What is guessed goes on from there, as if it were right.
+    text.push_back(found.next);
   }
+  text.resize(text.size() - row->guesses.size());
 }
 
 // Takes the choice of a pass down; false where the row stops with it.
@@ -162,7 +152,7 @@ int32_t Engine::decode(const outrider_decode_batch &wanted) {
         goes_on = take(wanted, &row, step.chosen[place], step.runners_up[place], step.margins[place]);
         if (right == guesses) break;
         held = step.chosen[place] == row.guesses[right];
-        guess_records[row.length_kind].observe(held);
+        guess_records[row.kind].observe(held);
         right += held && goes_on;
       }
       at += guesses + 1;

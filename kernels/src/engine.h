@@ -54,8 +54,6 @@ struct GuessRecord {
     tried = tried * memory + 1.0;
   }
 };
-// Kinds of guesses: by how many of a row's last tokens came before, two, three, four, five and more.
-constexpr size_t kGuessKinds = 4;
 
 struct Engine {
   static int32_t create(const outrider_program &program, const outrider_options &options, std::unique_ptr<Engine> *engine);
@@ -87,7 +85,7 @@ struct Engine {
   int32_t spin_microseconds = -1;
   RecurrencePlan recurrence;
   bool stepping = false;  // whether rows go on by themselves, and may be taken back to before they did
-  std::array<GuessRecord, kGuessKinds> guess_records;
+  std::array<GuessRecord, kRepetitionKinds> guess_records;
   std::unique_ptr<Corrections> corrections;    // or null
   outrider_slice states_of_choices{-1, 0, 0};  // what the head multiplies, once it is known
   int64_t experts_read = 0;                    // by the latest forward, over all layers

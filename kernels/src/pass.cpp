@@ -180,19 +180,21 @@ Choice Pass::corrected(const Choice &own, int64_t s, SamplerScratch *scratch, co
   const Corrections &corrections = *engine.corrections;
   const outrider_slice &states = engine.states_of_choices;
   const float *state = engine.buffer(states) + s * engine.stride(states);
+  RowState &row = engine.rows[static_cast<size_t>(feed.row)];
+  const int32_t length = position[t] + 1, slot = length % kKeptChoices;
+  const Repetition repetition =
+      engine.stepping ? find_repetition(row.history.data(), static_cast<size_t>(length)) : Repetition{};
   Choice choice = own;
-  if (!corrections.empty()) {
+  if (corrections.change(repetition)) {
     const outrider_op &op = engine.ops.back();
     float *scores = engine.buffer(op.in) + s * engine.stride(op.in);
-    corrections.add(*engine.kernels, state, scores, &scratch->corrections);
+    corrections.add(*engine.kernels, state, repetition, scores, &scratch->corrections);
     choice = choose_by(scores);
     if (!choice.finite) choice = own;
   }
-  RowState &row = engine.rows[static_cast<size_t>(feed.row)];
-  const int32_t length = position[t] + 1, slot = length % kKeptChoices;
   // Of a longer feed two choices would have the same place.
   if (feed.position + feed.count - position[t] <= kKeptChoices) {
-    row.kept[static_cast<size_t>(slot)] = {length, own.token, choice.token};
+    row.kept[static_cast<size_t>(slot)] = {length, own.token, choice.token, choice.runner_up, choice.margin, repetition};
     memcpy(row.kept_states.data() + static_cast<int64_t>(slot) * corrections.width(), state,
            sizeof(float) * static_cast<size_t>(corrections.width()));
   }

@@ -12,6 +12,8 @@ from outrider.kernels.sampling_values import SamplingValues
 
 # By so much one truth moves the scores of both tokens, for the state that they were scored from.
 STEP = 0.5
+# What a repetition is worth at first, and by how much a truth changes that.
+REPETITION, REPETITION_STEP = 1.5, 0.1
 TEXT = tokens(LLAMA, 9)
 
 
@@ -26,7 +28,7 @@ def choice(engine: NativeModel, row: int) -> NativeOutput:
     return engine.forward([NativeFeed(row, TEXT[engine.length(row) :], choose=1)], runners_up=True)[0]
 
 
-def test_choices_are_the_models_own_until_one_was_wrong(model: Packed) -> None:
+def test_choices_are_the_models_own_until_there_is_something_to_learn(model: Packed) -> None:
     text = tokens(LLAMA, 20)
     said = []
     for corrects in (False, True):
@@ -35,11 +37,85 @@ def test_choices_are_the_models_own_until_one_was_wrong(model: Packed) -> None:
                 engine.correct(8)
             row = engine.open()
             said.append(engine.decode([NativeDecodeFeed(row, text, 12)], NativeStopRule())[0])
-            if corrects:
-                assert engine.learn(row, len(text), said[0][0][0]) == (0, 0), "all of them held"
-                engine.truncate(row, 0)
-                assert engine.decode([NativeDecodeFeed(row, text, 12)], NativeStopRule())[0] == said[0]
     assert said[0] == said[1]
+
+
+def test_a_right_choice_that_was_close_is_learned_from_and_one_that_was_not_is_not(model: Packed) -> None:
+    with model.model() as engine:
+        engine.correct(8)
+        row = engine.open()
+
+        def chosen(text: list[int], runners_up: bool = True) -> NativeOutput:
+            engine.truncate(row, 0)
+            return engine.forward([NativeFeed(row, text, choose=1)], runners_up=runners_up)[0]
+
+        text = next(text for seed in range(99) if chosen(text := tokens(LLAMA, 9, seed)).margins[0] < 1.0)
+        scores = engine.forward([NativeFeed(engine.open(), text, choose=1, logits=1)])[0].logits[0].copy()
+        close = True
+        while close:
+            before = chosen(text)
+            best, second = np.argsort(scores)[[-1, -2]]
+            assert (before.tokens, before.runners_up) == ([best], [second])
+            assert before.margins[0] == pytest.approx(float(scores[best] - scores[second]), abs=1e-4)
+            # Where the runner-up was not asked for there is nothing to compare with.
+            chosen(text, runners_up=False)
+            engine.learn(row, len(text), before.tokens)
+            assert chosen(text) == before
+            assert engine.learn(row, len(text), before.tokens) == (0, 0)
+            close = before.margins[0] < 1.0
+            scores[best] += STEP * close
+            scores[second] -= STEP * close
+        assert chosen(text) == before
+
+
+def repeating(common: int) -> tuple[list[int], int]:
+    """A text whose last ``common`` tokens came before, and what came behind them then."""
+    body = list(dict.fromkeys(tokens(LLAMA, 60, seed=common)))[:30]
+    return [*body, *body[10 : 10 + common]], body[10 + common]
+
+
+def scores_behind(model: Packed, text: list[int]) -> NDArray[np.float32]:
+    with model.model() as engine:
+        return engine.forward([NativeFeed(engine.open(), text, choose=1, logits=1)])[0].logits[0].copy()
+
+
+@pytest.mark.parametrize("common", [1, 2, 3, 4, 5, 9])
+def test_what_a_text_went_on_with_before_is_likelier(model: Packed, common: int) -> None:
+    text, came_then = repeating(common)
+    scores = scores_behind(model, text)
+    worth = {}
+    for told in ("nothing", "it was wrong", "it was right"):
+        with model.model() as engine:
+            engine.correct(8)
+            row = engine.open()
+
+            def decided(engine: NativeModel = engine, row: int = row) -> tuple[int, float, int]:
+                engine.truncate(row, 0)
+                [(found, margins, runners_up)], _ = engine.decode([NativeDecodeFeed(row, text, 1)], NativeStopRule())
+                return found[0], margins[0], runners_up[0]
+
+            expected = scores.copy()
+            expected[came_then] += REPETITION if common > 1 else 0.0
+            if told != "nothing":
+                first = decided()
+                # Where it was right it must not have been chosen, or there is nothing to learn about it.
+                right = came_then if told == "it was right" else int(np.argsort(expected)[-2])
+                if first[0] == right:
+                    continue
+                engine.learn(row, len(text), [right])
+                expected[right] += STEP
+                expected[first[0]] -= STEP
+                if common > 1 and came_then in (right, first[0]):
+                    expected[came_then] += REPETITION_STEP if came_then == right else -REPETITION_STEP
+            best, second = np.argsort(expected)[[-1, -2]]
+            worth[told] = decided()
+            assert worth[told][0] == best
+            assert worth[told][1] == pytest.approx(float(expected[best] - expected[second]), abs=1e-3)
+            # A pass that only feeds has nothing to do with it.
+            engine.truncate(row, 0)
+            if told == "nothing":
+                assert engine.forward([NativeFeed(row, text, choose=1)])[0].tokens == [int(scores.argmax())]
+    assert "nothing" in worth and len(worth) > 1
 
 
 def test_each_truth_brings_the_right_score_nearer_until_it_wins(model: Packed) -> None:
@@ -61,7 +137,8 @@ def test_each_truth_brings_the_right_score_nearer_until_it_wins(model: Packed) -
 
 
 def test_what_is_learned_in_one_row_holds_for_others_alone_and_together_on_any_threads(model: Packed) -> None:
-    texts = [tokens(LLAMA, 12, seed) for seed in range(4)]
+    # Every second one repeats itself.
+    texts = [tokens(LLAMA, 12, seed) + (tokens(LLAMA, 9, seed) if seed % 2 else []) for seed in range(4)]
     said = []
     for threads in (1, 3):
         with model.model(threads) as engine:
@@ -78,7 +155,7 @@ def test_what_is_learned_in_one_row_holds_for_others_alone_and_together_on_any_t
             assert together != own
             for feed, of_all in zip(wanted, together, strict=True):
                 engine.truncate(feed.row, 0)
-                for room in (0, 8):
+                for room in (0, 3, 8, 40):
                     assert engine.decode([feed], NativeStopRule(), room)[0] == [of_all]
                     engine.truncate(feed.row, 0)
             said.append(together)

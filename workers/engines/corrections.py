@@ -1,5 +1,5 @@
 """What a draft's scores lack, learned from its wrong choices: for models of transformers what kernels/src/corrections.h is
-for the kernels.
+for the kernels, which learn from close right choices and from what the text went on with before as well.
 """
 
 from __future__ import annotations
