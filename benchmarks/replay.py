@@ -10,8 +10,8 @@ same rows with what was recorded in the place of models; passes, steps and the w
 that are named here. The same command gives the same figures, so one working copy can be held against another by the last
 percent. What Python takes is not counted but in the way. Texts must be the recorded ones. Last comes one line of JSON.
 
-With --live the draft itself guesses, and learns; its passes take what is named here all the same, and of OUTRIDER_LIBRARY
-one can be held against another. With --suffix there are candidates from texts beside it.
+With --live the draft itself guesses, and learns; its passes take what is named here all the same. So two versions of the
+kernels can be compared as well, by OUTRIDER_LIBRARY. With --suffix there are candidates from texts beside it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from clocked import Clock, ClockedTarget, ClockedWay
 from door import prompts_of
+from drafts import ANSWER_TOKENS
 from fakes import FakeEngine
 
 from outrider.workers.draft.drafter import Drafter
@@ -43,8 +44,6 @@ from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 
 PASSES = "1:21,2:21.8,3:22.4,4:23.05,5:24.1,6:25.95,7:28.4,8:30.8,9:34.9,12:44,16:59.5,32:110,64:215,128:430"
-# As many tokens of answers are kept for --suffix as in a job.
-ANSWER_TOKENS = 200_000
 # A row: its text, the prompt first; and behind each beginning of the answer, from none on, what the draft guesses: tokens,
 # margins and runners-up.
 Recorded = dict[str, Any]

@@ -64,9 +64,9 @@ class Corrections {
   double record_ = 0.0;
   std::vector<float> mean_, centred_;
   std::vector<int32_t> tokens_;
-  std::vector<int64_t> changed_at_;  // [tokens]
-  std::vector<float> vectors_;       // [tokens][stride]
-  std::array<float, kRepetitionKinds> repetitions_;
+  std::vector<int64_t> changed_at_;                  // [tokens]
+  std::vector<float> vectors_;                       // [tokens][stride]
+  std::array<float, kRepetitionKinds> repetitions_;  // what one of each kind adds to a score
 };
 
 }  // namespace outrider

@@ -13,7 +13,7 @@ namespace outrider {
 namespace {
 
 // A row that has not stopped. `text` is the end of what it has come to, its last choice included, and `guesses` are fed behind
-// that, of such a kind.
+// that; the first of them comes from a repetition of this kind.
 struct ActiveRow {
   int32_t feed;
   double reach;

@@ -182,6 +182,7 @@ Choice Pass::corrected(const Choice &own, int64_t s, SamplerScratch *scratch, co
   const float *state = engine.buffer(states) + s * engine.stride(states);
   RowState &row = engine.rows[static_cast<size_t>(feed.row)];
   const int32_t length = position[t] + 1, slot = length % kKeptChoices;
+  // Masks of a draft that makes all candidates in one pass are no text that could repeat itself.
   const Repetition repetition =
       engine.stepping ? find_repetition(row.history.data(), static_cast<size_t>(length)) : Repetition{};
   Choice choice = own;
