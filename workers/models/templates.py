@@ -7,6 +7,7 @@ fork.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import resource
@@ -101,6 +102,7 @@ def _render_here(render: Render, conversations: Sequence[Any], writing: int) -> 
     """In the fork: never returns, and runs nothing that its parent has prepared for its own end."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        gc.freeze()  # or a collection in here visits, and so copies, all that the parent holds: a second for a big job
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BYTES, held + MOST_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
