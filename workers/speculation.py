@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -29,6 +29,11 @@ MEMORY = 0.97
 MOST_WEIGHT = 4
 # All rows together change more slowly.
 LONG_MEMORY = 0.995
+# What comes of forecasts is believed to be as usual with the weight of so many tokens. It fades with each token that was
+# foreseen, and more slowly with those of other rounds.
+KEPT_PRIOR = 64.0
+KEPT_MEMORY = 0.998
+KEPT_ELSEWHERE = 0.9999
 # What is counted by position is halved when it reaches this, so that it follows a job whose text changes.
 MOST_OBSERVATIONS = 1024.0
 
@@ -124,7 +129,8 @@ class DraftCost:
 
     ``read`` is what a draft takes for each token of a text that it does not know yet, ``row`` what a step takes less for
     each row that no longer takes part. A draft that makes all candidates in one pass takes ``one_pass[i]`` seconds for
-    i + 1 of each row, whatever a step is.
+    i + 1 of each row, whatever a step is. ``rows`` are those that a step was measured with, where that is not the number
+    that was asked about; 0 where nothing has been measured yet.
     """
 
     step: float
@@ -132,12 +138,20 @@ class DraftCost:
     read: float = 0.0
     row: float = 0.0
     one_pass: Sequence[float] = ()
+    rows: int | None = None
 
     def seconds(self, count: int) -> float:
         """Of the draft's own passes, for so many candidates of each row."""
         if count and self.one_pass:
             return self.one_pass[min(count, len(self.one_pass)) - 1]
         return count * self.step
+
+    def of_rows(self, rows: int, pass_seconds: Callable[[int], float]) -> DraftCost:
+        """Of so many rows: if a step was measured with fewer, then what it takes rises as a pass of the target does."""
+        if not self.rows or self.rows >= rows:
+            return self
+        more = pass_seconds(rows) / pass_seconds(self.rows)
+        return replace(self, step=self.step * more, one_pass=tuple(each * more for each in self.one_pass))
 
 
 def round_seconds(
@@ -260,6 +274,50 @@ class RunnerUpGains:
         self._turns = self._turns * faded + turns
         self._tried = self._tried * faded + tried
         self._found = self._found * faded + found
+
+
+class Kept:
+    """Tokens a second of rounds, of late, as a share of what was foreseen of them."""
+
+    def __init__(self) -> None:
+        # Tokens that came, and those that had come if all had gone as fast as foreseen.
+        self._came = self._due = 0.0
+
+    def share(self, usual: float = 1.0) -> float:
+        """Where little is known, it is believed to be as usual."""
+        return (KEPT_PRIOR * usual + self._came) / (KEPT_PRIOR + self._due)
+
+    def observe(self, tokens: int, seconds: float, foreseen_tokens: float, foreseen_seconds: float) -> None:
+        self.fade(KEPT_MEMORY**foreseen_tokens)
+        self._came += tokens
+        # An interruption counts as no more than a round that took twice as long.
+        self._due += foreseen_tokens * min(2.0, seconds / foreseen_seconds)
+
+    def fade(self, share: float) -> None:
+        self._came *= share
+        self._due *= share
+
+
+class Trust:
+    """What asking a draft brings of what is foreseen of it, where other rounds bring what is foreseen of them.
+
+    Chances are known of those candidates alone that a draft sent, which are the surest ones, and its costs of a few rows.
+    """
+
+    def __init__(self) -> None:
+        self._asking, self._others = Kept(), Kept()
+
+    @property
+    def share(self) -> float:
+        usual = self._others.share()
+        return self._asking.share(usual) / usual
+
+    def observe(self, asked: bool, tokens: int, seconds: float, foreseen_tokens: float, foreseen_seconds: float) -> None:
+        kept = self._asking if asked else self._others
+        kept.observe(tokens, seconds, foreseen_tokens, foreseen_seconds)
+        if not asked:
+            # The text, and what things cost, may have changed since.
+            self._asking.fade(KEPT_ELSEWHERE**tokens)
 
 
 class Looking:

@@ -13,7 +13,7 @@ from outrider.workers.engines.costs import CostCurve
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.speculation import MOST_CANDIDATES, Acceptance, DraftCost, LayoutKind
 from outrider.workers.target.asking_policy import AskingPolicy
-from outrider.workers.target.forecast import Forecast
+from outrider.workers.target.forecast import Forecast, Round
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import NO_PROPOSAL, NoProposer, Proposal
 from outrider.workers.target.text_and_stop_strings import TextWriter
@@ -119,6 +119,99 @@ def test_a_row_whose_text_the_draft_would_have_to_read_is_left_out_where_that_do
     assert min(asked(policy_of(Draft(reading, [1, 1])), rows)) > 0
     counts = asked(policy_of(Draft(reading, [1, 100_000])), rows)
     assert counts[0] > 0 == counts[1]
+
+
+def test_a_step_is_paid_by_the_rows_that_take_part() -> None:
+    """Four rows share what a step takes; one of them alone is not worth it, where the others have too much to read."""
+    rows = [live(key, 0.6) for key in range(4)]
+    dear = DraftCost(7.0, 0.5, read=1.0)
+    assert min(asked(policy_of(Draft(dear, [1, 1, 1, 1])), rows)) > 0
+    assert asked(policy_of(Draft(dear, [1, 100_000, 100_000, 100_000])), rows) == [0] * 4
+
+
+def test_what_a_draft_takes_is_measured_on_a_few_rows() -> None:
+    rows = [live(key, 0.9) for key in range(8)]
+    unread = [60, 50, 40, 30, 20, 10, 5, 70]
+    counts = asked(policy_of(Draft(DraftCost(0.0, rows=0), unread)), rows)
+    assert [at for at, count in enumerate(counts) if count] == [3, 4, 5, 6], "those of which it knows the most"
+    assert min(asked(policy_of(Draft(DraftCost(0.5, rows=8), unread)), rows)) > 0
+    fixed = policy_of(Draft(DraftCost(0.0, rows=0), unread), 3)
+    assert asked(fixed, rows) == [3] * 8
+
+
+def test_a_step_that_was_measured_with_fewer_rows_takes_longer_with_more() -> None:
+    cost = DraftCost(2.0, 0.5, one_pass=(1.0, 2.0), rows=1)
+    assert cost.of_rows(1, CURVE) is cost
+    more = cost.of_rows(32, CURVE)
+    assert more.step == pytest.approx(2.0 * 60.0 / 17.0) and more.hop == 0.5
+    assert more.one_pass == pytest.approx((60.0 / 17.0, 120.0 / 17.0))
+    for known in (DraftCost(2.0), replace(cost, rows=0), replace(cost, rows=64)):
+        assert known.of_rows(32, CURVE) == known
+
+
+def round_of(policy: AskingPolicy, rows: Sequence[LiveRow], tokens: float, seconds: float) -> Round:
+    """A round that brought so many times the tokens that were foreseen, and took so many times the seconds."""
+    forecast = policy.request(rows)[1]
+    assert forecast is not None
+    came = round(forecast.tokens * tokens)
+    done = Round((8,), (came - 1,), len(rows), True, forecast=forecast)
+    policy.observe_round(done, True, forecast.seconds * seconds)
+    return done
+
+
+def test_a_draft_that_does_not_keep_what_is_foreseen_is_not_asked_until_that_is_long_ago() -> None:
+    policy, rows = policy_of(Draft(DraftCost(4.0, 0.5))), [live(key, 0.6) for key in range(4)]
+    assert any(asked(policy, rows))
+    for _ in range(40):
+        done = round_of(policy, rows, 1.0, 1.4)
+    looks = [any(asked(policy, rows)) for _ in range(9)]
+    assert not any(looks)
+    plain = Round((0,) * 4, (0,) * 4, 4, True, forecast=Forecast(18.0, 4.0))
+    for _ in range(8000):
+        policy.observe_round(plain, False, 18.0)
+    assert any(asked(policy, rows) for _ in range(9))
+    for _ in range(40):
+        policy.observe_round(done, True, 1.4 * cast(Forecast, done.forecast).seconds)
+        policy.observe_round(plain, False, 1.4 * 18.0)
+    assert any(asked(policy, rows) for _ in range(9)), "everything takes as much longer"
+
+
+def test_another_layout_is_another_draft() -> None:
+    policy, rows = policy_of(Draft(DraftCost(4.0, 0.5))), [live(key, 0.6) for key in range(4)]
+    for _ in range(40):
+        round_of(policy, rows, 1.0, 1.4)
+    assert not any(asked(policy, rows))
+    policy.look_again()
+    assert any(asked(policy, rows))
+
+
+def test_rounds_in_which_a_prompt_was_read_say_nothing_of_what_was_foreseen() -> None:
+    policy, rows = policy_of(Draft(DraftCost(4.0, 0.5))), [live(key, 0.6) for key in range(4)]
+    forecast = policy.request(rows)[1]
+    for _ in range(40):
+        policy.observe_round(Round((8,), (7,), 4, False, read=100, forecast=forecast), True, 1e3)
+        policy.observe_round(Round((8,), (7,), 4, True), True, 1e3)
+    assert any(asked(policy, rows))
+
+
+def test_long_rows_take_longer_whatever_is_asked_for() -> None:
+    """The curve was measured behind nothing: what context adds is added to passes with and without candidates alike."""
+    policy = policy_of(Draft(DraftCost(1.0, 0.5)), 2)
+    for number in range(400):
+        context = 3 * (number % 100)
+        policy.verify_seconds.observe_pass([1] * 3, policy.verify_seconds(3) + 0.05 * context, context=context)
+    rows = [live(key, 0.9, left=400) for key in range(3)]
+    forecasts = []
+    for cached in (1, 201):
+        for row in rows:
+            row.cached = cached
+            row.tokens = [5] * (cached + 1)
+        forecasts.append(policy.request(rows)[1])
+    short, long = forecasts
+    assert short is not None and long is not None
+    assert (short.context, long.context) == (3, 603)
+    assert long.seconds - short.seconds == pytest.approx(600 * policy.verify_seconds.context.seconds)
+    assert policy.verify_seconds.context.seconds > 0.01
 
 
 @pytest.mark.parametrize("count", [0, 6, 20])

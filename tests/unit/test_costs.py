@@ -7,7 +7,17 @@ from fakes import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.workers.engines.costs import FOLLOWING, POINTS, PREFIX, PROBE_ROW, CostCurve, Recent, measure, rising
+from outrider.workers.engines.costs import (
+    FOLLOWING,
+    POINTS,
+    PREFIX,
+    PROBE_ROW,
+    ContextCost,
+    CostCurve,
+    Recent,
+    measure,
+    rising,
+)
 
 
 def test_it_is_linear_between_points_and_beyond_the_last() -> None:
@@ -28,14 +38,24 @@ def test_an_observation_moves_the_points_beside_it() -> None:
     curve = CostCurve({1: 1.0, 4: 4.0, 8: 6.0})
     curve.observe(4, 6.0)
     assert curve(4) == pytest.approx(4.2)
-    assert curve(1) == 1.0
+    assert curve(1) == pytest.approx(1.0 + FOLLOWING * 0.5)
     followed = 6.0 * (1.0 + FOLLOWING * 0.5)
     assert curve(8) == pytest.approx(followed), "a machine that is half as slow again is so everywhere"
     curve.observe(5, 100.0)
     assert curve(4) == pytest.approx(4.2 * 1.075), "an interruption counts as twice the time, no more"
     assert curve(8) == pytest.approx(followed * 1.025)
-    curve.observe(9, 100.0)
-    assert curve(8) == pytest.approx(followed * 1.025), "beyond the last point nothing is known apart"
+
+
+def test_a_pass_over_more_tokens_than_were_measured_adds_a_point() -> None:
+    """A line through what small passes took would else promise more and more of large ones, and nothing teach it better."""
+    curve = CostCurve({1: 1.0, 16: 4.0, 32: 8.0})
+    curve.observe(200, 1e3)
+    assert curve.points == {1: 1.0, 16: 4.0, 32: 8.0, 64: 16.0, 128: 32.0}, "beyond the last size nothing is known apart"
+    curve = CostCurve({1: 1.0, 16: 4.0, 32: 8.0})
+    for _ in range(100):
+        curve.observe_pass([20] * 3, 24.0)
+    assert curve(60) == pytest.approx(24.0, rel=0.01)
+    assert max(curve.points) == 64
 
 
 def test_what_passes_take_is_what_the_curve_comes_to_say() -> None:
@@ -43,6 +63,45 @@ def test_what_passes_take_is_what_the_curve_comes_to_say() -> None:
     for _ in range(200):
         curve.observe(6, 3.0)
     assert curve(6) == pytest.approx(3.0, rel=0.01)
+
+
+def waves(slope: float, rows: int, passes: int, faster: float = 1.0) -> CostCurve:
+    """Rows that begin together, write 96 tokens each and make room for others, seen by a curve measured behind nothing."""
+    curve = CostCurve({1: 1.0, 8: 2.0, 16: 3.0})
+    for number in range(passes):
+        context = rows * (50 + 40 * (number // 96 % 3) + number % 96)
+        tokens = rows * (1 + number % 2)
+        curve.observe_pass([tokens // rows] * rows, faster * (1.0 + tokens / 8) + slope * context, context=context)
+    return curve
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.0005, 0.002])
+@pytest.mark.parametrize("faster", [1.0, 0.7])
+def test_what_the_tokens_behind_a_pass_add_is_learned_apart(slope: float, faster: float) -> None:
+    """Else what a wave of long rows takes more would look like what their number takes, and more tokens hardly dearer."""
+    curve = waves(slope, 8, 600, faster)
+    assert curve.context.seconds == pytest.approx(slope, rel=0.25, abs=2e-5)
+    for context in (600, 1200):
+        for tokens in (8, 16):
+            assert curve(tokens, context) == pytest.approx(faster * (1.0 + tokens / 8) + slope * context, rel=0.06)
+
+
+def test_what_context_adds_is_doubted_until_lengths_have_differed() -> None:
+    assert waves(0.002, 1, 3).context.seconds < 0.0002
+    assert ContextCost().seconds == 0.0
+    known = waves(0.002, 8, 400)
+    for again in (known.as_now(), known.measured_anew({1: 1.0, 8: 2.0}), known.sharing_like(known)):
+        assert again.context.seconds == known.context.seconds
+    again = known.as_now()
+    again.observe_pass([1] * 8, 50.0, context=10)
+    assert again.context.seconds == known.context.seconds, "one pass is no slope"
+
+
+def test_a_pass_behind_which_nothing_is_said_of_context_is_as_before() -> None:
+    plain, told = CostCurve({1: 1.0, 8: 2.0}), CostCurve({1: 1.0, 8: 2.0})
+    plain.observe(4, 1.7)
+    told.observe_pass([4], 1.7)
+    assert plain.points == told.points
 
 
 def test_running_means_take_the_nearest_number_of_rows() -> None:

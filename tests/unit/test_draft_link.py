@@ -121,6 +121,23 @@ def test_only_what_is_new_travels() -> None:
     assert [ask.round for ask in actor.asks] == [1, 2]
 
 
+def test_a_row_that_is_not_asked_about_is_told_whole_when_it_is() -> None:
+    """What the draft has been told it counts as read, and it reads what is asked about alone."""
+    actor, _ = drafting()
+    draft = link(actor)
+    first, second = live(1, [1, 2, 3]), live(2, [4, 5, 6])
+    assert [bool(each.tokens) for each in propose(draft, [first, second], [2, 0])] == [True, False]
+    assert [advance.key for advance in actor.asks[0].rows] == [1]
+    assert (draft.unread(first), draft.unread(second)) == (0, 3)
+    second.tokens.append(7)
+    propose(draft, [first, second], [2, 2])
+    assert [(advance.key, advance.start, advance.tokens) for advance in actor.asks[1].rows] == [
+        (1, 3, ()),
+        (2, 0, (4, 5, 6, 7)),
+    ]
+    assert draft.draft_cost(2) is not None and draft.costs()[""]["step"].keys() >= {1}
+
+
 def test_runners_up_are_asked_for_and_arrive() -> None:
     actor, _ = drafting(lambda reply: reply._replace(runners_up={4: ((1, 7),)}, reaches={4: (0.9, 0.5)}))
     rows = [live(3, [1, 2, 3]), live(4, [3, 1])]
@@ -258,14 +275,14 @@ def test_the_hop_is_what_the_target_waited_beyond_the_drafts_own_work(monkeypatc
     monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     replies = iter([DraftReply(1, {}, (), 0.4, 0.1), DraftReply(2, {}, (), 3.0, 0.3)])
     draft = link(Actor(lambda ask: Reply(next(replies))))
-    assert draft.draft_cost(1) == DraftCost(0.0, 0.0), "until something is known candidates count as free"
+    assert draft.draft_cost(1) == DraftCost(0.0, rows=0), "until something is known candidates count as free"
     propose(draft, [live(1, [1, 2])], [4])
     assert draft.draft_cost(1) == DraftCost(0.1, cast(float, pytest.approx(0.1)))
     propose(draft, [live(key, [key, 2]) for key in range(2, 10)], [1] * 8)
     assert [draft.draft_cost(rows) for rows in (2, 7, 30)] == [
-        DraftCost(0.1, cast(float, pytest.approx(0.1))),
-        DraftCost(0.3, cast(float, pytest.approx(1.0)), row=cast(float, pytest.approx(0.2 / 7))),
-        DraftCost(0.3, cast(float, pytest.approx(1.0)), row=cast(float, pytest.approx(0.2 / 7))),
+        DraftCost(0.1, cast(float, pytest.approx(0.1)), rows=1),
+        DraftCost(0.3, cast(float, pytest.approx(1.0)), row=cast(float, pytest.approx(0.2 / 7)), rows=8),
+        DraftCost(0.3, cast(float, pytest.approx(1.0)), row=cast(float, pytest.approx(0.2 / 7)), rows=8),
     ]
 
 

@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -30,17 +31,61 @@ FRESH = 0.1
 FOLLOWING = 0.02
 # So many values decide what is usual.
 RECENT = 9
+# What a token of context adds is told from about so many passes. It is believed to be nothing with the weight of some whose
+# rows differed by so many tokens: while all rows grow, a machine that becomes slower looks alike.
+PASSES_OF_CONTEXT = 500
+DOUBTFUL_PASSES, DOUBTFUL_TOKENS = 20, 64
+
+
+class ContextCost:
+    """What each token in the caches of a pass's rows adds to it: ``seconds``, by passes behind more and fewer of them.
+
+    It is the slope of a straight line through what passes took, each in units of what one over as many tokens took at
+    first, so that passes of all sizes count alike.
+    """
+
+    def __init__(self) -> None:
+        self._passes = 0.0
+        self._context = self._took = math.nan
+        self._both = self._spread = self._doubt = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self._both) / (self._spread + self._doubt) if self._passes else 0.0
+
+    def anew(self) -> ContextCost:
+        """With other passes at first: what is known of the slope stays."""
+        fresh = copy(self)
+        fresh._context = fresh._took = math.nan
+        return fresh
+
+    def observe(self, rows: int, context: int, usual: float, seconds: float) -> None:
+        """A pass over so many rows behind so many tokens took so many seconds, where ``usual`` are those at first."""
+        x, y = context / usual, seconds / usual
+        if math.isnan(self._context):
+            self._context, self._took = x, y
+            return
+        self._passes = min(self._passes + 1.0, PASSES_OF_CONTEXT)
+        share, dx, dy = 1.0 / self._passes, x - self._context, y - self._took
+        self._context += share * dx
+        self._took += share * dy
+        self._both += share * ((1.0 - share) * dx * dy - self._both)
+        self._spread += share * ((1.0 - share) * dx * dx - self._spread)
+        self._doubt = share * DOUBTFUL_PASSES * (rows * DOUBTFUL_TOKENS / usual) ** 2
 
 
 class CostCurve:
     """Seconds of a pass over a number of tokens, linear between measured points and beyond the last.
 
     Of a mixture of experts the points are for tokens that have nothing in common, and ``sharing`` says what those of texts
-    need less.
+    need less. ``context`` says what comes on top for the tokens that its rows have in their caches.
     """
 
-    def __init__(self, points: Mapping[int, float], sharing: ExpertSharing | None = None) -> None:
+    def __init__(
+        self, points: Mapping[int, float], sharing: ExpertSharing | None = None, context: ContextCost | None = None
+    ) -> None:
         self.sharing = sharing
+        self.context = context or ContextCost()
         self._counts = sorted(points)
         self._seconds = [points[count] for count in self._counts]
         self._at_start = list(self._seconds)
@@ -56,31 +101,42 @@ class CostCurve:
         first, last = min(points), max(points)
         below = {count: self(count) * points[first] / self(first) for count in self._counts if count < first}
         above = {count: self(count) * points[last] / self(last) for count in self._counts if count > last}
-        return type(self)(rising({**below, **points, **above}), self.sharing)
+        return type(self)(rising({**below, **points, **above}), self.sharing, self.context.anew())
 
     def as_now(self) -> CostCurve:
         """What passes to come take leaves this one as it is; which experts texts need is learned for both."""
-        return type(self)(self.points, self.sharing)
+        return type(self)(self.points, self.sharing, self.context.anew())
 
     def sharing_like(self, other: CostCurve) -> CostCurve:
         """On other cores, say: tokens need the same experts wherever they are fed."""
-        return type(self)(self.points, other.sharing)
+        return type(self)(self.points, other.sharing, self.context.anew())
 
     def record(self) -> dict[str, object]:
         """For job.json: what is known of the experts, where there are some."""
         return {} if self.sharing is None else {"experts": self.sharing.record(self._counts)}
 
-    def __call__(self, tokens: int) -> float:
+    def __call__(self, tokens: int, context: int = 0) -> float:
         apart = self._between(self._seconds, tokens)
-        return apart if self.sharing is None else apart * self.sharing.factor(tokens, self.sharing.needs(tokens))
+        if self.sharing is not None:
+            apart *= self.sharing.factor(tokens, self.sharing.needs(tokens))
+        return apart + context * self.context.seconds
 
-    def observe_pass(self, shares: Sequence[int], seconds: float, experts: int = 0) -> None:
-        """Refresh the points with a pass over so many tokens of each row, which read so many experts."""
+    def observe_pass(self, shares: Sequence[int], seconds: float, experts: int = 0, context: int = 0) -> None:
+        """Refresh the points with a pass over so many tokens of each row, which read so many experts.
+
+        ``context`` are the tokens that these rows had in their caches before.
+        """
         tokens = sum(shares)
         if self.sharing is not None and experts:
             self.sharing.needs.observe(shares, experts)
             seconds /= self.sharing.factor(tokens, experts)
-        self.observe(tokens, seconds)
+        self._reach(tokens)
+        now, behind = self._between(self._seconds, tokens), context * self.context.seconds
+        if tokens <= self._counts[-1]:
+            # An interruption counts as no more than a pass that took twice as long.
+            most = 2.0 * (now + behind)
+            self.context.observe(len(shares), context, self._between(self._at_start, tokens), min(most, seconds))
+        self.observe(tokens, max(now / 2, seconds - behind))
 
     def _between(self, seconds: Sequence[float], tokens: int) -> float:
         counts = self._counts
@@ -97,6 +153,7 @@ class CostCurve:
         any more would else stay as they were in the worst second.
         """
         counts = self._counts
+        self._reach(tokens)
         if tokens > counts[-1]:
             return
         # An interruption counts as no more than a pass that took twice as long.
@@ -109,8 +166,17 @@ class CostCurve:
         if len(counts) > 1:
             self._seconds[right] *= 1.0 + FRESH * share * excess
         for index, start in enumerate(self._at_start):
-            if index not in (right - 1, right):
+            if index not in (right - 1, right) or (share == 1.0 and index == right - 1):
                 self._seconds[index] += FOLLOWING * (start * slower - self._seconds[index])
+
+    def _reach(self, tokens: int) -> None:
+        """There was no time to measure large passes: where one comes, the line goes on to a point of its size."""
+        counts = self._counts
+        for count in sorted(POINTS):
+            if len(counts) > 1 and counts[-1] < count and counts[-1] < tokens:
+                self._seconds.append(self._between(self._seconds, count))
+                self._at_start.append(self._between(self._at_start, count))
+                counts.append(count)
 
     def _right_of(self, tokens: int) -> int:
         return min(max(bisect_left(self._counts, tokens), 1), max(1, len(self._counts) - 1))
@@ -134,20 +200,21 @@ class Recent:
     def observe(self, rows: int, value: float) -> None:
         self._values.setdefault(rows, deque(maxlen=self._most)).append(value)
 
+    def nearest(self, rows: int) -> int | None:
+        """The number of rows among those seen; None before there are any."""
+        return min(self._values, key=lambda count: abs(count - rows), default=None)
+
     def __call__(self, rows: int) -> float | None:
-        nearest = self._nearest(rows)
+        nearest = self.nearest(rows)
         return None if nearest is None else _usual(self._values[nearest])
 
     def of_a_row(self, rows: int) -> float:
         """What one row of so many adds, by the fewest rows that were seen; 0 where it cannot be told."""
-        most, fewest = self._nearest(rows), min(self._values, default=None)
+        most, fewest = self.nearest(rows), min(self._values, default=None)
         if most is None or fewest is None or most == fewest:
             return 0.0
         value = _usual(self._values[most])
         return min(max(0.0, (value - _usual(self._values[fewest])) / (most - fewest)), value / most)
-
-    def _nearest(self, rows: int) -> int | None:
-        return min(self._values, key=lambda count: abs(count - rows), default=None)
 
 
 def _usual(values: Collection[float]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from outrider.workers.speculation import (
     PositionChances,
     round_seconds,
 )
-from outrider.workers.target.forecast import Forecast
+from outrider.workers.target.forecast import Forecast, Round
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import Proposal, Proposer
 from outrider.workers.target.slots import (
@@ -38,6 +39,8 @@ LEAST_MISS = 0.01
 # A row is believed to miss as often as all others with the weight of this many misses: after two in a row in a job whose
 # candidates mostly hold it would else be asked for nothing any more, and show nothing better.
 NEW_ROW_MISSES = 2.0
+# What a draft takes is measured on so many rows, if there are more: it may have much to read for each.
+FIRST_ROWS = 4
 NOTHING: Reaches = ()
 
 
@@ -67,12 +70,15 @@ class AskingPolicy:
         self._positions = PositionChances()
         self._runner_up_gains = speculation.RunnerUpGains()
         self._tokens_a_choice = speculation.TokensAChoice()
+        self._trust = speculation.Trust()
 
     def request(self, rows: Sequence[LiveRow]) -> tuple[CandidateRequest, Forecast | None]:
         """What these rows, past their prompts, are to be asked for, and what the round with it should take and bring."""
         if not rows:
             return CandidateRequest([]), None
         draft_cost = self._proposer.draft_cost(len(rows))
+        if draft_cost is not None:
+            draft_cost = draft_cost.of_rows(len(rows), self.verify_seconds)
         # The last token of a row is always the target's own, so a candidate for it would be wasted.
         room = [max(0, min(live.remaining - 1, self._context - len(live.tokens))) for live in rows]
         # A layout without candidates is without found ones too.
@@ -116,7 +122,7 @@ class AskingPolicy:
             gains[at, 1:][reaches[at, 1:] == reaches[at, :-1]] = 0.0
 
         def seconds(tokens: int) -> float:
-            return self.verify_seconds(tokens) + forecast.drafting
+            return self.verify_seconds(tokens, forecast.context) + forecast.drafting
 
         counts = fill_slots(reaches.tolist(), seconds, fed=fed, depth=0, gains=gains.tolist()).counts
         return [
@@ -131,6 +137,12 @@ class AskingPolicy:
     def look_again(self) -> None:
         """In another layout what did not pay may do so."""
         self._looking.again()
+        self._trust = speculation.Trust()
+
+    def observe_round(self, done: Round, asked: bool, seconds: float) -> None:
+        """What came of what was foreseen; ``asked`` says whether the draft was."""
+        if done.forecast is not None and done.steady:
+            self._trust.observe(asked, done.gained, seconds, done.forecast.tokens, done.forecast.seconds)
 
     def observe_row(self, live: LiveRow, proposed: int, held: int) -> None:
         """So many of a row's candidates have held."""
@@ -172,23 +184,31 @@ class AskingPolicy:
             return CandidateRequest([0] * len(rows))
         if self.draft_tokens is not None:
             return CandidateRequest([self.draft_tokens] * len(rows))
-        request = best_request(reaches, self._pass_seconds(rows), draft_cost, self.layout_kind, _fed(rows))
-        counts = [
-            count if count and self._pays_to_read(live, request, draft_cost) else 0
-            for live, count in zip(rows, request.counts, strict=True)
-        ]
-        self._looking.looked(any(counts))
-        if any(counts):
+        request = self._best_request(rows, reaches, draft_cost)
+        wanted = {at for at, count in enumerate(request.counts) if count}
+        taken = {at for at in wanted if self._pays_to_read(rows[at], request, draft_cost)}
+        if draft_cost.rows == 0:
+            taken = set(sorted(taken, key=lambda at: self._proposer.unread(rows[at]))[:FIRST_ROWS])
+        if taken < wanted:
+            # A step is made for those that are left.
+            left = [each if at in taken else () for at, each in enumerate(reaches)]
+            request = self._best_request(rows, left, draft_cost)
+        asks = any(request.counts)
+        self._looking.looked(asks)
+        if asks:
             self._probing.asked()
-        return replace(request, counts=counts)
+        return request
+
+    def _best_request(self, rows: Sequence[LiveRow], reaches: Reaches, draft_cost: DraftCost) -> CandidateRequest:
+        return best_request(reaches, self._pass_seconds(rows), draft_cost, self.layout_kind, _fed(rows), self._trust.share)
 
     def _pass_seconds(self, rows: Sequence[LiveRow]) -> PassSeconds:
         """Of a pass by its tokens, where each candidate brings along what is forced behind it."""
-        width = self._width(rows)
-        if width == 1.0:
-            return self.verify_seconds
-        fed = _fed(rows)
-        return lambda tokens: self.verify_seconds(fed + round((tokens - fed) * width))
+        width, fed, seconds = self._width(rows), _fed(rows), self._seconds_behind(rows)
+        return seconds if width == 1.0 else lambda tokens: seconds(fed + round((tokens - fed) * width))
+
+    def _seconds_behind(self, rows: Sequence[LiveRow]) -> PassSeconds:
+        return partial(self.verify_seconds, context=_context(rows))
 
     def _width(self, rows: Sequence[LiveRow]) -> float:
         constrained = sum(live.matching is not None for live in rows)
@@ -212,6 +232,8 @@ class AskingPolicy:
         waits for steps that are its own.
         """
         most = max((count for at, count in enumerate(wanted.counts) if at not in wanted.found), default=0)
+        if draft_cost.rows == 0:
+            return wanted.counts
         if most and len(rows) == 1 and rows[0].matching is None and self._stops_in_time(draft_cost):
             most = max(most, speculation.MOST_CANDIDATES)
         return [
@@ -246,7 +268,7 @@ class AskingPolicy:
         if not any(found):
             return wanted
         if self.draft_tokens is None:
-            counts = worth_verifying(found, self.verify_seconds, _fed(rows))
+            counts = worth_verifying(found, self._seconds_behind(rows), _fed(rows))
         else:
             counts = [len(each) for each in found]
         alone = replace(wanted, counts=counts, found=_taken(found, counts))
@@ -259,12 +281,13 @@ class AskingPolicy:
         elif better:
             both = [found[at] if at in better else each for at, each in enumerate(made)]
             # What the draft is asked for, it takes its time for.
-            counts = fill_slots(both, self.verify_seconds, fed=_fed(rows), depth=0).counts
+            counts = fill_slots(both, self._seconds_behind(rows), fed=_fed(rows), depth=0).counts
         else:
             counts = wanted.counts
         kept = {at: each for at, each in _taken(found, counts).items() if at in better}
         mixed = replace(wanted, counts=counts, found=kept)
-        return max((alone, mixed), key=lambda each: self._rate(rows, drafted, each, draft_cost))
+        alone_rate, mixed_rate = (self._rate(rows, drafted, each, draft_cost) for each in (alone, mixed))
+        return alone if alone_rate >= self._trust.share * mixed_rate else mixed
 
     def _rate(self, rows: Sequence[LiveRow], drafted: Reaches, wanted: CandidateRequest, draft_cost: DraftCost) -> float:
         """Tokens a second; what the draft has yet to read is left out, since it is read once for all that follows."""
@@ -275,7 +298,7 @@ class AskingPolicy:
         """Nothing, or now and then one candidate for the row of which the draft knows the most."""
         unread = [self._proposer.unread(live) for live in rows]
         least = min(range(len(rows)), key=unread.__getitem__)
-        plain, verified = self.verify_seconds(len(rows)), self.verify_seconds(len(rows) + 1)
+        plain, verified = map(self._seconds_behind(rows), (len(rows), len(rows) + 1))
         cost = draft_cost.hop + draft_cost.seconds(1) + draft_cost.read * unread[least] + max(0.0, verified - plain)
         due = self._probing.due(cost / plain)
         return [int(due and index == least) for index in range(len(rows))]
@@ -293,7 +316,7 @@ class AskingPolicy:
         absent, verify = len(rows) * most - sum(counts), self._pass_seconds(rows)(_fed(rows) + slots)
         seconds = float(round_seconds(self.layout_kind, verify, draft_cost, most, hit, absent)) + draft_cost.read * unread
         gained = len(rows) + held + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found
-        return Forecast(seconds, gained, seconds - verify)
+        return Forecast(seconds, gained, seconds - verify, _context(rows))
 
     def _runner_up_chances(self, rows: Sequence[LiveRow], counts: Sequence[int], forecast: Forecast) -> tuple[float, ...]:
         """The chances from which on a first runner-up of each row, a second and so on are worth verifying."""
@@ -308,6 +331,11 @@ class AskingPolicy:
 def _fed(rows: Sequence[LiveRow]) -> int:
     """The tokens of a pass without candidates."""
     return sum(live.pending for live in rows)
+
+
+def _context(rows: Sequence[LiveRow]) -> int:
+    """The tokens in the caches of a pass's rows."""
+    return sum(live.cached for live in rows)
 
 
 def _cut(proposal: Proposal, count: int) -> Proposal:

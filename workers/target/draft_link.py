@@ -51,7 +51,8 @@ class _DraftCosts:
         hop, read = self.hops(rows) or 0.0, self.reading(1) or 0.0
         # All rows leave one pass together.
         row = 0.0 if one_pass else self.steps.of_a_row(rows)
-        return DraftCost(self.steps(rows) or 0.0, hop, read, row, one_pass)
+        measured = (self.steps.nearest(rows) if nearest is None else nearest) or 0
+        return DraftCost(self.steps(rows) or 0.0, hop, read, row, one_pass, None if measured == rows else measured)
 
     def record(self) -> dict[str, dict[int, float]]:
         known = {"step": self.steps.usual, "hop": self.hops.usual, "read": self.reading.usual}
@@ -62,12 +63,13 @@ class _DraftCosts:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request under way: when it was made, and how long that took."""
+    """A request under way: when it was made, and how long that took. Of ``rows`` candidates of ``wanted`` are made."""
 
     draft: _Draft
     round: int
     reply: Reply
     rows: tuple[int, ...]
+    wanted: int
     at: float
     sent: float
 
@@ -160,7 +162,9 @@ class DraftLink:
             self._configure(draft)
         self._round += 1
         closed, draft.closed = tuple(draft.closed), []
-        advances = tuple(_advance(draft, live, count) for live, count in zip(rows, request.counts, strict=True))
+        # What the others have gained it is told when it is to read that.
+        wanted = [(live, count) for live, count in zip(rows, request.counts, strict=True) if count > 0]
+        advances = tuple(_advance(draft, live, count) for live, count in wanted)
         message = DraftRequest(
             self._round,
             advances,
@@ -174,8 +178,8 @@ class DraftLink:
         reply = draft.transport.ask(message)
         # On shared cores the draft may begin before the call is back, so what is the hop shows in the end only.
         sent = time.perf_counter() - at
-        draft.known.update((live.row.key, len(live.tokens)) for live in rows)
-        return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), at, sent)
+        draft.known.update((live.row.key, len(live.tokens)) for live, _ in wanted)
+        return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), len(wanted), at, sent)
 
     def _configure(self, draft: _Draft) -> None:
         draft.configured = True
@@ -189,7 +193,7 @@ class DraftLink:
         try:
             if not asked.reply.ready(max(0.0, asked.at + self._deadline - waiting)):
                 draft.late.append(asked.reply)
-                self._current.hops.observe(len(asked.rows), self._deadline)
+                self._current.hops.observe(asked.wanted, self._deadline)
                 return nothing
             candidates = asked.reply.take()
         except DraftFailed as error:
@@ -209,13 +213,13 @@ class DraftLink:
             self._statistics.hop(hop)
             self._statistics.drafted(candidates.passes, candidates.corrected_held, candidates.corrected_missed)
         if candidates.step is not None:
-            self._current.steps.observe(len(asked.rows), candidates.step)
+            self._current.steps.observe(asked.wanted, candidates.step)
         if candidates.one_pass:
-            self._current.one_pass[len(asked.rows)] = candidates.one_pass
+            self._current.one_pass[asked.wanted] = candidates.one_pass
         if candidates.read is not None:
             self._current.reading.observe(1, candidates.read)
         # Whatever number of candidates is asked for, this is paid once.
-        self._current.hops.observe(len(asked.rows), hop + candidates.overhead)
+        self._current.hops.observe(asked.wanted, hop + candidates.overhead)
         for key in candidates.forgotten:
             draft.known.pop(key, None)
         if candidates.round != asked.round:
@@ -245,4 +249,4 @@ def _advance(draft: _Draft, live: LiveRow, limit: int) -> Advance:
     sampling = live.row.sampling if start == 0 else None
     states, states_end = live.states.take()
     tokens = tuple(live.tokens[start:])
-    return Advance(key, start, tokens, max(0, limit), sampling, len(live.row.prompt), states, states_end)
+    return Advance(key, start, tokens, limit, sampling, len(live.row.prompt), states, states_end)

@@ -8,7 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a round should take, and the tokens that it should bring; ``drafting`` are the seconds beside its pass.
+    """What a round should take, and the tokens that it should bring.
+
+    ``drafting`` are the seconds beside its pass, ``context`` the tokens in its rows' caches.
 
     Here and below tokens are those that the target has to choose: what is forced comes with or without candidates.
     """
@@ -16,6 +18,7 @@ class Forecast:
     seconds: float
     tokens: float
     drafting: float = 0.0
+    context: int = 0
 
 
 @dataclass(frozen=True, slots=True)

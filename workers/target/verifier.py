@@ -81,6 +81,7 @@ class Verifier:
         self._waiting: deque[Row] = deque()
         self._rows: list[LiveRow] = []
         self._asked = _Asked()
+        self._round_ended: float | None = None
         self._added = 0
 
     # One round
@@ -90,14 +91,16 @@ class Verifier:
         ended: list[RowResult | RowFailure] = list(self._admit())
         self.last_round = None
         if not self._rows:
+            self._round_ended = None
             return ended
-        rows, forecast = list(self._rows), self._forecast()
+        rows, forecast, drafted = list(self._rows), self._forecast(), self._asked.waits
         taken = self._take_proposals()
         proposals = [self._fitting(live, proposal) for live, proposal in zip(rows, taken, strict=True)]
         feeds = [self._feed(live, proposal) for live, proposal in zip(rows, proposals, strict=True)]
         assisted = all(live.row.assisted for live in rows)
         read = sum(len(feed.tokens) - 1 for live, feed in zip(rows, feeds, strict=True) if live.reads_its_prompt)
         shares = [len(feed.tokens) + len(feed.branches) for feed in feeds]
+        context = sum(live.cached for live in rows)
         fed = sum(shares)
 
         started = time.perf_counter()
@@ -135,9 +138,10 @@ class Verifier:
 
         with_some = sum(bool(proposal.tokens) for proposal in proposals)
         self.policy.observe_runners_up(with_some, sum(len(proposal.runners_up) for proposal in proposals), found)
+        began, self._round_ended = self._round_ended, time.perf_counter()
         # Asked for now and taken at the next round: until then the draft works beside whatever the target does.
         self._ask()
-        self.policy.verify_seconds.observe_pass(shares, verified - started, experts_read)
+        self.policy.verify_seconds.observe_pass(shares, verified - started, experts_read, context)
         self.counters.plain_rounds += not with_some
         self.last_round = Round(
             proposed=tuple(proposal.choices(len(proposal.tokens)) for proposal in proposals),
@@ -150,6 +154,8 @@ class Verifier:
             forecast=forecast,
             found=found,
         )
+        if began is not None:
+            self.policy.observe_round(self.last_round, drafted, self._round_ended - began)
         return ended
 
     def _ask(self) -> None:
