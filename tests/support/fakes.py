@@ -69,6 +69,7 @@ class FakeEngine:
     ranker: Ranker | None = None
     learner: Learner | None = None
     mixture: Mixture | None = None
+    context_share = 0.0
 
     def __init__(self, context: int = 96, vocabulary: int = VOCABULARY, choose: Choose = hashed) -> None:
         self.context = context

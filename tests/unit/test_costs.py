@@ -97,6 +97,17 @@ def test_what_context_adds_is_doubted_until_lengths_have_differed() -> None:
     assert again.context.seconds == known.context.seconds, "one pass is no slope"
 
 
+def test_before_that_context_is_believed_to_be_read_as_fast_as_weights() -> None:
+    engine = FakeEngine(1000)
+    engine.context_share = 1e-3
+    curve = measure(engine)
+    assert curve.context.seconds == pytest.approx(1e-3 * curve(1))
+    believed = ContextCost(0.002)
+    for number in range(50):
+        believed.observe(8, 400 + 8 * number, 2.0, 2.0)
+    assert 0.0005 < believed.seconds < 0.002, "what comes is believed little by little"
+
+
 def test_a_pass_behind_which_nothing_is_said_of_context_is_as_before() -> None:
     plain, told = CostCurve({1: 1.0, 8: 2.0}), CostCurve({1: 1.0, 8: 2.0})
     plain.observe(4, 1.7)

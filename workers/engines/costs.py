@@ -31,8 +31,8 @@ FRESH = 0.1
 FOLLOWING = 0.02
 # So many values decide what is usual.
 RECENT = 9
-# What a token of context adds is told from about so many passes. It is believed to be nothing with the weight of some whose
-# rows differed by so many tokens: while all rows grow, a machine that becomes slower looks alike.
+# What a token of context adds is told from about so many passes. It is believed to be as at first with the weight of some
+# whose rows differed by so many tokens: while all rows grow, a machine that becomes slower looks alike.
 PASSES_OF_CONTEXT = 500
 DOUBTFUL_PASSES, DOUBTFUL_TOKENS = 20, 64
 
@@ -41,17 +41,20 @@ class ContextCost:
     """What each token in the caches of a pass's rows adds to it: ``seconds``, by passes behind more and fewer of them.
 
     It is the slope of a straight line through what passes took, each in units of what one over as many tokens took at
-    first, so that passes of all sizes count alike.
+    first, so that passes of all sizes count alike. ``believed`` is what it is taken for before that says anything.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, believed: float = 0.0) -> None:
+        self._believed = believed
         self._passes = 0.0
         self._context = self._took = math.nan
         self._both = self._spread = self._doubt = 0.0
 
     @property
     def seconds(self) -> float:
-        return max(0.0, self._both) / (self._spread + self._doubt) if self._passes else 0.0
+        if not self._passes:
+            return self._believed
+        return max(0.0, self._both + self._doubt * self._believed) / (self._spread + self._doubt)
 
     def anew(self) -> ContextCost:
         """With other passes at first: what is known of the slope stays."""
@@ -269,7 +272,9 @@ def measure(engine: Engine, seconds: float = BUDGET_SECONDS, only: Sequence[int]
     if only:
         return CostCurve(rising(_passes(engine, 0.0, only, 1).apart))
     measured = _passes(engine, seconds, POINTS, PREFIX)
-    return CostCurve(rising(measured.apart), measured.sharing(engine))
+    points = rising(measured.apart)
+    # Keys and values come in as fast as weights do.
+    return CostCurve(points, measured.sharing(engine), ContextCost(engine.context_share * min(points.values())))
 
 
 def rising(points: Mapping[int, float]) -> dict[int, float]:

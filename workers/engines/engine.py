@@ -194,6 +194,10 @@ class Engine(Protocol):
         """Of a mixture of experts whose passes say what they read; else None."""
 
     @property
+    def context_share(self) -> float:
+        """The bytes that a pass reads for each token of its rows' contexts, over those of the weights; 0 where unknown."""
+
+    @property
     def exact(self) -> bool:
         """Whether a row's choices never depend, not even by rounding, on what else is computed beside it."""
 

@@ -50,6 +50,7 @@ class HfRowEngine:
     branches = False
     # Its passes do not say which experts they read.
     mixture = None
+    context_share = 0.0
     ranker = learner = None
     # transformers' own caches cannot begin with a part of another.
     forks = False

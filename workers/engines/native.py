@@ -18,7 +18,8 @@ from outrider.kernels.native import (
     NativeOutput,
     NativeStopRule,
 )
-from outrider.kernels.program import Kind
+from outrider.kernels.packer import packed_bytes
+from outrider.kernels.program import Kind, Program
 from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, Mixture, Router, StopRule
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.errors import WorkerError
@@ -39,6 +40,12 @@ MOST_CORRECTED, LEAST_CORRECTED, CORRECTING = 512, 32, 0.02
 RESERVED_ROW, RESERVED_CHOICES, MOST_CHOICES = 256, 5 + MOST_RUNNERS_UP, 128
 
 
+def _context_share(program: Program) -> float:
+    kept = sum(2 * op.kv_heads * op.head_size for op in program.ops if op.kind is Kind.ATTENTION)
+    read = sum(packed_bytes(weight) for weight in program.weights if not weight.table)
+    return kept * program.cache.element_bytes / read
+
+
 class NativeEngine:
     """Rows are named by the caller's numbers here and by the kernels' own below."""
 
@@ -55,6 +62,8 @@ class NativeEngine:
         self.learner: NativeEngine | None = None
         routers = [Router(op.heads, op.kv_heads) for op in model.program.ops if op.kind is Kind.ROUTE]
         self.mixture = Mixture(tuple(routers)) if routers else None
+        # Of a mixture of experts it depends on the tokens which weights are read.
+        self.context_share = 0.0 if routers else _context_share(model.program)
         # What takes other frequencies for long rows may need several passes for a feed.
         self.ranker = None if any(op.longest for op in model.program.ops) else model
 
