@@ -97,6 +97,27 @@ def test_where_another_token_costs_as_much_as_a_pass_nothing_is_asked_for() -> N
     assert policy.request([live(1, [2, *SONG[:12]])])[0].counts == [0]
 
 
+def test_texts_that_promise_more_than_they_keep_get_fewer_slots() -> None:
+    finder = knowing(SONG)
+    policy = AskingPolicy(NoProposer(), CURVE, None, 1000, False, finder)
+    rows = [live(key, [1, *SONG[:10]]) for key in range(2)]
+    request, before = policy.request(rows)
+    assert min(request.counts) > 4 and before is not None
+    made = [Proposal(SONG[:8], (), Source.SUFFIX, (), [0.8] * 8), Proposal(SONG[:8], reaches=[0.7] * 8)]
+    assert [len(each.tokens) for each in policy.filled(made, 2, before)] == [8, 8]
+    for _ in range(500):
+        policy.observe_found(10.0, 10)
+    kept, _ = policy.request(rows)
+    assert kept.counts == request.counts
+    for _ in range(500):
+        policy.observe_found(10.0, 1)
+    fewer, forecast = policy.request(rows)
+    assert sum(fewer.counts) < sum(request.counts) and forecast is not None
+    assert forecast.tokens < before.tokens
+    cut = [len(each.tokens) for each in policy.filled(made, 2, before)]
+    assert cut[0] < cut[1] == 8
+
+
 def test_the_model_is_asked_for_rows_of_which_nothing_is_found() -> None:
     finder, model = knowing(SONG), Model(DraftCost(0.01, 0.01))
     policy = AskingPolicy(model, CHEAP, None, 1000, False, finder)

@@ -241,8 +241,10 @@ class Verifier:
         if live.reads_its_prompt:
             live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
         proposed = len(proposal.tokens)
-        if proposal.source is not Source.SUFFIX:
+        if proposal.source is Source.SUFFIX:
             # Those come with chances of their own.
+            self.policy.observe_found(sum(proposal.reaches), held)
+        else:
             self.policy.observe_row(live, proposal.choices(proposed), proposal.choices(held))
         # Of the answer's choices.
         taken = [*range(held + 1)]
