@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from examples import examples
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeFeed
+from outrider.kernels.packer import packed_bytes
 from outrider.kernels.program import Cache
 from outrider.workers.engines import native
 from outrider.workers.engines.costs import measure
@@ -45,6 +46,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_token_of_context_is_read_like_weights(models: Path) -> None:
+    """Keys and values of all heads and layers, over the bytes of the matrices that every pass reads."""
+    path = models / "llama"
+    config = json.loads((path / "config.json").read_text())
+    heads, layers = config["num_key_value_heads"], config["num_hidden_layers"]
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    engine, small = (
+        cast(NativeEngine, open_model(replace(spec, cache_precision=kept)).engine)
+        for spec, kept in zip([ModelSpec(str(path), "native", "w8a8")] * 2, ("auto", "int8"), strict=True)
+    )
+    program = engine.model.program
+    read = sum(packed_bytes(weight) for weight in program.weights if not weight.table)
+    assert read >= sum(weight.rows * weight.columns for weight in program.weights if not weight.table)
+    assert engine.context_share == pytest.approx(program.cache.element_bytes * 2 * heads * size * layers / read)
+    assert small.context_share == pytest.approx(engine.context_share / program.cache.element_bytes)
 
 
 @pytest.mark.one_in(3)

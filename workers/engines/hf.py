@@ -69,6 +69,7 @@ class HfEngine:
     exact = False
     forks = True
     branches = False
+    context_share = 0.0
     # Its passes do not say which experts they read.
     mixture = None
     ranker = None
