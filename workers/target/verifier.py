@@ -242,8 +242,9 @@ class Verifier:
             live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
         proposed = len(proposal.tokens)
         if proposal.source is Source.SUFFIX:
-            # Those come with chances of their own.
-            self.policy.observe_found(sum(proposal.reaches), held)
+            # Those come with chances of their own; with forced ones between them they do not.
+            if live.matching is None:
+                self.policy.observe_found(sum(proposal.reaches[:proposed]), held)
         else:
             self.policy.observe_row(live, proposal.choices(proposed), proposal.choices(held))
         # Of the answer's choices.
