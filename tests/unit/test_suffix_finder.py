@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fakes import FakeEngine, Fixed, decode
+from fakes import decode
 
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.messages import Row, Sampling
@@ -14,7 +14,6 @@ from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import NO_PROPOSAL, NoProposer, PendingProposals, Proposal, Source
 from outrider.workers.target.suffix_finder import SuffixFinder, ask
 from outrider.workers.target.text_and_stop_strings import TextWriter
-from outrider.workers.target.verifier import Verifier
 
 # As of a model whose passes read its weights: sixteen tokens for little more than one.
 CURVE = CostCurve({1: 1.0, 16: 1.3, 64: 3.0})
@@ -96,54 +95,6 @@ def test_no_more_is_asked_for_than_the_row_the_context_and_the_user_allow() -> N
 def test_where_another_token_costs_as_much_as_a_pass_nothing_is_asked_for() -> None:
     policy = AskingPolicy(NoProposer(), DEAR, None, 1000, False, knowing(SONG))
     assert policy.request([live(1, [2, *SONG[:12]])])[0].counts == [0]
-
-
-def test_texts_that_promise_more_than_they_keep_get_fewer_slots() -> None:
-    finder = knowing(SONG)
-    policy = AskingPolicy(NoProposer(), CURVE, None, 1000, False, finder)
-    rows = [live(key, [1, *SONG[:10]]) for key in range(2)]
-    request, before = policy.request(rows)
-    assert min(request.counts) > 4 and before is not None
-    made = [Proposal(SONG[:8], (), Source.SUFFIX, (), [0.8] * 8), Proposal(SONG[:8], reaches=[0.7] * 8)]
-    assert [len(each.tokens) for each in policy.filled(made, 2, before)] == [8, 8]
-    for _ in range(500):
-        policy.observe_found(10.0, 10)
-    kept, _ = policy.request(rows)
-    assert kept.counts == request.counts
-    for _ in range(500):
-        policy.observe_found(10.0, 1)
-    fewer, forecast = policy.request(rows)
-    assert sum(fewer.counts) < sum(request.counts) and forecast is not None
-    assert forecast.tokens < before.tokens
-    cut = [len(each.tokens) for each in policy.filled(made, 2, before)]
-    assert cut[0] < cut[1] == 8
-
-
-def test_candidates_that_got_no_slot_are_no_promise_that_was_not_kept() -> None:
-    """All that the texts know comes, but a pass that has filled up leaves each row two of its candidates."""
-    text = lambda tokens, sampling: SONG[len(tokens) % len(SONG)]  # noqa: E731
-    finder = SuffixFinder(1 << 16)
-    verifier = Verifier(
-        engine=FakeEngine(600, 64, text),
-        new_writer=lambda row: TextWriter(lambda tokens: "", (), ()),
-        proposer=NoProposer(),
-        batch=4,
-        draft_tokens=None,
-        verify_seconds=Fixed({1: 1.0, 64: 1.2}),
-        end_tokens=(),
-        finder=finder,
-    )
-    told: list[tuple[float, int]] = []
-    observe = verifier.policy.observe_found
-    verifier.policy.observe_found = lambda promised, held: (told.append((promised, held)), observe(promised, held))[1]  # type: ignore[method-assign]
-    verifier.policy.filled = lambda proposals, *rest: [each._replace(tokens=each.tokens[:2]) for each in proposals]  # type: ignore[method-assign]
-    verifier.add(Row(key, (1, key), 200, Sampling()) for key in range(2))
-    while not verifier.idle:
-        verifier.round()
-    assert len(told) > 20
-    assert max(promised for promised, _ in told) <= 2.0
-    assert max(held for _, held in told) == 2
-    assert sum(promised for promised, _ in told[-20:]) <= sum(held for _, held in told[-20:]) * 1.05
 
 
 def test_the_model_is_asked_for_rows_of_which_nothing_is_found() -> None:

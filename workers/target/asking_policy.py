@@ -21,7 +21,7 @@ from outrider.workers.speculation import (
 )
 from outrider.workers.target.forecast import Forecast, Round
 from outrider.workers.target.live_row import LiveRow
-from outrider.workers.target.proposers import Proposal, Proposer, Source
+from outrider.workers.target.proposers import Proposal, Proposer
 from outrider.workers.target.slots import (
     PassSeconds,
     Reaches,
@@ -71,7 +71,6 @@ class AskingPolicy:
         self._runner_up_gains = speculation.RunnerUpGains()
         self._tokens_a_choice = speculation.TokensAChoice()
         self._trust = speculation.Trust()
-        self._kept_found = speculation.Kept()
 
     def request(self, rows: Sequence[LiveRow]) -> tuple[CandidateRequest, Forecast | None]:
         """What these rows, past their prompts, are to be asked for, and what the round with it should take and bring."""
@@ -90,7 +89,7 @@ class AskingPolicy:
         wanted = replace(wanted, counts=list(map(min, wanted.counts, room)))
         if reaches is not None:
             most = room if self.draft_tokens is None else [min(self.draft_tokens, each) for each in room]
-            found = [self._of_found(each[:count]) for each, count in zip(reaches, most, strict=True)]
+            found = [each[:count] for each, count in zip(reaches, most, strict=True)]
             wanted = self._with_found(rows, wanted, drafted, found, draft_cost)
         if draft_cost is not None and self.draft_tokens is None and not any(wanted.counts):
             wanted = replace(wanted, counts=list(map(min, self._probe(rows, draft_cost), room)))
@@ -116,9 +115,7 @@ class AskingPolicy:
         fed = pending + sum(
             len(proposal.runners_up) + (0 if proposal.reaches else len(proposal.tokens)) for proposal in proposals
         )
-        reaches = side_by_side(
-            [self._of_found(each.reaches) if each.source is Source.SUFFIX else each.reaches for each in proposals]
-        )
+        reaches = side_by_side([proposal.reaches for proposal in proposals])
         gains = reaches.copy()
         for at in constrained:
             # What is forced is exactly as likely as what it comes behind.
@@ -154,10 +151,6 @@ class AskingPolicy:
             self._acceptance.observe(proposed, held)
             self._positions.observe(proposed, held)
 
-    def observe_found(self, promised: float, held: int) -> None:
-        """So many of the candidates that were found for a row have held, of so many that were to be expected."""
-        self._kept_found.observe(held, 1.0, promised, 1.0)
-
     def observe_forced(self, choices: int, tokens: int) -> None:
         """A row under a constraint has written so many tokens by so many choices."""
         self._tokens_a_choice.observe(choices, tokens)
@@ -165,11 +158,6 @@ class AskingPolicy:
     def observe_runners_up(self, rows: int, tried: int, found: int) -> None:
         """Of a round in which ``rows`` had candidates: runners-up that were tried, and those that brought a token."""
         self._runner_up_gains.observe(rows, tried, found)
-
-    def _of_found(self, reaches: Sequence[float]) -> Sequence[float]:
-        """What is to be expected of candidates that are found: those that are taken promise the most, and keep less."""
-        kept = self._kept_found.share()
-        return reaches if kept >= 1.0 else [kept * reach for reach in reaches]
 
     def _reaches(self, rows: Sequence[LiveRow], room: Sequence[int]) -> Reaches:
         """What is to be expected of a draft's candidates, each with all before it.

@@ -241,11 +241,8 @@ class Verifier:
         if live.reads_its_prompt:
             live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
         proposed = len(proposal.tokens)
-        if proposal.source is Source.SUFFIX:
-            # Those come with chances of their own; with forced ones between them they do not.
-            if live.matching is None:
-                self.policy.observe_found(sum(proposal.reaches[:proposed]), held)
-        else:
+        if proposal.source is not Source.SUFFIX:
+            # Those come with chances of their own.
             self.policy.observe_row(live, proposal.choices(proposed), proposal.choices(held))
         # Of the answer's choices.
         taken = [*range(held + 1)]
