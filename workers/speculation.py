@@ -276,7 +276,7 @@ class RunnerUpGains:
         self._found = self._found * faded + found
 
 
-class Kept:
+class _Kept:
     """Tokens a second of rounds, of late, as a share of what was foreseen of them."""
 
     def __init__(self) -> None:
@@ -305,7 +305,7 @@ class Trust:
     """
 
     def __init__(self) -> None:
-        self._asking, self._others = Kept(), Kept()
+        self._asking, self._others = _Kept(), _Kept()
 
     @property
     def share(self) -> float:

@@ -156,7 +156,6 @@ class CostCurve:
         any more would else stay as they were in the worst second.
         """
         counts = self._counts
-        self._reach(tokens)
         if tokens > counts[-1]:
             return
         # An interruption counts as no more than a pass that took twice as long.
@@ -168,15 +167,18 @@ class CostCurve:
         self._seconds[right - 1] *= 1.0 + FRESH * (1.0 - share) * excess
         if len(counts) > 1:
             self._seconds[right] *= 1.0 + FRESH * share * excess
+        moved = {right} if share == 1.0 else {right - 1, right}
         for index, start in enumerate(self._at_start):
-            if index not in (right - 1, right) or (share == 1.0 and index == right - 1):
+            if index not in moved:
                 self._seconds[index] += FOLLOWING * (start * slower - self._seconds[index])
 
     def _reach(self, tokens: int) -> None:
         """There was no time to measure large passes: where one comes, the line goes on to a point of its size."""
         counts = self._counts
+        if len(counts) == 1 or tokens <= counts[-1]:
+            return
         for count in sorted(POINTS):
-            if len(counts) > 1 and counts[-1] < count and counts[-1] < tokens:
+            if counts[-1] < min(count, tokens):
                 self._seconds.append(self._between(self._seconds, count))
                 self._at_start.append(self._between(self._at_start, count))
                 counts.append(count)

@@ -20,7 +20,7 @@ from outrider.workers.speculation import (
     round_seconds,
 )
 from outrider.workers.target.forecast import Forecast, Round
-from outrider.workers.target.live_row import LiveRow
+from outrider.workers.target.live_row import LiveRow, context_of
 from outrider.workers.target.proposers import Proposal, Proposer
 from outrider.workers.target.slots import (
     PassSeconds,
@@ -96,7 +96,7 @@ class AskingPolicy:
             drafted = self._reaches(rows, room) if any(wanted.counts) else drafted
         forecast = self._forecast(rows, drafted, wanted, draft_cost or DraftCost(0.0))
         chances = self._runner_up_chances(rows, wanted.counts, forecast) if any(wanted.counts) else ()
-        if draft_cost is not None and self.draft_tokens is None and wanted.gain:
+        if draft_cost is not None and draft_cost.rows != 0 and self.draft_tokens is None and wanted.gain:
             wanted = replace(wanted, counts=self._as_deep_as_any(rows, wanted, draft_cost, room))
         if self.draft_tokens is None:
             wanted = replace(wanted, counts=self._with_forced(rows, wanted, room))
@@ -208,7 +208,7 @@ class AskingPolicy:
         return seconds if width == 1.0 else lambda tokens: seconds(fed + round((tokens - fed) * width))
 
     def _seconds_behind(self, rows: Sequence[LiveRow]) -> PassSeconds:
-        return partial(self.verify_seconds, context=_context(rows))
+        return partial(self.verify_seconds, context=context_of(rows))
 
     def _width(self, rows: Sequence[LiveRow]) -> float:
         constrained = sum(live.matching is not None for live in rows)
@@ -232,8 +232,6 @@ class AskingPolicy:
         waits for steps that are its own.
         """
         most = max((count for at, count in enumerate(wanted.counts) if at not in wanted.found), default=0)
-        if draft_cost.rows == 0:
-            return wanted.counts
         if most and len(rows) == 1 and rows[0].matching is None and self._stops_in_time(draft_cost):
             most = max(most, speculation.MOST_CANDIDATES)
         return [
@@ -316,7 +314,7 @@ class AskingPolicy:
         absent, verify = len(rows) * most - sum(counts), self._pass_seconds(rows)(_fed(rows) + slots)
         seconds = float(round_seconds(self.layout_kind, verify, draft_cost, most, hit, absent)) + draft_cost.read * unread
         gained = len(rows) + held + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found
-        return Forecast(seconds, gained, seconds - verify, _context(rows))
+        return Forecast(seconds, gained, seconds - verify, context_of(rows))
 
     def _runner_up_chances(self, rows: Sequence[LiveRow], counts: Sequence[int], forecast: Forecast) -> tuple[float, ...]:
         """The chances from which on a first runner-up of each row, a second and so on are worth verifying."""
@@ -331,11 +329,6 @@ class AskingPolicy:
 def _fed(rows: Sequence[LiveRow]) -> int:
     """The tokens of a pass without candidates."""
     return sum(live.pending for live in rows)
-
-
-def _context(rows: Sequence[LiveRow]) -> int:
-    """The tokens in the caches of a pass's rows."""
-    return sum(live.cached for live in rows)
 
 
 def _cut(proposal: Proposal, count: int) -> Proposal:

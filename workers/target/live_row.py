@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.workers import speculation
@@ -16,6 +16,11 @@ from outrider.workers.target.text_and_stop_strings import TextWriter
 # A grammar's hash, and the last tokens before a place.
 Kind = tuple[int, tuple[int, ...]]
 TOKENS_OF_A_KIND = 4
+
+
+def context_of(rows: Iterable[LiveRow]) -> int:
+    """The tokens in the caches of a pass's rows."""
+    return sum(live.cached for live in rows)
 
 
 def kind_behind(grammar: str, tokens: Sequence[int]) -> Kind:

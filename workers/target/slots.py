@@ -146,14 +146,14 @@ def best_request(
     draft_cost: DraftCost,
     kind: LayoutKind = LayoutKind.TURNS,
     fed: int = 0,
-    kept: float = 1.0,
+    trust: float = 1.0,
 ) -> CandidateRequest:
     """What to ask a draft for, by what is to be expected of its candidates; counts of 0 where none pays.
 
-    ``kept`` is the share of such promises that has been kept so far.
+    ``trust`` is the share of what was foreseen of asking that has come true so far.
     """
     filled = fill_slots(reaches, pass_seconds, draft_cost, kind, fed)
-    if not any(filled.counts) or filled.rate * kept <= filled.plain_rate:
+    if not any(filled.counts) or filled.rate * trust <= filled.plain_rate:
         return CandidateRequest([0] * len(filled.counts))
     # One pass cannot be left half way.
     drafting = draft_cost.step if kind is LayoutKind.TURNS and not draft_cost.one_pass else 0.0
@@ -162,7 +162,7 @@ def best_request(
         # What the next step makes is as likely as what there is and one candidate more: chance * reach has to be worth the
         # step and its slot. Of many rows, whose chances differ, this gained nothing.
         least_sum = (least_sum + least_reach) / _usual_chance(reaches[0], filled.counts[0]) - least_reach
-    return CandidateRequest(filled.counts, least_reach, least_sum, 1.0 / filled.plain_rate - 1.0 / (filled.rate * kept))
+    return CandidateRequest(filled.counts, least_reach, least_sum, 1.0 / filled.plain_rate - 1.0 / (filled.rate * trust))
 
 
 def _usual_chance(reaches: Sequence[float], count: int) -> float:

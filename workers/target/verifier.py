@@ -19,7 +19,7 @@ from outrider.workers.speculation import LayoutKind
 from outrider.workers.target.asking_policy import AskingPolicy
 from outrider.workers.target.constraints import MaskMaker, fitting
 from outrider.workers.target.forecast import Forecast, Round
-from outrider.workers.target.live_row import LiveRow, NoSuchToken, as_far_as_usable, problem_of
+from outrider.workers.target.live_row import LiveRow, NoSuchToken, as_far_as_usable, context_of, problem_of
 from outrider.workers.target.prompt_scores import prompt_scores
 from outrider.workers.target.proposers import NO_PROPOSAL, PendingProposals, Proposal, Proposer, Source
 from outrider.workers.target.statistics import TargetStatistics
@@ -100,7 +100,7 @@ class Verifier:
         assisted = all(live.row.assisted for live in rows)
         read = sum(len(feed.tokens) - 1 for live, feed in zip(rows, feeds, strict=True) if live.reads_its_prompt)
         shares = [len(feed.tokens) + len(feed.branches) for feed in feeds]
-        context = sum(live.cached for live in rows)
+        context = context_of(rows)
         fed = sum(shares)
 
         started = time.perf_counter()
@@ -138,6 +138,7 @@ class Verifier:
 
         with_some = sum(bool(proposal.tokens) for proposal in proposals)
         self.policy.observe_runners_up(with_some, sum(len(proposal.runners_up) for proposal in proposals), found)
+        # A round goes from where the one before it asked to where it asks itself.
         began, self._round_ended = self._round_ended, time.perf_counter()
         # Asked for now and taken at the next round: until then the draft works beside whatever the target does.
         self._ask()
