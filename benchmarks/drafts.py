@@ -4,11 +4,11 @@
 
 A draft is a model that proposes token by token, a parallel one, a head, one of the words `suffix` and `lookup`, or a model
 with a word, as in DIR+suffix; bundled ones go by their names. Of DIR:fixed (DIR:fixed+suffix) the guesses stay the model's
-own, others learn in the course of each turn. All are in this process on the same threads, one after the
-other, so the way between processes is left out. The same rows are written plainly and with each draft, for each of
---draft-tokens (`auto`: each round chooses); every second turn goes the other way round. Tokens a second are those of
-rounds with a full batch in which no prompt is read, and held to what the cost curves foresaw of the same rounds. Texts
-must be the same. Last comes one line of JSON.
+own, others learn in the course of each turn; DIR:whole reads texts whole, others as much of them as pays. All are in this
+process on the same threads, one after the other, so the way between processes is left out. The same rows are written
+plainly and with each draft, for each of --draft-tokens (`auto`: each round chooses); every second turn goes the other way
+round. Tokens a second are those of rounds with a full batch in which no prompt is read, and held to what the cost curves
+foresaw of the same rounds; with prompts, of all rounds. Texts must be the same. Last comes one line of JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from outrider.workers.models.model_info import find, read_model_info
 from outrider.workers.models.opening import OpenModel, open_model
 from outrider.workers.models.tokenizer import Tokenizer
 
-PLAIN, WORDS, FIXED = "plain", ("suffix", "lookup"), ":fixed"
+PLAIN, WORDS, FIXED, WHOLE = "plain", ("suffix", "lookup"), ":fixed", ":whole"
 ANSWER_TOKENS = 200_000
 
 
@@ -66,7 +66,7 @@ class Opened:
 @dataclass(frozen=True, slots=True)
 class Took:
     """One kind in one turn: tokens and seconds of the rounds with a full batch in which no prompt was read, what these were
-    foreseen to bring and take, and what the target counted.
+    foreseen to bring and take, the seconds of all rounds, and what the target counted.
     """
 
     tokens: int
@@ -74,6 +74,7 @@ class Took:
     foreseen_tokens: float
     foreseen_seconds: float
     draft_seconds: float
+    all_seconds: float
     counted: TargetCounters
 
 
@@ -81,7 +82,11 @@ class Race:
     def __init__(self, asked: argparse.Namespace) -> None:
         self._asked = asked
         path = find(asked.target)
-        paths = {model: find(model.removesuffix(FIXED)) for each in asked.drafts if (model := model_and_word(each)[0])}
+        paths = {
+            model: find(model.removesuffix(FIXED).removesuffix(WHOLE))
+            for each in asked.drafts
+            if (model := model_and_word(each)[0])
+        }
         target_info = read_model_info(path)
         heads = [info for each in paths.values() if (info := read_model_info(each)).head]
         states = {states_of(target_info, head) for head in heads}
@@ -133,10 +138,13 @@ class Race:
         if opened is not None:
             curve = None if opened.curve is None else opened.curve.as_now()
             drafter = build_draft(replace(opened.spec, path=""), replica_spec, opened.model, pass_seconds=curve).drafter
+            if model.endswith(WHOLE):
+                drafter.read_whole_texts()
             beside = Beside(drafter)
             target.link.attach(beside)
         verifier, tokens, seconds, foreseen_tokens, foreseen_seconds = target.verifier, 0, 0.0, 0.0, 0.0
         verifier.add(rows)
+        began = time.perf_counter()
         ended: dict[int, tuple[int, ...]] = {}
         while not verifier.idle:
             before = time.perf_counter()
@@ -151,7 +159,8 @@ class Race:
                     foreseen_tokens += last.forecast.tokens
                     foreseen_seconds += last.forecast.seconds
         drafting = 0.0 if beside is None else beside.seconds
-        return Took(tokens, seconds, foreseen_tokens, foreseen_seconds, drafting, verifier.counters), ended
+        all_seconds = time.perf_counter() - began
+        return Took(tokens, seconds, foreseen_tokens, foreseen_seconds, drafting, all_seconds, verifier.counters), ended
 
 
 def model_and_word(name: str) -> tuple[str, str]:
@@ -168,11 +177,13 @@ def figures(turns: Sequence[Took], plain: float) -> dict[str, Any]:
     return {
         "tokens/s": round(rate, 2),
         "times plain": round(rate / plain, 3),
+        "with prompts": round(total("tokens") / sum(each.all_seconds for each in turns), 2),
         "of what was foreseen": round(rate / foreseen, 3) if foreseen else None,
         "tokens a round": round(total("tokens") / total("row_rounds"), 3),
         "ms of draft a round": round(1e3 * sum(each.draft_seconds for each in turns) / rounds, 3),
         "ms of target a round": round(1e3 * sum(each.counted.verify_seconds for each in turns) / rounds, 3),
         "draft passes a round": round(total("draft_passes") / rounds, 2),
+        "unread": total("draft_skipped"),
         "mean k": round(total("asked") / max(1, total("asking_rows")), 2),
         "accepted": [total("accepted"), total("proposed")],
         "runners-up that held": total("runners_up_held"),
@@ -188,7 +199,11 @@ def called(name: str, count: int | None) -> str:
 
 
 def run(race: Race, asked: argparse.Namespace, batch: int) -> dict[str, Any]:
-    prompts = [tuple(race.tokenizer.encode(text)) for text in prompts_of(asked.prompts)]
+    encoded = map(race.tokenizer.encode, prompts_of(asked.prompts))
+    least = asked.prompt_tokens or 0
+    prompts = [tuple(prompt[: asked.prompt_tokens]) for prompt in encoded if len(prompt) >= least]
+    if not prompts:
+        raise SystemExit(f"--prompt-tokens: no prompt has {least} tokens")
     kinds: list[tuple[str, int | None]] = [(PLAIN, 0)]
     kinds += [(name, count) for count in asked.draft_tokens for name in asked.drafts]
     took: dict[str, list[Took]] = {}
@@ -230,6 +245,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--rows", type=int, default=4, help="in a turn, for each place in the batch")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompt-tokens", type=int, help="of longer prompts the first so many, and no shorter ones")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0], help="of rows, in turn")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

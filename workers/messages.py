@@ -151,7 +151,8 @@ class DraftRequest(NamedTuple):
     stops for all rows when sum(reach_i - least_reach) < ``least_sum``.
 
     A runner-up is sent along where the chance that the target takes it exceeds the first of ``runner_up_chances``, a second
-    one of the row where its chance exceeds the second, and so on.
+    one of the row where its chance exceeds the second, and so on. ``rate`` is how many tokens a second all rows together
+    should gain so, 0 where nobody knows.
     """
 
     round: int
@@ -161,6 +162,7 @@ class DraftRequest(NamedTuple):
     least_reach: float = 0.0
     least_sum: float = 0.0
     runner_up_chances: tuple[float, ...] = ()
+    rate: float = 0.0
 
 
 class DraftReply(NamedTuple):
@@ -171,8 +173,9 @@ class DraftReply(NamedTuple):
     ``runners_up`` are, for some rows, (position, token): the draft's second choice in place of its candidate there.
     ``reaches`` are the chances that a row's candidates hold, each with all before it.
     Where its model makes all candidates in one pass, ``one_pass[i]`` is what that takes for i + 1 of each of these rows.
-    ``passes`` is how many the model has made since the last reply, ``corrected_held`` how many guesses were found to have
-    held because the draft had learned, and ``corrected_missed`` how many not to.
+    Of a text that it does not know it reads about as many tokens as the ``window``, or all of them (0). ``passes`` is how
+    many the model has made since the last reply, ``skipped`` how many tokens were left unread, ``corrected_held`` how many
+    guesses were found to have held because the draft had learned, and ``corrected_missed`` how many not to.
     """
 
     round: int
@@ -185,7 +188,9 @@ class DraftReply(NamedTuple):
     runners_up: Mapping[int, tuple[tuple[int, int], ...]] = {}
     reaches: Mapping[int, tuple[float, ...]] = {}
     one_pass: tuple[float, ...] = ()
+    window: int = 0
     passes: int = 0
+    skipped: int = 0
     corrected_held: int = 0
     corrected_missed: int = 0
 
@@ -309,7 +314,8 @@ class TargetCounters:
     ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
     candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
     bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held. ``draft_passes`` are those
-    that candidates took, without those by which a draft measures what they cost. Of the ``runners_up`` that were tried,
+    that candidates took, without those by which a draft measures what they cost; of the rows' texts it left
+    ``draft_skipped`` tokens unread, since they were not worth reading. Of the ``runners_up`` that were tried,
     ``runners_up_held`` brought a token more. Of the draft's guesses ``corrected_held`` held because it had learned, and
     ``corrected_missed`` missed because of that. ``resumed_tokens`` had been written by an earlier target.
     """
@@ -327,6 +333,7 @@ class TargetCounters:
     others_accepted: int = counter("Of these, those found in other rows' answers", metric=True, in_summary=True)
     plain_rounds: int = counter("Passes in which no candidate was", in_summary=True)
     draft_passes: int = counter("Passes of the draft's model, reading too", metric=True, in_summary=True)
+    draft_skipped: int = counter("Tokens of texts that the draft left unread", metric=True, in_summary=True)
     corrected_held: int = counter("Guesses that held because the draft had learned", metric=True, in_summary=True)
     corrected_missed: int = counter("Guesses that missed because of it", metric=True, in_summary=True)
     runners_up: int = counter("Runners-up of the draft that were verified", metric=True, in_summary=True)

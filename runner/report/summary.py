@@ -51,6 +51,7 @@ class Summary:
     others_accepted: int
     plain_rounds: int
     draft_passes: int
+    draft_skipped: int
     corrected_held: int
     corrected_missed: int
     runners_up: int

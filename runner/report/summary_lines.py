@@ -20,7 +20,8 @@ def speculation_lines(summary: dict[str, Any], over_time: Sequence[dict[str, Any
         yield "tokens a round", f"{rate} (k {summary['mean_k']:.1f} on average)"
         yield "accepted", histogram(lengths)
     if summary.get("draft_passes"):
-        yield "draft", f"{summary['draft_passes']:,} passes beside {summary['rounds']:,} of the target"
+        unread = f", {skipped:,} tokens left unread" if (skipped := summary.get("draft_skipped")) else ""
+        yield "draft", f"{summary['draft_passes']:,} passes beside {summary['rounds']:,} of the target{unread}"
     if held := summary.get("corrected_held"):
         missed = summary["corrected_missed"]
         yield "draft learned", f"{held:,} guesses held because of it, {missed:,} missed"

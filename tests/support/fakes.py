@@ -12,7 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.workers.engines.costs import CostCurve
-from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, Learner, Mixture, Ranker, StopRule
+from outrider.workers.engines.engine import (
+    Chosen,
+    DecodeFeed,
+    DecodeResult,
+    Feed,
+    Learner,
+    Mixture,
+    Ranker,
+    Skipper,
+    StopRule,
+)
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.messages import Row, Sampling
 from outrider.workers.speculation import CandidateRequest, DraftCost
@@ -68,6 +78,7 @@ class FakeEngine:
     branches = True
     ranker: Ranker | None = None
     learner: Learner | None = None
+    skipper: Skipper | None = None
     mixture: Mixture | None = None
     context_share = 0.0
 

@@ -48,6 +48,16 @@ def policy_of(draft: Draft, draft_tokens: int | None = None) -> AskingPolicy:
     return AskingPolicy(draft, CURVE, draft_tokens, 1000, False)
 
 
+def test_the_rate_that_is_expected_leaves_out_what_is_read_once() -> None:
+    rows = [live(0, 0.9), live(1, 0.9)]
+    reading, forecast = policy_of(Draft(DraftCost(1.0, 0.5, read=2.0), unread=(30, 30))).request(rows)
+    known, without = policy_of(Draft(DraftCost(1.0, 0.5, read=2.0), unread=(0, 0))).request(rows)
+    assert forecast is not None and without is not None
+    assert reading.counts == known.counts
+    assert forecast.seconds == pytest.approx(without.seconds + 120.0) and forecast.reading == pytest.approx(120.0)
+    assert reading.rate == pytest.approx(known.rate) == pytest.approx(without.tokens / without.seconds)
+
+
 def test_the_price_of_a_slot_says_whose_candidates_are_sent_and_every_row_may_go_as_deep_as_any() -> None:
     rows = [live(0, 0.9), live(1, 0.9), live(2, 0.3)]
     request, forecast = policy_of(Draft(DraftCost(1.0, 0.5))).request(rows)

@@ -24,7 +24,8 @@ def test_every_number_of_a_target_is_in_the_table_with_its_meaning() -> None:
 def test_metrics_keep_their_names() -> None:
     assert set(COUNTERS) == {
         *("tokens", "rounds", "row_rounds", "proposed", "accepted"),
-        *("draft_passes", "corrected_held", "corrected_missed", "runners_up", "runners_up_held", "asked", "asking_rows"),
+        *("draft_passes", "draft_skipped", "corrected_held", "corrected_missed", "runners_up", "runners_up_held"),
+        *("asked", "asking_rows"),
         *("found", "found_accepted", "others_accepted"),
     }
     assert tuple(PHASES) == ("verify", "draft", "hop", "idle")
@@ -51,6 +52,7 @@ def test_the_summary_keeps_its_keys() -> None:
             "others_accepted",
             "plain_rounds",
             "draft_passes",
+            "draft_skipped",
             "corrected_held",
             "corrected_missed",
             "runners_up",

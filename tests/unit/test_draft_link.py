@@ -138,6 +138,27 @@ def test_a_row_that_is_not_asked_about_is_told_whole_when_it_is() -> None:
     assert 1 in draft.costs()[""]["step"], "a step of two rows was not what the first request took"
 
 
+def test_a_draft_reads_no_more_of_a_text_than_it_says() -> None:
+    windows = iter((0, 32, 0))
+    actor, _ = drafting(lambda reply: reply._replace(window=next(windows), skipped=7))
+    statistics = TargetStatistics()
+    draft, rows = DraftLink(5.0, statistics=statistics), [live(key, range(1, 15)) for key in range(3)]
+    draft.attach(CallTransport(actor))
+    long = live(9, [1] * 80)
+    for row, unread in zip(rows, (80, 32, 80), strict=True):
+        propose(draft, [row], [2])
+        assert draft.unread(long) == unread
+        assert draft.unread(row) == 0
+    assert statistics.counters.draft_skipped == 21
+    assert draft.unread(live(8, [1] * 20)) == 20
+
+
+def test_the_rate_that_a_target_expects_reaches_its_draft() -> None:
+    actor, _ = drafting()
+    link(actor).ask([live(3, [1, 2, 3])], CandidateRequest([4], rate=180.0))()
+    assert actor.asks[0].rate == 180.0
+
+
 def test_runners_up_are_asked_for_and_arrive() -> None:
     actor, _ = drafting(lambda reply: reply._replace(runners_up={4: ((1, 7),)}, reaches={4: (0.9, 0.5)}))
     rows = [live(3, [1, 2, 3]), live(4, [3, 1])]

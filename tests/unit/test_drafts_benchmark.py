@@ -15,17 +15,21 @@ import drafts
 
 
 def test_figures_are_sums_over_turns() -> None:
-    counted = TargetCounters(rounds=10, row_rounds=20, tokens=50, draft_passes=5, asking_rows=20, asked=60)
-    turns = [drafts.Took(40, 2.0, 45.0, 2.0, 0.1, counted), drafts.Took(20, 1.0, 30.0, 1.0, 0.3, counted)]
+    counted = TargetCounters(rounds=10, row_rounds=20, tokens=50, draft_passes=5, asking_rows=20, asked=60, draft_skipped=7)
+    turns = [drafts.Took(40, 2.0, 45.0, 2.0, 0.1, 3.0, counted), drafts.Took(20, 1.0, 30.0, 1.0, 0.3, 1.0, counted)]
     found = drafts.figures(turns, 10.0)
     assert (found["tokens/s"], found["times plain"], found["of what was foreseen"]) == (20.0, 2.0, 0.8)
     assert (found["tokens a round"], found["ms of draft a round"]) == (2.5, 20.0)
     assert (found["draft passes a round"], found["mean k"]) == (0.5, 3.0)
+    assert (found["with prompts"], found["unread"]) == (25.0, 14)
 
 
 @pytest.mark.slow
 def test_every_kind_of_draft_is_raced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "drafts.py --rows 1 --tokens 16 --turns 2 --draft-tokens 3 --temperatures 0 0.8 --threads 1 --batch 2"
+    words = (
+        "drafts.py --drafts pocket-draft pocket-parallel pocket-head suffix pocket-draft:whole --rows 1 --tokens 16 "
+        "--turns 2 --draft-tokens 3 --temperatures 0 0.8 --threads 1 --batch 2 --prompt-tokens 20"
+    )
     monkeypatch.setattr(sys, "argv", words.split())
     with pytest.raises(SystemExit) as ended:
         drafts.main()
@@ -34,6 +38,7 @@ def test_every_kind_of_draft_is_raced(monkeypatch: pytest.MonkeyPatch, capsys: p
     [batch] = told["batches"]
     race = batch["race"]
     names = ["plain", "pocket-draft, k=3", "pocket-parallel, k=3", "pocket-head, k=3", "suffix, k=3"]
+    names.append("pocket-draft:whole, k=3")
     assert list(race) == names
     by_model = [race[name] for name in names[1:4]]
     assert all(

@@ -105,6 +105,7 @@ def test_logits_and_candidates_are_those_of_the_reference(
 ) -> None:
     path = tiny_head(tmp_path / "head", layout, **options)
     engine, reference = opened_head(path, target), Reference(path, embedding_of(target))
+    assert engine.skipper is None, "which tokens it skips is for the states to say"
     states = some_states(len(TOKENS) - 1)
     row = engine.model.open(Sampling(), len(TOKENS))
     engine.model.skip(row, TOKENS[:1])

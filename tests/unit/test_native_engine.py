@@ -320,6 +320,28 @@ def test_more_tokens_than_a_pass_takes_are_fed_in_several(models: Path, monkeypa
     assert passes == [29, 9, 4, 11, 5]
 
 
+def test_a_row_that_skips_a_beginning_goes_on_as_if_it_began_behind_that(models: Path) -> None:
+    engine = open_native(models / "llama", "fp32")
+    assert engine.skipper is engine
+    for row in (0, 1):
+        engine.open(row, Sampling(), len(TOKENS))
+    engine.skip(0, TOKENS[:9])
+    skipped, begun = (engine.feed([Feed(row, TOKENS[9:], 5, 3)])[0] for row in (0, 1))
+    assert (engine.length(0), engine.length(1)) == (len(TOKENS), len(TOKENS) - 9)
+    for left, right in zip(skipped.logprobs, begun.logprobs, strict=True):
+        # Rotations by other places differ in rounding.
+        assert [token for token, _ in left] == [token for token, _ in right]
+        assert [value for _, value in left] == pytest.approx([value for _, value in right], abs=1e-4)
+    with pytest.raises(WorkerError, match=f"could not skip {engine.context} tokens"):
+        engine.skip(0, [1] * engine.context)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "phi3-long"])
+def test_what_goes_on_from_the_first_token_is_never_begun_later(name: str, tmp_path: Path) -> None:
+    save_tiny(name, tmp_path)
+    assert open_native(tmp_path, "fp32").skipper is None
+
+
 def test_a_target_has_no_more_rows_at_once_than_there_are() -> None:
     rows_at_once = [ReplicaSpec(8, None, rows=rows).rows_at_once for rows in (0, 3, 100)]
     assert rows_at_once == [8, 3, 8]

@@ -56,6 +56,23 @@ def test_it_waits_for_a_row_that_is_still_reading() -> None:
     assert store.open(2, prompt, PLAIN) == len(prompt) - 1, "the last token is fed anew, for the choice behind it"
 
 
+def test_a_row_that_is_withdrawn_is_no_beginning_for_others_but_is_remembered() -> None:
+    engine = FakeEngine(CONTEXT)
+    store = PrefixCache(engine, 1000)
+    first, second = (*SYSTEM, 1, 2, 3), (*SYSTEM, 4, 5)
+    assert store.common(first) == 0
+    store.open(1, first, PLAIN)
+    store.withdraw(1)
+    fill(engine, 1, first)
+    assert store.common(second) == len(SYSTEM)
+    assert store.open(2, second, PLAIN) == 0, "nothing to share, and nothing to wait for"
+    fill(engine, 2, second)
+    store.close(1)
+    assert 1 not in engine.rows and store.held == 0, "what it has is not kept"
+    assert store.open(3, first, PLAIN) == len(SYSTEM), "of the row that was read"
+    store.withdraw(7)  # of a row that was too short to be known
+
+
 def test_few_tokens_in_common_are_not_shared() -> None:
     engine = FakeEngine(CONTEXT)
     store = PrefixCache(engine, 1000)

@@ -16,6 +16,7 @@ from outrider.workers.constraints.matching import EVERYTHING, LEAST_OPEN_SECONDS
 from outrider.workers.draft.confidence import Confidence, MissFactor, RunnerUpShare
 from outrider.workers.draft.constraints import Constraints
 from outrider.workers.draft.parallel import OnePass
+from outrider.workers.draft.window import SMALLEST, WHOLE, Prices, WindowChoice
 from outrider.workers.engines.costs import Recent
 from outrider.workers.engines.engine import DecodeFeed, Engine, Feed
 from outrider.workers.engines.prefix_cache import PrefixCache
@@ -44,6 +45,9 @@ class DraftRow:
     chance that all of them hold; ``miss_factor`` says how much oftener guesses miss in this row than their margins predict.
     ``runners_up`` are the second choices (-1: not known). The engine's cache holds the first ``cached`` tokens of
     ``committed`` and ``guessed`` together. The last guess has not been fed, so it is never among them.
+
+    Of a text that is read in a ``window`` the tokens before ``begin`` are skipped, and the one there is, to the engine, the
+    text's first: models give that one the attention that goes nowhere else. ``rounds`` are those in which it had guesses.
     """
 
     committed: list[int] = field(default_factory=list)
@@ -54,6 +58,9 @@ class DraftRow:
     reach: float = 1.0
     miss_factor: MissFactor = field(default_factory=MissFactor)
     cached: int = 0
+    window: int = WHOLE
+    begin: int = 0
+    rounds: int = 0
     limit: int = 0
     end_tokens: Collection[int] = ()
     # How far the answer, guesses included, has come in what it must be; None where it may be anything.
@@ -64,7 +71,12 @@ class DraftRow:
 
     def uncached(self) -> list[int]:
         beyond = self.cached - len(self.committed)
-        return self.guessed[beyond:] if beyond >= 0 else self.committed[self.cached :] + self.guessed
+        if beyond >= 0:
+            return self.guessed[beyond:]
+        tokens = self.committed[self.cached :] + self.guessed
+        if self.begin >= self.cached:
+            tokens[self.begin - self.cached] = self.committed[0]
+        return tokens
 
 
 class ChoicesAPass:
@@ -96,6 +108,8 @@ class Drafter:
         """With ``one_pass`` the engine's model is one that makes all candidates at once."""
         self.engine = engine
         self._learner = engine.learner
+        self._skipper = engine.skipper
+        self._windows = WindowChoice()
         self._one_pass = one_pass
         self._constraints = constraints
         self._prefix_cache = PrefixCache(engine, prefix_tokens)
@@ -109,14 +123,21 @@ class Drafter:
         self._choices = ChoicesAPass()
         self._passing = 0.0
         # Since the last reply.
-        self._passes = self._corrected_held = self._corrected_missed = 0
+        self._passes = self._skipped = self._corrected_held = self._corrected_missed = 0
         self._rows: dict[int, DraftRow] = {}
         self._asked: list[int] = []
+
+    def read_whole_texts(self) -> None:
+        """Leave nothing unread, whatever it takes."""
+        self._skipper = None
 
     def propose(self, request: DraftRequest) -> DraftReply:
         started, self._passing = time.perf_counter(), 0.0
         for key in request.closed:
             self._close(key)
+        if self._skipper is not None and (request.closed or not self._windows.best):
+            context = self.engine.context_share * (self._steps(1) or 0.0)
+            self._windows.price(Prices(request.rate, self._reading(1) or 0.0, context))
         self._asked = [advance.key for advance in request.rows if self._advance(advance)]
         forgotten = tuple(advance.key for advance in request.rows if advance.key not in self._rows)
         rows = {key: self._rows[key] for key in self._asked}
@@ -136,9 +157,10 @@ class Drafter:
         draft_costs = (candidate, self._reading(1), max(0.0, seconds - self._passing))
         reaches = {key: tuple(accumulate(self._rows[key].chances[: len(sent)], mul)) for key, sent in tokens.items()}
         one_pass = () if self._one_pass is None else self._one_pass.seconds(len(self._asked))
-        counted = self._passes, self._corrected_held, self._corrected_missed
-        self._passes = self._corrected_held = self._corrected_missed = 0
-        return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, runners_up, reaches, one_pass, *counted)
+        counted = self._passes, self._skipped, self._corrected_held, self._corrected_missed
+        self._passes = self._skipped = self._corrected_held = self._corrected_missed = 0
+        made = runners_up, reaches, one_pass
+        return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, *made, self._windows.best, *counted)
 
     def run_ahead(self) -> bool:
         """One step further for the rows of the last request, as if the target were going to accept everything.
@@ -178,6 +200,7 @@ class Drafter:
             row.cached = keep
             self.engine.truncate(advance.key, keep)
         row.limit = self._room(row, advance.limit)
+        self._skip(row, advance.key)
 
     def _confidence_at(self, index: int) -> Confidence:
         return self._confidences[min(index, len(self._confidences) - 1)]
@@ -185,6 +208,9 @@ class Drafter:
     def _learn(self, row: DraftRow, advance: Advance) -> int:
         """What became of the row's guesses, how many of which held."""
         held = _common_prefix(row.guessed, advance.tokens)
+        if row.guessed:
+            row.rounds += 1
+            self._windows.observe(row.window, held, len(row.guessed))
         self._correct(row, advance, held)
         for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
             margin = row.margins[index]
@@ -210,6 +236,8 @@ class Drafter:
         """Begin a row anew, with as much of its prompt as another row has read."""
         self._close(advance.key)
         prompt = advance.tokens[: advance.prompt_length]
+        # A beginning that comes again is worth reading once for all rows that have it.
+        common = 0 if self._skipper is None else self._prefix_cache.common(prompt)
         shared = self._prefix_cache.open(advance.key, prompt, sampling)
         if shared is None:
             # A row opened just before it has the same beginning: what that one is to read anyway, it reads now.
@@ -222,6 +250,23 @@ class Drafter:
             row.matching = self._constraints.matching(sampling.grammar, sorted(ends))
             self._follow(row)
         row.limit = self._room(row, advance.limit)
+        self._skip(row, advance.key, common)
+
+    def _skip(self, row: DraftRow, key: int, common: int = 0) -> None:
+        """Leave unread what is not worth reading of a row's text, whose first so many tokens other rows have, too."""
+        unread = len(row.committed) - row.cached
+        if self._skipper is None or not row.limit or unread <= SMALLEST + 1 or row.guessed:
+            return
+        to_read = len(row.committed) - max(row.cached, common)
+        window = self._windows.choose(row.cached - row.begin, unread, to_read)
+        skipped = unread - window - 1
+        if window == WHOLE or skipped < 1:
+            return
+        self._prefix_cache.withdraw(key)
+        self._skipper.skip(key, row.uncached()[:skipped])
+        self._skipped += skipped
+        row.cached += skipped
+        row.window, row.begin = window, row.cached
 
     def _follow(self, row: DraftRow) -> None:
         """Bring a row's constraint to where its text is. One that does not fit is let go: the target has the last word."""
@@ -380,7 +425,10 @@ class Drafter:
             self._reading.observe(1, seconds / tokens)
 
     def _close(self, key: int) -> None:
-        if self._rows.pop(key, None) is not None:
+        row = self._rows.pop(key, None)
+        if row is not None:
+            if row.rounds:
+                self._windows.ended(row.rounds)
             self._prefix_cache.close(key)
             self._asked = [other for other in self._asked if other != key]
 

@@ -177,6 +177,14 @@ class Learner(Protocol):
         """
 
 
+class Skipper(Protocol):
+    def skip(self, row: int, tokens: Sequence[int]) -> None:
+        """Append tokens that are never computed: what is fed behind them sees neither them nor anything before them.
+
+        For drafts: a target's choices depend on all of its row.
+        """
+
+
 @runtime_checkable
 class CanLearn(Protocol):
     def correct_choices(self) -> None:
@@ -216,6 +224,10 @@ class Engine(Protocol):
     @property
     def learner(self) -> Learner | None:
         """What learns from choices that turned out wrong; None of an engine whose choices stay its model's own."""
+
+    @property
+    def skipper(self) -> Skipper | None:
+        """What leaves a beginning of a row unread; None of an engine whose rows are read from their first token on."""
 
     @property
     def context(self) -> int:

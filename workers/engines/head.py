@@ -11,11 +11,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeModel
 from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
 from outrider.workers.engines.native import NativeEngine
-from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Sampling
 
 States = NDArray[np.uint16]
@@ -28,6 +26,8 @@ class HeadEngine(NativeEngine):
 
     def __init__(self, model: NativeModel, context: int) -> None:
         super().__init__(model, context)
+        # It is its drafter that knows which tokens have no states.
+        self.skipper = None
         self._states: dict[int, States] = {}
         self._confirmed: dict[int, int] = {}
 
@@ -44,11 +44,8 @@ class HeadEngine(NativeEngine):
         return self._confirmed[row]
 
     def skip(self, row: int, tokens: Sequence[int]) -> None:
-        """Append tokens that have no states: what is fed behind them sees neither them nor anything before them."""
-        try:
-            self.model.skip(self._rows[row], tokens)
-        except KernelError as error:
-            raise WorkerError(f"the native engine could not skip {len(tokens)} tokens: {error}") from error
+        """Tokens that have no states."""
+        super().skip(row, tokens)
         self._confirmed[row] = self.length(row)
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:

@@ -72,7 +72,7 @@ class HfEngine:
     context_share = 0.0
     # Its passes do not say which experts they read.
     mixture = None
-    ranker = None
+    ranker = skipper = None
 
     def __init__(self, model: PreTrainedModel, context: int, fused: bool = True) -> None:
         self.model = model

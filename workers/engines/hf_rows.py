@@ -51,7 +51,7 @@ class HfRowEngine:
     # Its passes do not say which experts they read.
     mixture = None
     context_share = 0.0
-    ranker = learner = None
+    ranker = learner = skipper = None
     # transformers' own caches cannot begin with a part of another.
     forks = False
 

@@ -19,7 +19,7 @@ from outrider.kernels.native import (
     NativeStopRule,
 )
 from outrider.kernels.packer import packed_bytes
-from outrider.kernels.program import Kind, Program
+from outrider.kernels.program import RECURRENT, Kind, Program
 from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, Mixture, Router, StopRule
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.errors import WorkerError
@@ -67,6 +67,9 @@ class NativeEngine:
         self.context_share = 0.0 if routers else _context_share(model.program)
         # What takes other frequencies for long rows may need several passes for a feed.
         self.ranker = None if any(op.longest for op in model.program.ops) else model
+        # Frequencies of long rows, and states of all that came before, begin with the first token.
+        reads_all = any(op.longest or op.kind in RECURRENT for op in model.program.ops)
+        self.skipper: NativeEngine | None = None if reads_all else self
 
     def correct_choices(self) -> None:
         """Learn from choices that turn out wrong. For drafts: no choice of a target may depend on another row."""
@@ -99,6 +102,12 @@ class NativeEngine:
         if row in self._rows:
             self.close(row)
         self._rows[row] = forked
+
+    def skip(self, row: int, tokens: Sequence[int]) -> None:
+        try:
+            self.model.skip(self._rows[row], tokens)
+        except KernelError as error:
+            raise WorkerError(f"the native engine could not skip {len(tokens)} tokens: {error}") from error
 
     def length(self, row: int) -> int:
         return self.model.length(self._rows[row])

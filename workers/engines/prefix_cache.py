@@ -79,6 +79,17 @@ class PrefixCache:
             self._beginning_like(tokens)[row] = tokens
         return shared
 
+    def common(self, prompt: Sequence[int]) -> int:
+        """How many of the first tokens some other row's prompt has had, as far as that is remembered."""
+        return self._best_source(np.asarray(prompt, np.int32))[3]
+
+    def withdraw(self, row: int) -> None:
+        """The row will not have all of its prompt, so none may begin as its fork. That one asked for it is remembered."""
+        tokens = self._live.pop(row, None)
+        if tokens is not None:
+            self._forget(row, tokens)
+            self._give_up(tokens)
+
     def close(self, row: int) -> None:
         """The row has ended. Its prompt is kept for a while if it has tokens that no other kept one has."""
         tokens = self._live.pop(row, None)

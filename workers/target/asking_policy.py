@@ -100,7 +100,7 @@ class AskingPolicy:
             wanted = replace(wanted, counts=self._as_deep_as_any(rows, wanted, draft_cost, room))
         if self.draft_tokens is None:
             wanted = replace(wanted, counts=self._with_forced(rows, wanted, room))
-        return replace(wanted, runner_up_chances=chances), forecast
+        return replace(wanted, runner_up_chances=chances, rate=forecast.rate), forecast
 
     def filled(
         self, proposals: list[Proposal], pending: int, forecast: Forecast, constrained: Collection[int] = ()
@@ -288,9 +288,7 @@ class AskingPolicy:
         return alone if alone_rate >= self._trust.share * mixed_rate else mixed
 
     def _rate(self, rows: Sequence[LiveRow], drafted: Reaches, wanted: CandidateRequest, draft_cost: DraftCost) -> float:
-        """Tokens a second; what the draft has yet to read is left out, since it is read once for all that follows."""
-        forecast = self._forecast(rows, drafted, wanted, replace(draft_cost, read=0.0))
-        return forecast.tokens / forecast.seconds
+        return self._forecast(rows, drafted, wanted, draft_cost).rate
 
     def _probe(self, rows: Sequence[LiveRow], draft_cost: DraftCost) -> list[int]:
         """Nothing, or now and then one candidate for the row of which the draft knows the most."""
@@ -312,9 +310,10 @@ class AskingPolicy:
         slots = sum(wanted.counts) + round(with_some * self._runner_up_gains.tried)
         unread = sum(self._proposer.unread(live) for live, count in zip(rows, counts, strict=True) if count)
         absent, verify = len(rows) * most - sum(counts), self._pass_seconds(rows)(_fed(rows) + slots)
-        seconds = float(round_seconds(self.layout_kind, verify, draft_cost, most, hit, absent)) + draft_cost.read * unread
+        reading = draft_cost.read * unread
+        seconds = float(round_seconds(self.layout_kind, verify, draft_cost, most, hit, absent)) + reading
         gained = len(rows) + held + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found
-        return Forecast(seconds, gained, seconds - verify, context_of(rows))
+        return Forecast(seconds, gained, seconds - verify, context_of(rows), reading)
 
     def _runner_up_chances(self, rows: Sequence[LiveRow], counts: Sequence[int], forecast: Forecast) -> tuple[float, ...]:
         """The chances from which on a first runner-up of each row, a second and so on are worth verifying."""

@@ -26,6 +26,8 @@ class _Draft:
 
     transport: DraftTransport
     known: dict[int, int] = field(default_factory=dict)
+    # The most that it reads of a text; 0: all of it.
+    window: int = 0
     closed: list[int] = field(default_factory=list)
     late: list[Reply] = field(default_factory=list)
     errors: int = 0
@@ -142,7 +144,10 @@ class DraftLink:
 
     def unread(self, live: LiveRow) -> int:
         draft = self._draft
-        return len(live.tokens) - (0 if draft is None else draft.known.get(live.row.key, 0))
+        if draft is None:
+            return len(live.tokens)
+        unread = len(live.tokens) - draft.known.get(live.row.key, 0)
+        return min(unread, draft.window) if draft.window else unread
 
     def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
         draft = self._draft
@@ -173,6 +178,7 @@ class DraftLink:
             request.least_reach,
             request.least_sum,
             request.runner_up_chances,
+            request.rate,
         )
         at = time.perf_counter()
         reply = draft.transport.ask(message)
@@ -211,7 +217,9 @@ class DraftLink:
         hop = max(0.0, asked.sent + time.perf_counter() - waiting - candidates.seconds)
         if self._statistics is not None:
             self._statistics.hop(hop)
-            self._statistics.drafted(candidates.passes, candidates.corrected_held, candidates.corrected_missed)
+            corrected = candidates.corrected_held, candidates.corrected_missed
+            self._statistics.drafted(candidates.passes, candidates.skipped, *corrected)
+        draft.window = candidates.window
         if candidates.step is not None:
             self._current.steps.observe(asked.wanted, candidates.step)
         if candidates.one_pass:

@@ -10,7 +10,8 @@ from typing import Any
 class Forecast:
     """What a round should take, and the tokens that it should bring.
 
-    ``drafting`` are the seconds beside its pass, ``context`` the tokens in its rows' caches.
+    ``drafting`` are the seconds beside its pass, ``reading`` those of them in which the draft reads texts that it does not
+    know, and ``context`` the tokens in its rows' caches.
 
     Here and below tokens are those that the target has to choose: what is forced comes with or without candidates.
     """
@@ -19,6 +20,12 @@ class Forecast:
     tokens: float
     drafting: float = 0.0
     context: int = 0
+    reading: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, without what is read once for all rounds that follow."""
+        return self.tokens / (self.seconds - self.reading)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,10 @@ class TargetStatistics:
         self.counters.hop_seconds += seconds
         self.counters.draft_seconds -= seconds
 
-    def drafted(self, passes: int, corrected_held: int, corrected_missed: int) -> None:
+    def drafted(self, passes: int, skipped: int, corrected_held: int, corrected_missed: int) -> None:
         """What the draft has counted since it was heard last."""
         self.counters.draft_passes += passes
+        self.counters.draft_skipped += skipped
         self.counters.corrected_held += corrected_held
         self.counters.corrected_missed += corrected_missed
 
