@@ -183,7 +183,7 @@ class CandidateRequest:
     reach_i >= ``least_reach``; another step of the draft, one for all rows that go on, while
     sum(reach_i - least_reach) >= ``least_sum`` tokens. ``gain`` is how many seconds less a token is expected to take than
     without candidates. A row's first runner-up is worth verifying where its chance exceeds the first of
-    ``runner_up_chances``, its second where it exceeds the second. So the rows should gain ``rate`` tokens a second.
+    ``runner_up_chances``, its second where it exceeds the second. In all the rows should gain ``rate`` a second.
 
     ``found`` are the rows, by their places here, whose candidates are found in texts instead, with the reach of each.
     """

@@ -60,12 +60,12 @@ def test_a_row_that_is_withdrawn_is_no_beginning_for_others_but_is_remembered() 
     engine = FakeEngine(CONTEXT)
     store = PrefixCache(engine, 1000)
     first, second = (*SYSTEM, 1, 2, 3), (*SYSTEM, 4, 5)
-    assert store.common(first) == 0
     store.open(1, first, PLAIN)
+    assert store.common(1) == 0, "a row's own prompt is nobody else's"
     store.withdraw(1)
     fill(engine, 1, first)
-    assert store.common(second) == len(SYSTEM)
     assert store.open(2, second, PLAIN) == 0, "nothing to share, and nothing to wait for"
+    assert store.common(2) == len(SYSTEM)
     fill(engine, 2, second)
     store.close(1)
     assert 1 not in engine.rows and store.held == 0, "what it has is not kept"

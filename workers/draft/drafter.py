@@ -210,7 +210,7 @@ class Drafter:
         held = _common_prefix(row.guessed, advance.tokens)
         if row.guessed:
             row.rounds += 1
-            self._windows.observe(row.window, held, len(row.guessed))
+            self._windows.observe(row.window, held, len(row.guessed) / self._choices.usual)
         self._correct(row, advance, held)
         for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
             margin = row.margins[index]
@@ -236,8 +236,6 @@ class Drafter:
         """Begin a row anew, with as much of its prompt as another row has read."""
         self._close(advance.key)
         prompt = advance.tokens[: advance.prompt_length]
-        # A beginning that comes again is worth reading once for all rows that have it.
-        common = 0 if self._skipper is None else self._prefix_cache.common(prompt)
         shared = self._prefix_cache.open(advance.key, prompt, sampling)
         if shared is None:
             # A row opened just before it has the same beginning: what that one is to read anyway, it reads now.
@@ -250,14 +248,15 @@ class Drafter:
             row.matching = self._constraints.matching(sampling.grammar, sorted(ends))
             self._follow(row)
         row.limit = self._room(row, advance.limit)
-        self._skip(row, advance.key, common)
+        self._skip(row, advance.key)
 
-    def _skip(self, row: DraftRow, key: int, common: int = 0) -> None:
-        """Leave unread what is not worth reading of a row's text, whose first so many tokens other rows have, too."""
+    def _skip(self, row: DraftRow, key: int) -> None:
+        """Leave unread what is not worth reading of a row's text."""
         unread = len(row.committed) - row.cached
         if self._skipper is None or not row.limit or unread <= SMALLEST + 1 or row.guessed:
             return
-        to_read = len(row.committed) - max(row.cached, common)
+        # A beginning that other rows have as well is worth reading once for all of them.
+        to_read = len(row.committed) - max(row.cached, self._prefix_cache.common(key))
         window = self._windows.choose(row.cached - row.begin, unread, to_read)
         skipped = unread - window - 1
         if window == WHOLE or skipped < 1:

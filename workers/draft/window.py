@@ -3,10 +3,10 @@
 What stands far back says little about the next few words, takes time to be read, and again in each of the draft's passes.
 With a window, the last so many tokens, a row's candidates should save
 
-    rounds * (held(window) / rate - seen * passes * context) - read
+    rounds * (held(window) / rate - seen * passes * context) - to_read * read
 
-seconds: in each of its rounds held(window) candidates hold, of which each saves as long as a token takes (1 / rate), and
-passes of the draft read the keys and values of what it has seen. What a window costs in candidates is learned from rows.
+seconds: in each of its rounds held(window) candidates hold, each of which saves as long as a token takes (1 / rate), and
+passes of the draft read keys and values of what it has seen. What a window costs in candidates is learned from rows.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ WINDOWS = tuple(SMALLEST << doubled for doubled in range(8))
 # whole texts, over the square root of the window, misses behind it: a twentieth with 256 tokens.
 PRIOR_ROUNDS, PRIOR_MISSES = 128.0, 0.8
 # Before anything is known: what a round brings behind a whole text, with the weight of so many rounds, and how often a row
-# is asked about, with how many guesses each time.
+# is asked about, with how many passes of the draft each time.
 PRIOR_HELD, PRIOR_HELD_ROUNDS = 1.0, 16.0
-PRIOR_ROW_ROUNDS, PRIOR_GUESSES = 16.0, 3.0
+PRIOR_ROW_ROUNDS, PRIOR_PASSES = 16.0, 3.0
 # Windows are held against each other by so many candidates of a round at most: a text that repeats itself brings one row
 # many, whatever its window is.
 MOST_COMPARED = 4
@@ -66,7 +66,7 @@ class WindowChoice:
     _rounds_of_rows: float = PRIOR_ROW_ROUNDS
     # Of all rounds.
     _rounds: float = 1.0
-    _guesses: float = PRIOR_GUESSES
+    _passes: float = PRIOR_PASSES
     _held: float = PRIOR_HELD * PRIOR_HELD_ROUNDS
     _compared: float = PRIOR_HELD * PRIOR_HELD_ROUNDS
     _chosen: int = 0
@@ -92,17 +92,17 @@ class WindowChoice:
         tried, nothing_tried = divmod(self._chosen, TRY_EVERY)
         return window if nothing_tried else _another(window, tried, smaller)
 
-    def observe(self, window: int, held: int, guesses: int) -> None:
-        """A round of a row for which this window was chosen."""
+    def observe(self, window: int, held: int, passes: float) -> None:
+        """A round of a row for which this window was chosen, and whose guesses took so many passes of the draft."""
         record, compared = self._records[window], min(held, MOST_COMPARED)
         record.rounds += 1.0
         record.held += compared
         self._rounds += 1.0
-        self._guesses += guesses
+        self._passes += passes
         self._held += held
         self._compared += compared
         if self._rounds >= MOST_ROUNDS:
-            self._rounds, self._guesses = self._rounds / 2.0, self._guesses / 2.0
+            self._rounds, self._passes = self._rounds / 2.0, self._passes / 2.0
             self._held, self._compared = self._held / 2.0, self._compared / 2.0
             for each in self._records.values():
                 each.rounds, each.held = each.rounds / 2.0, each.held / 2.0
@@ -125,8 +125,8 @@ class WindowChoice:
 
     def _saved(self, window: int, seen: int, to_read: int) -> float:
         rate, read, context = self._prices
-        rounds, guesses = self._rounds_of_rows / self._rows, self._guesses / self._rounds
-        return rounds * (self.held(window) / rate - seen * guesses * context) - to_read * read
+        rounds, passes = self._rounds_of_rows / self._rows, self._passes / self._rounds
+        return rounds * (self.held(window) / rate - seen * passes * context) - to_read * read
 
 
 def _kept(window: int) -> float:

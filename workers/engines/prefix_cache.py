@@ -79,9 +79,10 @@ class PrefixCache:
             self._beginning_like(tokens)[row] = tokens
         return shared
 
-    def common(self, prompt: Sequence[int]) -> int:
-        """How many of the first tokens some other row's prompt has had, as far as that is remembered."""
-        return self._best_source(np.asarray(prompt, np.int32))[3]
+    def common(self, row: int) -> int:
+        """How many first tokens of this row's prompt some other row's has had, too, as far as that is remembered."""
+        tokens = self._live.get(row)
+        return 0 if tokens is None else self._best_source(tokens, row)[3]
 
     def withdraw(self, row: int) -> None:
         """The row will not have all of its prompt, so none may begin as its fork. That one asked for it is remembered."""
@@ -104,12 +105,17 @@ class PrefixCache:
                 self._give_up(tokens)
         self._engine.close(row)
 
-    def _best_source(self, tokens: Tokens) -> tuple[int | None, int, int, int]:
-        """The row with most of these tokens in its cache and how many it has, how many some row will have, or once had."""
+    def _best_source(self, tokens: Tokens, but: int | None = None) -> tuple[int | None, int, int, int]:
+        """The row with most of these tokens in its cache and how many it has, how many some row will have, or once had.
+
+        Of all rows ``but`` this one.
+        """
         source, shared, coming, known = None, 0, 0, 0
         # At least one token has to be fed, for the choice behind it.
         most = len(tokens) - 1
         for row, others in self._alike.get(_beginning(tokens), {}).items():
+            if row == but:
+                continue
             common = min(most, _common(tokens, others))
             known = max(known, common)
             if row in self._given_up:

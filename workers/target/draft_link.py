@@ -26,7 +26,7 @@ class _Draft:
 
     transport: DraftTransport
     known: dict[int, int] = field(default_factory=dict)
-    # The most that it reads of a text; 0: all of it.
+    # About as many tokens as it reads of a long text; 0: all of them.
     window: int = 0
     closed: list[int] = field(default_factory=list)
     late: list[Reply] = field(default_factory=list)
