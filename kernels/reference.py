@@ -22,6 +22,8 @@ from outrider.kernels import packing, storage
 from outrider.kernels.program import Activation, Cache, Format, Kind, Norm, Op, Program, Slice, Weight
 
 Array = NDArray[np.float64]
+# Keys whose weights are rounded together, where values are kept in 8 bits.
+CHUNK = 256
 
 
 class ReferenceModel:
@@ -104,7 +106,7 @@ class ReferenceModel:
         elif self.program.cache is Cache.INT8:
             x, key, value = (quantised_activations(each, op.head_size) for each in (x, key, value))
         sinks = self.weights[op.weight][0] if op.weight >= 0 else None
-        return _attention(op, x, key, value, sinks)
+        return _attention(op, x, key, value, sinks, whole=self.program.cache is Cache.INT8)
 
     def _experts(self, op: Op, x: Array, route: Array) -> Array:
         """Each token's products side by side, the first columns of as many as are a multiple of 16."""
@@ -244,7 +246,20 @@ def _rope(op: Op, x: Array, frequencies: Array) -> Array:
     return np.concatenate(turned, axis=2).reshape(x.shape)
 
 
-def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | None) -> Array:
+def _whole_weights(weights: Array, scales: Array) -> Array:
+    """[heads, groups, queries, keys], each times its value's scale [heads, keys] a whole number, for every 256 keys up to 32,767."""
+    scales = scales[:, None, None, :]
+    scaled = weights * scales
+    for first in range(0, scaled.shape[3], CHUNK):
+        part = scaled[..., first : first + CHUNK]
+        step = part.max(axis=3, keepdims=True) / 32767
+        np.divide(part, step, out=part, where=step > 0)
+        part[...] = np.round(part) * step
+    return np.divide(scaled, scales, out=np.zeros_like(scaled), where=scales > 0)
+
+
+def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | None, whole: bool = False) -> Array:
+    """``whole``: values are whole numbers times a scale, and so are weights."""
     count = len(query)
     queries = query.reshape(count, op.kv_heads, op.heads // op.kv_heads, op.head_size)
     keys, values = (x.reshape(count, op.kv_heads, op.head_size) for x in (key, value))
@@ -261,4 +276,6 @@ def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | No
         rest = np.exp(sink - highest)
     weights = np.exp(scores - highest)
     weights /= weights.sum(axis=3, keepdims=True) + rest
+    if whole:
+        weights = _whole_weights(weights, abs(values).max(axis=2).T / 127)
     return np.asarray(np.einsum("hgqk,khd->qhgd", weights, values).reshape(query.shape))

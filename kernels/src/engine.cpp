@@ -311,8 +311,8 @@ int32_t Engine::plan_cache(int layers, int64_t limit) {
     if (op.integer < 0 || op.integer >= layers || plan[static_cast<size_t>(op.integer)].key_bytes)
       return fail(OUTRIDER_INVALID, "attention layer %d of %d, or twice", op.integer, layers);
     CacheLayer &layer = plan[static_cast<size_t>(op.integer)];
-    layer.key_bytes = kBlockTokens * static_cast<int64_t>(op.head_size) * element + scales;
-    layer.value_bytes = kBlockTokens * round_up(op.head_size, kLanes) * element + scales;
+    layer.key_bytes = kBlockTokens * static_cast<int64_t>(op.head_size) * element + 2 * scales;
+    layer.value_bytes = kBlockTokens * round_up(op.head_size, kLanes) * element;
     layer.keys = block_bytes;
     layer.values = layer.keys + layer.key_bytes * op.kv_heads;
     block_bytes = layer.values + layer.value_bytes * op.kv_heads;

@@ -20,7 +20,7 @@ constexpr int kBlockTokens = 32;   // tokens in one block of the cache
 constexpr int kMostTaps = 16;      // of a convolution: the tokens that it is over
 constexpr int kChunkTokens = 256;  // keys whose softmax is computed at once; the order of summation depends on it
 
-// Behind a head's keys in a block of int8, and behind its values: a scale for each token.
+// Behind a head's keys in a block of int8 a scale for each token, and as many for its values.
 constexpr int64_t kScaleBytes = 4 * kBlockTokens;
 
 // Units are compiled with flags of their own: what they share is static, or the linker would keep one unit's copy for all.

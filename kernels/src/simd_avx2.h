@@ -138,9 +138,10 @@ inline F load_bf16(const uint16_t *p) {
   return as_float(shl<16>(
       {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(words)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(words, 1))}));
 }
-inline F load_bytes(const int8_t *p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
-  return to_float({_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+// 32 bytes with a sign as words
+inline I words_of(const int8_t *p) {
+  const __m128i *const halves = reinterpret_cast<const __m128i *>(p);
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)), _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
 }
 // The fp16 numbers in the low halves of the lanes.
 inline F from_half(I x) {

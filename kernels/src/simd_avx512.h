@@ -85,8 +85,9 @@ inline void store_bytes(int8_t *p, I x) { _mm_storeu_si128(reinterpret_cast<__m1
 inline F load_bf16(const uint16_t *p) {
   return as_float(shl<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))));
 }
-inline F load_bytes(const int8_t *p) {
-  return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+// 32 bytes with a sign as words
+inline I words_of(const int8_t *p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
 }
 // Sixteen lanes in halves, as math.inc does it for the others.
 #define OUTRIDER_FOLDS

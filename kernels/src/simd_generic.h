@@ -17,7 +17,7 @@ using Ints = int32_t __attribute__((vector_size(16)));
 using Bits = uint32_t __attribute__((vector_size(16)));
 using Words = int16_t __attribute__((vector_size(16)));
 using FourWords = uint16_t __attribute__((vector_size(8)));
-using FourBytes = int8_t __attribute__((vector_size(4)));
+using EightBytes = int8_t __attribute__((vector_size(8)));
 
 struct F {
   Floats x[4];
@@ -221,11 +221,12 @@ inline F load_bf16(const uint16_t *p) {
     return (Floats)(__builtin_convertvector(words, Bits) << 16);
   });
 }
-inline F load_bytes(const int8_t *p) {
-  return each<F>([=](int i) {
-    FourBytes bytes;
-    memcpy(&bytes, p + 4 * i, sizeof bytes);
-    return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
+// 32 bytes with a sign as words
+inline I words_of(const int8_t *p) {
+  return each<I>([=](int i) {
+    EightBytes bytes;
+    memcpy(&bytes, p + 8 * i, sizeof bytes);
+    return (Ints) __builtin_convertvector(bytes, Words);
   });
 }
 // The fp16 numbers in the low halves of the lanes, finite ones.

@@ -388,7 +388,7 @@ def test_a_targets_cache_of_8_bits_is_another_numeric_path_over_the_same_packed_
     assert isinstance(usual.engine, NativeEngine) and isinstance(small.engine, NativeEngine)
     assert small.engine.model.program.cache is Cache.INT8
     assert "from the cache, keys and values in 8 bits" in small.notes[0]
-    assert small.numeric_path == usual.numeric_path | {"cache": "int8"}
+    assert small.numeric_path == usual.numeric_path | {"cache": "int8, weighed in whole numbers"}
     assert not np.array_equal(logits(usual.engine), logits(small.engine))
 
 

@@ -128,7 +128,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     if laid_out.weights:
         path["weights"] = laid_out.weights
     if program.cache is Cache.INT8:
-        path["cache"] = "int8"
+        path["cache"] = "int8, weighed in whole numbers"
     if LARGEST_BESIDE_INT4 in {largest_activation(each) for each in program.weights if each.format is Format.W4A8}:
         path["activations"] = f"int8 up to {LARGEST_BESIDE_INT4} beside codes of 4 bits"
     if not program.integer:
