@@ -247,7 +247,7 @@ def _rope(op: Op, x: Array, frequencies: Array) -> Array:
 
 
 def _whole_weights(weights: Array, scales: Array) -> Array:
-    """[heads, groups, queries, keys], each times its value's scale [heads, keys] a whole number, for every 256 keys up to 32,767."""
+    """[heads, groups, queries, keys] times scales [heads, keys] of values: whole numbers, for each chunk up to 32,767."""
     scales = scales[:, None, None, :]
     scaled = weights * scales
     for first in range(0, scaled.shape[3], CHUNK):
