@@ -75,7 +75,7 @@ int main() {
     mix_i(shl<5>(ia)), mix_i(shr<5>(ia)), mix_i(set_i(round)), mix(set(x[0]));
 
     mix(load_bf16(reinterpret_cast<const uint16_t *>(a)));
-    mix(load_bytes(reinterpret_cast<const int8_t *>(a)));
+    mix_i(words_of(reinterpret_cast<const int8_t *>(a)));
     mix(load_n(x, n));
     float floats[16] = {};
     int8_t bytes[16];
