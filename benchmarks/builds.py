@@ -36,10 +36,11 @@ PASSES, PASSES_OF_MANY, MANY = 7, 2, 32
 NEAR = 150
 
 
-def serve(model: str, precision: str, context: int, rows: int) -> None:
+def serve(model: str, precision: str, cache_precision: str, context: int, rows: int) -> None:
     """Answers lines of "tokens passes", tokens of all rows together, with seconds of a pass: a third of them took less."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    engine = open_model(ModelSpec(model, "native", precision, threads=len(cores), cores=cores)).engine
+    spec = ModelSpec(model, "native", precision, threads=len(cores), cores=cores, cache_precision=cache_precision)
+    engine = open_model(spec).engine
     for row in range(rows):
         engine.open(row, Sampling(), context)
         engine.feed([Feed(row, [3 + token % 97 for token in range(context)], 0)])
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--model", help="a model directory instead of the shape's inflated one")
     parser.add_argument("--precision", default="w4a8")
+    parser.add_argument("--cache-precision", choices=("auto", "int8"), default="auto")
     parser.add_argument("--context", type=int, default=200)
     parser.add_argument("--rows", type=int, default=1, help="that share the tokens of a pass, evenly")
     parser.add_argument("--tokens", default="1,2,3,4,5,6,7,8,12,16,64")
@@ -157,10 +159,10 @@ def main() -> None:
         parser.error(f"--tokens {uneven[0]}: {asked.rows} rows cannot share them evenly; give other numbers")
     model = asked.model or str(model_directory(asked.shape, find(POCKET)))
     if asked.serve:
-        serve(model, asked.precision, asked.context, asked.rows)
+        serve(model, asked.precision, asked.cache_precision, asked.context, asked.rows)
         return
     command = [sys.executable, __file__, "--serve", "--model", model, "--precision", asked.precision]
-    command += ["--context", str(asked.context), "--rows", str(asked.rows)]
+    command += ["--cache-precision", asked.cache_precision, "--context", str(asked.context), "--rows", str(asked.rows)]
     builds = [Build(name, command) for name in asked.libraries]
     found = measure(builds, sizes, asked.turns)
     for build in builds:
@@ -173,7 +175,8 @@ def main() -> None:
     for title, rows in figures.items():
         show(title, rows)
     print("\n".join(f"{index:>8} {build.name}" for index, build in enumerate(builds)))
-    told = {"model": model, "precision": asked.precision, "context": asked.context, "rows": asked.rows}
+    told = {"model": model, "precision": asked.precision, "cache_precision": asked.cache_precision}
+    told |= {"context": asked.context, "rows": asked.rows}
     print(json.dumps({**told, "libraries": asked.libraries, "ms and ratio": figures}))
 
 

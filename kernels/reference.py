@@ -258,7 +258,7 @@ def _whole_weights(weights: Array, scales: Array) -> Array:
     return np.divide(scaled, scales, out=np.zeros_like(scaled), where=scales > 0)
 
 
-def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | None, whole: bool = False) -> Array:
+def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | None, whole: bool) -> Array:
     """``whole``: values are whole numbers times a scale, and so are weights."""
     count = len(query)
     queries = query.reshape(count, op.kv_heads, op.heads // op.kv_heads, op.head_size)

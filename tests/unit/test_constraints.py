@@ -344,7 +344,7 @@ def test_a_draft_under_masks_is_right_more_often() -> None:
         target = target_of(model("pocket"), 4, 4, draft_of_the_pair(constrained=constrained), tokenizer=tokenizer())
         _, verifier = write(target, rows)
         shares.append(verifier.counters.tokens / verifier.counters.rounds)
-    # 1.2 to 1.3: which rows the draft is asked about is decided by the clock.
+    # 1.25 to 1.3 alone, less beside other tests: what the draft is asked for depends on what passes take.
     assert shares[0] > 1.1 * shares[1]
 
 
