@@ -1,4 +1,5 @@
-// Sixteen lanes in two AVX2 registers. The three simd_*.h offer the same names and the same results, bit for bit.
+// Sixteen lanes in two AVX2 registers. The three simd_*.h offer the same names and the same results, bit for bit; products of bytes
+// whose sums are of 16 bits (absolute_bytes, dot_signed, add_short_products) are here alone.
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -10,6 +11,8 @@ struct F {
 struct I {
   __m256i a, b;
 };
+// Sums in vectors that leave registers for what they are of.
+constexpr int kSumsKept = 6;
 using Mask = F;
 
 inline F set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -123,9 +126,27 @@ inline __m256i dot_products_half(__m256i acc, __m256i codes, __m256i s8, __m256i
 inline I dot_products(I acc, I codes, I s8, I factor) {
   return {dot_products_half(acc.a, codes.a, s8.a, factor.a), dot_products_half(acc.b, codes.b, s8.b, factor.b)};
 }
+// acc + the sum over each lane's four bytes of x * y, of bytes with a sign. No y is -128, so two products fit 16 bits.
+inline I absolute_bytes(I x) { return {_mm256_abs_epi8(x.a), _mm256_abs_epi8(x.b)}; }
+inline __m256i dot_signed_half(__m256i acc, __m256i magnitude, __m256i x, __m256i y) {
+  const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(y, x));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+inline I dot_signed(I acc, I magnitude, I x, I y) {
+  return {dot_signed_half(acc.a, magnitude.a, x.a, y.a), dot_signed_half(acc.b, magnitude.b, x.b, y.b)};
+}
 // acc + the sum over each lane's two int16 of a * b
 inline I dot_words(I acc, I x, I y) {
   return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
+}
+// Of words of 16 bits: sums + u8 * s8 + u8 * s8. GCC would sum up many of them as a tree, for which there are no registers.
+inline __m256i add_short_half(__m256i sums, __m256i u8, __m256i s8) {
+  sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(u8, s8));
+  asm("" : "+x"(sums));
+  return sums;
+}
+inline I add_short_products(I sums, I u8, I s8) {
+  return {add_short_half(sums.a, u8.a, s8.a), add_short_half(sums.b, u8.b, s8.b)};
 }
 inline void store_bytes(int8_t *p, I x) {
   int32_t copy[16];

@@ -6,6 +6,8 @@ namespace {
 
 using F = __m512;
 using I = __m512i;
+// Sums in vectors that leave registers for what they are of.
+constexpr int kSumsKept = 16;
 using Mask = __mmask16;
 
 inline F set(float x) { return _mm512_set1_ps(x); }
