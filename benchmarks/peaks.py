@@ -43,7 +43,10 @@ class Peaks:
         return 2 * self._rate(self._library.fma_products, TURNS)
 
     def int8_gmacs(self) -> float:
-        """int8 products, each with its sum, by whichever of the units is the faster: vectors or tiles."""
+        """int8 products, each with its sum, by whichever of the units is the faster: vectors or tiles.
+
+        Without VNNI those of codes of up to four bits; codes of eight take two each.
+        """
         return max(self._rate(self._library.int8_products, TURNS), self._rate(self._library.amx_products, AMX_TURNS))
 
     def bf16_gmacs(self) -> float:

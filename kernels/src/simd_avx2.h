@@ -11,7 +11,7 @@ struct F {
 struct I {
   __m256i a, b;
 };
-// Sums in vectors that leave registers for what they are of.
+// So many vectors of sums fit into registers beside what is added to them.
 constexpr int kSumsKept = 6;
 using Mask = F;
 

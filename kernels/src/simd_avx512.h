@@ -6,7 +6,7 @@ namespace {
 
 using F = __m512;
 using I = __m512i;
-// Sums in vectors that leave registers for what they are of.
+// So many vectors of sums fit into registers beside what is added to them.
 constexpr int kSumsKept = 16;
 using Mask = __mmask16;
 

@@ -25,7 +25,7 @@ struct F {
 struct I {
   Ints x[4];
 };
-// Sums in vectors that leave registers for what they are of.
+// So many vectors of sums fit into registers beside what is added to them.
 constexpr int kSumsKept = 16;
 using Mask = I;
 
