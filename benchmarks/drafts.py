@@ -4,7 +4,8 @@
 
 A draft is a model that proposes token by token, a parallel one, a head, one of the words `suffix` and `lookup`, or a model
 with a word, as in DIR+suffix; bundled ones go by their names. Of DIR:fixed (DIR:fixed+suffix) the guesses stay the model's
-own, others learn in the course of each turn; DIR:whole reads texts whole, others as much of them as pays. All are in this
+own, others learn in the course of each turn; DIR:whole reads texts whole, others as much of them as pays; DIR:2048 scores
+so many tokens of its vocabulary, DIR:0 all, others as many as the program takes by itself. All are in this
 process on the same threads, one after the other, so the way between processes is left out. The same rows are written
 plainly and with each draft, for each of --draft-tokens (`auto`: each round chooses); every second turn goes the other way
 round. Tokens a second are those of rounds with a full batch in which no prompt is read, and held to what the cost curves
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -83,7 +85,7 @@ class Race:
         self._asked = asked
         path = find(asked.target)
         paths = {
-            model: find(model.removesuffix(FIXED).removesuffix(WHOLE))
+            model: find(re.sub(r":\d+$", "", model.removesuffix(FIXED).removesuffix(WHOLE)))
             for each in asked.drafts
             if (model := model_and_word(each)[0])
         }
@@ -128,6 +130,7 @@ class Race:
             suffix=word == "suffix",
             answer_tokens=ANSWER_TOKENS,
             draft_learns=not model.endswith(FIXED),
+            draft_shortlist=int(scored[1]) if (scored := re.search(r":(\d+)$", model)) else None,
             runners_up=self._asked.runners_up,
         )
         # Nothing is asked of a target whose draft reads no states.

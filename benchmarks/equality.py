@@ -54,6 +54,8 @@ CASES = (
     Case("parallel", PARALLEL),
     Case("parallel+suffix", PARALLEL_SUFFIX),
     Case("head", HEAD),
+    Case("shortlist", ("--draft-tokens", "3", "--draft-shortlist", "1024", "--layout", "shared")),
+    Case("parallel by shortlist", (*PARALLEL, "--draft-shortlist", "1024")),
     Case("k=1", ("--draft-tokens", "1")),
     Case("k=16", ("--draft-tokens", "16")),
     Case("drafts killed", ("--draft-tokens", "3", "--layout", "shared"), DRAFTS),

@@ -6,8 +6,10 @@
 All in this process, on the same threads, in turn: passes of the target over k + 1 tokens a row, of the one draft k steps in
 one call (over two tokens, then one; none tries what the text went on with before), of the other once over k + 1. *times by
 passes* is what a round with steps takes against a round with one pass that brings the same tokens: by shape alone, whatever
-the models say (what they say: benchmarks/drafts.py). With --pair there are no weights but zeros, in memory, in the shapes
-of a pair that people use, which read and compute as much as those of the real models. Last comes one line of JSON.
+the models say (what they say: benchmarks/drafts.py). With --shortlist N steps of a draft that scores N tokens are measured,
+too: *times by shortlist* is what a round with steps takes against one with these. With --pair there are no weights but
+zeros, in memory, in the shapes of a pair that people use, which read and compute as much as those of the real models. Last
+comes one line of JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, product
 from pathlib import Path
@@ -25,7 +28,7 @@ from typing import Any
 from outrider.kernels.native import NativeModel
 from outrider.kernels.packer import Memory, packed_bytes
 from outrider.kernels.program import Cache
-from outrider.workers.engines.engine import DecodeFeed, Engine, Feed, StopRule
+from outrider.workers.engines.engine import CanShorten, DecodeFeed, Engine, Feed, StopRule
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.families import build_program
@@ -66,8 +69,8 @@ def opened(path: Path, precision: str, threads: int, draft: bool) -> Engine:
     return open_model(ModelSpec(str(path), "native", precision, threads=threads, small_cache=draft)).engine
 
 
-def of_zeros(config: dict[str, Any], precision: str, threads: int, draft: bool) -> Engine:
-    """An engine of this shape over memory that has been written, with zeros."""
+def of_zeros(config: dict[str, Any], precision: str, threads: int, draft: bool) -> list[Engine]:
+    """Two engines of this shape over the same memory, which has been written, with zeros."""
     chosen = PRECISIONS[precision]
     program = build_program(config, chosen.format, chosen.group, source="the shape")
     if draft and program.integer:
@@ -77,7 +80,8 @@ def of_zeros(config: dict[str, Any], precision: str, threads: int, draft: bool) 
     memory.array.fill(0)
     assert memory.address is not None
     addresses = [memory.address + start for start in accumulate(sizes[:-1], initial=0)]
-    return NativeEngine(NativeModel(program, addresses, threads=threads, keep=memory), program.context)
+    models = [NativeModel(program, addresses, threads=threads, keep=memory) for _ in range(2)]
+    return [NativeEngine(model, program.context) for model in models]
 
 
 class Passes:
@@ -120,24 +124,30 @@ class Passes:
             self._engine.close(row)
 
 
-def by_passes(target: Engine, steps: Engine, one_pass: Engine, count: int, rows: int, rounds: int) -> dict[str, Any]:
-    # Both drafts may be one engine.
-    passes = [Passes(engine, ROW + at * rows, rows) for at, engine in enumerate((target, steps, one_pass))]
-    took: list[tuple[float, float, float]] = []
+def by_passes(engines: Sequence[Engine], count: int, rows: int, rounds: int) -> dict[str, Any]:
+    """Of the target, a draft's steps, one pass of a draft, and perhaps steps of a draft that scores fewer tokens."""
+    # Drafts may be one engine.
+    passes = [Passes(engine, ROW + at * rows, rows) for at, engine in enumerate(engines)]
+    took: list[list[float]] = []
     for _ in range(rounds + 2):
         verify = passes[0].seconds(count + 1, count + 1)
         by_steps = passes[1].steps(count)
         # The two tokens that a row brings on average, and a mask for each candidate but the first.
-        took.append((verify, by_steps, passes[2].seconds(count + 1, count)))
+        at_once = passes[2].seconds(count + 1, count)
+        took.append([verify, by_steps, at_once, *(each.steps(count) for each in passes[3:])])
     for each in passes:
         each.close()
-    verify, by_steps, at_once = (statistics.median(column) for column in zip(*took[2:], strict=True))
-    return {
+    verify, by_steps, at_once, *shorter = (statistics.median(column) for column in zip(*took[2:], strict=True))
+    found = {
         "verify ms": round(verify * 1e3, 3),
         f"{STEPS} ms": round(by_steps * 1e3, 3),
         f"{ONE_PASS} ms": round(at_once * 1e3, 3),
         "times by passes": round((verify + by_steps) / (verify + at_once), 3),
     }
+    for short in shorter:
+        found[f"{STEPS} by shortlist ms"] = round(short * 1e3, 3)
+        found["times by shortlist"] = round((verify + by_steps) / (verify + short), 3)
+    return found
 
 
 def main() -> None:
@@ -148,6 +158,7 @@ def main() -> None:
     parser.add_argument("--pair", choices=PAIRS, help="shapes instead of models")
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--draft-tokens", type=int, nargs="+", default=[6])
+    parser.add_argument("--shortlist", type=int, help="tokens that a draft scores which is measured beside the others")
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -156,16 +167,22 @@ def main() -> None:
     if asked.pair:
         shapes = PAIRS[asked.pair]
         target, draft = (of_zeros(shape, asked.precision, asked.threads, at > 0) for at, shape in enumerate(shapes))
-        engines = [target, draft, draft]
+        engines = [target[0], draft[0], *draft]
     else:
         if not all(paths.values()):
             parser.error("--target, --steps and --one-pass, or --pair")
         if mask_token_of(asked.one_pass) is None:
             parser.error(f"--one-pass: {asked.one_pass} names no mask token")
+        paths["short"] = asked.steps
         engines = [opened(path, asked.precision, asked.threads, name != "target") for name, path in paths.items()]
+    if asked.shortlist is None:
+        engines.pop()
+    else:
+        assert isinstance(engines[-1], CanShorten)
+        engines[-1].shorten(asked.shortlist)
     found: dict[str, Any] = {"passes": []}
     for batch, count in product(asked.batch, asked.draft_tokens):
-        line = {"batch": batch, "k": count, **by_passes(engines[0], engines[1], engines[2], count, batch, asked.rounds)}
+        line = {"batch": batch, "k": count, **by_passes(engines, count, batch, asked.rounds)}
         found["passes"].append(line)
         print(line, flush=True)
     settings = {"batch": asked.batch, "threads": asked.threads, "precision": asked.precision}

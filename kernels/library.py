@@ -244,6 +244,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_experts_read": (c_int64, (c_void_p,)),
     "outrider_rank": (c_int32, (c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p)),
     "outrider_correct": (c_int32, (c_void_p, c_int32)),
+    "outrider_shorten": (c_int32, (c_void_p, c_int32)),
     "outrider_learn": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int32, *2 * (POINTER(c_int32),))),
     "outrider_decode": (c_int32, (c_void_p, POINTER(DecodeStructure))),
     "outrider_choose": (

@@ -285,6 +285,10 @@ class NativeModel:
         """From now on choices are corrected by what is learned of earlier ones; the scores of so many tokens at most."""
         check(load().outrider_correct(self._engine, tokens))
 
+    def shorten(self, tokens: int) -> None:
+        """So many tokens have scores from now on (0: all): those that came last, at first those with the lowest ids."""
+        check(load().outrider_shorten(self._engine, tokens))
+
     def learn(self, row: int, first: int, tokens: Sequence[int]) -> tuple[int, int]:
         """What in truth came behind the row's first ``first`` tokens, one after the other.
 

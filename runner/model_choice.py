@@ -46,12 +46,27 @@ def choose_models(
             f"reads, and {other} would run on the hf engine; choose a draft with a model of its own, or --draft lookup"
         )
     draft_model = _model(spec, draft, precision, draft_on_accelerator, tokenizer_process, say)
+    if spec.draft_shortlist not in ("auto", 0):
+        _check_shortlist(draft, draft_model)
     if draft.head:
         target_model = replace(target_model, states=draft.states)
         draft_model = replace(draft_model, target=target.path)
     # A draft may change: no text depends on it.
     small = spec.small_draft_cache
     return target_model, replace(draft_model, small_cache=small, digest="", mask_token=draft.mask_token)
+
+
+def _check_shortlist(draft: ModelInfo, model: ModelSpec) -> None:
+    if model.engine != "native":
+        raise UsageError(
+            f"--draft-shortlist: {draft.name} runs on the hf engine, where a draft scores all tokens of its vocabulary: "
+            "leave it out"
+        )
+    if draft.scored is not None:
+        raise UsageError(
+            f"--draft-shortlist: {draft.name} is a head that scores {draft.scored:,} tokens, chosen by those who made it: "
+            "leave it out"
+        )
 
 
 def _draft_precision(
@@ -123,6 +138,7 @@ def replica_spec_of(spec: Options, draft: ModelSpec | None, draft_name: str) -> 
         answer_tokens=spec.answer_tokens,
         draft_confidence=spec.draft_confidence,
         draft_learns=spec.draft_learns,
+        draft_shortlist=None if spec.draft_shortlist == "auto" else spec.draft_shortlist,
         runners_up=spec.runners_up,
         draft_deadline=spec.draft_deadline,
     )

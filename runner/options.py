@@ -35,6 +35,7 @@ Method = Literal["auto", "rtn", "awq", "gptq", "smoothquant"]
 Per = Literal["auto", "node", "socket", "machine"]
 Layout = Literal["auto", "split", "shared"]
 MOST_DRAFT_TOKENS = 64
+MOST_SHORTLISTED = 1 << 24
 NO_DRAFT = "none"
 
 
@@ -51,6 +52,14 @@ def _draft_tokens(value: object) -> object:
     if isinstance(value, str) and value.isdecimal() and len(value) < 3:
         return _draft_tokens(int(value))
     raise ValueError(f'be a whole number from 0 to {MOST_DRAFT_TOKENS}, or "auto"')
+
+
+def _shortlist(value: object) -> object:
+    if value == "auto" or (type(value) is int and 0 <= value <= MOST_SHORTLISTED):
+        return value
+    if isinstance(value, str) and value.isdecimal() and len(value) < 9:
+        return _shortlist(int(value))
+    raise ValueError(f'be a whole number from 0 to {MOST_SHORTLISTED:,}, or "auto"')
 
 
 def _bits(value: int | None) -> int | None:
@@ -74,6 +83,7 @@ def _carried(value: str) -> str:
 Name = Annotated[str, BeforeValidator(_named)]
 NamedPath = Annotated[Path, BeforeValidator(_named)]
 DraftTokens = Annotated[int | Literal["auto"], BeforeValidator(_draft_tokens)]
+Shortlist = Annotated[int | Literal["auto"], BeforeValidator(_shortlist)]
 
 ASSISTED = Switch(
     "assisted",
@@ -195,6 +205,13 @@ class SpeculationOptions(OptionModel):
             decides_text=False,
         ),
     ] = True
+    draft_shortlist: Annotated[
+        Shortlist,
+        Option(
+            help="Tokens that a draft scores at most, those of the job's texts: a number, 0 for all, or auto.",
+            decides_text=False,
+        ),
+    ] = "auto"
     runners_up: Annotated[
         bool,
         Option(help="Where a pass has room, try what the draft would have said second, too.", decides_text=False),

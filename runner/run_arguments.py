@@ -43,6 +43,7 @@ class RunArguments(TypedDict, total=False):
     draft_tokens: int | Literal["auto"]
     draft_confidence: float
     draft_learns: bool
+    draft_shortlist: int | Literal["auto"]
     runners_up: bool
     small_draft_cache: bool
     draft_deadline: float

@@ -19,7 +19,7 @@ from outrider.workers.draft.drafter import Drafter
 from outrider.workers.draft.head import HeadDrafter
 from outrider.workers.draft.parallel import OnePass
 from outrider.workers.engines.costs import CostCurve, measure
-from outrider.workers.engines.engine import CanLearn
+from outrider.workers.engines.engine import CanLearn, CanShorten
 from outrider.workers.engines.head import HeadEngine
 from outrider.workers.machine.pin_check import move_threads
 from outrider.workers.messages import ModelSpec, ReplicaSpec, Row
@@ -128,6 +128,8 @@ def build_draft(
         model = open_unchanged(spec, replica_spec.rows_at_once)
     if constraints is None and spec.path and model.end_tokens:
         constraints = LoadedAside(_grammars(model, lambda: _tokenizer_aside(model, spec)))
+    if isinstance(model.engine, CanShorten):
+        model.engine.shorten(replica_spec.draft_shortlist)
     if replica_spec.draft_learns and isinstance(model.engine, CanLearn):
         model.engine.correct_choices()
     if model.head:

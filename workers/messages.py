@@ -262,10 +262,10 @@ class ReplicaSpec:
     Candidates come from a draft ``model``; from texts, which is the row's own by ``lookup``, and by ``suffix`` that and the
     last ``answer_tokens`` tokens that rows wrote; from both, or from nowhere. A draft sends none that it holds less likely
     than ``draft_confidence``; where ``draft_learns``, its guesses are corrected by what the target chose instead of earlier
-    ones. Where there are several ``layouts``, they are tried on
-    the job's own rows and the fastest is kept; ``memory_key`` names what the choice may be remembered for. ``replica`` is
-    what metrics name the target by; with ``trace``, target and draft keep a timeline. ``rows`` is about how many requests
-    are to be expected, 0 where nobody knows. A draft is told the same.
+    ones. It scores ``draft_shortlist`` tokens of its vocabulary at most (0: all, None: as many as pay). Where there are
+    several ``layouts``, they are tried on the job's own rows and the fastest is kept; ``memory_key`` names what the choice
+    may be remembered for. ``replica`` is what metrics name the target by; with ``trace``, target and draft keep a timeline.
+    ``rows`` is about how many requests are to be expected, 0 where nobody knows. A draft is told the same.
     """
 
     batch: int
@@ -277,6 +277,7 @@ class ReplicaSpec:
     draft_deadline: float = 5.0
     draft_confidence: float = 0.0
     draft_learns: bool = True
+    draft_shortlist: int | None = None
     runners_up: bool = True
     layouts: tuple[Layout, ...] = (Layout("turns", LayoutKind.TURNS),)
     memory_key: str = ""

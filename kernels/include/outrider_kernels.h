@@ -402,6 +402,10 @@ OUTRIDER_API int32_t outrider_rank(outrider_engine *engine, int32_t choice, cons
 /* From now on choices are corrected by what the engine is told of earlier ones (outrider_learn): for drafts, whose choices are
  * guesses. The scores of `tokens` tokens are corrected at most, those that were wrong last. Called again, it forgets what was learned. */
 OUTRIDER_API int32_t outrider_correct(outrider_engine *engine, int32_t tokens);
+/* From now on `tokens` tokens have scores, fewer than all (0: all again); others -1e30. For drafts: at first those with the lowest ids,
+ * then what rows are fed or skip comes in, each token in the place of the one that came longest ago. Called again, it begins anew. Not
+ * of programs with SPREAD. */
+OUTRIDER_API int32_t outrider_shorten(outrider_engine *engine, int32_t tokens);
 /* What in truth came behind the first `first` tokens of the row, behind first + 1 and so on. Looked at where the row's latest
  * choice there is still known, as the last 64 are. better, worse: out, how many of them corrections had made right, and wrong. */
 OUTRIDER_API int32_t outrider_learn(outrider_engine *engine, int32_t row, int32_t first, const int32_t *tokens,

@@ -309,6 +309,10 @@ int32_t outrider_correct(outrider_engine *engine, int32_t tokens) {
   return as_status([&] { return engine->engine->correct(tokens); });
 }
 
+int32_t outrider_shorten(outrider_engine *engine, int32_t tokens) {
+  return as_status([&] { return engine->engine->shorten(tokens); });
+}
+
 int32_t outrider_learn(outrider_engine *engine, int32_t row, int32_t first, const int32_t *tokens, int32_t count,
                        int32_t *better, int32_t *worse) {
   return as_status([&] { return engine->engine->learn(row, first, tokens, count, better, worse); });

@@ -338,10 +338,22 @@ int32_t Engine::plan_pairs() {
         static_cast<int64_t>((weight.columns + geometry(weight).block - 1) / geometry(weight).block) * kTileRows;
     if (!constants->reserve(tile_count(weight) * words * 4))
       return fail(OUTRIDER_NO_MEMORY, "no memory for what products in pairs need of a matrix of %d rows", weight.rows);
-    for (int tile = 0; tile < tile_count(weight); ++tile)
-      kernels->pair_constants(weight, tile, constants->as<int32_t>() + tile * words);
+    for (int tile = 0; tile < tile_count(weight); ++tile) plan_pairs_of(op.weight, tile);
   }
   return OUTRIDER_OK;
+}
+
+void Engine::plan_pairs_of(int weight, int tile) {
+  const outrider_weight &matrix = weights[static_cast<size_t>(weight)];
+  const int block = geometry(matrix).block;
+  const int64_t words = static_cast<int64_t>((matrix.columns + block - 1) / block) * kTileRows;
+  kernels->pair_constants(matrix, tile, pair_constants[static_cast<size_t>(weight)]->as<int32_t>() + tile * words);
+}
+
+void Engine::plan_linear() {
+  next_linear.assign(ops.size(), -1);
+  for (size_t i = ops.size() - 1; i > 0; --i)
+    next_linear[i - 1] = ops[i].kind == OUTRIDER_LINEAR ? static_cast<int32_t>(i) : next_linear[i];
 }
 
 int32_t Engine::create(const outrider_program &program, const outrider_options &options, std::unique_ptr<Engine> *result) {
@@ -395,9 +407,7 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   }
   status = engine->plan_pairs();
   if (status != OUTRIDER_OK) return status;
-  engine->next_linear.assign(engine->ops.size(), -1);
-  for (size_t i = engine->ops.size() - 1; i > 0; --i)
-    engine->next_linear[i - 1] = engine->ops[i].kind == OUTRIDER_LINEAR ? static_cast<int32_t>(i) : engine->next_linear[i];
+  engine->plan_linear();
   engine->spin_microseconds = options.spin_microseconds;
   const int32_t threads = engine->use_threads(options.threads, options.cores);
   if (threads != OUTRIDER_OK) return threads;
@@ -516,6 +526,7 @@ int32_t Engine::skip(int row, const int32_t *tokens, int count) {
   status = reserve_blocks(batch);
   if (status != OUTRIDER_OK) return status;
   state.history.insert(state.history.end(), tokens, tokens + count);
+  meet(tokens, count);
   state.begin = static_cast<int32_t>(length);
   state.left.clear();
   return OUTRIDER_OK;
@@ -528,20 +539,80 @@ int32_t Engine::close(int row) {
   return OUTRIDER_OK;
 }
 
+outrider_op *Engine::head() {
+  int32_t scores = ops.back().in.buffer;
+  for (size_t i = ops.size() - 1; i-- > 0;) {
+    if (ops[i].out.buffer != scores) continue;
+    if (ops[i].kind == OUTRIDER_LINEAR) return &ops[i];
+    if (ops[i].kind != OUTRIDER_SPREAD) return nullptr;
+    scores = ops[i].in.buffer;
+  }
+  return nullptr;
+}
+
 int32_t Engine::correct(int tokens) {
   if (tokens < 1) return fail(OUTRIDER_INVALID, "the scores of %d tokens cannot be corrected", tokens);
-  // From choose back to the matrix that makes its scores.
-  int32_t scores = ops.back().in.buffer;
-  states_of_choices.buffer = -1;
-  for (size_t i = ops.size() - 1; i-- > 0 && states_of_choices.buffer < 0;) {
-    if (ops[i].out.buffer != scores) continue;
-    if (ops[i].kind == OUTRIDER_SPREAD) scores = ops[i].in.buffer;
-    else if (ops[i].kind == OUTRIDER_LINEAR) states_of_choices = ops[i].in;
-    else break;
-  }
-  if (states_of_choices.buffer < 0) return fail(OUTRIDER_INVALID, "corrections need a matrix that makes the scores");
+  const outrider_op *const op = head();
+  if (!op) return fail(OUTRIDER_INVALID, "corrections need a matrix that makes the scores");
+  states_of_choices = op->in;
   corrections = std::make_unique<Corrections>(states_of_choices.width, tokens);
   return OUTRIDER_OK;
+}
+
+int32_t Engine::shorten(int tokens) {
+  score_all();
+  if (tokens == 0) return OUTRIDER_OK;
+  outrider_op *const op = head();
+  if (!op || op->out.width != vocabulary || op->residual.buffer >= 0)
+    return fail(OUTRIDER_INVALID, "a shortlist needs a matrix that makes the scores of all tokens");
+  auto made = std::make_unique<Shortlist>();
+  const int32_t status = made->create(weights[static_cast<size_t>(op->weight)],
+                                      op->bias >= 0 ? &weights[static_cast<size_t>(op->bias)] : nullptr, tokens);
+  if (status != OUTRIDER_OK) return status;
+  const auto number_of = [this](const outrider_weight &weight) {
+    weights.push_back(weight);
+    return static_cast<int32_t>(weights.size() - 1);
+  };
+  whole_head = *op;
+  outrider_op spread{};
+  spread.kind = OUTRIDER_SPREAD;
+  spread.weight = number_of(made->ids());
+  spread.bias = spread.residual.buffer = spread.key.buffer = spread.value.buffer = -1;
+  spread.in = {static_cast<int32_t>(widths.size()), 0, tokens};
+  spread.out = op->out;
+  widths.push_back(tokens);
+  buffers.push_back(std::make_unique<Scratch>());
+  op->weight = number_of(made->matrix());
+  if (op->bias >= 0) op->bias = number_of(made->bias());
+  op->out = spread.in;
+  ops.insert(ops.begin() + (op - ops.data()) + 1, spread);
+  shortlist = std::move(made);
+  plan_linear();
+  claims.resize(ops.size(), pool->threads());
+  return plan_pairs();
+}
+
+void Engine::score_all() {
+  if (!shortlist) return;
+  outrider_op *const op = head();
+  weights.resize(weights.size() - (op->bias >= 0 ? 3 : 2));
+  if (!pair_constants.empty()) pair_constants.resize(weights.size());
+  widths.pop_back();
+  buffers.pop_back();
+  *op = whole_head;
+  ops.erase(ops.begin() + (op - ops.data()) + 1);
+  shortlist.reset();
+  plan_linear();
+  claims.resize(ops.size(), pool->threads());
+}
+
+void Engine::meet(const int32_t *tokens, int count) {
+  if (!shortlist) return;
+  shortlist->meet(tokens, count);
+  const std::vector<int32_t> changed = shortlist->take_changed();
+  const int32_t matrix = head()->weight;
+  if (pair_constants.empty() || !pair_constants[static_cast<size_t>(matrix)]) return;
+  for (const int32_t tile : changed) plan_pairs_of(matrix, tile);
 }
 
 int32_t Engine::learn(int row, int first, const int32_t *tokens, int count, int32_t *better, int32_t *worse) {

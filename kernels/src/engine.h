@@ -13,6 +13,7 @@
 #include "pool.h"
 #include "recurrence.h"
 #include "sampler.h"
+#include "shortlist.h"
 
 namespace outrider {
 
@@ -69,6 +70,7 @@ struct Engine {
   int32_t forward(const outrider_batch &batch);
   int32_t decode(const outrider_decode_batch &wanted);
   int32_t correct(int tokens);
+  int32_t shorten(int tokens);
   int32_t learn(int row, int first, const int32_t *tokens, int count, int32_t *better, int32_t *worse);
   int32_t rank(int choice, const uint32_t *mask, int mask_words, int count, int32_t *tokens);
 
@@ -87,6 +89,8 @@ struct Engine {
   bool stepping = false;  // whether rows go on by themselves, and may be taken back to before they did
   std::array<GuessRecord, kRepetitionKinds> guess_records;
   std::unique_ptr<Corrections> corrections;    // or null
+  std::unique_ptr<Shortlist> shortlist;        // likewise
+  outrider_op whole_head{};                    // beside a shortlist, the matrix product that it takes the place of
   outrider_slice states_of_choices{-1, 0, 0};  // what the head multiplies, once it is known
   int64_t experts_read = 0;                    // by the latest forward, over all layers
   // Of the latest pass, while its logits are there: where each of its choices was made. A branch's row is -1.
@@ -110,6 +114,12 @@ struct Engine {
   int32_t plan_cache(int layers, int64_t limit);
   int32_t plan_recurrence();
   int32_t plan_pairs();
+  void plan_pairs_of(int weight, int tile);
+  void plan_linear();
+  // The matrix product that makes the scores, or null.
+  outrider_op *head();
+  void meet(const int32_t *tokens, int count);
+  void score_all();
   int32_t run(const outrider_batch &batch);
   // A pass in which every row's keys are those of one set of frequencies, and the passes that a batch takes to be that.
   int32_t run_pass(const outrider_batch &batch);

@@ -175,6 +175,39 @@ Lane lane_of(const outrider_weight &weight, int row) {
   return {within / kLanes, within % kLanes + (upper ? kLanes : 0)};
 }
 
+void copy_row(const outrider_weight &from, int from_row, const outrider_weight &to, int to_row) {
+  const auto [from_tile, from_lane] = lane_of(from, from_row);
+  const auto [to_tile, to_lane] = lane_of(to, to_row);
+  const char *source = static_cast<const char *>(from.data) + from_tile * tile_bytes(from);
+  char *target = static_cast<char *>(const_cast<void *>(to.data)) + to_tile * tile_bytes(to);
+  // Every lane owns four bytes of a line, or two of half a line.
+  const auto copy = [&, from_lane = from_lane, to_lane = to_lane](int64_t bytes, int line) {
+    const int each = line / kTileRows;
+    for (int64_t done = 0; done < bytes; done += line, source += line, target += line)
+      memcpy(target + each * to_lane, source + each * from_lane, static_cast<size_t>(each));
+  };
+  const auto copy_lines = [&](int64_t bytes) {
+    copy(bytes / kTileBytes * kTileBytes, kTileBytes);
+    copy(bytes % kTileBytes, kTileBytes / 2);
+  };
+  if (!has_codes(from)) return copy(tile_bytes(from), kTileBytes);
+  const Geometry shape = geometry(from);
+  const bool in_halves =
+      from.scales == OUTRIDER_SCALE_F16 || from.scales == OUTRIDER_SCALE_BF16 || from.scales == OUTRIDER_HALF_MINIMA;
+  for (int start = 0; start < from.columns; start += shape.block) {
+    if (in_halves) copy(shape.scale_bytes, kTileBytes / 2);
+    else copy_lines(shape.scale_bytes);
+    copy_lines(shape.header - shape.scale_bytes);
+    copy_lines(code_bytes(shape, std::min(shape.block, from.columns - start)));
+  }
+}
+
+void copy_order(const outrider_weight &from, const outrider_weight &to) {
+  if (!from.ordered) return;
+  memcpy(static_cast<char *>(const_cast<void *>(to.data)) + order_offset(to),
+         static_cast<const char *>(from.data) + order_offset(from), sizeof(int32_t) * static_cast<size_t>(from.columns));
+}
+
 int64_t order_offset(const outrider_weight &weight) { return tile_count(weight) * tile_bytes(weight); }
 
 int64_t packed_bytes(const outrider_weight &weight) {

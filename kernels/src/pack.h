@@ -26,6 +26,10 @@ struct Lane {
   int tile, lane;
 };
 Lane lane_of(const outrider_weight &weight, int row);
+// Copies a row between matrices that differ by the number of their rows alone.
+void copy_row(const outrider_weight &from, int from_row, const outrider_weight &to, int to_row);
+// Likewise the order of their columns, where they have one.
+void copy_order(const outrider_weight &from, const outrider_weight &to);
 // Where the order of an ordered weight's columns lies.
 int64_t order_offset(const outrider_weight &weight);
 

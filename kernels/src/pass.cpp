@@ -344,6 +344,7 @@ int32_t Engine::run_pass(const outrider_batch &batch) {
     std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
     history.insert(history.end(), next, next + batch.counts[i]);
   }
+  meet(batch.tokens, static_cast<int>(next - batch.tokens));
   choosings.clear();
   Pass pass(*this, batch);
   pass.plan();

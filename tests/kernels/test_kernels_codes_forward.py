@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_models import LLAMA, Packed, Shape, all_logits, assert_same_bits, build, random_matrices, tokens
+from coded_models import model_of
+from kernel_models import LLAMA, Packed, all_logits, assert_same_bits, build, random_matrices, tokens
 from quantised_rows import SCHEMES, random_rows
 
 from outrider.kernels import library, packing, storage
@@ -16,34 +17,6 @@ from outrider.kernels.reference import ReferenceModel
 INSTRUCTION_SETS = library.available_instruction_sets()
 # A group of one row is an outlier of the others' size; one int8 step of it is more of the whole.
 TOLERANCE = {Format.W4A8: 4e-2, Format.W4ABF16: 1e-2, Format.W8AF32: 1e-5}
-ODD = Shape(width=352, heads=22, kv_heads=22, inner=200, layers=1)
-WHOLE = Shape(width=256, heads=8, kv_heads=4, inner=512, layers=1, vocabulary=90)
-
-
-def model_of(scheme: Scheme, format: Format, ordered: bool = False) -> tuple[Shape, Packed]:
-    shape = WHOLE if scheme.super_group == 256 or scheme.group > 128 else ODD
-    program = build(shape, format)
-    generator = np.random.default_rng(11)
-    weights, pieces = [], []
-    for weight, matrix in zip(program.weights, random_matrices(program), strict=True):
-        if weight.table:
-            weights.append(weight)
-            pieces.append(packing.pack(weight, matrix))
-            continue
-        kept, group = storage.storage_for(scheme, weight.columns)
-        weight = replace(weight, storage=kept, group=group, ordered=ordered)
-        order = generator.permutation(weight.columns).astype(np.int32) if ordered else None
-        rows = random_rows(scheme, weight.rows, weight.columns, len(weights))
-        weights.append(weight)
-        pieces.append(storage.pack(weight, rows, order))
-    program = replace(program, weights=tuple(weights))
-    offsets, size = packing.weight_offsets(program)
-    raw = np.zeros(size + packing.ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % packing.ALIGNMENT
-    memory = raw[start : start + size]
-    for offset, piece in zip(offsets, pieces, strict=True):
-        memory[offset : offset + piece.size] = piece
-    return shape, Packed(program, memory)
 
 
 @pytest.mark.one_in(3)

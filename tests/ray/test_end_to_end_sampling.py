@@ -46,7 +46,8 @@ def test_everything_asked_for_is_the_same_however_it_is_run(tmp_path: Path) -> N
     wait_for_rows(process, tmp_path / "job", 3)
     process.kill()
     process.wait()
-    done = outrider("run", "in.jsonl", "-o", "job", "--draft-tokens", "5", "--batch", "6", cwd=tmp_path)
+    others = ["--draft-tokens", "5", "--draft-shortlist", "1024", "--batch", "6"]
+    done = outrider("run", "in.jsonl", "-o", "job", *others, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "job" / "results.jsonl").read_bytes() == (tmp_path / "plain" / "results.jsonl").read_bytes()
     summaries = [json.loads((tmp_path / name / "job.json").read_text())["summary"] for name in ("plain", "job")]

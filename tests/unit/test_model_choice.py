@@ -63,6 +63,23 @@ def test_a_cache_precision_is_the_targets_and_of_the_native_engine_alone() -> No
             models(cache_precision="int8", **options)
 
 
+def test_a_shortlist_is_the_drafts_and_of_the_native_engine_alone() -> None:
+    def spec(**options: Any) -> JobSpec:
+        return JobSpec(input=Path("in.jsonl"), precision="bf16", **options)
+
+    for asked, told in (("auto", None), (0, 0), (512, 512)):
+        assert replica_spec_of(spec(draft_shortlist=asked), None, "model").draft_shortlist == told
+        choose_models(spec(draft_shortlist=asked), TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
+    for options in ({"engine": "hf"}, {"devices": "cpu,cuda:0"}):
+        choose_models(spec(draft_shortlist=0, **options), TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="--draft-shortlist: draft runs on the hf engine, where a draft scores all"):
+            choose_models(spec(draft_shortlist=9, **options), TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
+    head = replace(DRAFT, head=True, scored=32000)
+    choose_models(spec(), TARGET, head, Willing(), print)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--draft-shortlist: draft is a head that scores 32,000 tokens, chosen by"):
+        choose_models(spec(draft_shortlist=9), TARGET, head, Willing(), print)  # type: ignore[arg-type]
+
+
 def test_a_draft_that_the_native_engine_refuses_is_not_rounded() -> None:
     class Particular(Willing):
         def native_refuses(self, path: str) -> str | None:

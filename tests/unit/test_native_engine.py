@@ -432,3 +432,19 @@ def test_a_draft_that_learns_corrects_as_many_tokens_as_its_own_products_allow(
         engine.correct_choices()
     assert asked[0] == native.LEAST_CORRECTED < asked[1] < asked[2] == native.MOST_CORRECTED
     assert engine.learner is engine
+
+
+def test_a_draft_scores_a_quarter_of_a_large_vocabulary_whose_scores_take_much_of_a_pass(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_native(models / "llama", "w4a8")
+    every = engine.vocabulary
+    asked: list[int] = []
+    monkeypatch.setattr(engine.model, "shorten", asked.append)
+    assert engine.shorten(None) == every
+    monkeypatch.setattr(native, "LARGE_VOCABULARY", every)
+    for share, scored in ((0.0, round(every / 4)), (1.0, every)):
+        monkeypatch.setattr(native, "LARGE_SHARE", share)
+        assert engine.shorten(None) == scored
+    assert [engine.shorten(count) for count in (0, 7, every, every + 1)] == [every, 7, every, every]
+    assert asked == [0, round(every / 4), 0, 0, 7, 0, 0]

@@ -194,6 +194,16 @@ class CanLearn(Protocol):
         """
 
 
+@runtime_checkable
+class CanShorten(Protocol):
+    def shorten(self, tokens: int | None) -> int:
+        """Score so many tokens of the vocabulary at most, those of the texts that are fed (0: all, None: a part where their
+        scores are a good part of a pass). How many are scored now.
+
+        For drafts: a target may choose any token.
+        """
+
+
 class Engine(Protocol):
     """One loaded model. Rows are named by the caller; each has a cache as long as the tokens fed and not truncated."""
 

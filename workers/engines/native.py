@@ -36,6 +36,8 @@ GUESS_ROOM = 8
 # Of a model that learns the scores of so many tokens are corrected, of a small one fewer: each takes a product with the
 # state behind every choice, all of them this share of a pass's products at most.
 MOST_CORRECTED, LEAST_CORRECTED, CORRECTING = 512, 32, 0.02
+# A draft scores a quarter of its vocabulary where that is large, and its scores are so much of a pass's products.
+LARGE_VOCABULARY, LARGE_SHARE, SCORED = 16384, 0.125, 0.25
 # Memory that is taken before the work: every row's cache for its first tokens, and that of a pass.
 RESERVED_ROW, RESERVED_CHOICES, MOST_CHOICES = 256, 5 + MOST_RUNNERS_UP, 128
 
@@ -79,6 +81,19 @@ class NativeEngine:
         tokens = round(CORRECTING * products / state)
         self.model.correct(max(LEAST_CORRECTED, min(MOST_CORRECTED, tokens)))
         self.learner = self
+
+    def shorten(self, tokens: int | None) -> int:
+        program = self.model.program
+        head = next(op for op in reversed(program.ops) if op.kind is Kind.LINEAR)
+        if head.output.width != self.vocabulary:
+            return head.output.width
+        if tokens is None:
+            products = sum(weight.rows * weight.columns for weight in program.weights if not weight.table)
+            share = self.vocabulary * head.input.width / products
+            tokens = round(SCORED * self.vocabulary) if self.vocabulary >= LARGE_VOCABULARY and share >= LARGE_SHARE else 0
+        scored = tokens if 0 < tokens < self.vocabulary else self.vocabulary
+        self.model.shorten(scored if scored < self.vocabulary else 0)
+        return scored
 
     def learn(self, row: int, first: int, tokens: Sequence[int]) -> tuple[int, int]:
         return self.model.learn(self._rows[row], first, tokens)

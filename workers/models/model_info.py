@@ -54,6 +54,8 @@ class ModelInfo:
     mask_token: int | None = None
     # Whether it is a head on the hidden states of a target, which alone is no model.
     head: bool = False
+    # Of a head whose makers left most of its target's tokens out: how many it scores.
+    scored: int | None = None
     # Of one that goes with a target: the layers of that one whose inputs it reads.
     states: tuple[int, ...] = ()
 
@@ -153,6 +155,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None) 
         digest=digest(path, tell),
         made_for=_made_for(path),
         head=head is not None,
+        scored=None if head is None or head.draft_vocabulary == head.vocabulary else head.draft_vocabulary,
     )
 
 

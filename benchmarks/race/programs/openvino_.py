@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 import openvino
 import openvino_genai
+from openvino_tokenizers import convert_tokenizer
 from protocol import LOOKUP, Answer, Request, Setup, candidates, numbered_modes, serve, timed
+from transformers import PreTrainedTokenizerFast
 
 EXPORT = "--task text-generation-with-past --weight-format int4 --group-size 128 --ratio 1.0 --sym"
 CACHE_GB = 2
@@ -55,6 +58,17 @@ def exported(source: Path, work: Path) -> Path:
     if not (out / "openvino_model.xml").is_file():
         command = [Path(sys.executable).with_name("optimum-cli"), "export", "openvino", "-m", source, *EXPORT.split(), out]
         subprocess.run([str(part) for part in command], check=True, stdout=sys.stderr)
+    if not (out / "openvino_tokenizer.xml").is_file():
+        # The pipeline will not open without one, and optimum-cli leaves out a tokenizer of a class that it does not know.
+        names = json.loads((source / "tokenizer_config.json").read_text())
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_file=str(source / "tokenizer.json"),
+            **{name: names[name] for name in ("bos_token", "eos_token") if names.get(name)},
+        )
+        for name, model in zip(
+            ("tokenizer", "detokenizer"), convert_tokenizer(tokenizer, with_detokenizer=True), strict=True
+        ):
+            openvino.save_model(model, out / f"openvino_{name}.xml")
     return out
 
 
