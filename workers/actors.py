@@ -141,7 +141,7 @@ class DraftActor:
 
         draft = build_draft(spec, replica_spec, self._model)
         self._loop = DraftLoop(draft.drafter, Timeline() if replica_spec.trace else None)
-        return report
+        return replace(report, notes=(*report.notes, *draft.notes))
 
     def reconfigure(self, cores: Sequence[int], run_ahead: bool) -> None:
         """Work on these cores from now on (none: where it is), and run ahead of the target or do not."""

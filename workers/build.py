@@ -60,8 +60,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
+    """With what there is to say of it beside what its model says."""
+
     model: OpenModel
     drafter: Drafter
+    notes: tuple[str, ...] = ()
 
 
 def open_unchanged(spec: ModelSpec, rows: int) -> OpenModel:
@@ -128,15 +131,21 @@ def build_draft(
         model = open_unchanged(spec, replica_spec.rows_at_once)
     if constraints is None and spec.path and model.end_tokens:
         constraints = LoadedAside(_grammars(model, lambda: _tokenizer_aside(model, spec)))
-    if isinstance(model.engine, CanShorten):
-        model.engine.shorten(replica_spec.draft_shortlist)
+    notes = _shortened(model, replica_spec.draft_shortlist)
     if replica_spec.draft_learns and isinstance(model.engine, CanLearn):
         model.engine.correct_choices()
     if model.head:
         assert isinstance(model.engine, HeadEngine)
-        return Draft(model, HeadDrafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints))
+        return Draft(model, HeadDrafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints), notes)
     one_pass = None if spec.mask_token is None else OnePass(spec.mask_token, pass_seconds or _measured(model))
-    return Draft(model, Drafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints, one_pass))
+    return Draft(model, Drafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints, one_pass), notes)
+
+
+def _shortened(model: OpenModel, tokens: int | None) -> tuple[str, ...]:
+    scored, every = model.engine.vocabulary, model.engine.vocabulary
+    if isinstance(model.engine, CanShorten):
+        scored = model.engine.shorten(tokens)
+    return (f"the draft scores {scored:,} of {every:,} tokens",) if scored < every else ()
 
 
 def move(model: OpenModel, cores: Sequence[int]) -> None:

@@ -49,6 +49,7 @@ def test_everything_asked_for_is_the_same_however_it_is_run(tmp_path: Path) -> N
     others = ["--draft-tokens", "5", "--draft-shortlist", "1024", "--batch", "6"]
     done = outrider("run", "in.jsonl", "-o", "job", *others, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "the draft scores 1,024 of 4,096 tokens" in done.stderr
     assert (tmp_path / "job" / "results.jsonl").read_bytes() == (tmp_path / "plain" / "results.jsonl").read_bytes()
     summaries = [json.loads((tmp_path / name / "job.json").read_text())["summary"] for name in ("plain", "job")]
     assert summaries[0]["prompt_tokens_reused"] == 0
