@@ -173,8 +173,8 @@ def main() -> None:
             parser.error("--target, --steps and --one-pass, or --pair")
         if mask_token_of(asked.one_pass) is None:
             parser.error(f"--one-pass: {asked.one_pass} names no mask token")
-        paths["short"] = asked.steps
-        engines = [opened(path, asked.precision, asked.threads, name != "target") for name, path in paths.items()]
+        models = [*paths.values(), asked.steps]
+        engines = [opened(path, asked.precision, asked.threads, at > 0) for at, path in enumerate(models)]
     if asked.shortlist is None:
         engines.pop()
     else:
