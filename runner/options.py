@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,20 +46,15 @@ def _named(value: object) -> object:
     return value
 
 
-def _draft_tokens(value: object) -> object:
-    if value == "auto" or (type(value) is int and 0 <= value <= MOST_DRAFT_TOKENS):
-        return value
-    if isinstance(value, str) and value.isdecimal() and len(value) < 3:
-        return _draft_tokens(int(value))
-    raise ValueError(f'be a whole number from 0 to {MOST_DRAFT_TOKENS}, or "auto"')
+def _number_or_auto(most: int) -> Callable[[object], object]:
+    def read(value: object) -> object:
+        if value == "auto" or (type(value) is int and 0 <= value <= most):
+            return value
+        if isinstance(value, str) and value.isdecimal() and len(value) <= len(str(most)):
+            return read(int(value))
+        raise ValueError(f'be a whole number from 0 to {most:,}, or "auto"')
 
-
-def _shortlist(value: object) -> object:
-    if value == "auto" or (type(value) is int and 0 <= value <= MOST_SHORTLISTED):
-        return value
-    if isinstance(value, str) and value.isdecimal() and len(value) < 9:
-        return _shortlist(int(value))
-    raise ValueError(f'be a whole number from 0 to {MOST_SHORTLISTED:,}, or "auto"')
+    return read
 
 
 def _bits(value: int | None) -> int | None:
@@ -82,8 +77,8 @@ def _carried(value: str) -> str:
 
 Name = Annotated[str, BeforeValidator(_named)]
 NamedPath = Annotated[Path, BeforeValidator(_named)]
-DraftTokens = Annotated[int | Literal["auto"], BeforeValidator(_draft_tokens)]
-Shortlist = Annotated[int | Literal["auto"], BeforeValidator(_shortlist)]
+DraftTokens = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto(MOST_DRAFT_TOKENS))]
+Shortlist = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto(MOST_SHORTLISTED))]
 
 ASSISTED = Switch(
     "assisted",

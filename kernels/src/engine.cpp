@@ -27,6 +27,12 @@ bool are_tokens(const outrider_weight &weight, int count, int vocabulary) {
   return true;
 }
 
+// Of a tile of a matrix that is multiplied in pairs: a word for every output and block of channels.
+int64_t pair_words(const outrider_weight &weight) {
+  const int block = geometry(weight).block;
+  return static_cast<int64_t>((weight.columns + block - 1) / block) * kTileRows;
+}
+
 }  // namespace
 
 int32_t Engine::check_slice(const outrider_slice &slice, int width, const char *what) const {
@@ -334,9 +340,7 @@ int32_t Engine::plan_pairs() {
     std::unique_ptr<Scratch> &constants = pair_constants[static_cast<size_t>(op.weight)];
     if (constants) continue;
     constants = std::make_unique<Scratch>();
-    const int64_t words =
-        static_cast<int64_t>((weight.columns + geometry(weight).block - 1) / geometry(weight).block) * kTileRows;
-    if (!constants->reserve(tile_count(weight) * words * 4))
+    if (!constants->reserve(tile_count(weight) * pair_words(weight) * 4))
       return fail(OUTRIDER_NO_MEMORY, "no memory for what products in pairs need of a matrix of %d rows", weight.rows);
     for (int tile = 0; tile < tile_count(weight); ++tile) plan_pairs_of(op.weight, tile);
   }
@@ -345,9 +349,8 @@ int32_t Engine::plan_pairs() {
 
 void Engine::plan_pairs_of(int weight, int tile) {
   const outrider_weight &matrix = weights[static_cast<size_t>(weight)];
-  const int block = geometry(matrix).block;
-  const int64_t words = static_cast<int64_t>((matrix.columns + block - 1) / block) * kTileRows;
-  kernels->pair_constants(matrix, tile, pair_constants[static_cast<size_t>(weight)]->as<int32_t>() + tile * words);
+  int32_t *const constants = pair_constants[static_cast<size_t>(weight)]->as<int32_t>();
+  kernels->pair_constants(matrix, tile, constants + tile * pair_words(matrix));
 }
 
 void Engine::plan_linear() {
@@ -608,8 +611,7 @@ void Engine::score_all() {
 
 void Engine::meet(const int32_t *tokens, int count) {
   if (!shortlist) return;
-  shortlist->meet(tokens, count);
-  const std::vector<int32_t> changed = shortlist->take_changed();
+  const std::vector<int32_t> changed = shortlist->meet(tokens, count);
   const int32_t matrix = head()->weight;
   if (pair_constants.empty() || !pair_constants[static_cast<size_t>(matrix)]) return;
   for (const int32_t tile : changed) plan_pairs_of(matrix, tile);

@@ -57,8 +57,6 @@ void Shortlist::put(int32_t place, int32_t token) {
   if (!biases_.empty()) biases_[at] = static_cast<const float *>(all_bias_.data)[token];
   tokens_[at] = static_cast<float>(token);
   places_[static_cast<size_t>(token)] = place;
-  const int32_t tile = lane_of(matrix_, place).tile;
-  if (changed_.empty() || changed_.back() != tile) changed_.push_back(tile);
 }
 
 void Shortlist::make_latest(int32_t place) {
@@ -71,7 +69,8 @@ void Shortlist::make_latest(int32_t place) {
   earlier_[ends] = place;
 }
 
-void Shortlist::meet(const int32_t *tokens, int count) {
+std::vector<int32_t> Shortlist::meet(const int32_t *tokens, int count) {
+  std::vector<int32_t> changed;
   for (int i = 0; i < count; ++i) {
     const int32_t token = tokens[i];
     int32_t place = places_[static_cast<size_t>(token)];
@@ -79,14 +78,10 @@ void Shortlist::meet(const int32_t *tokens, int count) {
       place = later_[tokens_.size()];
       places_[static_cast<size_t>(tokens_[static_cast<size_t>(place)])] = kNowhere;
       put(place, token);
+      changed.push_back(lane_of(matrix_, place).tile);
     }
     make_latest(place);
   }
-}
-
-std::vector<int32_t> Shortlist::take_changed() {
-  std::vector<int32_t> changed;
-  changed.swap(changed_);
   std::sort(changed.begin(), changed.end());
   changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
   return changed;

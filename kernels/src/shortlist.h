@@ -19,14 +19,13 @@ class Shortlist {
   int32_t create(const outrider_weight &all, const outrider_weight *bias, int32_t count);
 
   // Tokens of a text come in, each in the place of the one that was met longest ago; of those never met, the highest id goes first.
-  void meet(const int32_t *tokens, int count);
+  // Returns the tiles of the matrix that have changed.
+  std::vector<int32_t> meet(const int32_t *tokens, int count);
 
   const outrider_weight &matrix() const { return matrix_; }
   const outrider_weight &bias() const { return bias_; }
   // A vector of the tokens' ids, as SPREAD takes it.
   const outrider_weight &ids() const { return ids_; }
-  // Tiles of the matrix that have changed since this was asked last.
-  std::vector<int32_t> take_changed();
 
  private:
   void put(int32_t place, int32_t token);
@@ -37,7 +36,6 @@ class Shortlist {
   std::vector<float> biases_, tokens_;    // [count], whole numbers
   std::vector<int32_t> places_;           // [vocabulary], -1: not there
   std::vector<int32_t> earlier_, later_;  // [count + 1] a ring of places by when they were met; the last one is its ends
-  std::vector<int32_t> changed_;
 };
 
 }  // namespace outrider

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -94,13 +95,9 @@ def test_the_token_that_was_met_longest_ago_makes_room(data):
             assert scored(answer.logits[0]) == set(met.tokens)
 
 
-_made: list[Packed] = []
-
-
+@cache
 def _small() -> Packed:
-    if not _made:
-        _made.append(packed(SMALL, Format.W4A8))
-    return _made[0]
+    return packed(SMALL, Format.W4A8)
 
 
 def test_skipped_tokens_are_met_too():
@@ -135,7 +132,7 @@ def test_a_bias_moves_with_its_row():
 
 
 def test_what_is_chosen_step_by_step_and_learned():
-    """Guesses, corrections and sampling work on a list; a token that comes in is guessed like any other."""
+    """Steps and corrections work on a list; a token that comes in is guessed like any other."""
     text = tokens(LLAMA, 30)
     with packed(LLAMA, Format.W4A8).model() as engine:
         engine.shorten(64)

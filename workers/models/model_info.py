@@ -54,7 +54,7 @@ class ModelInfo:
     mask_token: int | None = None
     # Whether it is a head on the hidden states of a target, which alone is no model.
     head: bool = False
-    # Of a head whose makers left most of its target's tokens out: how many it scores.
+    # Of a head whose makers left some of its target's tokens out: how many it scores.
     scored: int | None = None
     # Of one that goes with a target: the layers of that one whose inputs it reads.
     states: tuple[int, ...] = ()
