@@ -1,5 +1,5 @@
 // Sixteen lanes in two AVX2 registers. The three simd_*.h offer the same names and the same results, bit for bit; products of bytes
-// whose sums are of 16 bits (absolute_bytes, dot_signed, add_short_products) are here alone.
+// whose sums are of 16 bits (absolute_bytes, dot_signed, add_short_products, positive_bytes) are here alone.
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -147,6 +147,11 @@ inline __m256i add_short_half(__m256i sums, __m256i u8, __m256i s8) {
 }
 inline I add_short_products(I sums, I u8, I s8) {
   return {add_short_half(sums.a, u8.a, s8.a), add_short_half(sums.b, u8.b, s8.b)};
+}
+// Bytes with a sign, or zero where they are below it.
+inline I positive_bytes(I x) {
+  const __m256i zero = _mm256_setzero_si256();
+  return {_mm256_max_epi8(x.a, zero), _mm256_max_epi8(x.b, zero)};
 }
 inline void store_bytes(int8_t *p, I x) {
   int32_t copy[16];

@@ -51,6 +51,12 @@ I add_short_products(I sums, I u8, I s8) {
   for (int i = 0; i < 64; ++i) words[i / 2] = static_cast<int16_t>(words[i / 2] + left[i] * right[i]);
   return load_i(words);
 }
+I positive_bytes(I x) {
+  int8_t bytes[64];
+  store_i(bytes, x);
+  for (int8_t &byte : bytes) byte = byte < 0 ? int8_t{0} : byte;
+  return load_i(bytes);
+}
 #endif
 float draw_float(float scale) { return static_cast<float>(static_cast<int32_t>(draw())) * scale; }
 
@@ -90,6 +96,7 @@ int main() {
     I sums = set_i(0);
     for (int i = 0; i < 8; ++i) sums = add_short_products(sums, load_i(nibbles), i % 2 ? ia : ic);
     mix_i(sums);
+    mix_i(positive_bytes(ia));
     mix_i(dot_signed(ia, absolute_bytes(ic), ic, xor_i(and_i(ib, set_i(0x7E7E7E7E)), set_i(0x00FF00FF))));
 
     mix(add(fx, fy)), mix(sub(fx, fy)), mix(mul(fx, fy)), mix(div(fx, fy));

@@ -1,0 +1,52 @@
+"""Groups whose products fit 16 bits (kernels/src/linear_sums16.inc): the bits of other units on both sides of the limit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kernel_models import Packed, Shape, all_logits, assert_same_bits, build, random_matrices, tokens
+
+from outrider.kernels import library, packing
+from outrider.kernels.program import Format
+
+# Columns of whole groups of 128 and a narrow one, and so many words that some occur once.
+SHAPE = Shape(width=328, heads=41, kv_heads=41, inner=72, layers=1, vocabulary=300)
+
+
+def model_of(format: Format, group: int, density: float, sign: int) -> Packed:
+    """Of an embedding's numbers so many are all alike and the others zero. The weights of every third output have this sign, so
+    that all codes are the largest (or all the smallest), the others' have any."""
+    program = build(SHAPE, format)
+    program = replace(
+        program, weights=tuple(each if each.table else replace(each, group=group) for each in program.weights)
+    )
+    generator = np.random.default_rng(group + sign)
+    matrices = []
+    for weight, matrix in zip(program.weights, random_matrices(program, seed=3), strict=True):
+        if weight.table and matrix.shape[0] > 1:
+            matrix = sign * (generator.random(matrix.shape) < density).astype(np.float32)
+        elif matrix.shape[0] > 1:
+            matrix = (np.sign(matrix) / 8).astype(np.float32)
+            matrix[::3] = sign / 8
+        matrices.append(matrix)
+    return Packed(program, packing.pack_program(program, matrices))
+
+
+# 32767 / 15 is what 18.2 channels with the largest activation add up to, of 64 or 32: groups are on either side by chance.
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("density", [0.1, 0.284, 0.57, 1.0])
+@pytest.mark.parametrize(
+    ("format", "group"), [(Format.W4A8, 128), (Format.W4A8, 64), (Format.W8A8, 128)], ids=["w4a8", "w4a8:g64", "w8a8"]
+)
+def test_groups_that_fit_and_that_do_not(format, group, density, sign, monkeypatch):
+    if "avx2" not in library.available_instruction_sets():
+        pytest.skip("no AVX2 here")
+    model, text = model_of(format, group, density, sign), tokens(SHAPE, 150)
+    monkeypatch.setenv("OUTRIDER_ISA", "generic")
+    with model.model() as engine:
+        wanted = all_logits(engine, engine.open(), text)
+    monkeypatch.setenv("OUTRIDER_ISA", "avx2")
+    with model.model(threads=2) as engine:
+        # Every size of one block of rows, of two, and many.
+        for sizes in (range(1, 14), (97, 53)):
+            assert_same_bits(all_logits(engine, engine.open(), text, tuple(sizes)), wanted)
