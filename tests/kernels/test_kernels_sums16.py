@@ -14,8 +14,8 @@ SHAPE = Shape(width=328, heads=41, kv_heads=41, inner=72, layers=1, vocabulary=3
 
 
 def model_of(format: Format, group: int, density: float, sign: int) -> Packed:
-    """Of an embedding's numbers so many are all alike and the others zero. The weights of every third output have this sign, so
-    that all codes are the largest (or all the smallest), the others' have any."""
+    """Of an embedding's numbers so many are alike and the others zero. The weights of every third output have this sign: their
+    codes are all the largest, or the smallest. Those of the others are any."""
     program = build(SHAPE, format)
     program = replace(
         program, weights=tuple(each if each.table else replace(each, group=group) for each in program.weights)
@@ -32,7 +32,7 @@ def model_of(format: Format, group: int, density: float, sign: int) -> Packed:
     return Packed(program, packing.pack_program(program, matrices))
 
 
-# 32767 / 15 is what 18.2 channels with the largest activation add up to, of 64 or 32: groups are on either side by chance.
+# 32767 / 15 is what 18.2 channels with the largest activation add up to, of 64 or 32: groups are on either side.
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("density", [0.1, 0.284, 0.57, 1.0])
 @pytest.mark.parametrize(
