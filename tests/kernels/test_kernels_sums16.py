@@ -14,8 +14,8 @@ SHAPE = Shape(width=328, heads=41, kv_heads=41, inner=72, layers=1, vocabulary=3
 
 
 def model_of(format: Format, group: int, density: float, sign: int) -> Packed:
-    """Of an embedding's numbers so many are alike and the others zero. The weights of every third output have this sign: their
-    codes are all the largest, or the smallest. Those of the others are any."""
+    """Of an embedding's numbers so many are alike and the others zero. The weights of every third output have this sign:
+    their codes are all the largest, or the smallest. Those of the others are any."""
     program = build(SHAPE, format)
     program = replace(
         program, weights=tuple(each if each.table else replace(each, group=group) for each in program.weights)
