@@ -440,7 +440,7 @@ int32_t Engine::reserve(int tokens, int selected, int64_t cache_tokens) {
     for (size_t i = static_cast<size_t>(thread); i < of_cache.size(); i += static_cast<size_t>(pool->threads()))
       touch_pages(of_cache[i].memory, of_cache[i].bytes);
   });
-  for (const Scratch *scratch : {&words, &scales, &offsets, &one_sign, &less, &attention, &expanded}) scratch->touch();
+  for (const Scratch *scratch : {&words, &scales, &offsets, &starts, &less, &attention, &expanded}) scratch->touch();
   for (const auto &buffer : buffers) buffer->touch();
   for (const auto &rotation : rotations) rotation->tables.touch();
   return OUTRIDER_OK;

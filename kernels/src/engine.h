@@ -151,7 +151,7 @@ struct Engine {
   // A thread's tile of E4M3, as bf16.
   char *expanded_of(int thread) const { return most_expanded ? expanded.as<char>() + thread * most_expanded : nullptr; }
 
-  Scratch words, scales, offsets, one_sign, less, attention, expanded;
+  Scratch words, scales, offsets, starts, less, attention, expanded;
   Claims claims;
   std::vector<SamplerScratch> samplers;
   int64_t most_words = 0, most_groups = 0, most_attention = 0, most_expanded = 0;

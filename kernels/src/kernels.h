@@ -165,6 +165,9 @@ static inline int32_t words_in_row(const outrider_weight &weight) {
   return static_cast<int32_t>(rounded % 256 ? rounded : rounded + kLanes);
 }
 
+// Of groups whose products, times codes less 8, may leave 16 bits. None of those that fit begins with it.
+constexpr int32_t kDoesNotFit = INT32_MIN;
+
 // A matrix's input, converted once for all tiles: rows in blocks of at most the unit's row_block, 32-bit words of a block's
 // rows interleaved (word w of row r at w * rows + r). A word is one fp32, two bf16 or four int8 channels.
 // Codes are multiplied with bytes, exactly, whatever the activations: bf16 and fp32 ones are three rows of int8 each, the digits
@@ -177,8 +180,8 @@ struct Input {
       *offsets;  // of codes: minus the sum of a group's int8, as the low int16, or times middle_code: [groups][rows]; of
                  // FACTORS those of a block's groups 0 and 2, then of 1 and 3, as two int16: [2 * blocks][rows]
   int32_t *
-      one_sign;  // of codes but FACTORS, for units that sum up in 16 bits: the largest sum of a group's int8 of one sign, of
-                 // channels 0 and 1 of every four or 2 and 3: [groups][rows]
+      starts;  // of codes but FACTORS, for units that sum up in 16 bits: what the sums of a group begin with, minus eight times
+               // the int8 of channels 0 and 1 of every four, then of 2 and 3, or kDoesNotFit: [groups][rows]
   int32_t row_words;  // words per row (words_in_row); of bf16 those behind the columns are zero
   int32_t tokens;
   int32_t digits;  // rows of a token

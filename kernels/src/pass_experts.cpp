@@ -48,7 +48,7 @@ namespace {
 struct Inputs {
   int32_t *words;
   float *scales;
-  int32_t *offsets, *one_sign;
+  int32_t *offsets, *starts;
   int32_t row_words, scale_blocks, offset_words, digits;
 
   // In blocks of so many tokens, or rows as they are.
@@ -58,7 +58,7 @@ struct Inputs {
     input.words = words + before * row_words;
     input.scales = scales + before * scale_blocks;
     input.offsets = offsets + before * offset_words;
-    input.one_sign = one_sign + before * offset_words;
+    input.starts = starts + before * offset_words;
     input.row_words = row_words;
     input.tokens = tokens;
     input.digits = digits;
@@ -93,7 +93,7 @@ void gather(const Kernels &kernels, const outrider_weight &weight, const Input &
     to.scales[int64_t{piece} * to.rows + before + r] = from.scales[int64_t{piece} * from.rows + row_of(r)];
     for (int64_t o = int64_t{piece} * offsets; o < int64_t{piece + 1} * offsets; ++o) {
       to.offsets[o * to.rows + before + r] = from.offsets[o * from.rows + row_of(r)];
-      to.one_sign[o * to.rows + before + r] = from.one_sign[o * from.rows + row_of(r)];
+      to.starts[o * to.rows + before + r] = from.starts[o * from.rows + row_of(r)];
     }
   }
 }
@@ -111,7 +111,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
   const Inputs inputs{engine.words.as<int32_t>(),
                       engine.scales.as<float>(),
                       engine.offsets.as<int32_t>(),
-                      engine.one_sign.as<int32_t>(),
+                      engine.starts.as<int32_t>(),
                       words_in_row(shape),
                       scales,
                       block ? scales * offsets_in_block(shape) : 0,

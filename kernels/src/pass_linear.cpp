@@ -16,7 +16,7 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   input.words = engine.words.as<int32_t>();
   input.scales = engine.scales.as<float>();
   input.offsets = engine.offsets.as<int32_t>();
-  input.one_sign = engine.one_sign.as<int32_t>();
+  input.starts = engine.starts.as<int32_t>();
   input.row_words = words_in_row(weight);
   input.tokens = count;
   input.digits = digits_of(weight.format);
