@@ -179,7 +179,7 @@ struct Input {
   int32_t
       *offsets;  // of codes: minus the sum of a group's int8, as the low int16, or times middle_code: [groups][rows]; of
                  // FACTORS those of a block's groups 0 and 2, then of 1 and 3, as two int16: [2 * blocks][rows]
-  // Of codes but FACTORS, for units that sum up in 16 bits: what the sums of a group begin with, minus eight times the int8 of
+  // Of codes in WORDS, for units that sum up in 16 bits: what the sums of a group begin with, minus eight times the int8 of
   // channels 0 and 1 of every four, then of 2 and 3, or kDoesNotFit: [groups][rows]
   int32_t *starts;
   int32_t row_words;  // words per row (words_in_row); of bf16 those behind the columns are zero

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_models import Packed, Shape, all_logits, assert_same_bits, build, random_matrices, tokens
+from kernel_models import Packed, Shape, all_logits, assert_bits_of_generic, assert_same_bits, build, random_matrices, tokens
 
 from outrider.kernels import library, packing
 from outrider.kernels.program import Codes, Format, Scales, Storage
@@ -41,14 +41,8 @@ def test_pairs_at_every_number_of_rows(shape, group, codes, monkeypatch):
     if "avx512pairs" not in library.available_instruction_sets():
         pytest.skip("no AVX-512 with bf16 here")
     model, text = model_of(shape, group, codes), tokens(shape, 420)
-    monkeypatch.setenv("OUTRIDER_ISA", "generic")
-    with model.model() as engine:
-        wanted = all_logits(engine, engine.open(), text)
-    monkeypatch.setenv("OUTRIDER_ISA", "avx512pairs")
-    with model.model(threads=2) as engine:
-        # All sizes of one block of rows, of two, and more than share a pass over a tile.
-        for sizes in (range(1, 26), (97, 110)):
-            assert_same_bits(all_logits(engine, engine.open(), text, tuple(sizes)), wanted)
+    # All sizes of one block of rows, of two, and more than share a pass over a tile.
+    assert_bits_of_generic(model, "avx512pairs", text, (tuple(range(1, 26)), (97, 110)), monkeypatch)
 
 
 @pytest.mark.parametrize("format", [Format.BF16, Format.FP32], ids=["bf16", "fp32"])

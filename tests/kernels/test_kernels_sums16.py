@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_models import Packed, Shape, all_logits, assert_same_bits, build, random_matrices, tokens
+from kernel_models import Packed, Shape, assert_bits_of_generic, build, random_matrices, tokens
 
 from outrider.kernels import library, packing
 from outrider.kernels.program import Format
@@ -42,11 +42,5 @@ def test_groups_that_fit_and_that_do_not(format, group, density, sign, monkeypat
     if "avx2" not in library.available_instruction_sets():
         pytest.skip("no AVX2 here")
     model, text = model_of(format, group, density, sign), tokens(SHAPE, 150)
-    monkeypatch.setenv("OUTRIDER_ISA", "generic")
-    with model.model() as engine:
-        wanted = all_logits(engine, engine.open(), text)
-    monkeypatch.setenv("OUTRIDER_ISA", "avx2")
-    with model.model(threads=2) as engine:
-        # Every size of one block of rows, of two, and many.
-        for sizes in (range(1, 14), (97, 53)):
-            assert_same_bits(all_logits(engine, engine.open(), text, tuple(sizes)), wanted)
+    # Every size of one block of rows, of two, and many.
+    assert_bits_of_generic(model, "avx2", text, (tuple(range(1, 14)), (97, 53)), monkeypatch)

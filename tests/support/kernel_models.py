@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from outrider.kernels import packing
@@ -237,3 +239,16 @@ def all_logits(model: NativeModel, row: int, text: list[int], pieces: tuple[int,
 
 def assert_same_bits(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
     np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+
+
+def assert_bits_of_generic(
+    model: Packed, isa: str, text: list[int], pieces: Iterable[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This instruction set's logits are the generic unit's, however the text is fed."""
+    monkeypatch.setenv("OUTRIDER_ISA", "generic")
+    with model.model() as engine:
+        wanted = all_logits(engine, engine.open(), text)
+    monkeypatch.setenv("OUTRIDER_ISA", isa)
+    with model.model(threads=2) as engine:
+        for each in pieces:
+            assert_same_bits(all_logits(engine, engine.open(), text, each), wanted)

@@ -205,6 +205,14 @@ def test_plain_decoding_is_known_without_being_tried(pass_seconds: float, took: 
     assert set(bench.draft.layouts) == set(in_turn)
 
 
+def test_a_draft_that_was_left_out_is_soon_tried_again() -> None:
+    """Passes were disturbed while it was tried, or its rows were hard: nothing of that is seen in plain rounds."""
+    bench = Bench(pass_seconds=0.001, pass_on_fewer=10.0)
+    bench.work(rows(200))
+    assert bench.verifier.counters.rounds < tuner.FIRST_PAUSE
+    assert bench.draft.layouts == ["turns", "plain", "turns", "plain", "turns"], "after 64 rounds, and after 128"
+
+
 def test_without_a_draft_nothing_is_tried_yet() -> None:
     bench = Bench()
     bench.draft.ready = False
@@ -220,7 +228,7 @@ def test_a_number_of_candidates_that_was_fixed_is_not_put_to_the_vote() -> None:
     assert bench.verifier.counters.proposed > 0
 
 
-def test_an_layout_can_be_held() -> None:
+def test_a_layout_can_be_held() -> None:
     bench = Bench()
     bench.tuner.hold("plain")
     bench.work(rows(20))
@@ -333,7 +341,7 @@ def test_a_memory_that_is_damaged_old_or_of_other_layouts_is_none(own_cache: Pat
 
 
 @pytest.mark.parametrize(("step", "last"), [(0.0001, "turns"), pytest.param(1.0, "ahead", marks=pytest.mark.slow)])
-def test_an_layout_that_the_first_would_have_beaten_is_left(
+def test_a_layout_that_the_first_would_have_beaten_is_left(
     step: float, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)

@@ -16,7 +16,7 @@ from outrider.workers.messages import Layout, LayoutRecord
 from outrider.workers.speculation import MOST_CANDIDATES, DraftCost, LayoutKind
 from outrider.workers.target.forecast import ForecastCheck, Round
 from outrider.workers.target.layout_memory import RememberedLayout, recall, remember
-from outrider.workers.target.layout_trial import ROUNDS_TO_GIVE_UP, WARM_UP_ROUNDS, LayoutTrial, best_of
+from outrider.workers.target.layout_trial import WARM_UP_ROUNDS, LayoutTrial, best_of, rounds_to_give_up
 from outrider.workers.target.verifier import Verifier
 
 # After so many rounds the layouts are looked at again: rows and neighbours change. While nothing does, pauses double.
@@ -213,8 +213,10 @@ class LayoutTuner:
         self._begin_comparison()
         self._trial, self._rounds = None, 0
         again = self.record is not None and self.record.took == took
-        self._pause = min(max(FIRST_PAUSE, 2 * self._pause) if again else FIRST_PAUSE, ROUNDS_BETWEEN_TRIALS)
         self._chosen = self._layouts[took]
+        # Of a draft that is left out nothing is seen that could cast doubt on it.
+        first = ROUNDS_TO_DOUBT if self._chosen.plain else FIRST_PAUSE
+        self._pause = min(max(first, 2 * self._pause) if again else first, ROUNDS_BETWEEN_TRIALS)
         if self._chosen is not self._current:
             self._switch_to(self._chosen)
         found = RememberedLayout(took, {name: round(rate, 3) for name, rate in rates.items()}, self._plain_pass)
@@ -267,7 +269,7 @@ class LayoutTuner:
 
     def _trial_tokens(self, rows: int) -> float:
         """What it costs to try something that turns out hopeless, as if it got half as much done."""
-        return (WARM_UP_ROUNDS + ROUNDS_TO_GIVE_UP) * rows / 2
+        return (WARM_UP_ROUNDS + rounds_to_give_up(rows)) * rows / 2
 
     def _quick_curve(self, cores: tuple[int, ...], most_seconds: float) -> CostCurve | None:
         """Roughly what passes take on these cores; None where it would take too long to see."""
