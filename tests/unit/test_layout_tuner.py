@@ -155,7 +155,7 @@ def test_passes_are_measured_again_once_the_draft_is_there() -> None:
     assert bench.verifier.policy.verify_seconds.points[4] == pytest.approx(2.0, rel=0.01)
     bench.draft.ready, bench.pass_seconds = True, 0.5
     bench.work(rows(4))
-    assert bench.measured_at_work == [(4, 8, 16, 16)], "what rounds of four rows may feed"
+    assert bench.measured_at_work == [(4, 8, 16) * 2], "what rounds of four rows may feed"
     for points in (bench.tuner.costs()["verify_at_start"], bench.verifier.policy.verify_seconds.points):
         assert points == {count: pytest.approx(0.5 * (1 + count / 640), rel=0.01) for count in (1, 4, 8, 16, 64)}
 
@@ -163,17 +163,18 @@ def test_passes_are_measured_again_once_the_draft_is_there() -> None:
 def test_rows_under_way_say_what_is_measured_and_not_the_batch_nor_what_was_measured_before() -> None:
     alone = Bench(layouts=LAYOUTS[:1])
     alone.work([Row(0, (1, 2), 90, Sampling())])
-    assert alone.measured_at_work == [(1, 2, 4, 8, 16, 16)]
+    assert alone.measured_at_work == [(1, 2, 4, 8, 16) * 2]
     many = Bench(layouts=LAYOUTS[:1], batch=40)
     many.work(rows(400))
-    assert many.measured_at_work == [(40, 80, 160, 160)], "the curve had nothing beyond 64"
+    assert many.measured_at_work == [(40, 80, 160) * 2], "the curve had nothing beyond 64"
     assert many.verifier.policy.verify_seconds.points.keys() == {1, 4, 8, 40, 80, 160}
 
 
-def test_a_job_of_a_few_rounds_does_not_wait_for_measurements() -> None:
-    bench = Bench(layouts=LAYOUTS[:1], job_rows=1)
-    bench.work([Row(0, (1, 2), 10, Sampling())])
-    assert not bench.measured_at_work
+@pytest.mark.parametrize(("job_rows", "measured"), [(1, []), (6, [(1, 2, 4, 8, 16, 16)]), (20, [(1, 2, 4, 8, 16) * 2])])
+def test_a_short_job_waits_less_for_measurements_or_not_at_all(job_rows: int, measured: list[tuple[int, ...]]) -> None:
+    bench = Bench(layouts=LAYOUTS[:1], job_rows=job_rows)
+    bench.work([Row(0, (1, 2), 90, Sampling())])
+    assert bench.measured_at_work == measured
 
 
 def test_what_cannot_be_faster_is_not_tried() -> None:
