@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_models import Packed, Shape, all_logits, assert_bits_of_generic, assert_same_bits, build, random_matrices, tokens
+from kernel_models import (
+    Packed,
+    Shape,
+    all_logits,
+    assert_bits_of_generic,
+    assert_same_bits,
+    build,
+    random_matrices,
+    tokens,
+)
 
 from outrider.kernels import library, packing
 from outrider.kernels.program import Codes, Format, Scales, Storage

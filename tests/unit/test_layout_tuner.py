@@ -342,9 +342,7 @@ def test_a_memory_that_is_damaged_old_or_of_other_layouts_is_none(own_cache: Pat
 
 
 @pytest.mark.parametrize(("step", "last"), [(0.0001, "turns"), pytest.param(1.0, "ahead", marks=pytest.mark.slow)])
-def test_a_layout_that_the_first_would_have_beaten_is_left(
-    step: float, last: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layout_that_the_first_would_have_beaten_is_left(step: float, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
     names = [each.name for each in LAYOUTS if not each.plain]
     remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0}, 0.015))

@@ -25,8 +25,8 @@ WARM_UP_ROUNDS = 3
 # What is this much slower than another is given up, in the midst of its phase if need be, and not tried again.
 HOPELESS = 0.8
 ROUNDS_TO_GIVE_UP = 4
-# What drafts bring is judged by so many rounds of single rows, a round of few rows being luck: of eight rounds of one row with a
-# draft that doubles its speed one in three said that plain decoding is faster.
+# What drafts bring is judged by so many rounds of single rows. In eight rounds of one it is luck: five of eight trials left
+# out a draft that makes the job half as fast again.
 PHASE_ROW_ROUNDS, ROW_ROUNDS_TO_GIVE_UP = 32, 16
 # A draft has to bring this much; less is within what two measurements of the same thing differ by.
 CLEARLY = 1.03

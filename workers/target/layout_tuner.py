@@ -183,8 +183,8 @@ class LayoutTuner:
         self._measured_at_work = True
         curve, most = self._curves[self._current.target_cores], max(LEAST_FED, MOST_FED_A_ROW * rows)
         sizes = [rows << doubled for doubled in range(most.bit_length()) if rows << doubled <= most]
-        # Twice: a pass that was disturbed makes candidates look dear that are then never asked for. Once where time is short, but the
-        # last: each of the others is bounded by those over more, and all beyond is judged by that one.
+        # Twice: a pass that was disturbed makes candidates look dear, which are then never asked for. Where time is short
+        # only the last: each of the others is bounded by those over more, and all beyond is judged by that one.
         most_seconds = AT_WORK_SHARE * self._work_left * curve(rows) / rows
         tries = (sizes * 2, [*sizes, sizes[-1]])
         sizes = next((each for each in tries if sum(map(curve, each)) <= most_seconds), [])
