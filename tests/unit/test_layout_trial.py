@@ -45,7 +45,7 @@ def test_the_fastest_wins_whatever_the_luck(seed: int) -> None:
 
 
 def test_a_draft_is_judged_by_many_rounds_of_one_row() -> None:
-    """It writes 2.8 tokens in the time of two. Eight rounds of one row bring fewer than two in one trial of ten."""
+    """It writes 2.8 tokens a round, in the time of two plain ones."""
     seconds, counts = {"turns": 0.040, "plain": 0.020}, {"turns": 4, "plain": 0}
     best = []
     for seed in range(100):
@@ -53,6 +53,13 @@ def test_a_draft_is_judged_by_many_rounds_of_one_row() -> None:
         play(trial, seconds, counts, chance=0.7, seed=seed, rows=1)
         best.append(trial.best)
     assert best.count("turns") >= 98
+
+
+def test_a_draft_of_one_row_is_not_given_up_after_four_rounds() -> None:
+    trial, seconds = LayoutTrial(["plain", "turns"], plain="plain"), {"turns": 0.040, "plain": 0.020}
+    used = play(trial, seconds, {"turns": 4, "plain": 0}, chance=0.05, rows=1)
+    assert trial.best == "plain"
+    assert used.count("turns") == WARM_UP_ROUNDS + 16
 
 
 @pytest.mark.parametrize("seed", range(10))

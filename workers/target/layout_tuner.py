@@ -28,7 +28,8 @@ MOST_SHARE = 0.02
 WORTH_TRYING = 1.02
 # Between these shares of a measured rate the rate of plain decoding, by its passes alone, is too near to go by.
 NEAR = (0.87, 1.15)
-# Over so many rounds a draft must have been worth its while, or they are looked at again at once. The pauses double.
+# Over so many rounds a draft must have been worth its while, or they are looked at again at once; after as many a draft
+# that was left out is tried again. The pauses double.
 ROUNDS_TO_DOUBT = 64
 # After so many rounds other cores that were remembered are held against the first ones.
 ROUNDS_FROM_MEMORY = 16
@@ -216,7 +217,7 @@ class LayoutTuner:
         self._trial, self._rounds = None, 0
         again = self.record is not None and self.record.took == took
         self._chosen = self._layouts[took]
-        # Of a draft that is left out nothing is seen that could cast doubt on it.
+        # Plain rounds say nothing of a draft that was left out.
         first = ROUNDS_TO_DOUBT if self._chosen.plain else FIRST_PAUSE
         self._pause = min(max(first, 2 * self._pause) if again else first, ROUNDS_BETWEEN_TRIALS)
         if self._chosen is not self._current:
