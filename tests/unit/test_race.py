@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.race import engines
-from benchmarks.race.__main__ import asked_for, keep, not_run
+from benchmarks.race.__main__ import asked_for, keep, modes, not_run
 from benchmarks.race.engines import Entry, Failed, started
 from benchmarks.race.programs.protocol import Answer, Request, Setup, timed
 from benchmarks.race.report import Lane, Ran, against, read_races, same, shown, table, write_races
@@ -63,6 +64,12 @@ def test_no_prompt_comes_twice_where_there_are_enough() -> None:
     assert not any(each.again for each in requests)
     too_many = asked_for(rows, "plain", 4, 2, 96)
     assert too_many[1].prompts == [[4], [5], [0], [1]] and all(each.again for each in too_many)
+
+
+def test_modes_that_no_engine_has_are_refused() -> None:
+    assert modes("auto+suffix,k=3,lookup k=6") == ["auto+suffix", "k=3", "lookup k=6"]
+    with pytest.raises(argparse.ArgumentTypeError, match="no engine has the mode lookup;"):
+        modes("plain,lookup")
 
 
 def test_an_engine_that_ends_is_said_with_its_last_words(fake: Entry, tmp_path: Path) -> None:
