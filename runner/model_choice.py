@@ -38,7 +38,9 @@ def choose_models(
     target_model = replace(target_model, cache_precision=spec.cache_precision)
     if draft is None or spec.draft_tokens == 0:
         if spec.draft_shortlist not in ("auto", 0):
-            raise UsageError("--draft-shortlist: no draft model runs that could score fewer tokens: leave it out, or name one")
+            raise UsageError(
+                "--draft-shortlist: no draft model runs that could score fewer tokens: leave it out, or name one"
+            )
         return target_model, None
     precision = _draft_precision(spec, target_model, draft, draft_on_accelerator, tokenizer_process)
     if draft.head and (target_model.engine != "native" or draft_on_accelerator):
