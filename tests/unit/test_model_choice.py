@@ -74,10 +74,10 @@ def test_a_shortlist_is_the_drafts_and_of_the_native_engine_alone() -> None:
         choose_models(spec(draft_shortlist=0, **options), TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="--draft-shortlist: draft runs on the hf engine, where a draft scores all"):
             choose_models(spec(draft_shortlist=9, **options), TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
-    for draft, options in ((None, {}), (DRAFT, {"draft_tokens": 0})):
-        choose_models(spec(draft_shortlist=0, **options), TARGET, draft, Willing(), print)  # type: ignore[arg-type]
+    for draft, tokens in ((None, 6), (DRAFT, 0)):
+        choose_models(spec(draft_shortlist=0, draft_tokens=tokens), TARGET, draft, Willing(), print)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="--draft-shortlist: no draft model runs that could score fewer tokens"):
-            choose_models(spec(draft_shortlist=9, **options), TARGET, draft, Willing(), print)  # type: ignore[arg-type]
+            choose_models(spec(draft_shortlist=9, draft_tokens=tokens), TARGET, draft, Willing(), print)  # type: ignore[arg-type]
     head = replace(DRAFT, head=True, scored=32000)
     choose_models(spec(), TARGET, head, Willing(), print)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--draft-shortlist: draft is a head that scores 32,000 tokens, chosen by"):
