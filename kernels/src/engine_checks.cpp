@@ -1,0 +1,302 @@
+// Every field of a program is checked here, once, when an engine is created for it.
+#include "engine.h"
+
+#include <algorithm>
+#include <array>
+
+#include "message.h"
+#include "pack.h"
+
+namespace outrider {
+namespace {
+
+bool is_vector(const outrider_weight &weight, int width) {
+  return weight.table && weight.format == OUTRIDER_FP32 && weight.rows == 1 && weight.columns >= width;
+}
+
+// Whether a vector holds ids of the vocabulary, each once: threads write to where it points.
+bool are_tokens(const outrider_weight &weight, int count, int vocabulary) {
+  const float *ids = static_cast<const float *>(weight.data);
+  std::vector<bool> seen(static_cast<size_t>(vocabulary), false);
+  for (int i = 0; i < count; ++i) {
+    if (!(ids[i] >= 0.0f) || ids[i] >= static_cast<float>(vocabulary)) return false;
+    const int32_t id = static_cast<int32_t>(ids[i]);
+    if (static_cast<float>(id) != ids[i] || seen[static_cast<size_t>(id)]) return false;
+    seen[static_cast<size_t>(id)] = true;
+  }
+  return true;
+}
+
+}  // namespace
+
+int32_t Engine::check_slice(const outrider_slice &slice, int width, const char *what) const {
+  if (slice.buffer < 0 || slice.buffer >= static_cast<int>(widths.size()) || slice.offset < 0 || slice.width < 1 ||
+      slice.offset + slice.width > widths[static_cast<size_t>(slice.buffer)])
+    return fail(OUTRIDER_INVALID, "%s: columns %d..%d of buffer %d do not exist", what, slice.offset,
+                slice.offset + slice.width, slice.buffer);
+  if (slice.width != width) return fail(OUTRIDER_INVALID, "%s has %d columns instead of %d", what, slice.width, width);
+  return OUTRIDER_OK;
+}
+
+// The matrices of all experts are alike, so that what is planned for one serves for all.
+int32_t Engine::check_experts(const outrider_op &op) const {
+  const int64_t count = static_cast<int64_t>(weights.size());
+  if (op.weight < 0 || op.weight + int64_t{op.heads} > count || op.bias + int64_t{op.heads} > count)
+    return fail(OUTRIDER_INVALID, "%d experts from weight %d and bias %d on, of %lld", op.heads, op.weight, op.bias,
+                static_cast<long long>(count));
+  const outrider_weight &first = weights[static_cast<size_t>(op.weight)];
+  const auto shape = [](const outrider_weight &w) {
+    return std::array<int32_t, 10>{w.format, w.rows,  w.columns, w.group, w.gated,
+                                   w.table,  w.codes, w.scales,  w.zeros, w.ordered};
+  };
+  for (int32_t e = 0; e < op.heads; ++e) {
+    if (shape(weights[static_cast<size_t>(op.weight + e)]) != shape(first) || first.table)
+      return fail(OUTRIDER_INVALID, "experts need matrices in tiles, all of one shape and storage");
+    if (op.bias >= 0 && !is_vector(weights[static_cast<size_t>(op.bias + e)], first.rows))
+      return fail(OUTRIDER_INVALID, "an expert's bias is an fp32 vector, one element a row");
+  }
+  const int64_t in = op.integer ? op.kv_heads * round_up(first.columns, kLanes) : first.columns;
+  const int64_t out = op.kv_heads * round_up(first.gated ? first.rows / 2 : first.rows, kLanes);
+  int32_t status = check_slice(op.in, static_cast<int>(in), "experts' input");
+  if (status == OUTRIDER_OK) status = check_slice(op.out, static_cast<int>(out), "experts' output");
+  if (status == OUTRIDER_OK &&
+      (op.out.offset || op.out.width != out || (op.integer && (op.in.offset || op.in.width != in))))
+    status = fail(OUTRIDER_INVALID, "experts' products fill a buffer");
+  return status;
+}
+
+int32_t Engine::check_convolution(const outrider_op &op) const {
+  if (op.weight < 0) return fail(OUTRIDER_INVALID, "a convolution needs taps");
+  const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
+  if (!weight.table || weight.format != OUTRIDER_FP32 || weight.columns < 2 || weight.columns > kMostTaps)
+    return fail(OUTRIDER_INVALID, "a convolution's taps are an fp32 table of 2 to %d for each column", kMostTaps);
+  if (op.bias >= 0 && !is_vector(weights[static_cast<size_t>(op.bias)], weight.rows))
+    return fail(OUTRIDER_INVALID, "a convolution's bias is an fp32 vector");
+  for (const outrider_slice *slice : {&op.in, &op.key, &op.value, &op.out}) {
+    if (slice->buffer < 0 && (slice == &op.key || slice == &op.value)) continue;
+    const int32_t status = check_slice(*slice, weight.rows, "what a convolution reads or writes");
+    if (status != OUTRIDER_OK) return status;
+  }
+  if (op.out.buffer == op.in.buffer || op.out.buffer == op.key.buffer || op.out.buffer == op.value.buffer)
+    return fail(OUTRIDER_INVALID, "a convolution cannot write into what it reads");
+  return OUTRIDER_OK;
+}
+
+// `selected` are the buffers that hold selected positions only, none before the first select; `selecting`: the operation before
+// was a select.
+int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected) {
+  const int weight_count = static_cast<int>(weights.size());
+  const bool needs_weight = op.kind <= OUTRIDER_ROPE;
+  if (!(op.cap >= 0.0f) || !(op.scale - op.scale == 0.0f))
+    return fail(OUTRIDER_INVALID, "a scale or a cap that is no number");
+  if (op.weight >= weight_count || op.bias >= weight_count || (needs_weight && op.weight < 0))
+    return fail(OUTRIDER_INVALID, "an operation of kind %d names weight %d or bias %d of %d", op.kind, op.weight, op.bias,
+                weight_count);
+  const outrider_weight *weight = op.weight >= 0 ? &weights[static_cast<size_t>(op.weight)] : nullptr;
+  const outrider_weight *bias = op.bias >= 0 ? &weights[static_cast<size_t>(op.bias)] : nullptr;
+  int32_t status = OUTRIDER_OK;
+  const auto check = [&](const outrider_slice &slice, int width, const char *what) {
+    if (status == OUTRIDER_OK) status = check_slice(slice, width, what);
+  };
+  const auto refuse = [&](bool bad, const char *what) {
+    if (status == OUTRIDER_OK && bad) status = fail(OUTRIDER_INVALID, "%s", what);
+  };
+  const bool behind = std::find(selected->begin(), selected->end(), true) != selected->end();
+  const auto holds_selected = [&](const outrider_slice &slice) {
+    return slice.buffer >= 0 && slice.buffer < static_cast<int>(selected->size()) &&
+           (*selected)[static_cast<size_t>(slice.buffer)];
+  };
+  const bool every_token = op.kind == OUTRIDER_EMBED || op.kind == OUTRIDER_POSITION || op.kind == OUTRIDER_ROPE ||
+                           op.kind == OUTRIDER_ATTENTION || op.kind == OUTRIDER_CONVOLVE || op.kind == OUTRIDER_DELTA;
+  refuse(behind && every_token,
+         "embeddings, rope, attention and recurrent states work on all positions, and come before select");
+  refuse(behind && op.kind != OUTRIDER_SELECT &&
+             (!holds_selected(op.in) || (op.residual.buffer >= 0 && !holds_selected(op.residual))),
+         "behind select an operation reads positions that were not selected");
+  switch (op.kind) {
+    case OUTRIDER_EMBED:
+      refuse(!weight->table && (!integer_format(weight->format) || weight->ordered || weight->gated),
+             "an embedding needs a table, or a matrix of codes whose columns have no order of their own");
+      refuse(weight->rows < vocabulary, "an embedding needs a table with a row for every token");
+      check(op.out, weight->columns, "embedding output");
+      break;
+    case OUTRIDER_POSITION:
+      refuse(!weight->table || op.integer < 0 || weight->rows < context + op.integer,
+             "a position embedding needs a table with a row for every position");
+      check(op.in, weight->columns, "position input");
+      check(op.out, weight->columns, "position output");
+      break;
+    case OUTRIDER_NORM:
+      refuse(op.heads < 1 || op.head_size < 1, "a norm needs heads and a head size");
+      refuse(!is_vector(*weight, op.head_size) || (bias && !is_vector(*bias, op.head_size)),
+             "a norm's weights are fp32 vectors");
+      check(op.in, op.heads * op.head_size, "norm input");
+      check(op.out, op.heads * op.head_size, "norm output");
+      if (op.residual.buffer >= 0) check(op.residual, op.heads * op.head_size, "norm residual");
+      break;
+    case OUTRIDER_LINEAR: {
+      const int width = weight->gated ? weight->rows / 2 : weight->rows;
+      refuse(weight->table, "a linear layer needs a matrix in tiles");
+      refuse(bias && !is_vector(*bias, weight->rows), "a linear layer's bias is an fp32 vector, one element a row");
+      refuse(weight->gated && op.residual.buffer >= 0, "a gated layer has no residual");
+      check(op.in, weight->columns, "linear input");
+      check(op.out, width, "linear output");
+      if (op.residual.buffer >= 0) check(op.residual, width, "residual");
+      refuse(op.in.buffer == op.out.buffer, "a linear layer cannot write into its input's buffer");
+      break;
+    }
+    case OUTRIDER_ROPE:
+      refuse(op.heads < 1 || op.rotated < 2 || op.rotated % 2 || op.rotated > op.head_size,
+             "rope needs an even number of columns of a head");
+      refuse(!is_vector(*weight, op.rotated / 2), "rope's frequencies are an fp32 vector, one for two columns");
+      refuse(op.longest < 0 || (op.longest > 0 && (!bias || !is_vector(*bias, op.rotated / 2))),
+             "rope of long rows has frequencies of its own, as many");
+      refuse(op.longest > 0 && longest > 0 && op.longest != longest, "rope changes at two lengths of a row");
+      if (op.longest > 0) longest = op.longest;
+      check(op.in, op.heads * op.head_size, "rope input");
+      break;
+    case OUTRIDER_ATTENTION:
+      refuse(op.head_size < 8 || op.head_size % 8, "a head size must be a multiple of 8");
+      refuse(op.kv_heads < 1 || op.heads < 1 || op.heads % op.kv_heads, "query heads must be a multiple of key heads");
+      check(op.in, op.heads * op.head_size, "queries");
+      check(op.key, op.kv_heads * op.head_size, "keys");
+      check(op.value, op.kv_heads * op.head_size, "values");
+      check(op.out, op.heads * op.head_size, "attention output");
+      refuse(weight && !is_vector(*weight, op.heads), "sinks are an fp32 vector, one for each head");
+      refuse(op.in.buffer == op.out.buffer, "attention cannot write into its queries' buffer");
+      refuse(op.key.buffer == op.out.buffer || op.value.buffer == op.out.buffer,
+             "attention cannot write over keys and values");
+      break;
+    case OUTRIDER_ROUTE:
+      refuse(op.heads < 1 || op.kv_heads < 1 || op.kv_heads > op.heads || op.heads > 1 << 20,
+             "a token takes some of the experts");
+      check(op.in, op.heads, "scores of experts");
+      check(op.out, 2 * op.kv_heads, "experts and weights");
+      refuse(op.in.buffer == op.out.buffer, "route cannot write into its input's buffer");
+      break;
+    case OUTRIDER_EXPERTS:
+      refuse(op.heads < 1 || op.kv_heads < 1 || op.kv_heads > op.heads, "a token takes some of the experts");
+      check(op.key, 2 * op.kv_heads, "experts and weights");
+      if (status == OUTRIDER_OK) status = check_experts(op);
+      refuse(op.in.buffer == op.out.buffer || op.residual.buffer >= 0,
+             "experts have no residual, and an output of their own");
+      break;
+    case OUTRIDER_MIX:
+      refuse(op.kv_heads < 1, "mix needs the number of a token's experts");
+      check(op.key, 2 * op.kv_heads, "experts and weights");
+      check(op.in, static_cast<int>(op.kv_heads * round_up(op.out.width, kLanes)), "experts' products");
+      refuse(op.in.offset || op.in.width != widths[static_cast<size_t>(op.in.buffer)], "experts' products fill a buffer");
+      check(op.out, op.out.width, "mix output");
+      if (op.residual.buffer >= 0) check(op.residual, op.out.width, "mix residual");
+      refuse(op.in.buffer == op.out.buffer || op.residual.buffer == op.out.buffer, "mix cannot write into what it reads");
+      break;
+    case OUTRIDER_GATE:
+      check(op.key, op.key.width == 1 ? 1 : op.out.width, "gate");
+      check(op.in, op.out.width, "gate input");
+      check(op.out, op.out.width, "gate output");
+      if (op.residual.buffer >= 0) check(op.residual, op.out.width, "gate residual");
+      break;
+    case OUTRIDER_CONVOLVE:
+      if (status == OUTRIDER_OK) status = check_convolution(op);
+      break;
+    case OUTRIDER_DELTA:
+      refuse(op.heads < 1 || op.kv_heads < 1 || op.heads % op.kv_heads || op.head_size < 1,
+             "the delta rule's heads must be a multiple of its key heads");
+      refuse(!weight || !bias || !is_vector(*weight, op.heads) || !is_vector(*bias, op.heads),
+             "the delta rule's decays are fp32 vectors, one number a head");
+      if (status != OUTRIDER_OK) break;
+      refuse(op.out.width % (op.heads * kLanes), "the delta rule's values have a multiple of 16 columns a head");
+      check(op.in, op.kv_heads * op.head_size, "queries");
+      check(op.key, op.kv_heads * op.head_size, "keys");
+      check(op.value, op.out.width, "values");
+      check(op.residual, 2 * op.heads, "gates");
+      check(op.out, op.out.width, "the delta rule's output");
+      refuse(op.out.buffer == op.in.buffer || op.out.buffer == op.key.buffer || op.out.buffer == op.value.buffer ||
+                 op.out.buffer == op.residual.buffer,
+             "the delta rule cannot write into what it reads");
+      break;
+    case OUTRIDER_HAND_OUT:
+      refuse(behind, "states are handed out before select");
+      refuse(op.integer < 0 || op.integer > 1 << 24, "a state's columns begin at 0");
+      check(op.in, op.in.width, "state");
+      break;
+    case OUTRIDER_TAKE_IN:
+      refuse(behind, "states are taken in before select");
+      check(op.out, op.out.width, "state taken in");
+      break;
+    case OUTRIDER_GO_ON:
+      refuse(behind, "states are taken in before select");
+      check(op.in, op.out.width, "state");
+      check(op.out, op.out.width, "state");
+      refuse(op.in.buffer == op.out.buffer, "go on cannot write into its input's buffer");
+      break;
+    case OUTRIDER_LEAVE:
+      refuse(!behind, "a state is left behind select");
+      check(op.in, op.in.width, "state left");
+      break;
+    case OUTRIDER_SPREAD:
+      refuse(!weight || !is_vector(*weight, op.in.width), "spread needs a vector of token ids");
+      refuse(!behind, "logits are spread behind select");
+      check(op.in, op.in.width, "logits");
+      check(op.out, vocabulary, "logits of the whole vocabulary");
+      refuse(op.in.buffer == op.out.buffer, "spread cannot write into its input's buffer");
+      if (status == OUTRIDER_OK && !are_tokens(*weight, op.in.width, vocabulary))
+        status = fail(OUTRIDER_INVALID, "spread needs ids of %d tokens, each once", vocabulary);
+      break;
+    case OUTRIDER_SELECT:
+      refuse(behind && !selecting, "selects stand side by side");
+      refuse(holds_selected(op.in) || holds_selected(op.out),
+             "what is selected already is neither selected from nor written again");
+      check(op.in, op.in.width, "select input");
+      check(op.out, op.in.width, "select output");
+      refuse(op.in.buffer == op.out.buffer, "select cannot write into its input's buffer");
+      break;
+    case OUTRIDER_CHOOSE:
+      refuse(!behind, "choose needs a select before it");
+      check(op.in, vocabulary, "logits");
+      break;
+    default:
+      return fail(OUTRIDER_INVALID, "operation kind %d is unknown", op.kind);
+  }
+  if (status == OUTRIDER_OK && op.out.buffer >= 0 && op.kind != OUTRIDER_CHOOSE && (behind || op.kind == OUTRIDER_SELECT))
+    (*selected)[static_cast<size_t>(op.out.buffer)] = true;
+  return status;
+}
+
+int32_t Engine::check(const outrider_program &program) {
+  if (program.op_count < 1 || program.vocabulary < 1 || program.context < 1)
+    return fail(OUTRIDER_INVALID, "a program of %d operations, vocabulary %d, context %d", program.op_count,
+                program.vocabulary, program.context);
+  for (const outrider_weight &weight : weights) {
+    const int32_t status = check_weight(weight);
+    if (status != OUTRIDER_OK) return status;
+    if (!weight.data || reinterpret_cast<uintptr_t>(weight.data) % 64)
+      return fail(OUTRIDER_INVALID, "packed weights must lie at a multiple of 64 bytes");
+  }
+  std::vector<bool> selected(widths.size());
+  bool selecting = false;
+  for (const outrider_op &op : ops) {
+    const int32_t status = check_op(op, selecting, &selected);
+    if (status != OUTRIDER_OK) return status;
+    selecting = op.kind == OUTRIDER_SELECT;
+  }
+  if (ops.back().kind != OUTRIDER_CHOOSE) return fail(OUTRIDER_INVALID, "a program ends with choose");
+  return check_states_of_program();
+}
+
+// What a head takes in goes on, and what it goes on with is left: one of each, in this order.
+int32_t Engine::check_states_of_program() {
+  std::vector<const outrider_op *> found;
+  for (const outrider_op &op : ops) {
+    if (op.kind == OUTRIDER_HAND_OUT) handed_out = std::max(handed_out, op.integer + op.in.width);
+    if (op.kind == OUTRIDER_TAKE_IN || op.kind == OUTRIDER_GO_ON || op.kind == OUTRIDER_LEAVE) found.push_back(&op);
+  }
+  if (found.empty()) return OUTRIDER_OK;
+  if (found.size() != 3 || found[0]->kind != OUTRIDER_TAKE_IN || found[1]->kind != OUTRIDER_GO_ON ||
+      found[2]->kind != OUTRIDER_LEAVE || found[1]->out.width != found[2]->in.width)
+    return fail(OUTRIDER_INVALID, "a program takes a state in, goes on with one, and leaves one as wide, once each");
+  taken_in = found[0]->out.width;
+  return OUTRIDER_OK;
+}
+
+}  // namespace outrider

@@ -1,0 +1,111 @@
+// An engine's rows: opened, forked, cut back and closed.
+#include "engine.h"
+
+#include <algorithm>
+
+#include "message.h"
+
+namespace outrider {
+
+int32_t Engine::check_row(int row) const {
+  if (row < 0 || row >= static_cast<int>(rows.size()) || !rows[static_cast<size_t>(row)].open)
+    return fail(OUTRIDER_NO_ROW, "row %d is not open", row);
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::open(const outrider_sampling &sampling, int prompt, int32_t *row) {
+  Sampling copy;
+  const int32_t status = copy_sampling(sampling, vocabulary, &copy);
+  if (status != OUTRIDER_OK) return status;
+  size_t index = 0;
+  while (index < rows.size() && rows[index].open) ++index;
+  if (index == rows.size()) rows.emplace_back();
+  RowState &state = rows[index];
+  state.open = true;
+  state.prompt = std::max(prompt, 0);
+  state.sampling = std::move(copy);
+  *row = static_cast<int32_t>(index);
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::fork(int source, int length, const outrider_sampling &sampling, int prompt, int32_t *row) {
+  int32_t status = check_row(source);
+  if (status != OUTRIDER_OK) return status;
+  const int held = static_cast<int>(rows[static_cast<size_t>(source)].history.size());
+  if (length < 0 || length > held) return fail(OUTRIDER_INVALID, "a fork of %d tokens from a row of %d", length, held);
+  status = open(sampling, prompt, row);
+  if (status != OUTRIDER_OK) return status;
+  const RowState &from = rows[static_cast<size_t>(source)];
+  RowState &to = rows[static_cast<size_t>(*row)];
+  to.history.assign(from.history.begin(), from.history.begin() + length);
+  to.rope = from.rope;
+  to.begin = std::min(from.begin, length);
+  if (!recurrence.empty()) to.recurrence = from.recurrence.forked(length, recurrence);
+  if (longest > 0 && (from.rope == RowRope::kNone || (from.rope == RowRope::kUsual && length > longest))) {
+    to.rope = RowRope::kNone;  // of what has no keys there is nothing to share
+    return OUTRIDER_OK;
+  }
+  to.blocks.assign(from.blocks.begin(), from.blocks.begin() + (cached(to) + kBlockTokens - 1) / kBlockTokens);
+  for (const int block : to.blocks) cache->retain(block);
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::truncate(int row, int length) {
+  const int32_t status = check_row(row);
+  if (status != OUTRIDER_OK) return status;
+  RowState &state = rows[static_cast<size_t>(row)];
+  if (length < 0 || length > static_cast<int>(state.history.size()))
+    return fail(OUTRIDER_INVALID, "row %d has %d tokens and cannot be truncated to %d", row,
+                static_cast<int>(state.history.size()), length);
+  state.history.resize(static_cast<size_t>(length));
+  state.begin = std::min(state.begin, length);
+  if (static_cast<size_t>(length) < state.left_at) state.left.clear();
+  if (!recurrence.empty()) state.recurrence.truncate(length);
+  for (const size_t kept = static_cast<size_t>((cached(state) + kBlockTokens - 1) / kBlockTokens);
+       state.blocks.size() > kept;) {
+    cache->release(state.blocks.back());
+    state.blocks.pop_back();
+  }
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::skip(int row, const int32_t *tokens, int count) {
+  int32_t status = check_row(row);
+  if (status != OUTRIDER_OK) return status;
+  RowState &state = rows[static_cast<size_t>(row)];
+  const int64_t length = static_cast<int64_t>(state.history.size()) + count;
+  if (count < 1 || longest > 0 || !recurrence.empty())
+    return fail(OUTRIDER_INVALID, "row %d cannot skip %d tokens", row, count);
+  if (length > context)
+    return fail(OUTRIDER_CONTEXT, "row %d would hold %lld tokens, the model's context is %d", row,
+                static_cast<long long>(length), context);
+  for (int t = 0; t < count; ++t)
+    if (tokens[t] < 0 || tokens[t] >= vocabulary)
+      return fail(OUTRIDER_INVALID, "row %d: token %d is not in the vocabulary of %d", row, tokens[t], vocabulary);
+  const int32_t id = row, counts = count;
+  outrider_batch batch{};
+  batch.feeds = 1;
+  batch.rows = &id;
+  batch.counts = &counts;
+  status = reserve_blocks(batch);
+  if (status != OUTRIDER_OK) return status;
+  state.history.insert(state.history.end(), tokens, tokens + count);
+  meet(tokens, count);
+  state.begin = static_cast<int32_t>(length);
+  state.left.clear();
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::close(int row) {
+  const int32_t status = truncate(row, 0);
+  if (status != OUTRIDER_OK) return status;
+  rows[static_cast<size_t>(row)] = RowState();
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::length(int row) const {
+  const int32_t status = check_row(row);
+  return status == OUTRIDER_OK ? static_cast<int32_t>(rows[static_cast<size_t>(row)].history.size()) : -status;
+}
+
+}  // namespace outrider
