@@ -39,7 +39,7 @@ def choose_models(
     if draft is None or spec.draft_tokens == 0:
         if spec.draft_shortlist not in ("auto", 0):
             raise UsageError(
-                "--draft-shortlist: no draft model runs that could score fewer tokens: leave it out, or name one"
+                "--draft-shortlist: no draft model runs that could score fewer tokens: leave it out, or name a draft model"
             )
         return target_model, None
     precision = _draft_precision(spec, target_model, draft, draft_on_accelerator, tokenizer_process)

@@ -25,7 +25,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -101,13 +100,14 @@ def entries(arguments: argparse.Namespace) -> list[Entry]:
     return [*ours, *others, *again]
 
 
-def modes(text: str) -> list[str]:
-    asked = text.split(",")
-    for mode in asked:
-        if not re.fullmatch(r"plain|auto|auto\+suffix|(lookup )?k=\d+", mode):
-            raise argparse.ArgumentTypeError(
-                f"no engine has the mode {mode}; modes are plain, auto, auto+suffix, k=3, lookup k=3"
-            )
+def modes_of(text: str | None, draft_tokens: list[int]) -> list[str]:
+    """Those that are asked for; all where none are."""
+    known = ["plain", "auto", "auto+suffix", *numbered_modes(draft_tokens)]
+    asked = known if text is None else text.split(",")
+    if unknown := [mode for mode in asked if mode not in known]:
+        raise SystemExit(
+            f"--modes: no engine has {', '.join(unknown)} with these --draft-tokens; there are {', '.join(known)}"
+        )
     return asked
 
 
@@ -131,7 +131,7 @@ def turns(
     for batch in numbers(arguments.batches):
         calls = CALLS.get(batch, 1)
         for mode, most in running.modes.items():
-            if batch > most or mode not in (arguments.modes or running.modes):
+            if batch > most or mode not in modes_of(arguments.modes, numbers(arguments.draft_tokens)):
                 continue
             warm_up, *requests = asked_for(rows, mode, batch, 1 + arguments.turns * calls, arguments.new_tokens)
             running.answer(replace(warm_up, new_tokens=WARM_UP_TOKENS))
@@ -190,8 +190,8 @@ def headline(target: Path, draft: Path, arguments: argparse.Namespace) -> str:
     """All that rates depend on but the engines."""
     rows = f"{arguments.prompts.stem}, prompts of {arguments.prompt_tokens} tokens, {arguments.new_tokens} new"
     how_often = f"batches of {arguments.batches}, turns {arguments.turns} ({CALLS[1]} rows a turn at batch 1)"
-    modes = f"only {', '.join(arguments.modes)}, " if arguments.modes else ""
-    return f"{target.name} with {draft.name}, {rows}, {how_often}, {modes}{arguments.threads} threads of {processor()}"
+    only = f"only {arguments.modes}, " if arguments.modes else ""
+    return f"{target.name} with {draft.name}, {rows}, {how_often}, {only}{arguments.threads} threads of {processor()}"
 
 
 def not_run(race: Sequence[Ran], all_entries: Sequence[Entry]) -> list[Entry]:
@@ -248,9 +248,7 @@ def main() -> None:
         "--draft-tokens", default="3,6", help="candidates a round of the others (vLLM: the first); outrider chooses"
     )
     parser.add_argument("--batches", default="1,8,32")
-    parser.add_argument(
-        "--modes", type=modes, help="of each engine's modes only these: plain,auto,auto+suffix,k=3,lookup k=3"
-    )
+    parser.add_argument("--modes", help="of each engine's modes only these: plain,auto,auto+suffix,k=3,lookup k=3")
     parser.add_argument("--once", action="store_true", help="outrider does not run again at the end")
     parser.add_argument("--prompts", type=Path, default=EXAMPLES, help="JSON lines with a prompt each")
     parser.add_argument("--prompt-tokens", type=int, default=94)
@@ -262,6 +260,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no engine starts later than this")
     parser.add_argument("--json", type=Path, help="what was measured; where it is there already, the race goes on with it")
     arguments = parser.parse_args()
+    modes_of(arguments.modes, numbers(arguments.draft_tokens))
     latest = time.monotonic() + 60 * arguments.minutes
     machine = Machine(arguments.threads)
     races = read_races(arguments.json) if arguments.json is not None and arguments.json.is_file() else {}

@@ -1,4 +1,4 @@
-// Creating an engine: what a program needs is planned and reserved, and what its head scores is chosen.
+// Creating an engine: what a program needs is planned and reserved. And its head: which tokens it scores, and what it learns.
 #include "engine.h"
 
 #include <algorithm>

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.race import engines
-from benchmarks.race.__main__ import asked_for, keep, modes, not_run
+from benchmarks.race.__main__ import asked_for, entries, keep, modes_of, not_run, turns
 from benchmarks.race.engines import Entry, Failed, started
 from benchmarks.race.programs.protocol import Answer, Request, Setup, timed
 from benchmarks.race.report import Lane, Ran, against, read_races, same, shown, table, write_races
@@ -67,9 +67,33 @@ def test_no_prompt_comes_twice_where_there_are_enough() -> None:
 
 
 def test_modes_that_no_engine_has_are_refused() -> None:
-    assert modes("auto+suffix,k=3,lookup k=6") == ["auto+suffix", "k=3", "lookup k=6"]
-    with pytest.raises(argparse.ArgumentTypeError, match="no engine has the mode lookup;"):
-        modes("plain,lookup")
+    assert modes_of("auto+suffix,k=3,lookup k=6", [3, 6]) == ["auto+suffix", "k=3", "lookup k=6"]
+    assert modes_of(None, [3]) == ["plain", "auto", "auto+suffix", "k=3", "lookup k=3"]
+    for asked, wrong in (("plain,lookup", "lookup"), ("plain,k=3", "k=3")):
+        with pytest.raises(SystemExit, match=f"--modes: no engine has {wrong} with these --draft-tokens"):
+            modes_of(asked, [6])
+
+
+class Steady:
+    """A machine that gives the same at any time."""
+
+    def now(self) -> tuple[float, int]:
+        return 40.0, 500
+
+
+@pytest.mark.parametrize(("asked", "seen"), [(None, ["plain"]), ("plain,auto", ["plain"]), ("auto", [])])
+def test_only_the_modes_that_are_asked_for_are_run(asked: str | None, seen: list[str], fake: Entry, tmp_path: Path) -> None:
+    options = argparse.Namespace(batches="2", modes=asked, draft_tokens="3", turns=1, new_tokens=4, prompt_tokens=1)
+    with started(fake, SETUP, tmp_path / "log") as running:
+        lanes = list(turns(running, fake, [([1], "a"), ([2], "b")], Steady(), options))  # type: ignore[arg-type]
+    assert [each.mode for each in lanes] == seen
+
+
+@pytest.mark.parametrize(("once", "times"), [(True, 1), (False, 2)])
+def test_outrider_runs_first_and_last_or_once(once: bool, times: int) -> None:
+    options = argparse.Namespace(precisions=["w4a8"], llamacpp=None, openvino=None, vllm=None, only=None, once=once)
+    names = [entry.name for entry in entries(options)]
+    assert names[0] == "outrider w4a8" and sum(name.startswith("outrider") for name in names) == times
 
 
 def test_an_engine_that_ends_is_said_with_its_last_words(fake: Entry, tmp_path: Path) -> None:
