@@ -73,11 +73,11 @@ class TargetActor:
         model, report = _open(spec, placement, replica_spec.rows_at_once)
         from outrider.workers.actor_loops import TargetLoop
         from outrider.workers.build import build_target
-        from outrider.workers.models.hide_torch import hide_torch
+        from outrider.workers.models.hide_torch import go_without_torch
         from outrider.workers.target.metrics import Metrics
 
         if model.kind == "native":
-            hide_torch()
+            go_without_torch()
         target = build_target(spec, replica_spec, model)
         self._metrics = Metrics(replica_spec.replica)
         with self._introducing:

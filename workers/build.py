@@ -23,7 +23,7 @@ from outrider.workers.engines.engine import CanLearn, CanShorten
 from outrider.workers.engines.head import HeadEngine
 from outrider.workers.machine.pin_check import move_threads
 from outrider.workers.messages import ModelSpec, ReplicaSpec, Row
-from outrider.workers.models.hide_torch import hide_torch
+from outrider.workers.models.hide_torch import go_without_torch
 from outrider.workers.models.model_info import check_unchanged
 from outrider.workers.models.opening import OpenModel, open_model
 from outrider.workers.target.draft_link import DraftLink
@@ -156,7 +156,7 @@ def move(model: OpenModel, cores: Sequence[int]) -> None:
 
 
 def tokenizer_of(spec: ModelSpec) -> TextTokenizer:
-    # The hf engine has imported transformers with torch by now; a native target's process has none (``hide_torch``).
+    # The hf engine has imported transformers with torch by now; a native target's process does well without both.
     from outrider.workers.models.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(spec.path)
@@ -167,7 +167,7 @@ def tokenizer_of(spec: ModelSpec) -> TextTokenizer:
 
 def _tokenizer_aside(model: OpenModel, spec: ModelSpec) -> TextTokenizer:
     if model.kind == "native":
-        hide_torch()
+        go_without_torch()
     # A head's tokens are its target's.
     return tokenizer_of(replace(spec, path=spec.target) if spec.target else spec)
 

@@ -195,17 +195,20 @@ class TokenizerProcess:
 
     def reasoning_tags(self, path: str) -> ReasoningTags | None:
         """How the model's chat template tells thoughts from the answer; None where it does not."""
-        try:
-            return self._ask(_reasoning_tags, path)
-        except TokenizerProcessDied:
-            raise ModelError(UNUSABLE.format(path, "for the tags of its chat template")) from None
+        return self._ask_of_template(_reasoning_tags, path, "for the tags of its chat template")
 
     def tool_form(self, path: str) -> ToolForm | None:
         """How the model's chat template writes calls of tools; None where it writes none, or in no form that is known."""
-        try:
-            return self._ask(_tool_form, path)
-        except TokenizerProcessDied:
-            raise ModelError(UNUSABLE.format(path, "for the calls that its chat template writes")) from None
+        return self._ask_of_template(_tool_form, path, "for the calls that its chat template writes")
+
+    def _ask_of_template(self, function: Callable[[str], Result], path: str, why: str) -> Result:
+        """A prompt that was to be encoded before may be what ends the process: it is not felt here."""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._ask(function, path)
+            except TokenizerProcessDied:
+                self._start_again()
+        raise ModelError(UNUSABLE.format(path, why))
 
     def _encode_again(
         self, died: ProcessPoolExecutor, path: str, prompts: list[Any], continued: bool
@@ -263,9 +266,9 @@ def _initialise(news: Connection) -> None:
     global _news
     _news = news
     _begin_to_serve()
-    from outrider.workers.models.hide_torch import hide_torch
+    from outrider.workers.models.hide_torch import go_without_torch
 
-    hide_torch()
+    go_without_torch()
 
 
 def _begin_to_serve() -> None:

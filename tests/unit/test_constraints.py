@@ -390,7 +390,8 @@ def test_a_text_may_hold_the_name_of_a_special_token() -> None:
     [
         ({"kind": "json", "value": {"type": "objekt"}}, "it cannot be compiled: "),
         ({"kind": "json", "value": {"properties": {"a": {"type": "string", "format": "nonsense"}}}}, "it cannot be"),
-        ({"kind": "json", "value": {"not": {"type": "string"}}}, "it cannot be compiled: "),
+        ({"kind": "json", "value": {"uniqueItems": False}}, '"uniqueItems" at # of the schema cannot be kept'),
+        ({"kind": "json", "value": False}, "it cannot be compiled: "),
         ({"kind": "json", "value": {"x-guidance": {"lenient": True}}}, '"x-guidance" of a schema holds .* "lenient"'),
         ({"kind": "json", "value": {"x-guidance": 3}}, '"x-guidance" of a schema holds'),
         ({"kind": "json", "value": {"$ref": "#/$defs/none"}}, "it cannot be compiled: "),
@@ -401,6 +402,11 @@ def test_a_text_may_hold_the_name_of_a_special_token() -> None:
             {"kind": "grammar", "value": "start[max_tokens=3]: /a+/"},
             'the grammar\'s attribute "max_tokens" is not supported',
         ),
+        ({"kind": "grammar", "value": "start: x\nx[stop=/b/ , max_tokens\t=3]: /a+/"}, "the grammar's attribute"),
+        ({"kind": "grammar", "value": 'start: x\nx[stop="]", temperature=1]: /a+/'}, "the grammar's attribute"),
+        ({"kind": "grammar", "value": 'start: "a" %json {"minlength": 3}'}, '"minlength" at # of the schema cannot be kept'),
+        ({"kind": "grammar", "value": 'start: %json {"x-guidance": {"lenient": true}}'}, '"x-guidance" of a schema holds'),
+        ({"kind": "grammar", "value": "start: %json {"}, "the grammar cannot be read"),
         ({"kind": "grammar", "value": 'root ::= "a'}, "the grammar cannot be read|it cannot be compiled"),
     ],
 )
@@ -411,8 +417,96 @@ def test_what_cannot_be_compiled_says_why(constraint: dict[str, object], sentenc
         refuse_unusable(grammar_of(constraint), vocabulary)
 
 
+DRAFT_4, DRAFT_7 = "http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"
+TEXT = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"minlength": 3}, '"minlength" at #'),
+        ({"properties": {"a": {"requird": []}}}, '"requird" at #/properties/a'),
+        ({"properties": {"a/b": {"maxLen": 3}}}, '"maxLen" at #/properties/a~1b'),
+        ({"items": {"divisibleBy": 3}}, '"divisibleBy" at #/items'),
+        ({"items": [TEXT, {"minlength": 3}]}, '"minlength" at #/items/1'),
+        ({"prefixItems": [{"minlength": 3}]}, '"minlength" at #/prefixItems/0'),
+        ({"additionalProperties": {"anyOf": [TEXT, {"minlength": 3}]}}, '"minlength" at #/additionalProperties/anyOf/1'),
+        ({"allOf": [{"patternProperties": {"^a": {"minlength": 3}}}]}, '"minlength" at #/allOf/0/patternProperties/^a'),
+        ({"oneOf": [{"items": [], "additionalItems": {"minlength": 3}}]}, '"minlength" at #/oneOf/0/additionalItems'),
+        ({"$defs": {"x": {"minlength": 3}}, "$ref": "#/$defs/x"}, '"minlength" at #/$defs/x'),
+        ({"definitions": {"x": {"minlength": 3}}}, '"minlength" at #/definitions/x'),
+        ({"components": {"x y": {"minlength": 3}}, "$ref": "#/components/x%20y"}, '"minlength" at #/components/x y'),
+        ({"components": {"x": {}}, "other": {"x": {}}, "$ref": "#/components/x"}, '"other" at #'),
+        ({"additionalItems": False}, '"additionalItems" at #'),
+        ({"prefixItems": [TEXT], "additionalItems": False}, '"additionalItems" at #'),
+        ({"properties": {"a": {"type": "integer", "required": True}}}, '"required" at #/properties/a'),
+        ({"type": "string", "nullable": True}, '"nullable" at #'),
+        ({"properties": {"a": {"x-guidance": {"whitespace_flexible": True}}}}, '"x-guidance" at #/properties/a'),
+        ({"not": TEXT}, '"not" at #'),
+        # Left out where an older draft does not know them.
+        ({"$schema": DRAFT_4, "propertyNames": TEXT}, '"propertyNames" at #'),
+        ({"$schema": DRAFT_4, "properties": {"a": {"const": 1}}}, '"const" at #/properties/a'),
+        ({"$schema": DRAFT_7, "prefixItems": [TEXT]}, '"prefixItems" at #'),
+    ],
+)
+def test_what_the_library_would_leave_out_of_a_schema_is_named(schema: dict[str, object], place: str) -> None:
+    with pytest.raises(BadConstraint) as refused:
+        grammar_of({"kind": "json", "value": schema})
+    assert str(refused.value) == f"{place} of the schema cannot be kept; correct its spelling or remove it"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        RECORD,
+        {"properties": {"minlength": TEXT, "not": TEXT}, "required": ["minlength"]},
+        {"const": {"minlength": 3}},
+        {"enum": [{"minlength": 3}], "default": {"minlength": 3}, "examples": [{"minlength": 3}], "example": {"not": 1}},
+        {"$schema": DRAFT_7, "$id": "http://a/b", "$comment": "c", "title": "t", "description": "d", "type": "object"},
+        {"deprecated": True, "readOnly": True, "writeOnly": True, "nullable": False, "strict": True, "type": "object"},
+        {"x-order": 3, "externalDocs": {"url": "u"}, "xml": {"name": "n"}, "contentMediaType": "a/b", "contentSchema": {}},
+        {
+            "$defs": {"A": {"properties": {"kind": {"const": "a"}}}, "B": {"properties": {"kind": {"const": "b"}}}},
+            "oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}],
+            "discriminator": {"propertyName": "kind", "mapping": {"a": "#/$defs/A", "b": "#/$defs/B"}},
+        },
+        {"components": {"schemas": {"x": TEXT}}, "items": {"$ref": "#/components/schemas/x"}},
+        {"$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}}}, "properties": {"a": {"$ref": "#"}}},
+        {"items": [TEXT], "additionalItems": False},
+        {"items": TEXT, "additionalItems": True},
+        {"$schema": DRAFT_4, "minimum": 3, "exclusiveMinimum": True},
+    ],
+)
+def test_what_changes_no_answer_may_stand_in_a_schema(schema: dict[str, object]) -> None:
+    assert grammar_of({"kind": "json", "value": schema})
+
+
+def test_all_that_is_let_through_is_kept_or_says_nothing() -> None:
+    """Held against the library: a keyword that it does not implement would be refused by it, or left out."""
+    said = {"$ref": "#", "nullable": False}
+    for key in sorted(KEPT):
+        grammar = LLMatcher.grammar_from_json_schema({"type": "string", key: said.get(key, KEPT[key])})
+        error = LLMatcher(LLTokenizer("byte"), grammar, log_level=0).get_error()
+        assert "Unimplemented" not in error, key
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "temperature=" /[0-9]+/',
+        r'start: "\"temperature=" /max_tokens=[0-9\/]+/',
+        "start: x // temperature=\nx: /a/ # max_tokens=",
+        'root ::= "max_tokens=" [0-9]+',
+        'start: %json {"const": "temperature=1"}',
+    ],
+)
+def test_texts_and_expressions_of_a_grammar_may_hold_any_word(grammar: str) -> None:
+    vocabulary = tokenizer().for_grammars(model("pocket").engine.vocabulary, END)
+    refuse_unusable(grammar_of({"kind": "grammar", "value": grammar}), vocabulary)
+
+
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer()._tokenizer.__class__, "backend_tokenizer", None)
+    monkeypatch.setattr(tokenizer()._coder, "fast", None)
     with pytest.raises(BadConstraint, match=r"no tokenizer\.json"):
         tokenizer().for_grammars(4096, END)
 

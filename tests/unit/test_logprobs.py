@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from outrider.runner.job.journal import StoredRow
 from outrider.runner.job.results import result_record
 from outrider.workers.messages import Logprobs, RowResult
+from outrider.workers.models.fast_tokenizer import AnyTokenizer
 from outrider.workers.models.model_info import find
 from outrider.workers.models.token_bytes import TokenizerBytes
 from outrider.workers.models.tokenizer import Tokenizer
@@ -77,7 +78,7 @@ def sentencepiece() -> PreTrainedTokenizerFast:
 
 def test_the_pieces_of_a_sentencepiece_tokenizer() -> None:
     fast = sentencepiece()
-    token_bytes, row = TokenizerBytes(fast), [0, 1, 2, 3, 4, 5, 6, 7]
+    token_bytes, row = TokenizerBytes(AnyTokenizer(fast)), [0, 1, 2, 3, 4, 5, 6, 7]
     assert [token_bytes.bytes_of(token) for token in row] == [
         b"<s>", b" the", b" cat", b"s", b"\xe2", b"\x86", b"\x92", b" ",
     ]  # fmt: skip
@@ -90,7 +91,7 @@ def test_the_pieces_of_a_sentencepiece_tokenizer() -> None:
 def test_a_metaspace_tokenizer() -> None:
     backend = Backend(models.BPE({"▁the": 0, "s": 1}, []))
     backend.decoder = decoders.Metaspace()
-    token_bytes = TokenizerBytes(PreTrainedTokenizerFast(tokenizer_object=backend))
+    token_bytes = TokenizerBytes(AnyTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend)))
     assert [token_bytes.bytes_of(token) for token in (0, 1)] == [b" the", b"s"]
 
 

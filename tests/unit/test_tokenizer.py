@@ -179,8 +179,8 @@ def test_an_unfit_draft_is_refused_when_named_and_replaced_when_not(
 
 WITHOUT_TORCH = """
 import sys
-from outrider.workers.models.hide_torch import hide_torch
-hide_torch()
+from outrider.workers.models.hide_torch import go_without_torch
+go_without_torch()
 from outrider.workers.models.model_info import find
 from outrider.workers.models.tokenizer import Tokenizer
 tokenizer = Tokenizer(find("pocket"))

@@ -172,7 +172,7 @@ TURNS = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]}, A
 def test_a_prompt_says_what_there_is_to_call_and_what_was_called(folder: Path, family: str) -> None:
     model_info = made(folder, family)
     row = stored(model_info, messages=TURNS, tools=[STRICT, NOW])
-    text = tokenizer(model_info.path)._tokenizer.decode(row.prompt)
+    text = decoded(model_info, row.prompt)
     for word in ('"weather"', "Tells it.", '"days"', '"now"', "rain", '"Ø"'):
         assert word in text
     assert "strict" not in text
@@ -259,7 +259,7 @@ def test_a_required_call_parses_and_fits(folder: Path, family: str, some: list[d
 
 
 def decoded(model_info: ModelInfo, tokens: Sequence[int]) -> str:
-    return str(tokenizer(model_info.path)._tokenizer.decode(list(tokens)))
+    return tokenizer(model_info.path)._coder.decode(tokens, skip_special=False)
 
 
 TEXTS = {

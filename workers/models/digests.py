@@ -15,12 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from outrider.workers.errors import ModelError
+from outrider.workers.models.cache_files import read_own, write_own
 from outrider.workers.models.files import open_ordinary, state_of
 from outrider.workers.models.packed_cache import cache_directory
 
@@ -137,23 +137,15 @@ def _recall(state: FileState) -> str | None:
         return None
     if (found := _here.get(state)) is not None:
         return found
-    file = _record(state)
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
+    written = read_own(_record(state), LONGEST_RECORD)
+    if written is None:
         return None
-    with os.fdopen(descriptor, "rb") as stream:
-        owner = os.fstat(descriptor)
-        # Whoever may write there could have another model pass for this one.
-        if owner.st_uid != os.geteuid() or owner.st_mode & 0o022:
-            logger.warning("%s may be written by others: it is not used", file)
-            return None
-        try:
-            content = json.loads(stream.read(LONGEST_RECORD))
-            digest = content.pop("digest")
-            whole = content == {"kind": KIND, **asdict(state)} and isinstance(digest, str) and len(digest) == 64
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None
+    try:
+        content = json.loads(written)
+        digest = content.pop("digest")
+        whole = content == {"kind": KIND, **asdict(state)} and isinstance(digest, str) and len(digest) == 64
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
     if whole:
         _here[state] = digest
     return digest if whole else None
@@ -162,27 +154,7 @@ def _recall(state: FileState) -> str | None:
 def _remember(state: FileState, digest: str) -> None:
     """Best effort: where nothing can be written, the next process reads the file again."""
     _here[state] = digest
-    file = _record(state)
-    temporary = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            json.dump({"kind": KIND, **asdict(state), "digest": digest}, stream)
-        temporary.replace(file)
-        _make_room(file.parent)
+        write_own(_record(state), json.dumps({"kind": KIND, **asdict(state), "digest": digest}).encode(), MOST_REMEMBERED)
     except (OSError, ValueError) as error:
         logger.info("the digest of %s is not remembered: %s", state.path, error)
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _make_room(directory: Path) -> None:
-    """Forget what was learnt longest ago, and what processes left that were killed while they wrote."""
-    with os.scandir(directory) as entries:
-        files = [Path(entry.path) for entry in entries]
-    if len(files) <= MOST_REMEMBERED:
-        return
-    by_age = sorted((file.lstat().st_mtime, file) for file in files if os.path.lexists(file))
-    for _, file in by_age[: len(by_age) - MOST_REMEMBERED * 3 // 4]:
-        file.unlink(missing_ok=True)

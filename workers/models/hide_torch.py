@@ -6,14 +6,21 @@ import os
 import sys
 
 QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+_goes_without = False
 
 
-def hide_torch() -> None:
-    """Have transformers believe, for the life of this process, that torch is not there. Our own code may still import it.
+def go_without_torch() -> None:
+    """From now on this process imports transformers, if ever, by ``import_transformers`` first, and so without torch."""
+    global _goes_without
+    _goes_without = True
 
-    Where one of the two is imported already, nothing is to be gained and nothing is done.
+
+def import_transformers() -> None:
+    """In a process that goes without torch, have transformers believe, for the life of it, that torch is not there.
+
+    Our own code may still import it. Where one of the two is imported already, nothing is to be gained and nothing is done.
     """
-    if "torch" in sys.modules or "transformers" in sys.modules:
+    if not _goes_without or "torch" in sys.modules or "transformers" in sys.modules:
         return
     before = os.environ.get(QUIET)
     # Else it says at its import that no models can be run.

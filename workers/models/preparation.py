@@ -25,7 +25,14 @@ from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, ModelInfo, read_model_info
 from outrider.workers.models.reasoning import ReasoningTags
 from outrider.workers.models.templates import render_all
-from outrider.workers.models.tokenizer import LOADING_SECONDS, Tokenizer, check_comparable, check_pair, load_tokenizer, said
+from outrider.workers.models.tokenizer import (
+    LOADING_SECONDS,
+    check_comparable,
+    check_pair,
+    load_tokenizer,
+    said,
+    with_template,
+)
 from outrider.workers.models.tool_detection import conversation_tried, form_of, tools_tried
 
 NO_TOKENS = "the prompt has no tokens"
@@ -151,9 +158,8 @@ def encode(path: str, prompts: list[Any], continued: bool = False) -> list[tuple
 
     Texts that go on with one that has begun (``continued``) get no tokens that stand at the beginning of one.
     """
-    tokenizer = load_tokenizer(path)
-    texts = iter(_encode_texts(tokenizer, [prompt for prompt in prompts if isinstance(prompt, str)], continued))
-    chats = iter(_encode_chats(tokenizer, path, [prompt for prompt in prompts if not isinstance(prompt, str)]))
+    texts = iter(_encode_texts(path, [prompt for prompt in prompts if isinstance(prompt, str)], continued))
+    chats = iter(_encode_chats(path, [prompt for prompt in prompts if not isinstance(prompt, str)]))
     return [next(texts) if isinstance(prompt, str) else next(chats) for prompt in prompts]
 
 
@@ -191,7 +197,7 @@ def decode(path: str, answers: list[tuple[int, ...]], shown: tuple[int, ...] = (
 
 def reasoning_tags(path: str) -> ReasoningTags | None:
     """None also where the template cannot be read, or the tokenizer refuses the tags: rows that need either say so."""
-    tokenizer = load_tokenizer(path)
+    tokenizer = with_template(path)
     with limited(ENCODING_SECONDS):
         try:
             return tokenizer.reasoning_tags
@@ -204,7 +210,7 @@ def reasoning_tags(path: str) -> ReasoningTags | None:
 @lru_cache(maxsize=2)
 def tool_form(path: str) -> ToolForm | None:
     """How the chat template writes calls of tools; None where it writes none, or in no form that is known."""
-    tokenizer = load_tokenizer(path)
+    tokenizer = with_template(path)
     if not tokenizer.chats:
         return None
     # A template may know one call in an answer, and refuse two.
@@ -219,9 +225,10 @@ def tool_form(path: str) -> ToolForm | None:
         return None
 
 
-def _encode_texts(tokenizer: Tokenizer, texts: list[str], continued: bool) -> list[tuple[int, ...] | str]:
+def _encode_texts(path: str, texts: list[str], continued: bool) -> list[tuple[int, ...] | str]:
     if not texts:
         return []
+    tokenizer = load_tokenizer(path)
     one = tokenizer.encode_rendered if continued else tokenizer.encode
     with limited(_seconds_for(texts)):
         try:
@@ -238,9 +245,10 @@ def _seconds_for(texts: list[str]) -> float:
     return ENCODING_SECONDS + sum(map(len, texts)) / CHARACTERS_A_SECOND
 
 
-def _encode_chats(tokenizer: Tokenizer, path: str, conversations: list[Any]) -> list[tuple[int, ...] | str]:
+def _encode_chats(path: str, conversations: list[Any]) -> list[tuple[int, ...] | str]:
     if not conversations:
         return []
+    tokenizer = with_template(path)
     if not tokenizer.chats:
         none = "the model has no chat template, so /v1/chat/completions cannot be answered; use /v1/completions"
         return [none] * len(conversations)

@@ -8,18 +8,18 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from outrider.workers.models.fast_tokenizer import TextCoder
+
 # No decoder needs more than to write one letter in several bytes.
 MOST_GROWTH = 64
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenizerBytes:
-    def __init__(self, tokenizer: Any) -> None:
-        """``tokenizer`` is one of transformers'."""
-        self._tokenizer = tokenizer
-        self._added: dict[int, Any] = tokenizer.added_tokens_decoder
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        decoder = getattr(backend, "decoder", None)
+    def __init__(self, coder: TextCoder) -> None:
+        self._coder = coder
+        self._added = coder.added
+        decoder = getattr(coder.fast, "decoder", None)
         self._decoders = list(_flat(json.loads(decoder.__getstate__()))) if decoder is not None else []
         self._kinds = {decoder["type"] for decoder in self._decoders}
         if (growth := math.prod(map(_growth, self._decoders))) > MOST_GROWTH:
@@ -31,7 +31,7 @@ class TokenizerBytes:
     def bytes_of(self, token: int) -> bytes:
         if token in self._added:
             return str(self._added[token].content).encode()
-        name = self._tokenizer.convert_ids_to_tokens(token)
+        name = self._coder.token(token)
         if name is None:  # an id that pads the vocabulary
             return b""
         if "ByteLevel" in self._kinds:
@@ -41,7 +41,7 @@ class TokenizerBytes:
         if self._kinds & {"Replace", "Metaspace"}:
             return self._replaced(name).encode()
         # Whatever is left joins words by rules of its own; alone, a token is what the tokenizer makes of it.
-        return str(self._tokenizer.decode([token])).encode()
+        return self._coder.decode([token], False).encode()
 
     def _replaced(self, name: str) -> str:
         for decoder in self._decoders:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from llguidance import LLTokenizer
-from transformers import AutoTokenizer
 
 from outrider.workers.constraints.grammars import BadConstraint
 from outrider.workers.errors import ModelError, PairError, first_line
+from outrider.workers.models import kept_tokenizers
+from outrider.workers.models.fast_tokenizer import AnyTokenizer, TextCoder, fast_inside
 from outrider.workers.models.files import FAST, holds_tokenizer
 from outrider.workers.models.formats.gguf.file import is_gguf
-from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
 from outrider.workers.models.headers import quoted
+from outrider.workers.models.hide_torch import import_transformers
+from outrider.workers.models.kept_tokenizers import KeptTokenizer
 from outrider.workers.models.limits import limited
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.reasoning import (
@@ -37,28 +40,55 @@ LONGEST_SAID = 300
 
 
 class Tokenizer:
-    def __init__(self, path: str | Path) -> None:
-        try:
-            self._tokenizer = _loaded(Path(path))
-            self.token_bytes = TokenizerBytes(self._tokenizer)
-        except (KeyboardInterrupt, SystemExit, ModelError):
-            raise
-        except BaseException as error:  # whatever a broken file leads to, in many types; a panic in Rust is no Exception
-            if Path(path).is_dir() and not any(holds_tokenizer(file) for file in Path(path).iterdir()):
-                raise ModelError(f"{path} holds no tokenizer: neither {FAST} nor what one is made of") from None
-            raise ModelError(f"the tokenizer of {path} cannot be loaded: {said(error)}") from None
+    """Of a model's directory or GGUF file. transformers is loaded where it is needed: for chat templates, and for what was
+    not kept (``kept_tokenizers.py``)."""
 
-    @property
-    def chats(self) -> bool:
-        return self._tokenizer.chat_template is not None
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        place = kept_tokenizers.place_of(self._path)
+        kept = kept_tokenizers.recall(place) if place is not None else None
+        if kept is None:
+            kept = self._to_be_kept(place)
+        self._coder: TextCoder = kept.fast if kept is not None else AnyTokenizer(self._whole)
+        self.chats = kept.chats if kept is not None else self._whole.chat_template is not None
+        with _sentence(self._path):
+            self.token_bytes = TokenizerBytes(self._coder)
+
+    def _to_be_kept(self, place: Path | None) -> KeptTokenizer | None:
+        with _sentence(self._path):
+            fast = fast_inside(self._whole)
+        if fast is None:
+            return None
+        kept = KeptTokenizer(fast, self._whole.chat_template is not None)
+        # Of files that were changed meanwhile, it may be neither the old ones' nor the new ones'.
+        if place is not None and kept_tokenizers.place_of(self._path) == place:
+            kept_tokenizers.remember(place, kept)
+        return kept
+
+    @cached_property
+    def _whole(self) -> Any:
+        """One of transformers'."""
+        with _sentence(self._path):
+            import_transformers()
+            if is_gguf(self._path):
+                from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
+
+                return gguf_tokenizer(self._path)
+            from transformers import AutoTokenizer
+
+            return AutoTokenizer.from_pretrained(str(self._path), local_files_only=True, trust_remote_code=False)
+
+    def load_template(self) -> None:
+        """What else is done when a conversation comes: it takes seconds."""
+        if self.chats:
+            _ = self._whole
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text)["input_ids"]
-        return ids
+        return self._coder.encode([text], framed=True)[0]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """What ``encode`` gives for each, several times as fast."""
-        return list(self._tokenizer(texts, return_attention_mask=False, return_token_type_ids=False)["input_ids"])
+        return self._coder.encode(texts, framed=True)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """A conversation in the model's own template, up to where the answer begins."""
@@ -74,7 +104,7 @@ class Tokenizer:
 
         ``options`` are the template's own variables, ``enable_thinking`` for one.
         """
-        text: str = self._tokenizer.apply_chat_template(
+        text: str = self._whole.apply_chat_template(
             messages, tools=list(tools) or None, add_generation_prompt=True, tokenize=False, **(options or {})
         )
         return text
@@ -82,7 +112,7 @@ class Tokenizer:
     @cached_property
     def template_variables(self) -> frozenset[str]:
         """What the chat template asks for beside what every template is given."""
-        given = frozenset(map(str, self._tokenizer.special_tokens_map))
+        given = frozenset(map(str, self._whole.special_tokens_map))
         return template_variables(self._template()) - given
 
     @cached_property
@@ -95,19 +125,18 @@ class Tokenizer:
         if CLOSING_TAG not in self._template():
             return None
         # Special tokens are left out of texts.
-        if {OPENING_TAG, CLOSING_TAG} & {str(token) for token in self._tokenizer.all_special_tokens}:
+        if {OPENING_TAG, CLOSING_TAG} & {str(token) for token in self._whole.all_special_tokens}:
             return None
         return ReasoningTags(OPENING_TAG, CLOSING_TAG, tuple(self.encode_rendered(OPENING_TAG)))
 
     def _template(self) -> str:
         """Of several, the one that is used where a row has no tools."""
-        text: str = self._tokenizer.get_chat_template()
+        text: str = self._whole.get_chat_template()
         return text
 
     def encode_rendered(self, text: str) -> list[int]:
         # The template writes the special tokens itself.
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return self._coder.encode([text], framed=False)[0]
 
     def decode(self, tokens: Sequence[int], shown: Collection[int] = ()) -> str:
         """Special tokens are left out, but for those that are ``shown``."""
@@ -115,8 +144,7 @@ class Tokenizer:
         if shown:
             wanted = [token for token in tokens if token in shown or not self.token_bytes.silent(token)]
             skipped = False
-        text: str = self._tokenizer.decode(wanted, skip_special_tokens=skipped, clean_up_tokenization_spaces=False)
-        return text
+        return self._coder.decode(wanted, skipped)
 
     def special_among(self, marks: Collection[str]) -> tuple[int, ...]:
         """The ids of those marks that are special tokens, which texts leave out."""
@@ -134,37 +162,53 @@ class Tokenizer:
         return token_of
 
     def _added(self, mark: str) -> int | None:
-        added = self._tokenizer.added_tokens_decoder.items()
-        return next((token for token, each in added if str(each.content) == mark), None)
+        return next((token for token, each in self._coder.added.items() if str(each.content) == mark), None)
 
     def for_grammars(self, vocabulary: int, end: int) -> LLTokenizer:
         """The same tokens as grammars need them, for a model that scores ``vocabulary`` ids. A large one takes a second."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is None:
+        if self._coder.fast is None:
             raise BadConstraint("the model's tokenizer has no tokenizer.json, by which alone a constraint can be kept")
-        backend = copy(backend)
-        backend.no_padding()
-        backend.no_truncation()
-        size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
-        return LLTokenizer(backend.to_str(), n_vocab=max(size, vocabulary), eos_token=end)
+        fast = copy(self._coder.fast)
+        fast.no_padding()
+        fast.no_truncation()
+        size = 1 + max(self._coder.vocabulary().values(), default=0)
+        return LLTokenizer(fast.to_str(), n_vocab=max(size, vocabulary), eos_token=end)
 
     def meanings(self) -> dict[int, str]:
         """Every id with the token it stands for."""
-        return {id_: token for token, id_ in self._tokenizer.get_vocab().items()}
+        return {id_: token for token, id_ in self._coder.vocabulary().items()}
 
 
-def _loaded(path: Path) -> Any:
-    """One of transformers' tokenizers."""
-    if is_gguf(path):
-        return gguf_tokenizer(path)
-    return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+@contextmanager
+def _sentence(path: Path) -> Iterator[None]:
+    """What fails within is said in a sentence about the tokenizer of this model."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, ModelError):
+        raise
+    except BaseException as error:  # whatever a broken file leads to, in many types; a panic in Rust is no Exception
+        if path.is_dir() and not any(holds_tokenizer(file) for file in path.iterdir()):
+            raise ModelError(f"{path} holds no tokenizer: neither {FAST} nor what one is made of") from None
+        raise ModelError(f"the tokenizer of {path} cannot be loaded: {said(error)}") from None
 
 
 @lru_cache(maxsize=2)
 def load_tokenizer(path: str) -> Tokenizer:
     """In a process that may be ended: within limits."""
-    with limited(LOADING_SECONDS if (Path(path) / FAST).is_file() else CONVERTING_SECONDS):
+    with limited(_loading_seconds(path)):
         return Tokenizer(path)
+
+
+def with_template(path: str) -> Tokenizer:
+    """The same one, which has read the model's chat template by now."""
+    tokenizer = load_tokenizer(path)
+    with limited(_loading_seconds(path)):
+        tokenizer.load_template()
+    return tokenizer
+
+
+def _loading_seconds(path: str) -> float:
+    return LOADING_SECONDS if (Path(path) / FAST).is_file() else CONVERTING_SECONDS
 
 
 def said(error: BaseException) -> str:

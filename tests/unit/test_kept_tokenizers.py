@@ -1,0 +1,264 @@
+"""Tokenizers without transformers say what transformers' own say, and are kept only where they do."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_tokenizer import TEMPLATE, WORDS, build
+from tokenizers import Tokenizer as Fast
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer, CodeGenTokenizer, GemmaTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
+
+from outrider.workers.models import kept_tokenizers
+from outrider.workers.models.fast_tokenizer import AnyTokenizer, FastTokenizer, fast_inside
+from outrider.workers.models.model_info import find
+from outrider.workers.models.tokenizer import Tokenizer
+
+
+@pytest.fixture(autouse=True)
+def cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tokenizers"
+
+
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁a", "▁ab", "é"]
+MERGES = [("a", "b"), ("▁", "a"), ("▁a", "b")]
+
+
+def pocket() -> Any:
+    return AutoTokenizer.from_pretrained(find("pocket"))
+
+
+def llama() -> Any:
+    return LlamaTokenizer(vocab={piece: number for number, piece in enumerate(PIECES)}, merges=MERGES)
+
+
+def gemma() -> Any:
+    pieces = ["<pad>", "<eos>", "<bos>", *PIECES[:1], *PIECES[3:]]
+    return GemmaTokenizer(vocab={piece: number for number, piece in enumerate(pieces)}, merges=MERGES)
+
+
+def unigram() -> Any:
+    """Scores of sixteen digits, and a class that pads and cuts off where it was asked to."""
+    seeded = random.Random(3)
+    backend = Fast(models.Unigram([(piece, -seeded.random() * 20) for piece in PIECES], 0, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(), decoders.Fuse()])
+    backend.enable_truncation(3)
+    backend.enable_padding(length=8)
+    whole = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>", pad_token="<unk>")
+    whole.split_special_tokens = True
+    return whole
+
+
+def framed() -> Any:
+    backend = Fast(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(single="cat $A mat", special_tokens=[("cat", 2), ("mat", 6)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", additional_special_tokens=["on"])
+
+
+MAKERS = {maker.__name__: maker for maker in (pocket, llama, gemma, unigram, framed)}
+
+
+@cache
+def both(name: str) -> tuple[FastTokenizer, AnyTokenizer]:
+    whole = MAKERS[name]()
+    alone = fast_inside(whole)
+    assert alone is not None
+    return alone, AnyTokenizer(whole)
+
+
+WRITTEN = st.one_of(
+    st.text(max_size=20),
+    st.lists(st.sampled_from([*PIECES, *WORDS, "<|endoftext|>", " ", "\n", "def f(x):", "ﬁ"]), max_size=8).map("".join),
+)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@given(texts=st.lists(WRITTEN, min_size=1, max_size=3), framed=st.booleans())
+def test_ids_are_those_of_transformers(name: str, texts: list[str], framed: bool) -> None:
+    alone, whole = both(name)
+    assert alone.encode(texts, framed) == whole.encode(texts, framed)
+    assert alone.encode(texts[:1], framed) == whole.encode(texts[:1], framed)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@given(ids=st.lists(st.integers(0, 300), max_size=12), skip_special=st.booleans())
+def test_texts_are_those_of_transformers(name: str, ids: list[int], skip_special: bool) -> None:
+    alone, whole = both(name)
+    assert alone.decode(ids, skip_special) == whole.decode(ids, skip_special)
+    assert [alone.token(id_) for id_ in ids] == [whole.token(id_) for id_ in ids]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_tokens_are_those_of_transformers(name: str) -> None:
+    alone, whole = both(name)
+    assert alone.vocabulary() == whole.vocabulary()
+    assert {id_: str(token) for id_, token in alone.added.items()} == {
+        id_: str(token) for id_, token in whole.added.items()
+    }
+    assert all(alone.added[id_].special == token.special for id_, token in whole.added.items())
+
+
+def test_one_with_methods_of_its_own_is_left_to_transformers() -> None:
+    class Shouting(PreTrainedTokenizerFast):
+        def _decode(self, *given: Any, **options: Any) -> str:
+            return super()._decode(*given, **options).upper()
+
+    class Louder(Shouting):
+        pass
+
+    backend = Fast(models.WordLevel({"a": 0}, unk_token="a"))
+    assert fast_inside(PreTrainedTokenizerFast(tokenizer_object=backend)) is not None
+    assert fast_inside(Shouting(tokenizer_object=backend)) is None
+    assert fast_inside(Louder(tokenizer_object=backend)) is None
+    assert fast_inside(CodeGenTokenizer(vocab={"a": 0, "<|endoftext|>": 1}, merges=[])) is None
+    patched = PreTrainedTokenizerFast(tokenizer_object=backend)
+    patched._decode = lambda *given, **options: "?"
+    assert fast_inside(patched) is None
+
+
+def test_one_that_loses_digits_when_it_is_written_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Fast.from_str
+
+    def lossy(text: str) -> Fast:
+        return read(text.replace("-1.2345678901234567", "-1.2345678901234"))
+
+    backend = Fast(models.Unigram([("a", -1.2345678901234567)], 0))
+    whole = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert fast_inside(whole) is not None
+    monkeypatch.setattr("outrider.workers.models.fast_tokenizer.Fast", type("Lossy", (), {"from_str": staticmethod(lossy)}))
+    assert fast_inside(whole) is None
+
+
+@pytest.fixture
+def whole_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where transformers was asked for a tokenizer."""
+    asked: list[str] = []
+    load = AutoTokenizer.from_pretrained
+
+    def counted(path: str, **options: Any) -> Any:
+        asked.append(path)
+        return load(path, **options)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", counted)
+    return asked
+
+
+def test_transformers_is_asked_once_for_texts_and_again_for_conversations(tmp_path: Path, whole_loads: list[str]) -> None:
+    path = build(tmp_path / "t", WORDS, template=TEMPLATE).path
+    first, second = Tokenizer(path), Tokenizer(path)
+    assert second.encode("the cat sat") == first.encode("the cat sat") == [1, 2, 3]
+    assert second.decode([1, 2, 6]) == first.decode([1, 2, 6]) == "the cat"
+    assert second.chats and second.meanings() == first.meanings()
+    assert whole_loads == [path]
+    assert second.encode_chat([{"role": "user", "content": "the cat"}]) == [1, 2, 4]
+    assert whole_loads == [path, path]
+
+
+def test_files_with_other_content_are_another_tokenizer(tmp_path: Path, whole_loads: list[str]) -> None:
+    path = build(tmp_path / "t", WORDS).path
+    assert Tokenizer(path).encode("cat") == [2] and not Tokenizer(path).chats
+    build(tmp_path / "t", [WORDS[0], *reversed(WORDS[1:])])
+    assert Tokenizer(path).encode("cat") == [5]
+    build(tmp_path / "t", WORDS, template=TEMPLATE)
+    assert Tokenizer(path).encode("cat") == [2] and Tokenizer(path).chats
+    assert len(whole_loads) == 3
+
+
+def test_other_versions_are_not_believed(tmp_path: Path, whole_loads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build(tmp_path / "t", WORDS).path
+    Tokenizer(path)
+    monkeypatch.setattr(kept_tokenizers, "version", lambda library: "99")
+    Tokenizer(path)
+    assert len(whole_loads) == 2
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "empty", "writable", "a link"])
+def test_what_was_kept_and_harmed_is_not_used(
+    harm: str, tmp_path: Path, cache_of_its_own: Path, whole_loads: list[str]
+) -> None:
+    path = build(tmp_path / "t", WORDS).path
+    Tokenizer(path)
+    (kept,) = cache_of_its_own.iterdir()
+    content = kept.read_bytes()
+    match harm:
+        case "cut":
+            kept.write_bytes(content[:-9])
+        case "changed":
+            kept.write_bytes(content.replace(b"cat", b"dog"))
+        case "empty":
+            kept.write_bytes(b"")
+        case "writable":
+            kept.chmod(0o666)
+        case _:
+            kept.rename(tmp_path / "elsewhere")
+            kept.symlink_to(tmp_path / "elsewhere")
+    assert Tokenizer(path).encode("cat") == [2]
+    assert len(whole_loads) == 2
+    assert Tokenizer(path).encode("cat") == [2]
+    assert len(whole_loads) == 2, "the next one finds it mended"
+
+
+def test_files_that_change_while_they_are_read_are_not_kept(
+    tmp_path: Path, cache_of_its_own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = build(tmp_path / "t", WORDS).path
+    load = AutoTokenizer.from_pretrained
+
+    def changing(path: str, **options: Any) -> Any:
+        loaded = load(path, **options)
+        build(Path(path), [*WORDS, "more"])
+        return loaded
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", changing)
+    assert Tokenizer(path).encode("cat") == [2]
+    assert not cache_of_its_own.exists()
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
+    path = build(tmp_path / "t", WORDS).path
+    assert Tokenizer(path).encode("cat") == Tokenizer(path).encode("cat") == [2]
+
+
+def test_those_used_longest_ago_give_way(
+    tmp_path: Path, cache_of_its_own: Path, whole_loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_tokenizers, "MOST_KEPT", 4)
+    paths = [build(tmp_path / str(number), [*WORDS, str(number)]).path for number in range(5)]
+    for path in paths:
+        Tokenizer(path)
+        Tokenizer(paths[0])
+    assert len(whole_loads) == 5
+    assert len(list(cache_of_its_own.iterdir())) == 3
+
+
+WITHOUT_TRANSFORMERS = """
+import sys
+from outrider.workers.models.preparation import decode, encode, prepare_pair
+target, draft, name, notes = prepare_pair("pocket", "auto")
+(tokens,) = encode(target.path, ["import os"])
+from outrider.workers.build import build_target
+from outrider.workers.messages import ModelSpec, ReplicaSpec
+build_target(ModelSpec(target.path, "native", "fp32", threads=1, digest=target.digest), ReplicaSpec(1, 0))
+print(tokens, decode(target.path, [tokens]), name, "transformers" in sys.modules, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.slow  # a process that imports what it needs
+def test_a_job_of_texts_loads_neither_transformers_nor_torch() -> None:
+    tokenizer = Tokenizer(find("pocket"))
+    Tokenizer(find("pocket-draft"))
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TRANSFORMERS], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{tuple(tokenizer.encode('import os'))} ['import os'] pocket-draft+suffix False False"

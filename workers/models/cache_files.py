@@ -1,0 +1,57 @@
+"""Small files in the user's cache: written whole or not at all, and read where nobody else may have written them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+def read_own(file: Path, longest: int) -> bytes | None:
+    """What the file holds; None where there is none, or none that may be trusted."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as stream:
+        owner = os.fstat(descriptor)
+        # Whoever may write there could have another model pass for this one.
+        if owner.st_uid != os.geteuid() or owner.st_mode & 0o022:
+            logger.warning("%s may be written by others: it is not used", file)
+            return None
+        try:
+            content = stream.read(longest + 1)
+        except OSError:
+            return None
+    return content if len(content) <= longest else None
+
+
+def write_own(file: Path, content: bytes, most_beside: int) -> None:
+    """An OSError where it cannot be written. Of more than ``most_beside`` files a quarter gives way, the oldest."""
+    temporary = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+        temporary.replace(file)
+        _make_room(file.parent, most_beside)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _make_room(directory: Path, most: int) -> None:
+    """What processes left that were killed while they wrote goes as well."""
+    with os.scandir(directory) as entries:
+        files = [Path(entry.path) for entry in entries]
+    if len(files) <= most:
+        return
+    by_age = sorted((file.lstat().st_mtime, file) for file in files if os.path.lexists(file))
+    for _, file in by_age[: len(by_age) - most * 3 // 4]:
+        file.unlink(missing_ok=True)

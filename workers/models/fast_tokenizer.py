@@ -1,0 +1,130 @@
+"""Texts to ids and back by the fast tokenizer that most of transformers' have inside, without transformers.
+
+Where the class around it has no say in either, what it gives is what the fast one gives alone. Which may be told by what
+the class defines: a method that is not known here is taken to have a say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Fast
+
+# What classes define that reads no text and writes none: how they are built, and what a model is given beside the ids.
+HARMLESS = frozenset(
+    (
+        *("__module__", "__doc__", "__init__", "__annotations__", "__dict__", "__weakref__"),
+        *("__static_attributes__", "__firstlineno__"),
+        *("vocab_files_names", "model", "model_input_names", "padding_side", "slow_tokenizer_class"),
+        *("pretrained_vocab_files_map", "build_inputs_with_special_tokens"),
+    )
+)
+
+
+class TextCoder(Protocol):
+    """What turns texts to ids and back, and knows its tokens."""
+
+    @property
+    def fast(self) -> Fast | None:
+        """The fast tokenizer, where there is one."""
+
+    @property
+    def added(self) -> dict[int, AddedToken]:
+        """The tokens that stand beside those that texts are cut into, most of them special ones."""
+
+    def encode(self, texts: list[str], framed: bool) -> list[list[int]]:
+        """``framed``: with the special tokens that the tokenizer puts around a text."""
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str: ...
+
+    def vocabulary(self) -> dict[str, int]: ...
+
+    def token(self, id_: int) -> str | None:
+        """How it is spelled; None of an id that stands for none."""
+
+
+class FastTokenizer:
+    """``fast`` cuts texts off nowhere and pads none. ``splits_special``: what reads like a special token is text."""
+
+    def __init__(self, fast: Fast, splits_special: bool) -> None:
+        self.fast = fast
+        self.splits_special = splits_special
+        fast.encode_special_tokens = splits_special
+
+    @cached_property
+    def added(self) -> dict[int, AddedToken]:
+        found: dict[int, AddedToken] = self.fast.get_added_tokens_decoder()
+        return found
+
+    def encode(self, texts: list[str], framed: bool) -> list[list[int]]:
+        return [encoding.ids for encoding in self.fast.encode_batch(texts, add_special_tokens=framed)]
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        text: str = self.fast.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+    def vocabulary(self) -> dict[str, int]:
+        found: dict[str, int] = self.fast.get_vocab(with_added_tokens=True)
+        return found
+
+    def token(self, id_: int) -> str | None:
+        found: str | None = self.fast.id_to_token(id_)
+        return found
+
+
+class AnyTokenizer:
+    """One of transformers', as it is."""
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+
+    @property
+    def fast(self) -> Fast | None:
+        fast: Fast | None = getattr(self._whole, "backend_tokenizer", None)
+        return fast
+
+    @cached_property
+    def added(self) -> dict[int, AddedToken]:
+        found: dict[int, AddedToken] = self._whole.added_tokens_decoder
+        return found
+
+    def encode(self, texts: list[str], framed: bool) -> list[list[int]]:
+        if len(texts) == 1:
+            return [self._whole(texts[0], add_special_tokens=framed)["input_ids"]]
+        encoded = self._whole(texts, add_special_tokens=framed, return_attention_mask=False, return_token_type_ids=False)
+        return list(encoded["input_ids"])
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        text: str = self._whole.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        return text
+
+    def vocabulary(self) -> dict[str, int]:
+        found: dict[str, int] = self._whole.get_vocab()
+        return found
+
+    def token(self, id_: int) -> str | None:
+        found: str | None = self._whole.convert_ids_to_tokens(id_)
+        return found
+
+
+def fast_inside(whole: Any) -> FastTokenizer | None:
+    """The fast tokenizer of one of transformers', where that does nothing to texts or ids itself."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(whole)
+    if not isinstance(whole, PreTrainedTokenizerFast):
+        return None
+    own = kind.__mro__[: kind.__mro__.index(PreTrainedTokenizerFast)]
+    if any(not vars(each).keys() <= HARMLESS for each in own) or any(map(callable, vars(whole).values())):
+        return None
+    written = whole.backend_tokenizer.to_str()
+    fast = Fast.from_str(written)
+    # Its scores are written in decimals: the same in both mean that none was lost on the way.
+    if fast.to_str() != written:
+        return None
+    fast.no_padding()
+    fast.no_truncation()
+    return FastTokenizer(fast, bool(whole.split_special_tokens))

@@ -1,0 +1,80 @@
+"""Tokenizers that were loaded before, kept on disk: to load transformers for one takes a second or two in each process.
+
+What is kept is the fast tokenizer inside, as transformers made it of the model's files, under a digest of these and of the
+libraries' versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from tokenizers import Tokenizer as Fast
+
+from outrider.workers.models.cache_files import read_own, write_own
+from outrider.workers.models.digests import FileState, digest_of
+from outrider.workers.models.fast_tokenizer import FastTokenizer
+from outrider.workers.models.files import LONGEST_TOKENIZER
+from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.model_info import described
+from outrider.workers.models.packed_cache import cache_directory
+
+# Another number where what is kept, or how it is told that it may be, becomes another.
+KIND = "outrider-tokenizer-1"
+MOST_KEPT = 32
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokenizer:
+    """``chats``: whether the model has a chat template."""
+
+    fast: FastTokenizer
+    chats: bool
+
+
+def place_of(path: Path) -> Path | None:
+    """Where the tokenizer of this model is kept; None where that would be asked of a file that was written just now."""
+    if is_gguf(path):
+        # Read as a whole to be known, but for one that is remembered.
+        if not FileState.of(path).stable():
+            return None
+        files = [path]
+    else:
+        files = described(path)
+    known = f"{os.geteuid()} {KIND} {version('transformers')} {version('tokenizers')} {digest_of(files)}"
+    return cache_directory() / "tokenizers" / hashlib.sha256(known.encode()).hexdigest()[:40]
+
+
+def recall(place: Path) -> KeptTokenizer | None:
+    content = read_own(place, 2 * LONGEST_TOKENIZER)
+    head, _, text = (content or b"").partition(b"\n")
+    try:
+        known = json.loads(head)
+        if known["sha256"] != hashlib.sha256(text).hexdigest():
+            return None
+        # Which were used longest ago give way.
+        os.utime(place)
+        return KeptTokenizer(FastTokenizer(Fast.from_buffer(text), known["splits_special"]), known["chats"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remember(place: Path, tokenizer: KeptTokenizer) -> None:
+    """Best effort: where nothing can be written, the next process loads transformers again."""
+    text = tokenizer.fast.fast.to_str().encode()
+    known = {
+        "chats": tokenizer.chats,
+        "splits_special": tokenizer.fast.splits_special,
+        "sha256": hashlib.sha256(text).hexdigest(),
+    }
+    try:
+        write_own(place, json.dumps(known).encode() + b"\n" + text, MOST_KEPT)
+    except OSError as error:
+        logger.info("a tokenizer is not kept: %s", error)
