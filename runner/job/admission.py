@@ -7,8 +7,9 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired
+from functools import cached_property
+from itertools import count, islice
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -16,7 +17,7 @@ from typing_extensions import TypedDict
 from outrider.runner.job.arrow_input import ArrowSource
 from outrider.runner.job.constraints import Constraint
 from outrider.runner.job.damage import WHAT_TO_DO
-from outrider.runner.job.journal import FAILED, FailedRow, Journal, RepeatedId, StoredRow
+from outrider.runner.job.journal import FAILED, FailedRow, Journal, NamelessRow, RepeatedId, StoredRow
 from outrider.runner.job.prompts import INVALID, BadRow, unexpected
 from outrider.runner.job.reading import InputRows
 from outrider.runner.job.requests import MOST_SAMPLES, Request, RowError, parse_openai
@@ -88,9 +89,10 @@ def _check_whole_input(spec: JobSpec, source: Source | ArrowSource, journal: Jou
     """Refuse what only shows when all rows are there: ids that repeat, and a file that may not be run."""
     if not journal.counts().rows:
         raise UsageError(f"{source.name} holds no prompts, only blank lines; give one prompt a line")
-    # Going by the number of its line, a refused row may take the id of a later one: hence again, until nothing changes.
-    while sum(_refuse(source, journal, repeated) for repeated in journal.repeated_ids()):
-        pass
+    for repeated in journal.repeated_ids():
+        _refuse(source, journal, repeated)
+    for nameless in journal.nameless_rows():
+        _name(journal, nameless)
     bad = journal.counts().failed
     if bad and not spec.skip_bad:
         raise InputError(
@@ -98,7 +100,7 @@ def _check_whole_input(spec: JobSpec, source: Source | ArrowSource, journal: Jou
         )
 
 
-def _refuse(source: Source | ArrowSource, journal: Journal, repeated: RepeatedId) -> int:
+def _refuse(source: Source | ArrowSource, journal: Journal, repeated: RepeatedId) -> None:
     """The first row with an id keeps it. Whatever its line holds, no other one stands in the results under it."""
     message = f'the id "{repeated.custom_id}" stands in line {repeated.earlier_line} already; ids must differ'
     failed = _failed_row(source, repeated.row, BadRow(str(repeated.line), repeated.line, message))
@@ -106,7 +108,16 @@ def _refuse(source: Source | ArrowSource, journal: Journal, repeated: RepeatedId
     if repeated.record is not None:
         record = error_record(failed.stored, INVALID, message_of(repeated.record))
     journal.refuse(repeated.row, failed.stored.custom_id, record)
-    return 1
+
+
+def _name(journal: Journal, nameless: NamelessRow) -> None:
+    """Another row has its line's number for an id, and keeps it."""
+    custom_id = f"line {nameless.line}"
+    if nameless.taken:
+        custom_id = next(name for number in count(2) if not journal.has_id(name := f"{custom_id} ({number})"))
+    stored = StoredRow(nameless.row, custom_id, nameless.line, "completion", {}, ())
+    error = json.loads(nameless.record)["error"]
+    journal.refuse(nameless.row, custom_id, error_record(stored, error["code"], error["message"]))
 
 
 def refusal_of(lines: list[str], bad: int) -> tuple[str, list[str]]:
@@ -127,8 +138,7 @@ def _checked_rows(
     models: set[str],
 ) -> Iterator[StoredRow | FailedRow]:
     """Every row with its prompt in tokens, or what is wrong with it, numbered as they come."""
-    # Before anything is encoded: a prompt that ends that process must not be felt here.
-    number, writing = 0, _way_of_writing(model_info, tokenizer_process)
+    number, writing = 0, WayOfWriting(model_info.path, tokenizer_process)
     for some, encoded, compiled in _encoded(iter(rows), model_info, tokenizer_process, writing):
         journal.add_carried(rows.carried.take())
         for row in some:
@@ -144,15 +154,23 @@ def _checked_rows(
             number += 1
 
 
-class WayOfWriting(NamedTuple):
-    """How the model's chat template tells thoughts and calls of tools from an answer's text, where it does."""
+class WayOfWriting:
+    """How the model's chat template tells thoughts and calls of tools from an answer's text, where it does.
 
-    tags: ReasoningTags | None
-    form: ToolForm | None
+    It is asked when the first conversation comes: what only goes on with texts needs no template, nor what renders it.
+    """
 
+    def __init__(self, path: str, tokenizer_process: TokenizerProcess) -> None:
+        self._path = path
+        self._tokenizer_process = tokenizer_process
 
-def _way_of_writing(model_info: ModelInfo, tokenizer_process: TokenizerProcess) -> WayOfWriting:
-    return WayOfWriting(tokenizer_process.reasoning_tags(model_info.path), tokenizer_process.tool_form(model_info.path))
+    @cached_property
+    def tags(self) -> ReasoningTags | None:
+        return self._tokenizer_process.reasoning_tags(self._path)
+
+    @cached_property
+    def form(self) -> ToolForm | None:
+        return self._tokenizer_process.tool_form(self._path)
 
 
 # By a constraint as JSON: its grammar, or "" and what is wrong with it.
@@ -258,7 +276,7 @@ def admit_one(
     tokens: tuple[int, ...] | str | None = row.prompt_tokens
     if tokens is None:
         tokens = tokenizer_process.encode(model_info.path, [text_of(row)])[0]
-    writing = _way_of_writing(model_info, tokenizer_process)
+    writing = WayOfWriting(model_info.path, tokenizer_process)
     compiled = _begin_to_compile([row], model_info, tokenizer_process, writing)()
     return _checked(row, tokens, compiled, number, spec, model_info, writing)
 

@@ -37,6 +37,9 @@ PART = re.compile(r"(?P<split>.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
 SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
 STATE, SPLITS_OF_DATASET = "state.json", "dataset_dict.json"
 MOST_FILES = 100_000
+NO_UTF8 = '{}: the column "{}" holds bytes that are not UTF-8 from there on; mend it'
+# Of types that can hold what Python's cannot: more years, and other time zones.
+BEYOND_PYTHON = ("date", "time", "duration", "interval")
 
 
 def pyarrow_for(what: str) -> Any:
@@ -319,17 +322,50 @@ def python_rows(batch: Any, where: str = "") -> list[dict[str, Any]]:
 
 
 def _values(column: Any, name: str, where: str) -> list[Any]:
+    try:
+        return _listed(column)
+    except UnicodeDecodeError:
+        raise UsageError(NO_UTF8.format(where, short(name))) from None
+    except (ValueError, OverflowError, KeyError) as error:
+        if column.type.num_fields:
+            raise UsageError(f'{where}: the column "{short(name)}" cannot be spelled: {first_line(error)}') from None
+    return [_value(column, row, name, where) for row in range(len(column))]
+
+
+def _listed(column: Any) -> list[Any]:
     if "[ns" in str(column.type) and not column.type.num_fields:
         # Python has no nanoseconds; with pandas beside it, others than without would come out.
-        return column.cast("string").to_pylist()  # type: ignore[no-any-return]
+        column = column.cast("string")
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _value(column: Any, row: int, name: str, where: str) -> Any:
+    """What is beyond Python (years after 9999, an unknown time zone) as Arrow spells it, times in UTC."""
+    pyarrow = pyarrow_for(where)
+    kind, one = column.type, column.slice(row, 1)
     try:
-        return column.to_pylist()  # type: ignore[no-any-return]
-    except UnicodeDecodeError:
-        raise UsageError(
-            f'{where}: the column "{short(name)}" holds bytes that are not UTF-8 from there on; mend it'
-        ) from None
-    except ValueError as error:
+        return _listed(one)[0]
+    except (ValueError, OverflowError, KeyError) as error:
+        if pyarrow.types.is_timestamp(kind):
+            text = one.cast(pyarrow.timestamp(kind.unit)).cast("string").to_pylist()[0]
+            return text if kind.tz is None else f"{text}Z"
+        if pyarrow.types.is_date(kind):
+            return one.cast("string").to_pylist()[0]
+        if pyarrow.types.is_duration(kind):
+            return one.cast("int64").to_pylist()[0]
         raise UsageError(f'{where}: the column "{short(name)}" cannot be spelled: {first_line(error)}') from None
+
+
+def check_spelled(batch: Any, where: str) -> None:
+    """Refuse now what could not be written with the results."""
+    pyarrow = pyarrow_for(where)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pyarrow.ArrowInvalid:
+            raise UsageError(NO_UTF8.format(where, short(name))) from None
+        if any(word in str(column.type) for word in BEYOND_PYTHON):
+            _values(column, name, where)
 
 
 class _Translated:

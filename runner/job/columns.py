@@ -76,9 +76,10 @@ class Columns:
                 "prompts with --prompt-column, or make prompts with --template"
             )
 
-    def request(self, row: Mapping[str, Any], line: int) -> Request:
-        """What a row of columns asks for."""
-        fields = {name: _key(name, value) for name, value in row.items() if self.is_key(name)}
+    def request(self, row: Mapping[str, Any], line: int, of_arrow: bool = False) -> Request:
+        """What a row of columns asks for. ``of_arrow``: its objects are structs, which have every field."""
+        as_written = _as_written if of_arrow else _number
+        fields = {name: as_written(value) for name, value in row.items() if self.is_key(name)}
         if self.template is not None:
             try:
                 fields["prompt"] = self.template.filled(row)
@@ -91,7 +92,7 @@ class Columns:
             # A list of objects is a conversation.
             chat = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
             name = "messages" if chat else "prompt"
-            fields[name] = _key(name, value)
+            fields[name] = as_written(value)
         elif fields.get("messages") is not None and fields.get("prompt") is None:
             fields.pop("prompt", None)
         if self.chat and isinstance(fields.get("prompt"), str) and fields["prompt"] and fields.get("messages") is None:
@@ -113,29 +114,34 @@ def _carry(asked: str) -> tuple[str, ...] | None:
     return () if asked == NONE else tuple(name.strip() for name in asked.split(","))
 
 
-def _key(name: str, value: Any) -> Any:
-    """A value as a line of JSON would have it: tables have 16.0 where a column has gaps, and null for what is not there."""
-    if isinstance(value, Decimal):
-        value = float(value)
-    if isinstance(value, float):
-        return None if math.isnan(value) else int(value) if value.is_integer() else value
-    if isinstance(value, Mapping):
-        return {key: found for key, each in value.items() if (found := _key(name, each)) is not None}
-    if isinstance(value, list):
-        # A struct has every field, an object only those that are there; of token ids or texts none may be missing.
-        return [_key(name, each) for each in value]
+def _number(value: Any) -> Any:
+    """A number as a line of JSON would have it: tables have 16.0 where a column has gaps, and NaN for what is not there."""
+    if isinstance(value, Decimal) and value.is_finite():
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, float | Decimal):
+        return None if math.isnan(value) else int(value) if float(value).is_integer() else float(value)
     return value
+
+
+def _as_written(value: Any) -> Any:
+    """A value of an Arrow table as a line of JSON would have it."""
+    if isinstance(value, Mapping):
+        # A struct has every field, an object only those that are there; of token ids or texts none may be missing.
+        return {key: found for key, each in value.items() if (found := _as_written(each)) is not None}
+    if isinstance(value, list):
+        return [_as_written(each) for each in value]
+    return _number(value)
 
 
 def from_text(name: str, text: str) -> Any:
     """A row's key as CSV spells it. Nothing between two commas is nothing said, but for the prompt itself."""
     if name in TEXTS:
         return text if text or name == "prompt" else None
+    if name == "stop" and text and not text.lstrip().startswith("["):
+        return text
     text = text.strip()
     if not text:
         return None
-    if name == "stop" and not text.startswith("["):
-        return text
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:

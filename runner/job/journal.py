@@ -64,6 +64,8 @@ CREATE TABLE IF NOT EXISTS carried (
     data BLOB NOT NULL
 )
 """
+# What goes by its line's number: it had no id of its own, or one that an earlier row has.
+NAMELESS = "state = 2 AND custom_id = CAST(line AS TEXT)"
 EARLIER_ERRORS = "CREATE TABLE IF NOT EXISTS earlier_errors (row INTEGER PRIMARY KEY, record TEXT NOT NULL)"
 LATER_TABLES = (KEPT_TOKENS, CARRIED, EARLIER_ERRORS)
 
@@ -119,6 +121,19 @@ class RepeatedId:
     line: int
     earlier_line: int
     record: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NamelessRow:
+    """A row that failed and goes by its line's number, which is the id of another row.
+
+    ``taken``: another one has "line N" for its id, too.
+    """
+
+    row: int
+    line: int
+    taken: bool
+    record: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +253,7 @@ class Journal:
         self._query("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def repeated_ids(self) -> Iterator[RepeatedId]:
-        """Rows with the id of an earlier one, but for those that failed and go by their line's number already.
+        """Rows with the id of an earlier one; what failed and goes by its line's number neither is one nor makes one.
 
         SQLite sorts on disk what does not fit, so this too takes no memory to speak of.
         """
@@ -246,16 +261,33 @@ class Journal:
             self._db.execute("DROP TABLE IF EXISTS temp.repeats")
             self._db.execute(
                 "CREATE TEMP TABLE repeats AS "
-                "WITH several AS MATERIALIZED "
-                "(SELECT custom_id, min(row) AS first FROM rows GROUP BY custom_id HAVING count(*) > 1) "
-                "SELECT rows.row, rows.custom_id, rows.line, earlier.line AS earlier_line FROM rows "
-                "CROSS JOIN several ON several.custom_id = rows.custom_id "
-                "JOIN rows AS earlier ON earlier.row = several.first "
-                "WHERE rows.row <> several.first AND NOT (rows.state = 2 AND rows.custom_id = CAST(rows.line AS TEXT))"
+                f"WITH named AS (SELECT * FROM rows WHERE NOT ({NAMELESS})), several AS MATERIALIZED "
+                "(SELECT custom_id, min(row) AS first FROM named GROUP BY custom_id HAVING count(*) > 1) "
+                "SELECT named.row, named.custom_id, named.line, earlier.line AS earlier_line FROM named "
+                "CROSS JOIN several ON several.custom_id = named.custom_id "
+                "JOIN rows AS earlier ON earlier.row = several.first WHERE named.row <> several.first"
             )
             found = self._db.execute("SELECT repeats.*, record FROM repeats LEFT JOIN records USING (row) ORDER BY row")
             for columns in found:
                 yield RepeatedId(*columns)
+
+    def nameless_rows(self) -> Iterator[NamelessRow]:
+        with self._translated():
+            self._db.execute("DROP TABLE IF EXISTS temp.nameless")
+            self._db.execute(
+                "CREATE TEMP TABLE nameless AS "
+                "WITH several AS MATERIALIZED (SELECT custom_id FROM rows GROUP BY custom_id HAVING count(*) > 1) "
+                "SELECT row, line, 'line ' || line IN (SELECT custom_id FROM rows) AS taken FROM rows "
+                f"WHERE {NAMELESS} AND custom_id IN several"
+            )
+            found = self._db.execute("SELECT nameless.*, record FROM nameless JOIN records USING (row) ORDER BY row")
+            for columns in found:
+                row, line, taken, record = columns
+                yield NamelessRow(row, line, bool(taken), record)
+
+    def has_id(self, custom_id: str) -> bool:
+        with self._translated():
+            return self._db.execute("SELECT 1 FROM rows WHERE custom_id = ?", (custom_id,)).fetchone() is not None
 
     def refuse(self, row: int, custom_id: str, record: str) -> None:
         """While a job is being filled: the row fails, under this id."""

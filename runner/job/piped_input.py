@@ -36,6 +36,8 @@ def is_piped(path: Path) -> bool:
 
 def has_no_name(path: Path) -> bool:
     """Whether the path says nothing of what is in it."""
+    if path.is_relative_to("/dev/shm"):  # ordinary files, in memory
+        return False
     return str(path) == STANDARD_INPUT or path.is_relative_to("/dev") or path.is_relative_to("/proc")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from outrider.runner.job.arrow_input import ArrowSource, python_rows
+from outrider.runner.job.arrow_input import ArrowSource, check_spelled, python_rows
 from outrider.runner.job.carried import CarriedRows
 from outrider.runner.job.columns import Columns, columns_of, from_text
 from outrider.runner.job.csv_rows import CsvFile, CsvRow
@@ -13,9 +13,13 @@ from outrider.runner.job.prompts import BadRow, read_rows, unexpected
 from outrider.runner.job.requests import Request, RowError, parse_openai
 from outrider.runner.job.source import Source
 from outrider.runner.options import JobSpec
+from outrider.runner.validation_errors import short
+from outrider.workers.errors import UsageError
 
 CSV = "csv"
 CSV_SUFFIXES = (".csv", ".tsv")
+# Of lines, each of which may have others.
+MOST_NAMES = 1000
 OF_OPENAI = frozenset({"custom_id", "method", "url", "body"})
 
 
@@ -24,7 +28,7 @@ class InputRows:
 
     def __init__(self, source: Source | ArrowSource, spec: JobSpec) -> None:
         self.carried = CarriedRows()
-        # Of tables, whose columns are known before their rows.
+        # Of tables all columns that are carried, of lines those that came so far.
         self.carried_names: tuple[str, ...] = ()
         self._source, self._spec = source, spec
         self._columns = columns_of(spec)
@@ -40,9 +44,17 @@ class InputRows:
 
     def _lines(self, source: Source, columns: Columns) -> Iterator[Request | BadRow]:
         mapped = _Mapped(columns)
+        names: dict[str, None] = {}
         for row in read_rows(source, self._spec.format, mapped):
-            self.carried.add(mapped.taken())
+            carried = mapped.taken()
+            if len(names) < MOST_NAMES:
+                names |= dict.fromkeys(carried)
+                self.carried_names = tuple(names)
+            self.carried.add(carried)
             yield row
+        for name in columns.carry or ():
+            if name not in names and len(names) < MOST_NAMES:
+                raise UsageError(f'--carry: no line of {source.name} has "{short(name)}"; leave it out')
 
     def _csv(self, source: Source, columns: Columns) -> Iterator[Request | BadRow]:
         file = CsvFile(source)
@@ -58,10 +70,12 @@ class InputRows:
         carried = [name for name in names if columns.is_carried(name)]
         read = [name for name in names if columns.is_read(name)]
         for portion in source.portions(lambda name: columns.is_read(name) or columns.is_carried(name)):
+            where = source.location(portion.line)
+            check_spelled(portion.batch.select(carried), where)
             self.carried.add_batch(portion.batch.select(carried))
-            rows = python_rows(portion.batch.select(read), source.location(portion.line))
+            rows = python_rows(portion.batch.select(read), where)
             for line, row in enumerate(rows, start=portion.line):
-                yield _requested(columns, row, line)
+                yield _requested(columns, row, line, of_arrow=True)
 
     def _begin(self, columns: Columns, name: str, names: list[str]) -> None:
         columns.check(name, names)
@@ -105,9 +119,9 @@ def _of_csv(row: CsvRow, columns: Columns) -> Request | BadRow:
     return _requested(columns, values, row.line)
 
 
-def _requested(columns: Columns, row: Mapping[str, Any], line: int) -> Request | BadRow:
+def _requested(columns: Columns, row: Mapping[str, Any], line: int, of_arrow: bool = False) -> Request | BadRow:
     try:
-        return columns.request(row, line)
+        return columns.request(row, line, of_arrow)
     except RowError as error:
         return BadRow(_claimed_id(row, line), line, str(error))
     except Exception as error:  # one row is never the end of the others

@@ -28,7 +28,7 @@ from outrider.runner.job.carried import (
     json_columns,
     names_apart,
 )
-from outrider.runner.job.directory import check_apart, open_job
+from outrider.runner.job.directory import check_apart, open_job, there
 from outrider.runner.job.journal import DONE, FAILED, Journal
 from outrider.runner.job.records import Record, ended_rows
 from outrider.runner.job.results import atomically, sync_folder
@@ -132,6 +132,8 @@ def _write_csv(journal: Journal, stream: IO[bytes]) -> None:
     called = names_apart(names, OWN)
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
+    # Python before 3.13 does not quote a carriage return by itself, and whoever reads it takes it for a row's end.
+    quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow([*(column.name for column in FIRST), *called.values(), *(column.name for column in LAST)])
     carried = CarriedReader(journal)
     for row, record in _rows(journal):
@@ -141,7 +143,8 @@ def _write_csv(journal: Journal, stream: IO[bytes]) -> None:
             *(others.get(name) for name in names),
             *(column.of(record) for column in LAST),
         ]
-        writer.writerow(["" if value is None else spelled(value) for value in values])
+        fields = ["" if value is None else spelled(value) for value in values]
+        (quoting if any("\r" in str(field) for field in fields) else writer).writerow(fields)
     text.flush()
     text.detach()
 
@@ -174,7 +177,7 @@ def _groups(portions: Iterator[Any]) -> Iterator[Any]:
 def _write_dataset(journal: Journal, path: Path) -> None:
     """As Hugging Face's ``load_from_disk`` reads it."""
     pyarrow = pyarrow_for("a dataset's directory")
-    if path.exists() and not (path / STATE).is_file():
+    if there(path) and not there(path / STATE):
         raise UsageError(f"{path} is there and is no saved dataset; name another directory with --out")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     data = "data-00000-of-00001.arrow"
@@ -193,7 +196,7 @@ def _write_dataset(journal: Journal, path: Path) -> None:
         for name, content in ((STATE, state), ("dataset_info.json", {})):
             with atomically(temporary / name) as file:
                 file.write(json.dumps(content).encode())
-        if path.exists():
+        if there(path):
             shutil.rmtree(path)
         temporary.rename(path)
         sync_folder(path.parent)

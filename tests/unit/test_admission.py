@@ -171,26 +171,37 @@ def test_problems_come_in_the_order_of_the_lines(journal: Journal) -> None:
 
 
 def test_no_id_stands_in_results_and_errors(journal: Journal) -> None:
-    """A refused row goes by the id that it claimed where no other has it, and by its line's number otherwise."""
+    """A refused row goes by the id that it claimed where no other has it, by its line's number where that is no other's id,
+    and else by "line N".
+    """
     content = lines(
         {"id": "a", "prompt": ""},  # bad, and the first with its id
-        {"id": "a", "prompt": "x"},  # so this goes by "2"
+        {"id": "a", "prompt": "x"},  # so this goes by its line, which the last but one has for an id
         {"id": "b", "prompt": "x"},
         {"id": "b", "prompt": ""},  # "4"
-        {"id": "2", "prompt": "x"},  # which the second line goes by
+        {"id": "2", "prompt": "x"},
+        {"id": "line 2", "prompt": "x"},
     )
     admitted(journal, content, skip_bad=True)
     errors = [json.loads(record) for record in journal.records(FAILED)]
-    assert [error["custom_id"] for error in errors] == ["a", "2", "4", "5"]
+    assert [error["custom_id"] for error in errors] == ["a", "line 2 (2)", "4"]
     assert [error["error"]["message"].rsplit("in.jsonl:", 1)[1] for error in errors] == [
         '1: "prompt" is empty',
         '2: the id "a" stands in line 1 already; ids must differ',
         '4: "prompt" is empty',
-        '5: the id "2" stands in line 2 already; ids must differ',
     ]
-    assert len({error["id"] for error in errors}) == 4
-    assert [row.custom_id for row in stored(journal, 0, 1, 2, 3, 4)] == ["a", "2", "b", "4", "5"]
-    assert journal.pending(-1, 9) == [(2, 0)]
+    assert len({error["id"] for error in errors}) == 3
+    assert [row.custom_id for row in stored(journal, 0, 1, 2, 3, 4, 5)] == ["a", "line 2 (2)", "b", "4", "2", "line 2"]
+    assert journal.pending(-1, 9) == [(2, 0), (4, 0), (5, 0)]
+
+
+@pytest.mark.parametrize("bad", ["{", '{"prompt": "x"}', '{"id": "200", "prompt": "x"}'])
+def test_a_row_without_an_id_of_its_own_takes_none_from_others(journal: Journal, bad: str) -> None:
+    """Ids count from 1 in lines that count from 2, or from 0: a name for one row must not push all others to the next."""
+    rows = [json.dumps({"id": str(number), "prompt": "x"}) for number in range(300)]
+    rows[100] = bad
+    admitted(journal, "\n".join(rows) + "\n", skip_bad=True)
+    assert journal.counts() == Counts(rows=300, done=0, failed=1)
 
 
 def test_an_input_of_blank_lines_is_refused(journal: Journal) -> None:

@@ -154,6 +154,8 @@ def test_a_dataset_that_is_read_as_input_again(job: Path, tmp_path: Path) -> Non
         write_table(job, tmp_path / "other", DATASET)
     with pytest.raises(UsageError, match="cannot be written: No such file"):
         write_table(job, tmp_path / "none" / "ds", DATASET)
+    with pytest.raises(UsageError, match="cannot be written: File name too long"):
+        write_table(job, tmp_path / ("x" * 300), DATASET)
 
 
 def test_the_jobs_own_files_are_not_written_over(job: Path) -> None:
@@ -187,6 +189,49 @@ def test_types_of_json_are_found_out(tmp_path: Path) -> None:
         {"mixed": "1", "late": None, "big": str(1 << 70)},
         {"mixed": '"a"', "late": "[1]", "big": None},
     ]
+
+
+BEYOND_PYTHON = {
+    "a day": (pyarrow.array([5_000_000], pyarrow.int32()).view(pyarrow.date32()), "15659-07-15"),
+    "a time": (pyarrow.array([253402300800000], pyarrow.timestamp("ms")), "10000-01-01 00:00:00.000"),
+    "a time of nowhere": (pyarrow.array([1000], pyarrow.timestamp("ms", "Mars/Base")), "1970-01-01 00:00:01.000Z"),
+    "nanoseconds of nowhere": (pyarrow.array([1], pyarrow.timestamp("ns", "Mars/Base")), "1970-01-01 00:00:00.000000001Z"),
+    "a while": (pyarrow.array([1 << 62], pyarrow.duration("s")), 1 << 62),
+}
+
+
+@pytest.mark.parametrize("kind", BEYOND_PYTHON)
+def test_what_python_has_no_type_for_is_spelled(kind: str, tmp_path: Path) -> None:
+    values, spelled = BEYOND_PYTHON[kind]
+    parquet.write_table(pyarrow.table({"prompt": ["x"], "d": values}), tmp_path / "in.parquet")
+    journal = admitted(tmp_path / "job", tmp_path / "in.parquet")
+    answer(journal)
+    write_results(journal, tmp_path / "job")
+    journal.close()
+    assert json.loads((tmp_path / "job" / "results.jsonl").read_text())["carried"] == {"d": spelled}
+    row = json.loads(write_table(tmp_path / "job", tmp_path / "o.jsonl", JSONL).read_text())
+    assert row["d"] == spelled
+    assert str(spelled) in write_table(tmp_path / "job", tmp_path / "o.csv", CSV).read_text()
+    table = parquet.read_table(write_table(tmp_path / "job", tmp_path / "o.parquet", PARQUET))
+    assert table.schema.field("d").type == parquet.read_table(tmp_path / "in.parquet").schema.field("d").type
+
+
+def test_a_text_that_could_not_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    text = pyarrow.array([b"fine", b"caf\xe9"]).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"prompt": ["x", "y"], "note": text}), tmp_path / "in.parquet")
+    with pytest.raises(UsageError, match=r'in.parquet:1: the column "note" holds bytes that are not UTF-8 from there on'):
+        admitted(tmp_path / "job", tmp_path / "in.parquet")
+
+
+def test_a_carriage_return_ends_no_row_of_csv(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "x", "note": "first\rsecond"}) + '\n{"prompt": "y"}\n')
+    journal = admitted(tmp_path / "job", tmp_path / "in.jsonl", carry="all")
+    answer(journal)
+    journal.close()
+    text = write_table(tmp_path / "job", tmp_path / "o.csv", CSV).read_bytes().decode()
+    header, first, second = csv.reader(io.StringIO(text, newline=""))
+    assert first[header.index("note")] == "first\rsecond" and second[header.index("note")] == ""
+    assert text.splitlines()[-1].count('"') == 0, "what needs no quotes has none"
 
 
 def test_a_job_without_columns_has_the_tables_it_had(tmp_path: Path) -> None:

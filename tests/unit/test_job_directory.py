@@ -183,6 +183,7 @@ def test_default_directory() -> None:
     assert default_directory(Path("/data/my.prompts.jsonl")) == Path("my.prompts-job")
     assert default_directory(Path("/data/my.prompts.jsonl.gz")) == Path("my.prompts-job")
     assert default_directory(Path("a.zst")) == Path("a-job")
+    assert default_directory(Path("/dev/shm/prompts.jsonl")) == Path("prompts-job")
     for nameless in ("-", "/dev/stdin", "/dev/fd/63", "/proc/self/fd/0"):
         assert default_directory(Path(nameless)) == Path("stdin-job")
 

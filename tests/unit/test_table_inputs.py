@@ -82,6 +82,63 @@ def test_columns_with_names_of_keys_are_keys_and_others_are_carried(tmp_path: Pa
     assert first.model is None, "whose column that is nobody knows"
 
 
+@pytest.mark.parametrize(("cell", "stop"), [("\n", ("\n",)), ("\nQ:", ("\nQ:",)), (" END", (" END",)), ("", ())])
+def test_a_bare_stop_is_the_text_of_its_cell(tmp_path: Path, cell: str, stop: tuple[str, ...]) -> None:
+    (row,) = read(written(tmp_path / "in.csv", f'prompt,stop\nx,"{cell}"\n'))
+    assert isinstance(row, Request) and (row.parameters.stop or ()) == stop
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"a": {"default": None, "const": None}, "b": {"default": 1.0}}},
+    },
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"carry": "all"}, {"chat": True}])
+def test_objects_of_json_are_taken_as_they_are_written(tmp_path: Path, options: dict[str, Any]) -> None:
+    line = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}
+    (row,) = read(written(tmp_path / "in.jsonl", json.dumps(line)), **options)
+    assert isinstance(row, Request) and json.dumps(row.tools[0]) == json.dumps(TOOL)
+    text = io.StringIO()
+    csv.writer(text).writerows([["messages", "tools"], [json.dumps(line["messages"]), json.dumps(line["tools"])]])
+    (row,) = read(written(tmp_path / "in.csv", text.getvalue()), **options)
+    assert isinstance(row, Request) and json.dumps(row.tools[0]) == json.dumps(TOOL)
+
+
+def test_whole_numbers_of_decimals_lose_no_digit(tmp_path: Path) -> None:
+    ids = [Decimal(1801234567890123457), Decimal(1801234567890123458)]
+    columns = {
+        "id": pyarrow.array(ids, pyarrow.decimal128(38, 0)),
+        "prompt": ["x", "y"],
+        "seed": pyarrow.array([Decimal(9007199254740993), None], pyarrow.decimal128(20, 2)),
+        "temperature": pyarrow.array([Decimal("0.5"), Decimal("1.0")]),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
+    rows = read(tmp_path / "in.parquet")
+    assert [row.custom_id for row in rows] == [str(each) for each in ids]
+    assert [row.parameters.seed for row in rows if isinstance(row, Request)] == [9007199254740993, None]
+    assert [row.parameters.temperature for row in rows if isinstance(row, Request)] == [0.5, 1.0]
+
+
+def test_a_column_that_no_line_has_is_not_carried_in_silence(tmp_path: Path) -> None:
+    file = written(tmp_path / "in.jsonl", '{"prompt": "x", "label": 1}\n{"prompt": "y"}\n')
+    assert len(read(file, carry="label")) == 2
+    with pytest.raises(UsageError, match=r'--carry: no line of .*in\.jsonl has "lable"; leave it out'):
+        read(file, carry="label,lable")
+
+
+def test_columns_of_lines_are_known_by_their_names(tmp_path: Path) -> None:
+    """A parameter that is misspelled shows."""
+    path = written(tmp_path / "in.jsonl", '{"prompt": "x", "max_token": 5}\n{"prompt": "y", "label": 5}\n')
+    spec = JobSpec(input=path, carry="all")
+    reader = InputRows(open_input(path, path.parent, print, spec.format, spec.split), spec)
+    list(reader)
+    assert reader.carried_names == ("max_token", "label")
+
+
 def test_a_mark_other_line_ends_and_other_delimiters(tmp_path: Path) -> None:
     assert prompts(written(tmp_path / "a.csv", b"\xef\xbb\xbfprompt,n\r\nx,\r\ny,\r\n")) == ["x", "y"]
     assert prompts(written(tmp_path / "b.csv", "prompt;label\nx,1;2\n")) == ["x,1"]
