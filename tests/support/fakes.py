@@ -90,6 +90,8 @@ class FakeEngine:
         self.sampling: dict[int, Sampling] = {}
         self.prompt_lengths: dict[int, int] = {}
         self.passes: list[list[Feed]] = []
+        # Of every choice, over the second best.
+        self.margin = 1.0
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         assert row not in self.rows, f"row {row} is open already"
@@ -126,7 +128,7 @@ class FakeEngine:
             chosen.append(token)
             if feed.logprobs is not None:
                 logprobs.append(likely(history, token, feed.logprobs))
-        return Chosen(chosen, [1.0] * len(chosen), logprobs)
+        return Chosen(chosen, [self.margin] * len(chosen), logprobs)
 
     def scores(self, feeds: Sequence[Feed]) -> NDArray[np.float32]:
         raise AssertionError("only echo asks for scores, and it is tried with real engines")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import inf, isfinite, prod
 
 import pytest
 from fakes import END, VOCABULARY, FakeEngine, hashed
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.workers.draft import drafter as propose
 from outrider.workers.draft.drafter import Drafter
-from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
+from outrider.workers.engines.engine import MOST_MARGIN, Chosen, DecodeFeed, DecodeResult, Feed, StopRule
 from outrider.workers.messages import Advance, DraftReply, DraftRequest, Sampling
 
 GREEDY = Sampling()
@@ -66,6 +66,17 @@ def test_it_says_how_likely_its_candidates_are_to_be_reached(drafter: Drafter, e
     assert reply.reaches[1] == pytest.approx([prod(chances[: count + 1]) for count in range(4)])
     again = ask(drafter, Advance(1, 3, reply.tokens[1][:1], 2, None, 3))
     assert again.reaches[1][0] < 1.0, "what the target has decided since is no chance any more"
+
+
+def test_the_only_token_that_is_left_is_no_certain_one(drafter: Drafter, engine: FakeEngine) -> None:
+    """Of top-k 1: the target may have another one left."""
+    engine.margin = inf
+    reply = ask(drafter, opening(1, (1, 2, 3), 4))
+    assert all(isfinite(margin) for margin in drafter._rows[1].margins)
+    assert reply.reaches[1][3] < reply.reaches[1][0] < 1.0
+    before = drafter.confidence.chance(MOST_MARGIN)
+    ask(drafter, Advance(1, 3, (reply.tokens[1][0] ^ 1,), 4, None, 3))
+    assert drafter.confidence.chance(MOST_MARGIN) < before, "it is learned from"
 
 
 def test_after_full_acceptance_only_two_tokens_are_fed(drafter: Drafter, engine: FakeEngine) -> None:

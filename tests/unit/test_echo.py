@@ -122,6 +122,40 @@ def test_a_row_from_end_to_end(as_text: bool) -> None:
     assert alone["usage"]["completion_tokens"] == 0
 
 
+def test_special_tokens_that_are_written_out_take_their_place() -> None:
+    tokenizer = Tokenizer(find("pocket"))
+    text = "def a():<|endoftext|>x = 1"
+    prompt = tuple(tokenizer.encode(text))
+    echo = written(Row(1, prompt, 0, logprobs=0, echo=text), tokenizer).echo
+    assert echo is not None and echo.logprobs is not None
+    pieces = [tokenizer.token_bytes.bytes_of(token).decode() for token in prompt]
+    assert "<|endoftext|>" in pieces and "".join(pieces) == text
+    assert list(echo.logprobs.offsets) == [len("".join(pieces[:count])) for count in range(len(pieces))]
+    begun = written(Row(1, (0, *prompt), 0, logprobs=0, echo=text), tokenizer).echo
+    assert begun is not None and begun.logprobs is not None
+    assert begun.logprobs.offsets == (0, *echo.logprobs.offsets), "the tokenizer's own token is no text"
+
+
+def test_many_samples_of_a_prompt_do_not_take_what_is_kept_of_others() -> None:
+    """Rows of high numbers, whose prompts are kept: what scores theirs is a row of the engine as well."""
+    engine, tokenizer = open_native(find("pocket"), "w4a8"), Tokenizer(find("pocket"))
+
+    def new_writer(row: Row) -> TextWriter:
+        return TextWriter(tokenizer.decode, row.stop, (0,), token_bytes=tokenizer.token_bytes)
+
+    def ended(first: int) -> list[Any]:
+        verifier = Verifier(engine, new_writer, NoProposer(), 4, 0, CURVE, (0,), prefix_tokens=4096)
+        texts = [f"# file {each}\ndef function(argument, other):\n    return argument * {each} + other\n" for each in (1, 2)]
+        prompts = [tuple(tokenizer.encode(text)) for text in texts]
+        verifier.add([Row(first + index, prompts[index // 32], 2, logprobs=1, echo="") for index in range(64)])
+        found: list[Any] = []
+        while not verifier.idle:
+            found += verifier.round()
+        return [replace(each, key=each.key - first, seconds=0.0, prefill_seconds=0.0) for each in sorted(found, key=lambda each: each.key)]
+
+    assert ended(980) == ended(0)
+
+
 def test_without_logprobs_the_text_alone_comes_back() -> None:
     engine = FakeEngine()
     verifier = Verifier(

@@ -95,3 +95,28 @@ def test_characters_that_take_several_tokens(word: str) -> None:
     writer = TextWriter(bytewise, (word,), ())
     assert feed(writer, text.encode()) == len(f"héllo {word}".encode())
     assert writer.text() == "héllo "
+
+
+@pytest.mark.parametrize("least", range(6))
+def test_min_tokens_may_end_amid_a_character(least: int) -> None:
+    """Each byte of it alone is spelled as a character, as byte fallback does it."""
+
+    def bytewise(tokens: Sequence[int]) -> str:
+        found, rest = "", bytes(tokens)
+        while rest:
+            size = next((size for size in (1, 2, 3, 4) if _is_character(rest[:size])), 0)
+            found, rest = found + (rest[:size].decode() if size else "\ufffd"), rest[size or 1 :]
+        return found
+
+    writer = TextWriter(bytewise, ("\n",), (), least)
+    row = "🚀\nab\na".encode()
+    stops = 5 if least < 5 else 8
+    assert feed(writer, row) == stops
+    assert writer.text() == ("🚀" if least < 5 else "🚀\nab")
+
+
+def _is_character(some: bytes) -> bool:
+    try:
+        return len(some.decode()) == 1
+    except UnicodeDecodeError:
+        return False

@@ -16,7 +16,16 @@ import numpy as np
 
 from outrider.workers.constraints.matching import EVERYTHING
 from outrider.workers.engines.costs import CostCurve, Recent
-from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Engine, Feed, FeedMasks, PassMasks
+from outrider.workers.engines.engine import (
+    MOST_MARGIN,
+    Chosen,
+    DecodeFeed,
+    DecodeResult,
+    Engine,
+    Feed,
+    FeedMasks,
+    PassMasks,
+)
 from outrider.workers.speculation import MOST_CANDIDATES
 
 # The share of a new observation in the mean of how many tokens a row brings.
@@ -114,7 +123,7 @@ def _usable(feed: DecodeFeed, answer: Chosen, mask_token: int) -> Chosen:
         if behind is None:
             break
         found.tokens.extend([token, *behind])
-        found.margins.extend([answer.margins[at], *[inf] * len(behind)])
+        found.margins.extend([min(answer.margins[at], MOST_MARGIN), *[inf] * len(behind)])
         if answer.runners_up:
             found.runners_up.extend([answer.runners_up[at], *[-1] * len(behind)])
         if found.tokens[-1] in feed.ends:

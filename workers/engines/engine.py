@@ -116,6 +116,10 @@ class DecodeFeed:
     guide: Guide | None = None
 
 
+# Of what a model chose itself, though top-k, top-p or min-p had left nothing else. Of what is forced it is infinite.
+MOST_MARGIN = 1e9
+
+
 @dataclass(frozen=True, slots=True)
 class StopRule:
     """When decoding stops. ``usual`` are the chances that a choice holds, by its margin: below and between ``bounds``.
@@ -160,6 +164,10 @@ class Mixture:
 
 
 class Ranker(Protocol):
+    @property
+    def most_tokens(self) -> int:
+        """Of feeds that have more tokens together, what was chosen first is not known any more."""
+
     def rank(self, choice: int, count: int, mask: NDArray[np.uint32] | None = None) -> Sequence[int]:
         """The best tokens for one of the choices of the latest pass, best first, among those that the mask allows.
 

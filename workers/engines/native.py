@@ -20,7 +20,7 @@ from outrider.kernels.native import (
 )
 from outrider.kernels.packer import packed_bytes
 from outrider.kernels.program import RECURRENT, Kind, Program
-from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, Mixture, Router, StopRule
+from outrider.workers.engines.engine import MOST_MARGIN, Chosen, DecodeFeed, DecodeResult, Feed, Mixture, Router, StopRule
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.errors import WorkerError
 from outrider.workers.messages import Sampling
@@ -68,7 +68,7 @@ class NativeEngine:
         # Of a mixture of experts it depends on the tokens which weights are read.
         self.context_share = 0.0 if routers else _context_share(model.program)
         # What takes other frequencies for long rows may need several passes for a feed.
-        self.ranker = None if any(op.longest for op in model.program.ops) else model
+        self.ranker = None if any(op.longest for op in model.program.ops) else _Ranker(model)
         # Frequencies of long rows, and states of all that came before, begin with the first token.
         reads_all = any(op.longest or op.kind in RECURRENT for op in model.program.ops)
         self.skipper: NativeEngine | None = None if reads_all else self
@@ -179,7 +179,10 @@ class NativeEngine:
             choices, steps = self.model.decode(feeds, stopping, self.guess_room)
         except KernelError as error:
             raise WorkerError(f"the native engine could not go on with {len(decode_feeds)} rows: {error}") from error
-        chosen = [Chosen(tokens, margins, runners_up=runners_up) for tokens, margins, runners_up in choices]
+        chosen = [
+            Chosen(tokens, [min(margin, MOST_MARGIN) for margin in margins], runners_up=runners_up)
+            for tokens, margins, runners_up in choices
+        ]
         return DecodeResult(chosen, steps)
 
     def _feeding(self, feed: Feed) -> NativeFeed:
@@ -211,6 +214,21 @@ class NativeEngine:
             logit_bias=tuple((token, bias) for token, bias in sampling.logit_bias if token < self.vocabulary),
             end_tokens=tuple(token for token in ends if token < self.vocabulary),
         )
+
+
+class _Ranker:
+    def __init__(self, model: NativeModel) -> None:
+        self._model = model
+
+    @property
+    def most_tokens(self) -> int:
+        return PASS_TOKENS
+
+    def rank(self, choice: int, count: int, mask: NDArray[np.uint32] | None = None) -> Sequence[int]:
+        try:
+            return self._model.rank(choice, count, mask)
+        except KernelError as error:
+            raise WorkerError(f"the native engine could not rank the tokens of choice {choice}: {error}") from error
 
 
 def _passes(feeds: Sequence[Feed]) -> Iterator[list[Feed]]:

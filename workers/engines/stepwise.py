@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 
 from outrider.workers.engines.engine import (
+    MOST_MARGIN,
     Chosen,
     DecodeFeed,
     DecodeResult,
@@ -34,7 +35,7 @@ def decode_in_steps(engine: Engine, decode_feeds: Sequence[DecodeFeed], stop_rul
         still_going: list[tuple[DecodeFeed, Sequence[int]]] = []
         worth = 0.0
         for (feed, _), answer in zip(going, answers, strict=True):
-            choice, margin, chosen = answer.tokens[0], answer.margins[0], choices[feed.row]
+            choice, margin, chosen = answer.tokens[0], min(answer.margins[0], MOST_MARGIN), choices[feed.row]
             if choice < 0:  # its guide knows nothing that may come
                 continue
             behind = [] if feed.guide is None else feed.guide.follow(choice)

@@ -107,6 +107,8 @@ class MaskMaker:
         # How many are in the making, and what one has usually taken.
         self._count = 0
         self._usual = 0.0
+        # Whether the best tokens of all choices of the pass will be known behind it.
+        self._ranks = self._ranker is not None
         # What refused choices take, of each choice at an open place.
         self._refused = 0.0
         self._kinds: dict[Kind, float] = {}
@@ -117,6 +119,8 @@ class MaskMaker:
         if not wanted:
             return list(feeds)
         masks = PassMasks(self._room(sum(feed.choose for _, feed in wanted)))
+        fed = sum(len(feed.tokens) + len(feed.branches) for feed in feeds)
+        self._ranks = self._ranker is not None and fed <= self._ranker.most_tokens
         first, begun, jobs, count = 0, {}, list[_Job](), 0
         for live, feed in wanted:
             count += 0 if self._is_open(live, live.kind) else feed.choose
@@ -198,7 +202,7 @@ class MaskMaker:
             cost = live.mask_seconds = self._kinds.get(kind, 0.0)
         elif cost < LEAST_OPEN_SECONDS:
             cost = live.mask_seconds = self._kinds.get(self._kind_amid(live), cost)
-        if self._ranker is None or live.row.logprobs is not None or not may_be_open(live.row.sampling):
+        if not self._ranks or live.row.logprobs is not None or not may_be_open(live.row.sampling):
             return False
         return LEAST_OPEN_SECONDS <= cost <= MOST_OPEN_SECONDS and cost * SHARE_OF_PASS > self._refused
 

@@ -25,25 +25,35 @@ def describe(
     text: str,
     token_bytes: TokenBytes,
     left_out: Collection[int],
+    given: bool = False,
 ) -> Logprobs:
-    """``entries`` are an engine's, one a token; ``left_out`` are tokens that the text does not show."""
+    """``entries`` are an engine's, one a token; ``left_out`` are tokens that the text does not show.
+
+    Of a text that was ``given`` it is where they are not written out there.
+    """
     named = {token for entry in entries for token, _ in entry}
-    spoken = [b"" if token in left_out or token_bytes.silent(token) else token_bytes.bytes_of(token) for token in tokens]
+    pieces = [(token_bytes.bytes_of(token), token in left_out or token_bytes.silent(token)) for token in tokens]
     return Logprobs(
         chosen=tuple(entry[0][1] for entry in entries),
         likeliest=tuple(tuple(entry[1:]) for entry in entries),
         token_bytes={token: token_bytes.bytes_of(token) for token in sorted(named)},
-        offsets=_offsets(spoken, text),
+        offsets=_offsets(pieces, text, given),
     )
 
 
-def _offsets(spoken: Sequence[bytes], text: str) -> tuple[int, ...]:
-    """How many characters of the text come before each token; one that ends a character begun before stands at that one."""
+def _offsets(pieces: Sequence[tuple[bytes, bool]], text: str, given: bool) -> tuple[int, ...]:
+    """How many characters of the text come before each token; one that ends a character begun before stands at that one.
+
+    Of each its bytes, and whether the text leaves it out.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     offsets, length = [], 0
     # Some tokenizers drop the space before a text's first word.
-    dropped = int(b"".join(spoken).startswith(b" ") and not text.startswith(" "))
-    for piece in spoken:
-        offsets.append(min(max(0, length - dropped), len(text)))
-        length += len(decoder.decode(piece))
+    spoken = b"".join(piece for piece, left_out in pieces if not left_out)
+    dropped = int(spoken.startswith(b" ") and not text.startswith(" "))
+    for piece, left_out in pieces:
+        offset = min(max(0, length - dropped), len(text))
+        offsets.append(offset)
+        if not left_out or (given and text.startswith(piece.decode(errors="replace"), offset)):
+            length += len(decoder.decode(piece))
     return tuple(offsets)

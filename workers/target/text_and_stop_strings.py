@@ -68,13 +68,17 @@ class TextWriter:
         if row.logprobs is None or self._token_bytes is None:
             return Echo(text, row.prompt)
         first = [(row.prompt[0], 0.0)]
-        return Echo(text, row.prompt, describe(row.prompt, [first, *entries], text, self._token_bytes, self._end_tokens))
+        told = describe(row.prompt, [first, *entries], text, self._token_bytes, self._end_tokens, given=bool(row.echo))
+        return Echo(text, row.prompt, told)
 
     def _find_stop(self, text: str, first: int) -> int | None:
         """Where the first stop string begins that is not complete within the exempt tokens.
 
         The text is that of the shown tokens from ``first`` on.
         """
-        exempt = len(self._decode(self._shown[first : self._exempt])) if first < self._exempt else 0
+        exempt = 0
+        if first < self._exempt:
+            # A character of which they hold a part only is spelled as several replacement characters without the rest.
+            exempt = len(self._decode(self._shown[first : self._exempt]).rstrip("\ufffd"))
         found = [text.find(word, max(0, exempt - len(word) + 1)) for word in self._stop]
         return min((index for index in found if index >= 0), default=None)

@@ -29,6 +29,8 @@ from outrider.workers.target.text_and_stop_strings import TextWriter
 PREFILL_TOKENS = 512
 # Two scores closer than this may change places when float kernels sum in another order.
 NEAR_TIE = 1e-4
+# The engine's name for a prompt whose own tokens are scored: rows have none below 0, what measures passes has -1.
+SCORED_ROW = -2
 
 
 @dataclass(slots=True)
@@ -361,8 +363,7 @@ class Verifier:
             live.matching = matching
             live.acceptance = self.policy.belief_of_a_new_row()
             if row.echo is not None and row.logprobs is not None:
-                # No row has a number below 0.
-                live.prompt_scores = prompt_scores(self.engine, -1 - row.key, row.prompt, row.logprobs)
+                live.prompt_scores = prompt_scores(self.engine, SCORED_ROW, row.prompt, row.logprobs)
             reason = live.resume(self._end_tokens, self.engine.context)
             if reason is None:
                 reason, forced = live.append_forced(self._end_tokens, self.engine.context)
