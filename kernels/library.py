@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 21
+ABI_VERSION = 22
 # Raised whenever packed weights look different; a number of its own, since packing a large model takes a minute.
 PACKING_VERSION = 10
 LIBRARY_NAME = "liboutrider_kernels.so"
@@ -222,6 +222,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_message": (c_char_p, ()),
     "outrider_isa": (c_char_p, ()),
     "outrider_isa_available": (c_char_p, ()),
+    "outrider_sources": (c_char_p, ()),
     "outrider_memory_allocate": (c_void_p, (c_int64,)),
     "outrider_memory_free": (None, (c_void_p, c_int64)),
     "outrider_stream_read": (c_uint64, (c_void_p, c_int64, c_int32)),
@@ -324,6 +325,12 @@ def available_instruction_sets() -> tuple[str, ...]:
     """All that this machine can run, best first."""
     names: bytes = load().outrider_isa_available()
     return tuple(names.decode().split())
+
+
+def sources() -> str:
+    """A digest of the sources that the library was built from."""
+    digest: bytes = load().outrider_sources()
+    return digest.decode()
 
 
 def message() -> str:

@@ -46,7 +46,8 @@ def _sampling(values: SamplingValues) -> SamplingStructure:
         tokens,
         biases,
         count,
-        values.top_k,
+        # More than the kernels' number holds is more than any vocabulary.
+        min(values.top_k, 0x7FFFFFFF),
         values.sample & 0xFFFFFFFF,
         values.min_tokens,
         (c_int32 * len(ends))(*ends),
@@ -173,7 +174,7 @@ class NativeModel:
         check(load().outrider_engine_threads(self._engine, len(cores), core_array))
 
     def reserve(self, tokens: int, selected: int, cache_tokens: int) -> None:
-        """Take memory now for passes of so many tokens and choices, and for so many tokens of cache (256 MB at most)."""
+        """Take memory now for passes of so many tokens and choices, and for so many tokens of cache (2 GB at most)."""
         check(load().outrider_engine_reserve(self._engine, tokens, selected, cache_tokens))
 
     def open(self, sampling: SamplingValues | None = None, prompt: int = 0) -> int:

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 21
+#define OUTRIDER_ABI 22
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -220,8 +220,8 @@ typedef struct outrider_program {
 } outrider_program;
 
 typedef struct outrider_options {
-  const int32_t *cores; /* [threads] the core of each thread, or NULL: not pinned. The calling thread is thread 0 and is
-                         * never pinned by the pool. */
+  const int32_t *cores; /* [threads] the core of each thread, or NULL: not pinned. The calling thread is thread 0,
+                         * and is pinned as well when it first calls; with NULL later on it stays where it is. */
   int32_t threads;      /* at least 1 */
   int32_t spin_microseconds; /* how long a waiting thread spins before it sleeps; -1: the default (50) */
   int64_t cache_bytes;       /* the most memory the cache may take, recurrent states apart; 0: no limit but the machine's */
@@ -336,6 +336,8 @@ OUTRIDER_API const char *outrider_message(void);
 OUTRIDER_API const char *outrider_isa(void);
 /* The names of all that this machine can run, best first, separated by one space. */
 OUTRIDER_API const char *outrider_isa_available(void);
+/* A digest of the sources that this library was built from. */
+OUTRIDER_API const char *outrider_sources(void);
 
 /* Zeroed memory for packed weights or anything large: 2 MB aligned, huge pages asked for. NULL where there is none. */
 OUTRIDER_API void *outrider_memory_allocate(int64_t bytes);
@@ -368,7 +370,7 @@ OUTRIDER_API void outrider_engine_destroy(outrider_engine *engine);
 /* Go on with another number of threads, on other cores (NULL: unpinned). Not while a pass is under way; no bit changes. */
 OUTRIDER_API int32_t outrider_engine_threads(outrider_engine *engine, int32_t threads, const int32_t *cores);
 /* Takes memory now that passes of `tokens` tokens with `selected` choices would take in the middle of the work, and a cache for
- * `cache_tokens` tokens (of 256 MB at most). */
+ * `cache_tokens` tokens (of 2 GB at most). */
 OUTRIDER_API int32_t outrider_engine_reserve(outrider_engine *engine, int32_t tokens, int32_t selected,
                                              int64_t cache_tokens);
 

@@ -210,6 +210,8 @@ const char *outrider_isa(void) {
 
 const char *outrider_isa_available(void) { return outrider::available_kernels(); }
 
+const char *outrider_sources(void) { return OUTRIDER_SOURCES; }
+
 void *outrider_memory_allocate(int64_t bytes) { return outrider::allocate_pages(bytes); }
 
 void outrider_memory_free(void *memory, int64_t bytes) { outrider::free_pages(memory, bytes); }

@@ -124,6 +124,8 @@ struct Engine {
   // A pass in which every row's keys are those of one set of frequencies, and the passes that a batch takes to be that.
   int32_t run_pass(const outrider_batch &batch);
   int32_t run_by_length(const outrider_batch &batch);
+  // Brings a row's text up to there into its cache, a part after the other.
+  int32_t read(int32_t id, const std::vector<int32_t> &text, int32_t until);
   // A batch with rows whose recurrent state is behind fewer tokens than they have.
   int32_t run_with_lacking(const outrider_batch &batch);
   bool lacks(const outrider_batch &batch) const;

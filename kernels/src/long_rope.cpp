@@ -36,6 +36,9 @@ struct Place {
 
 int32_t at(const int32_t *values, int index, int32_t otherwise) { return values ? values[index] : otherwise; }
 
+// Of a row that is computed anew: several such rows would else take memory for all of their tokens at once.
+constexpr int32_t kReadTogether = 512;
+
 }  // namespace
 
 int32_t Engine::forward(const outrider_batch &batch) {
@@ -50,6 +53,22 @@ int32_t Engine::run(const outrider_batch &batch) {
   const int32_t status = run_by_length(batch);
   choosings.clear();  // they are those of its last pass
   return status;
+}
+
+int32_t Engine::read(int32_t id, const std::vector<int32_t> &text, int32_t until) {
+  const int32_t choose = 0;
+  for (int32_t start; (start = static_cast<int32_t>(rows[static_cast<size_t>(id)].history.size())) < until;) {
+    const int32_t count = std::min(kReadTogether, until - start);
+    outrider_batch pass{};
+    pass.feeds = 1;
+    pass.rows = &id;
+    pass.counts = &count;
+    pass.tokens = text.data() + start;
+    pass.choose = &choose;
+    const int32_t status = run_pass(pass);
+    if (status != OUTRIDER_OK) return status;
+  }
+  return OUTRIDER_OK;
 }
 
 int32_t Engine::run_by_length(const outrider_batch &batch) {
@@ -117,6 +136,21 @@ int32_t Engine::run_by_length(const outrider_batch &batch) {
     // The rest of the row has no keys. Where it is not truncated, it is computed anew when it is fed again.
     rows[static_cast<size_t>(batch.rows[part.feed])].history = texts[index];
   };
+  // Nothing has been fed: rows whose keys are gone are as long as before, and are computed when they are fed again.
+  const auto take_back = [&] {
+    for (size_t i = 0; i < feeds; ++i) {
+      const int32_t id = batch.rows[i];
+      RowState &row = rows[static_cast<size_t>(id)];
+      const std::vector<int32_t> held(texts[i].begin(), texts[i].begin() + before[i]);
+      if (static_cast<int32_t>(row.history.size()) >= before[i] && !row.blocks.empty()) {
+        truncate(id, before[i]);
+      } else {
+        truncate(id, 0);
+        row.history = held;
+        row.rope = RowRope::kNone;
+      }
+    }
+  };
   for (std::vector<Part> &parts : rounds) {
     if (&parts == &rounds[1]) {
       for (const Part &part : parts)
@@ -124,17 +158,22 @@ int32_t Engine::run_by_length(const outrider_batch &batch) {
       parts.erase(std::remove_if(parts.begin(), parts.end(), is_idle), parts.end());
     }
     if (parts.empty()) continue;
+    for (const Part &part : parts) {
+      const size_t index = static_cast<size_t>(part.feed);
+      RowState &row = rows[static_cast<size_t>(batch.rows[part.feed])];
+      if (row.rope == part.rope) continue;
+      status = truncate(batch.rows[part.feed], 0);
+      if (status != OUTRIDER_OK) return status;
+      row.rope = part.rope;
+      status = read(batch.rows[part.feed], texts[index], before[index]);
+      if (status != OUTRIDER_OK) return take_back(), status;
+    }
     std::vector<int32_t> row_ids, counts, tokens, choose, logits, branches, branch_after, branch_tokens, logprobs, mask_of;
     size_t choices = 0, logit_count = 0, logprob_count = 0;
     for (const Part &part : parts) {
       const size_t index = static_cast<size_t>(part.feed);
       const int32_t id = batch.rows[part.feed];
-      RowState &row = rows[static_cast<size_t>(id)];
-      if (row.rope != part.rope) {
-        status = truncate(id, 0);
-        if (status != OUTRIDER_OK) return status;
-        row.rope = part.rope;
-      }
+      const RowState &row = rows[static_cast<size_t>(id)];
       const int32_t start = static_cast<int32_t>(row.history.size());
       const std::vector<int32_t> &text = texts[index];
       row_ids.push_back(id);
@@ -189,20 +228,7 @@ int32_t Engine::run_by_length(const outrider_batch &batch) {
     if (ran == OUTRIDER_NOT_FINITE) {
       status = ran;
     } else if (ran != OUTRIDER_OK) {
-      // Nothing has been fed: rows whose keys are gone are as long as before, and are computed when they are fed again.
-      for (size_t i = 0; i < feeds; ++i) {
-        const int32_t id = batch.rows[i];
-        RowState &row = rows[static_cast<size_t>(id)];
-        const std::vector<int32_t> held(texts[i].begin(), texts[i].begin() + before[i]);
-        if (static_cast<int32_t>(row.history.size()) >= before[i] && !row.blocks.empty()) {
-          truncate(id, before[i]);
-        } else {
-          truncate(id, 0);
-          row.history = held;
-          row.rope = RowRope::kNone;
-        }
-      }
-      return ran;
+      return take_back(), ran;
     }
     size_t choice = 0, logit = 0, logprob = 0;
     for (size_t p = 0; p < parts.size(); ++p) {

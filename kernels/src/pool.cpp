@@ -8,6 +8,9 @@
 
 #include <chrono>
 #include <climits>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 
 namespace outrider {
 namespace {
@@ -38,7 +41,19 @@ Pool::Pool(int threads, const int32_t *cores, int spin_microseconds)
       spin_(spin_microseconds < 0 ? 50 : spin_microseconds),
       cores_(cores ? std::vector<int32_t>(cores, cores + threads) : std::vector<int32_t>()),
       number_(++pools_so_far) {
-  for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  workers_.reserve(static_cast<size_t>(threads));
+  try {
+    for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  } catch (const std::system_error &error) {
+    // Those that have begun wait for all: they are sent home in the place of those that are missing.
+    const int begun = static_cast<int>(workers_.size()) + 1;
+    stopping_ = true;
+    for (int thread = begun; thread <= threads; ++thread) arrive();
+    for (std::thread &worker : workers_) worker.join();
+    throw std::runtime_error("only " + std::to_string(begun) + " of " + std::to_string(threads) +
+                             " threads could be started (" + error.what() +
+                             "): raise the limit of processes or of memory (ulimit -u, ulimit -v, pids.max), or use fewer cores");
+  }
 }
 
 Pool::~Pool() {
@@ -77,15 +92,18 @@ void Pool::work(int thread) {
   }
 }
 
+bool Pool::arrive() {
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 != threads_) return false;
+  arrived_.store(0, std::memory_order_relaxed);
+  phase_.fetch_add(1);
+  if (sleepers_.load() > 0) futex(&phase_, FUTEX_WAKE, INT_MAX);
+  return true;
+}
+
 void Pool::meet(int64_t spin) {
   if (threads_ == 1) return;
   const uint32_t phase = phase_.load(std::memory_order_acquire);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-    arrived_.store(0, std::memory_order_relaxed);
-    phase_.fetch_add(1);
-    if (sleepers_.load() > 0) futex(&phase_, FUTEX_WAKE, INT_MAX);
-    return;
-  }
+  if (arrive()) return;
   int64_t deadline = 0;
   for (int tries = 1; phase_.load(std::memory_order_acquire) == phase; ++tries) {
     relax();

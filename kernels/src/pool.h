@@ -30,6 +30,8 @@ class Pool {
  private:
   void work(int thread);
   void meet(int64_t spin);
+  // True for the last of all threads, by which the others go on.
+  bool arrive();
   void keep_to_core(int thread) const;
 
   const int threads_;

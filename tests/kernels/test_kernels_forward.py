@@ -2,12 +2,16 @@
 
 import mmap
 import os
+import re
 import resource
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kernel_models
 import numpy as np
 import pytest
 from kernel_models import (
@@ -546,3 +550,45 @@ def test_a_run_without_room_is_refused(models):
         with pytest.raises(KernelError, match="0 tokens to go on from"):
             engine.decode([NativeDecodeFeed(row, [], 1)], NativeStopRule(), 8)
         assert engine.length(row) == 0
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("precision", FORMATS)
+@pytest.mark.parametrize("kind", [Kind.EMBED, Kind.NORM])
+def test_numbers_that_are_not_finite_are_refused_in_every_format(
+    kind: Kind, precision: Format, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One absurd weight, as damaged checkpoints have them: no int8 stands for what comes of it."""
+    monkeypatch.setenv("OUTRIDER_ISA", isa)
+    program = build(SHAPES["capped"] if kind is Kind.EMBED else QWEN, precision)
+    matrices = random_matrices(program)
+    weight = next(op for op in program.ops if op.kind is kind).weight
+    matrices[weight][7 if kind is Kind.EMBED else 0] = 3e38
+    with (
+        Packed(program, packing.pack_program(program, matrices)).model() as engine,
+        pytest.raises(KernelError, match="not a finite number"),
+    ):
+        engine.forward([NativeFeed(engine.open(), [1, 2, 7])])
+
+
+TOO_MANY_THREADS = """
+import re, resource
+from pathlib import Path
+from kernel_models import GROUPED, packed
+from outrider.kernels.library import KernelError
+from outrider.kernels.program import Format
+model = packed(GROUPED, Format.W4A8)
+model.model(threads=2).close()
+held = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+resource.setrlimit(resource.RLIMIT_AS, (held + (60 << 20),) * 2)
+try:
+    model.model(threads=64)
+except KernelError as error:
+    print(error)
+"""
+
+
+def test_threads_that_cannot_be_started_are_a_sentence() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(kernel_models.__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", TOO_MANY_THREADS], capture_output=True, text=True, env=environment)
+    assert re.match(r"only \d+ of 64 threads could be started \(.+\): raise the limit", done.stdout), done

@@ -1,5 +1,7 @@
 """Rows that grow beyond the length up to which the usual frequencies of rope hold, and come back."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kernel_models import LONG, all_logits, assert_same_bits, packed, tokens
@@ -27,6 +29,20 @@ def whole(model):
 def test_where_the_pieces_end_changes_no_bit(model, whole, pieces):
     with model.model() as engine:
         assert_same_bits(all_logits(engine, engine.open(), TEXT, pieces), whole)
+
+
+def test_a_long_row_is_computed_anew_in_parts() -> None:
+    """More tokens than are read together."""
+    shape = replace(LONG, longest=1100, context=1200)
+    text = tokens(shape, 1104)
+    with packed(shape, Format.W4A8).model() as engine:
+        rows = [engine.open() for _ in range(3)]
+        for row in rows:
+            engine.forward([NativeFeed(row, text[:1099], choose=0)])
+        found = engine.forward([NativeFeed(row, text[1099:], choose=5, logits=5) for row in rows])
+        alone = engine.forward([NativeFeed(engine.open(prompt=1104), text, logits=4, choose=4)])[0].logits
+        for each in found:
+            assert_same_bits(each.logits[1:], alone)
 
 
 def test_a_row_comes_back_over_the_switch(model, whole):

@@ -19,7 +19,7 @@ from outrider.workers.messages import Sampling
 SAMPLINGS = st.builds(
     Sampling,
     temperature=st.sampled_from((0.0, 0.3, 0.7, 1.0, 1.7)),
-    top_k=st.sampled_from((0, 1, 3, 40, 5000)),
+    top_k=st.sampled_from((0, 1, 3, 40, 5000, (1 << 32) + 1)),
     top_p=st.sampled_from((1.0, 0.95, 0.5, 0.01)),
     min_p=st.sampled_from((0.0, 0.02, 0.4)),
     seed=st.integers(0, 2**64 - 1),
