@@ -30,6 +30,13 @@ class _Lane:
     child: Child | None = None
     # What its process is at.
     job: BatchJob | None = None
+    # It was killed: until it has ended, nothing more is asked of it, and no other is started.
+    leaving: bool = False
+
+    def kill(self) -> None:
+        if self.child is not None:
+            self.leaving = True
+            self.child.kill()
 
 
 class Admissions:
@@ -55,8 +62,8 @@ class Admissions:
     def stop(self, batch: str) -> None:
         with self._lock:
             for lane in (self._small, self._large):
-                if lane.job is not None and lane.job.batch == batch and lane.child is not None:
-                    lane.child.kill()
+                if lane.job is not None and lane.job.batch == batch:
+                    lane.kill()
                 elif any(job.batch == batch for job in lane.waiting):
                     lane.waiting = deque(job for job in lane.waiting if job.batch != batch)
                     self._hear(Left(batch, whole=False))
@@ -79,7 +86,7 @@ class Admissions:
             return children
 
     def _next(self, lane: _Lane) -> None:
-        if self._closing or lane.job is not None or not lane.waiting:
+        if self._closing or lane.leaving or lane.job is not None or not lane.waiting:
             return
         if lane.child is None and not self._start(lane):
             return
@@ -116,14 +123,14 @@ class Admissions:
             lane.job = None
             self._hear(event)
             # One that has stumbled may do so again.
-            if lane.child is not None and (isinstance(event, Broken) or not (lane.stays or lane.waiting)):
-                lane.child.kill()
+            if isinstance(event, Broken) or not (lane.stays or lane.waiting):
+                lane.kill()
             else:
                 self._next(lane)
 
     def _ended(self, lane: _Lane, complaint: str) -> None:
         with self._lock:
-            job, lane.job, lane.child = lane.job, None, None
+            job, lane.job, lane.child, lane.leaving = lane.job, None, None, False
             if self._closing:
                 return
             if job is not None:

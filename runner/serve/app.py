@@ -68,6 +68,7 @@ def application(
             ApiError: _refusal,
             HTTPException: _unknown,
             OutriderError: _failure,
+            ClientDisconnect: _gone,
             Exception: _unexpected,
         },
         lifespan=lifespan,
@@ -86,10 +87,7 @@ class _Api:
 
     async def upload(self, request: Request) -> Response:
         kind = request.headers.get("content-type", "")
-        try:
-            file = await uploads.receive(kind, request.stream(), self._store, self._folders, self._most_upload)
-        except ClientDisconnect:
-            return Response(status_code=400)
+        file = await uploads.receive(kind, request.stream(), self._store, self._folders, self._most_upload)
         return JSONResponse(file.shown())
 
     def files(self, request: Request) -> Response:
@@ -216,6 +214,11 @@ async def _unknown(request: Request, error: Exception) -> Response:
 async def _failure(request: Request, error: Exception) -> Response:
     logger.error("%s", error)
     return JSONResponse(ApiError(500, str(error), kind=SERVER).body(), 500)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Nobody reads it."""
+    return Response(status_code=400)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

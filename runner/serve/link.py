@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +60,24 @@ class Child:
     def __init__(
         self, module: str, asked: Mapping[str, Any], hear: Callable[[Message], None], ended: Callable[[str], None]
     ) -> None:
-        ours, theirs = socket.socketpair()
-        # No pipe: nobody waits for anybody to read.
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (as long as this)
         begin = BEGIN.format(path=[str(Path(entry or ".").absolute()) for entry in sys.path], module=module)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", begin, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=self._said,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise JobError(f"a process of the server's could not be started: {error.strerror}") from None
-        finally:
+        with ExitStack() as opened:
+            try:
+                ours, theirs = map(opened.enter_context, socket.socketpair())
+                # No pipe: nobody waits for anybody to read.
+                self._said = opened.enter_context(tempfile.TemporaryFile())
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", begin, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._said,
+                    stderr=self._said,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise JobError(f"a process of the server's could not be started: {error.strerror}") from None
             theirs.close()
+            opened.pop_all()
         self._line = Line(ours)
         # Other users see command lines.
         self._line.send(asked)

@@ -80,6 +80,7 @@ class ModelHosts:
         self._child = child
         self._lock = threading.RLock()
         self._closing = threading.Event()
+        self._answering = True
         self._requests = itertools.count()
         self._admissions = Admissions(specs, hear, say, child)
         # The last that was loaded; those behind it come first.
@@ -116,7 +117,7 @@ class ModelHosts:
         request = f"request-{next(self._requests)}"
         with self._lock:
             asked = self._models[model]
-            if self._closing.is_set():
+            if not self._answering:
                 hear(Answer(error=CLOSING))
                 return lambda: None
             asked.asked[request] = _Asked(entry, streamed, hear)
@@ -130,6 +131,15 @@ class ModelHosts:
 
         return take_back
 
+    def refuse_requests(self) -> None:
+        with self._lock:
+            self._answering = False
+            for model in self._models.values():
+                if model.child is not None:
+                    for request in model.asked:
+                        model.child.send({"take_back": request})
+                self._refuse_all(model, CLOSING)
+
     def state(self) -> Mapping[str, str]:
         with self._lock:
             return {name: model.state for name, model in self._models.items()}
@@ -137,6 +147,7 @@ class ModelHosts:
     def close(self, at_once: bool) -> None:
         with self._lock:
             self._closing.set()
+            self._answering = False
             children = [model.child for model in self._models.values() if model.child is not None]
             children += self._admissions.close()
             for model in self._models.values():

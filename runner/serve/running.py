@@ -109,6 +109,10 @@ class Runner(Protocol):
         """A single request; to call what comes back is to take it back."""
         ...
 
+    def refuse_requests(self) -> None:
+        """The server is being stopped: single requests that are open are told so, and those that still come."""
+        ...
+
     def state(self) -> Mapping[str, str]:
         """For each model by name what it is at: loaded, loading, waiting."""
         ...

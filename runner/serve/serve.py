@@ -32,6 +32,7 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 LOOPBACK = ("127.", "::1", "localhost")
 # Answers under way, at the end.
 GRACE_SECONDS = 10
+STOPPING = "finishing the rows under way; Ctrl-C again stops at once (either way the next start goes on)"
 # What of the options a batch's job is run with.
 OF_JOBS = sorted((ServeSpec.model_fields.keys() & JobSpec.model_fields.keys()) - {"model"})
 
@@ -57,6 +58,7 @@ def serve(spec: ServeSpec) -> None:
         import uvicorn
 
         from outrider.runner.serve.app import application
+        from outrider.runner.serve.http_server import HttpServer
     except ModuleNotFoundError as error:
         raise UsageError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
     with _private(), _held(spec.data):
@@ -82,7 +84,9 @@ def serve(spec: ServeSpec) -> None:
         )
         _tell(spec, list(specs), listening, key_file, keys)
         with _draining() as told_to_stop:
-            uvicorn.Server(config).run(sockets=[listening])
+            server = HttpServer(config, lambda: _say(STOPPING), service.runner.refuse_requests)
+            server.run(sockets=[listening])
+            told_to_stop.count += server.told_again
             _close(service, told_to_stop)
 
 
@@ -167,7 +171,7 @@ class _Told:
 
 @contextmanager
 def _draining() -> Iterator[_Told]:
-    """uvicorn takes the first signal, and hands it on here when it has ended."""
+    """The HTTP server takes the first signal, and hands it on here when it has ended."""
     told = _Told()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -182,15 +186,13 @@ def _draining() -> Iterator[_Told]:
 
 
 def _close(service: Service, told: _Told) -> None:
-    """The next signal does not wait for rows under way. What is written of them is kept either way."""
-    _say("finishing the rows under way; Ctrl-C again stops at once (either way the next start goes on)")
-    closing = threading.Thread(target=service.close, name="close")
-    before = told.count
+    """The second signal does not wait for rows under way. What is written of them is kept either way."""
+    hurried = told.count > 1
+    closing = threading.Thread(target=service.close, args=(hurried,), name="close")
     closing.start()
-    hurried = False
     while closing.is_alive():
         closing.join(timeout=0.2)
-        if told.count > before and not hurried:
+        if told.count > 1 and not hurried:
             hurried = True
             service.runner.close(at_once=True)
 

@@ -97,6 +97,8 @@ class Service:
         self._finalizer = ThreadPoolExecutor(1, "finalize")
         self._finalizing: set[str] = set()
         self._retry: dict[str, float] = {}
+        # What was told and could not be written.
+        self._unhandled: list[Event] = []
         self._counted = 0.0
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
 
@@ -235,14 +237,14 @@ class Service:
 
     def handle_events(self) -> None:
         """All that have come so far."""
+        self._handle_again()
         while True:
             try:
                 event = self._events.get_nowait()
             except Empty:
                 return
             if event is not None:
-                with self._lock:
-                    self._handle(event)
+                self._try(event)
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -250,24 +252,42 @@ class Service:
                 event = self._events.get(timeout=TICK_SECONDS)
             except Empty:
                 event = None
+            self._handle_again()
             if event is not None:
-                with self._lock:
-                    self._handle(event)
+                self._try(event)
             try:
                 self.tick()
             except OutriderError as error:
                 logger.error("%s", error)
                 self._closed.wait(TICK_SECONDS)
 
+    def _try(self, event: Event, again: bool = False) -> None:
+        """What cannot be written now is kept, since nobody tells it twice; the next start would find it out by itself."""
+        try:
+            with self._lock:
+                self._handle(event)
+        except (OutriderError, OSError) as error:
+            if not again:
+                logger.error("%s: %s; this is tried again", event.batch, error)
+            self._unhandled.append(event)
+
+    def _handle_again(self) -> None:
+        """In the order in which they came."""
+        unhandled, self._unhandled = self._unhandled, []
+        for event in unhandled:
+            self._try(event, again=True)
+
     def _handle(self, event: Event) -> None:
+        """Done once more, it does what was left undone."""
         batch = self._store.batch(event.batch)
         if batch is None or batch.status in ENDED:
             return
         match event:
             case Admitted(name, rows):
-                if batch.ending is not None:
-                    return  # it has been asked to stop, and that is still to come
-                self._run_batch(self._store.change(name, self._begins(rows)))
+                if batch.ending is None:
+                    self._run_batch(self._store.change(name, self._begins(rows)))
+                else:
+                    self._finalize(name)  # nobody holds its directory any more
             case Refused(name, errors):
                 if batch.ending is None:
                     self._fail(name, [dict(each) for each in errors])
@@ -286,7 +306,6 @@ class Service:
                     self._store.change(name, self._ends("completed", "finalizing"))
                     self._finalize(name)
             case Broken(name, sentence):
-                logger.error("%s: %s", name, sentence)
                 if batch.ending is None:
                     told = {"object": "list", "data": [error_entry("job_error", sentence)]}
 
@@ -295,6 +314,7 @@ class Service:
                         batch.shown["errors"] = told
 
                     self._store.change(name, breaks)
+                    logger.error("%s: %s", name, sentence)
                 self._finalize(name)
 
     def _count(self, before: Progress, now: Progress) -> None:

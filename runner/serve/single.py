@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
@@ -29,7 +30,9 @@ async def answer(service: Service, request: Request, body: object) -> Response:
     streamed, options = asked.pop("stream", None) or False, asked.pop("stream_options", None)
     model = _model(service, asked)
     usage = _checked_stream(streamed, options, asked)
-    entry = {"custom_id": "single", "method": "POST", "url": request.url.path, "body": asked}
+    # By it a row without a seed draws; one that is asked again of another process, after a death, writes the same.
+    name = f"single-{secrets.token_hex(12)}"
+    entry = {"custom_id": name, "method": "POST", "url": request.url.path, "body": asked}
     answers: asyncio.Queue[Answer] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -86,7 +89,8 @@ def _checked_stream(streamed: object, options: object, asked: Mapping[str, Any])
         said = '"stream_options" may have "include_usage", where "stream" is true'
         raise ApiError(400, said, "stream_options", "unsupported_parameter")
     for key in NOT_STREAMED:
-        if streamed and asked.get(key):
+        # 0 asks for the chosen tokens' own.
+        if streamed and asked.get(key) is not None and asked[key] is not False:
             raise ApiError(400, f'"{key}" is not supported where "stream" is true', key, "unsupported_parameter")
     return bool(options and options.get("include_usage"))
 

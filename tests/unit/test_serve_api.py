@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from serve_world import KEY, World, line, until
+from small_job import MODEL_INFO, FakeTokenizerProcess
 from starlette.testclient import TestClient
 
+from outrider.runner.job import results
+from outrider.runner.job.admission import admit_one
+from outrider.runner.job.journal import StoredRow
+from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.options import JobSpec
 from outrider.runner.serve import single
 from outrider.runner.serve.auth import keys_of, page_token, report_signature
 from outrider.runner.serve.running import Progress
@@ -198,6 +205,18 @@ def test_a_completion_and_a_chat(world: World) -> None:
     assert asked[0]["body"] == {"model": "small", "prompt": "Row", "max_tokens": 3}
 
 
+def test_requests_without_a_seed_draw_anew_and_with_one_again(world: World, client: TestClient) -> None:
+    """However often the model's process has been started: what it counts begins at 0 each time."""
+    for body in ({}, {}, {"seed": 7}, {"seed": 7}):
+        client.post("/v1/completions", json={"model": "small", "prompt": [1, 2], **body})
+    spec, helper = JobSpec(input=Path("-")), cast(TokenizerProcess, FakeTokenizerProcess())
+    rows = [admit_one(dict(entry), 0, spec, MODEL_INFO, helper) for entry in world.runner.asked]
+    stored = [row for row in rows if isinstance(row, StoredRow)]
+    seeds = [row.request["seed"] for row in stored]
+    assert len(set(seeds[:2])) == 2 and seeds[2:] == [7, 7]
+    assert len({results._id(row) for row in stored}) == 4
+
+
 def test_streams_end_as_openais_do(world: World) -> None:
     with world.client() as client:
         events = list(client.completions.create(model="small", prompt="Row", stream=True))
@@ -240,6 +259,10 @@ WRONG: list[tuple[dict[str, Any], int, str | None]] = [
     ({"model": "small", "prompt": "refuse", "stream": True}, 400, None),
     ({"model": "small", "prompt": "Row", "stream": "yes"}, 400, "stream"),
     ({"model": "small", "prompt": "Row", "stream": True, "logprobs": 1}, 400, "logprobs"),
+    ({"model": "small", "prompt": "Row", "stream": True, "logprobs": 0}, 400, "logprobs"),
+    ({"model": "small", "prompt": "Row", "stream": True, "echo": True}, 400, "echo"),
+    ({"model": "small", "prompt": "Row", "stream": True, "logprobs": None, "echo": False}, 200, None),
+    ({"model": "small", "prompt": "Row", "logprobs": 0}, 200, None),
     ({"model": "small", "prompt": "Row", "stream_options": {"include_usage": True}}, 400, "stream_options"),
 ]
 
@@ -250,7 +273,31 @@ def test_what_cannot_be_answered_is_refused(
 ) -> None:
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == status
-    assert answer.json()["error"]["param"] == param
+    assert status == 200 or answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("place", ["/v1/completions", "/v1/chat/completions", "/v1/batches", "/v1/files"])
+def test_a_client_that_goes_amid_its_request_is_no_stumble(world: World, place: str) -> None:
+    headers = {**AUTHORISED, "Host": "127.0.0.1", "Content-Type": "multipart/form-data; boundary=b"}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": place,
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+    }
+    said = [{"type": "http.request", "body": b"--b", "more_body": True}, {"type": "http.disconnect"}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return said.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(world.app(scope, receive, send))
+    assert [message.get("status") for message in sent] == [400, None]
+    assert said == [] and list(world.folders.files.iterdir()) == []
 
 
 def test_a_row_that_nobody_waits_for_is_taken_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -11,6 +12,12 @@ from typing import Any
 import openai
 import pytest
 from serve_world import FakeRunner, World, line, until
+
+from outrider.runner.serve import service
+from outrider.runner.serve.names import INPUT, new_file_id
+from outrider.runner.serve.running import Broken
+from outrider.runner.serve.store import File, Store
+from outrider.workers.errors import JobError
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -216,6 +223,122 @@ def test_deleted_files_are_gone_and_the_batchs_journal_with_the_last(tmp_path: P
         assert not directory.exists()
         assert client.batches.retrieve(batch.id).status == "completed"
         assert list((tmp_path / "data" / "files").iterdir()) == []
+
+
+# What the runner tells, handled when the test says so
+
+
+def created(world: World, content: str = line("a")) -> str:
+    """A batch that the runner has admitted, and of which nobody has heard yet."""
+    file = File(new_file_id(), 0, len(content), "rows.jsonl", "batch")
+    world.folders.file(file.id).write_text(content)
+    world.store.add_file(file)
+    asked = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "1h"}
+    name: str = world.service.create(asked)["id"]
+    return name
+
+
+def status_of(world: World, name: str) -> str:
+    batch = world.store.batch(name)
+    assert batch is not None
+    return batch.status
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "expired"])
+def test_a_batch_that_is_ended_as_its_check_ends_is_ended(tmp_path: Path, ending: str) -> None:
+    world = World(tmp_path / "data")
+    name = created(world)
+    if ending == "cancelled":
+        assert world.service.cancel(name)["status"] == "cancelling"
+    else:
+        world.time += 3601
+        world.service.tick()
+    world.service.handle_events()
+    until(lambda: status_of(world, name) == ending, ending)
+    assert world.runner.jobs == {}
+    world.service.close()
+
+
+def test_a_check_that_was_ended_on_purpose_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FakeRunner, "admit", lambda self, job: None)
+    world = World(tmp_path / "data")
+    stopped, broken = created(world), created(world)
+    world.service.cancel(stopped)
+    for name in (stopped, broken):
+        world.runner.hear(Broken(name, "its rows could not be checked: its process was killed by signal 9"))
+    world.service.handle_events()
+    until(lambda: [status_of(world, name) for name in (stopped, broken)] == ["cancelled", "failed"], "end of both")
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [broken]
+    world.service.close()
+
+
+class Short:
+    """A disk that is full until it is freed: something that writes, or removes, fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+        self.tries, self.freed = 0, False
+        change, unlink = Store.change, Path.unlink
+
+        def changed(store: Store, *given: Any) -> Any:
+            self.try_it(JobError(f"{store.path} cannot be used: database or disk is full"))
+            return change(store, *given)
+
+        def unlinked(path: Path, **given: Any) -> None:
+            if path.name == INPUT:
+                self.try_it(OSError(errno.EROFS, "Read-only file system"))
+            unlink(path, **given)
+
+        monkeypatch.setattr(Store, "change", changed if what == "change" else change)
+        monkeypatch.setattr(Path, "unlink", unlinked if what == "unlink" else unlink)
+
+    def try_it(self, error: Exception) -> None:
+        if not self.freed:
+            self.tries += 1
+            raise error
+
+
+@pytest.mark.parametrize("what", ["change", "unlink"])
+def test_what_cannot_be_written_now_is_written_later(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
+    world = World(tmp_path / "data")
+    world.service.start()
+    short = Short(monkeypatch, what)
+    name = created(world)
+    until(lambda: short.tries > 3, "tries")
+    [said] = {record.getMessage() for record in caplog.records}
+    assert said.startswith(f"{name}: ") and said.endswith("; this is tried again") and len(caplog.records) == 1
+    short.freed = True
+    until(lambda: status_of(world, name) == "completed", "end of the batch")
+    world.service.close()
+
+
+def test_one_batch_that_cannot_go_on_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink, held = Path.unlink, list[Path]()
+
+    def unlinked(path: Path, **given: Any) -> None:
+        if path.name == INPUT:
+            held.append(path)
+            if path == held[0]:
+                raise OSError(errno.EPERM, "Operation not permitted")
+        unlink(path, **given)
+
+    monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(Path, "unlink", unlinked)
+    world = World(tmp_path / "data")
+    world.service.start()
+    first = created(world)
+    until(lambda: len(held) > 1, "another try")
+    second = created(world)
+    until(lambda: status_of(world, second) == "completed", "end of the second batch")
+    assert status_of(world, first) == "in_progress"
+    world.service.close()
+    monkeypatch.undo()
+    with World(tmp_path / "data").client() as client:
+        assert ended(client, first).status == "completed", "the next start goes on"
 
 
 # A server that ends at each of these moments, and one that comes after it

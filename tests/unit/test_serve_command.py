@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import builtins
+import json
+import logging
+import signal
 import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
+from serve_world import KEY, World, until
 
 from outrider.runner.options import ServeSpec
+from outrider.runner.serve import http_server
 from outrider.runner.serve import serve as module
+from outrider.runner.serve.http_server import HttpServer
 from outrider.runner.serve.serve import serve
 from outrider.runner.serve.store import STORE, Store
 from outrider.workers.errors import JobError, JobHeldError, ModelError, UsageError
@@ -60,6 +71,99 @@ def test_a_model_that_is_not_there_is_refused_before_anything_is_served(tmp_path
     with pytest.raises(ModelError):
         serve(ServeSpec(data=tmp_path / "data", models={"big": str(tmp_path / "nothing")}))
     assert not (tmp_path / "data" / STORE).exists()
+
+
+# How it is stopped
+
+
+class Served:
+    """A server with the fake runner in a thread, on a port of this machine."""
+
+    def __init__(self, data: Path, grace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_server, "LAST_SECONDS", 0.5)
+        self.world, self.said = World(data), list[str]()
+        config = uvicorn.Config(self.world.app, port=0, log_config=None, timeout_graceful_shutdown=grace, lifespan="on")
+        refuse = self.world.runner.refuse_requests
+        self.server = HttpServer(config, lambda: self.said.append("begun"), refuse)
+        self._thread = threading.Thread(target=self.server.run, daemon=True)
+        self._thread.start()
+        until(lambda: self.server.started, "server")
+
+    def asked(self, prompt: str, **body: Any) -> Future[tuple[int, str | None, str]]:
+        """What a request that is open by now gets: status, Retry-After and text."""
+        before, answer = len(self.world.runner.open), Future[tuple[int, str | None, str]]()
+        port = self.server.servers[0].sockets[0].getsockname()[1]
+        asked = json.dumps({"model": "small", "prompt": prompt, **body})
+
+        def ask() -> None:
+            connection = HTTPConnection("127.0.0.1", port, timeout=30)
+            connection.request("POST", "/v1/completions", asked, {"Authorization": f"Bearer {KEY}"})
+            got = connection.getresponse()
+            answer.set_result((got.status, got.headers["Retry-After"], got.read().decode()))
+            connection.close()
+
+        threading.Thread(target=ask, daemon=True).start()
+        until(lambda: len(self.world.runner.open) > before, "request")
+        return answer
+
+    def told(self, number: int) -> None:
+        self.server.handle_exit(number, None)
+
+    def ended(self) -> None:
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+        self.world.service.close(at_once=True)
+
+
+@pytest.mark.parametrize(
+    ("grace", "signals"), [(1, [signal.SIGINT]), (60, [signal.SIGINT] * 2), (60, [signal.SIGTERM] * 2)]
+)
+def test_whoever_waits_for_an_answer_hears_that_the_server_stops(
+    tmp_path: Path, grace: int, signals: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When their time is over, or at once where it is told so again."""
+    served = Served(tmp_path / "data", grace, monkeypatch)
+    whole, streamed = served.asked("never"), served.asked("begun", stream=True)
+    for number in signals:
+        served.told(number)
+    status, again, text = whole.result(10)
+    assert (status, again) == (503, "10")
+    assert json.loads(text)["error"]["message"] == "the server is being stopped"
+    first, error, done = streamed.result(10)[2].split("\n\n")[:3]
+    assert "one " in first and "the server is being stopped" in error and done == "data: [DONE]"
+    served.ended()
+    assert served.said == ["begun"] and served.server.told_again == (len(signals) > 1)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+class Closing:
+    """A service whose rows end when they are told to, at once."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        self.closed: list[bool] = []
+        self.runner = self
+        self._told = told
+        self._over = threading.Event()
+
+    def close(self, at_once: bool) -> None:
+        self.closed.append(at_once)
+        if at_once:
+            self._over.set()
+        else:
+            self._told()
+            assert self._over.wait(10)
+
+
+@pytest.mark.parametrize(("before", "closed"), [(1, [False, True]), (2, [True])])
+def test_the_second_signal_stops_at_once_whenever_it_comes(before: int, closed: list[bool]) -> None:
+    told = module._Told(before)
+
+    def tell() -> None:
+        told.count += 1
+
+    service = Closing(tell)
+    module._close(service, told)  # type: ignore[arg-type]
+    assert service.closed == closed
 
 
 def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.runner.options import JobSpec, ServeSpec
-from outrider.runner.serve import admissions, model_hosts
+from outrider.runner.serve import admissions, link, model_hosts
 from outrider.runner.serve.admission_child import foreign_rows
 from outrider.runner.serve.link import Child, Line
 from outrider.runner.serve.model_hosts import MOST_DEATHS, ModelHosts
@@ -20,7 +21,7 @@ from outrider.workers.errors import JobError, UsageError
 
 
 class FakeChild:
-    """A process of which the test says what it says."""
+    """A process of which the test says what it says, and when it has ended: after a kill that takes a moment."""
 
     made: list[FakeChild]
 
@@ -29,7 +30,7 @@ class FakeChild:
     ) -> None:
         self.module, self.asked, self.hear, self.ended = module, asked, hear, ended
         self.sent: list[Mapping[str, Any]] = []
-        self.alive = True
+        self.alive, self.killed = True, False
         FakeChild.made.append(self)
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -38,7 +39,7 @@ class FakeChild:
             self.end()
 
     def kill(self) -> None:
-        self.end()
+        self.killed = True
 
     def end(self, complaint: str = "its process was killed by signal 9") -> None:
         if self.alive:
@@ -46,6 +47,8 @@ class FakeChild:
             self.ended(complaint)
 
     def wait(self) -> None:
+        if self.killed:
+            self.end()
         assert not self.alive
 
 
@@ -121,7 +124,40 @@ def test_a_small_input_does_not_wait_for_a_large_one(tmp_path: Path) -> None:
     second.hear({"admitted": 1})
     first.hear({"admitted": 9})
     assert world.heard == [Admitted("small", 1), Admitted("large", 9)]
-    assert (first.alive, second.alive) == (False, True), "memory is not held for large ones that may never come"
+    assert (first.killed, second.killed) == (True, False), "memory is not held for large ones that may never come"
+
+
+def test_a_process_that_is_about_to_end_is_given_no_other(tmp_path: Path) -> None:
+    """A client sends its next large batch as soon as it sees the first one run."""
+    world = Hosts()
+    with (tmp_path / "input.jsonl").open("wb") as stream:
+        stream.truncate(admissions.SMALL_BYTES + 1)
+    first, second, third = (BatchJob(name, "small", "/v1/completions", tmp_path) for name in ("first", "second", "third"))
+    world.hosts.admit(first)
+    leaving = world.child()
+    leaving.hear({"admitted": 9})
+    assert leaving.killed
+    world.hosts.admit(second)
+    world.hosts.admit(third)
+    world.hosts.stop("third")
+    assert [each["admit"] for each in leaving.sent] == ["first"]
+    leaving.end()
+    assert [each["admit"] for each in world.child().sent] == ["second"]
+    assert world.heard == [Admitted("first", 9), Left("third", whole=False)]
+
+
+def test_the_one_behind_a_batch_that_is_stopped_as_its_check_ends_is_checked() -> None:
+    world = Hosts()
+    world.hosts.admit(job("first"))
+    world.hosts.admit(job("second"))
+    leaving = world.child()
+    world.hosts.stop("first")
+    leaving.hear({"admitted": 9})
+    world.hosts._admissions.look()
+    assert [each["admit"] for each in leaving.sent] == ["first"]
+    leaving.end()
+    assert world.heard == [Admitted("first", 9)]
+    assert world.child() is not leaving and [each["admit"] for each in world.child().sent] == ["second"]
 
 
 def test_an_admission_that_dies_says_of_what() -> None:
@@ -142,7 +178,9 @@ def test_a_process_that_has_stumbled_admits_no_other() -> None:
     first = world.child()
     first.hear({"broken": "the process that reads models died"})
     assert world.heard == [Broken("batch", "the process that reads models died")]
-    assert not first.alive and [each["admit"] for each in world.child().sent] == ["second"]
+    assert first.killed and [each["admit"] for each in first.sent] == ["batch"]
+    first.end()
+    assert world.child() is not first and [each["admit"] for each in world.child().sent] == ["second"]
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,6 +321,22 @@ def test_closing_ends_all_and_answers_who_waits() -> None:
     assert answers[-1].error is not None
 
 
+def test_open_requests_are_refused_and_batches_go_on() -> None:
+    world = Hosts("only")
+    answers: list[Answer] = []
+    world.hosts.ask("only", {}, False, answers.append)
+    world.hosts.run(job("batch", "only"))
+    world.look()
+    world.hosts.ask("only", {}, True, answers.append)
+    world.hosts.refuse_requests()
+    assert answers == [Answer(error=model_hosts.CLOSING)] * 2
+    assert world.child().sent[-2:] == [{"take_back": "request-0"}, {"take_back": "request-1"}]
+    world.hosts.ask("only", {}, False, answers.append)
+    assert answers == [Answer(error=model_hosts.CLOSING)] * 3 and len(world.child().sent) == 5
+    world.child().hear({"left": "batch", "whole": True})
+    assert world.heard == [Left("batch", whole=True)]
+
+
 def test_a_line_ends_with_its_other_end() -> None:
     ours, theirs = socket.socketpair()
     line, other = Line(ours), Line(theirs)
@@ -322,6 +376,20 @@ def test_rows_of_other_batches_are_told_by_line(tmp_path: Path) -> None:
         (6, "invalid_url"),
         (7, "invalid_json_line"),
     ]
+
+
+@pytest.mark.parametrize(("module", "name"), [(link.socket, "socketpair"), (link.tempfile, "TemporaryFile")])
+def test_a_process_for_which_there_is_no_file_is_one_that_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    def short(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module, name, short)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(JobError, match="a process of the server's could not be started: Too many open files"):
+        Child("host_child", {}, lambda _: None, lambda _: None)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_a_child_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

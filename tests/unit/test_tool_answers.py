@@ -451,6 +451,9 @@ def test_a_function_whose_schema_cannot_be_kept_is_named(folder: Path) -> None:
     options = {"x-guidance": {"lenient": True}, **CITY}
     wrong = {"type": "function", "function": {"name": "put", "parameters": options, "strict": True}}
     assert '"strict" cannot be kept: "parameters" of the function "put": "x-guidance"' in refusal(model_info, tools=[wrong])
+    misspelled = {"properties": {"a": {"type": "string", "minlength": 3}}}
+    wrong = {"type": "function", "function": {"name": "put", "parameters": misspelled, "strict": True}}
+    assert 'of the function "put": "minlength" at #/properties/a of the schema' in refusal(model_info, tools=[wrong])
 
 
 def test_the_row_of_the_page(folder: Path) -> None:

@@ -6,12 +6,14 @@ For a process that may be ended: a schema is a stranger's program.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
+from outrider.workers.constraints.schemas import left_out
 from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.constraints.tool_grammars import TokenOf, schema_in, tool_grammar
 
@@ -32,8 +34,12 @@ LONGEST_SAID = 300
 # What a schema may tell the library of its own accord. Others would let it leave out what it does not know.
 SCHEMA_OPTIONS = frozenset({"whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"})
 COMPACT = {"whitespace_flexible": False}
-# Attributes of rules by which the library asks for what is none of a grammar's business here.
-NOT_HONOURED = ("max_tokens=", "temperature=")
+# Attributes of rules by which the library asks for what is none of a grammar's business here; not a text, an expression, a
+# comment or a special token of Lark that holds such a word. Behind %json a schema follows.
+NOT_HONOURED = re.compile(
+    r"""(?x) "(?:\\.|[^"\\\n])*" | /(?!/)(?:\\.|[^/\\])+/ | (?:\#|//)[^\n]* | <[^<>\s]+>
+    | (?P<attribute>max_tokens|temperature)\s*= | (?P<json>%json)\s*"""
+)
 
 
 class BadConstraint(ValueError):
@@ -74,10 +80,7 @@ def usable_grammar_of(constraint: Mapping[str, Any], tokenizer: LLTokenizer, tok
 
 
 def _json_grammar(schema: Any, options: Mapping[str, Any]) -> str:
-    own = schema.get("x-guidance", {}) if isinstance(schema, dict) else {}
-    if not isinstance(own, dict) or (unknown := sorted(own.keys() - SCHEMA_OPTIONS)):
-        named = f'"{unknown[0]}"' if isinstance(own, dict) else "what stands there"
-        raise BadConstraint(f'"x-guidance" of a schema holds {", ".join(sorted(SCHEMA_OPTIONS))}; remove {named}')
+    _check_schema(schema)
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     try:
@@ -86,11 +89,30 @@ def _json_grammar(schema: Any, options: Mapping[str, Any]) -> str:
         raise BadConstraint(f"the schema cannot be compiled: {shortened(error)}") from None
 
 
+def _check_schema(schema: Any) -> None:
+    """A BadConstraint where the library would leave something out."""
+    if not isinstance(schema, dict):
+        return
+    own = schema.get("x-guidance", {})
+    if not isinstance(own, dict) or (unknown := sorted(own.keys() - SCHEMA_OPTIONS)):
+        named = f'"{unknown[0]}"' if isinstance(own, dict) else "what stands there"
+        raise BadConstraint(f'"x-guidance" of a schema holds {", ".join(sorted(SCHEMA_OPTIONS))}; remove {named}')
+    if (found := left_out(schema)) is not None:
+        key, place = map(shortened, found)
+        raise BadConstraint(f'"{key}" at {place} of the schema cannot be kept; correct its spelling or remove it')
+
+
 def _own_grammar(text: str) -> str:
-    if found := next((word for word in NOT_HONOURED if word in text.replace(" ", "")), None):
-        raise BadConstraint(f'the grammar\'s attribute "{found[:-1]}" is not supported; remove it')
     try:
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
+        lark = any_to_lark(text)
+        for found in NOT_HONOURED.finditer(lark):
+            if found["attribute"]:
+                raise BadConstraint(f'the grammar\'s attribute "{found["attribute"]}" is not supported; remove it')
+            if found["json"]:
+                _check_schema(json.JSONDecoder().raw_decode(lark, found.end())[0])
+        return LLMatcher.grammar_from_lark(lark)
+    except BadConstraint:
+        raise
     except Exception as error:  # the conversion from GBNF is Python that may stumble over any text
         raise BadConstraint(f"the grammar cannot be read: {shortened(error)}") from None
 
