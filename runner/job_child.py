@@ -23,6 +23,9 @@ from outrider.workers.errors import OutriderError
 
 LOOK_SECONDS = 0.5
 TELL_SECONDS = 0.5
+# How long the last events wait for room on a full disk, and how often they are tried.
+LAST_SECONDS = 10.0
+AGAIN_SECONDS = 0.2
 INTERRUPTED = 130
 
 
@@ -33,6 +36,8 @@ class Told:
         self._descriptor = descriptor
         self._notes = 0
         self._told = 0.0
+        # What could not be written yet. A life of the job before this one may have left half a line, which ends here.
+        self._untold = b"\n"
 
     def __enter__(self) -> Self:
         return self
@@ -41,11 +46,21 @@ class Told:
         pass
 
     def tell(self, **event: Any) -> None:
-        """A file that cannot be written, since the disk is full, is no reason to end a job."""
-        line = json.dumps(event).encode() + b"\n"
+        """A full disk is no reason to end a job: what finds no room goes ahead of what is told next."""
+        self._untold += json.dumps(event).encode() + b"\n"
+        self._write()
+
+    def _write(self) -> None:
         with suppress(OSError):
-            while line:
-                line = line[os.write(self._descriptor, line) :]
+            while self._untold:
+                self._untold = self._untold[os.write(self._descriptor, self._untold) :]
+
+    def close(self) -> None:
+        """What the job has come to is worth waiting for some room."""
+        deadline = time.monotonic() + LAST_SECONDS
+        while self._untold and time.monotonic() < deadline:
+            time.sleep(AGAIN_SECONDS)
+            self._write()
 
     def say(self, text: str) -> None:
         self.tell(note=printable(text))
@@ -56,7 +71,9 @@ class Told:
         self._notes = len(totals.notes)
         if time.monotonic() - self._told >= TELL_SECONDS:
             self._told = time.monotonic()
-            self.tell(progress=progress_line(totals))
+            self._write()
+            if not self._untold:  # progress is soon old, and would pile up
+                self.tell(progress=progress_line(totals))
 
 
 def main() -> None:
@@ -70,6 +87,7 @@ def main() -> None:
     threading.Thread(target=_outlive_by_little, args=(asked["caller"],), name="caller", daemon=True).start()
     code = _run(asked, told)
     told.tell(ended=code)
+    told.close()
     end(code)
     sys.exit(code)
 

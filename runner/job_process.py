@@ -110,7 +110,7 @@ class JobProcess:
             self._read += len(some)
             self._rest += some
         *lines, self._rest = self._rest.split(b"\n")
-        found = [json.loads(line) for line in lines]
+        found = [event for line in lines if (event := _event(line)) is not None]
         for event in found:
             if "error" in event:
                 error = event["error"]
@@ -125,3 +125,12 @@ class JobProcess:
         said = os.pread(self._said.fileno(), LONGEST_COMPLAINT, max(0, size - LONGEST_COMPLAINT))
         lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
         return f" ({lines[-1]})" if lines else ""
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """None for a line without one: it is empty, or ends where a job began anew before it was whole."""
+    try:
+        event: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return event

@@ -164,8 +164,8 @@ class DriverLoop:
                 del replica.pending[future]
                 replica.harvested()
         self._tell_others(harvests)
-        for ended in self.record.take(harvests):
-            self._inform(ended)
+        if ended := self.record.take(harvests):
+            self._inform(schedule.RowsEndedTogether(tuple(ended)))
         # What dies with Ray is not to blame.
         if (how := self._hosts.lost()) is not None:
             raise RayLostError(how)

@@ -299,7 +299,9 @@ class Lifecycle:
         self._patience = patience
         # When a replica was starting, up or in doubt the last time.
         self._last_alive: float | None = None
+        # Whether any target, and any draft, has ever come up: then its files were right, and may be again.
         self._ever_up = False
+        self._draft_ever_up = False
         self._draining = False
 
     @property
@@ -326,6 +328,7 @@ class Lifecycle:
             case TargetDied(replica, failure, unsent):
                 return self._lose_target(replica, failure, unsent, now)
             case DraftReady(replica):
+                self._draft_ever_up = True
                 return [IntroduceDraft(replica)]
             case DraftDied(replica, failure):
                 return self._lose_draft(replica, failure)
@@ -378,7 +381,7 @@ class Lifecycle:
         return self._lose_target(replica, failure, frozenset(), now)
 
     def _lose_target(self, replica: int, failure: Failure, unsent: frozenset[int], now: float) -> list[Instruction]:
-        if isinstance(failure.error, UsageError):
+        if isinstance(failure.error, UsageError) and not self._ever_up:
             return [EndJob(failure.error)]  # no replica will fare better
         if failure.host_gone:
             return self._lose_host(replica, failure.reason)
@@ -396,7 +399,7 @@ class Lifecycle:
         ]
 
     def _lose_draft(self, replica: int, failure: Failure) -> list[Instruction]:
-        if isinstance(failure.error, UsageError):
+        if isinstance(failure.error, UsageError) and not self._draft_ever_up:
             return [EndJob(failure.error)]
         if failure.host_gone:
             return self._lose_host(replica, failure.reason)

@@ -131,6 +131,7 @@ class Replica:
         return frozenset(row.key // MOST_SAMPLES for row in self._outbox)
 
     def cancel(self, keys: Sequence[int]) -> None:
+        self._outbox = [row for row in self._outbox if row.key not in keys]
         if self._target is not None:
             self._target.cancel.remote(list(keys))
 

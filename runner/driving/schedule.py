@@ -99,6 +99,13 @@ class RowsEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsEndedTogether:
+    """On several replicas. Nobody is given a row before all of it is known: it may be one of these."""
+
+    ended: tuple[RowsEnded, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """What time it is, in seconds from anywhere."""
 
@@ -112,7 +119,7 @@ class Drain:
 
 Event = (
     ReplicaUp | ReplicaDoubtful | ReplicaDown | ReplicaAdded | ReplicaLost
-    | RowsFetched | RowsOffered | RowsWithdrawn | RowsEnded | Tick | Drain
+    | RowsFetched | RowsOffered | RowsWithdrawn | RowsEnded | RowsEndedTogether | Tick | Drain
 )  # fmt: skip
 
 
@@ -220,10 +227,12 @@ class Schedule:
 
     def handle(self, event: Event) -> list[Command]:
         commands: list[Command] = []
+        fed: Iterable[int]
         match event:
-            case RowsEnded(replica, rows):
-                commands = self._end(replica, rows)
-                fed: Iterable[int] = (replica, *(command.replica for command in commands if isinstance(command, Cancel)))
+            case RowsEnded():
+                commands, fed = self._end([event])
+            case RowsEndedTogether(ended):
+                commands, fed = self._end(ended)
             case Tick(now):
                 self._now = now
                 fed = tuple(islice(self._with_room, self._late_rows_count())) if self._with_room else ()
@@ -266,20 +275,24 @@ class Schedule:
         commands.extend(self._next(fed))
         return commands
 
-    def _end(self, replica: int, rows: Iterable[int]) -> list[Command]:
-        state = self._replicas[replica]
-        state.idle_deaths = state.blamed = 0
+    def _end(self, ends: Iterable[RowsEnded]) -> tuple[list[Command], Iterable[int]]:
+        """Other replicas need not finish these rows; with the replicas that have room by that."""
+        with_room: dict[int, None] = {}
         others: dict[int, list[int]] = {}
-        for row in rows:
-            sent = self._single.pop(row, None)
-            if sent is not None:
-                self._timed += 1
-                self._usual += (self._now - sent - self._usual) / min(self._timed, USUAL_OVER)
-            for holder in self._holders.pop(row, ()):
-                del self._replicas[holder].rows[row]
-                if holder != replica:
-                    others.setdefault(holder, []).append(row)
-        return [Cancel(holder, tuple(ended)) for holder, ended in others.items()]
+        for ended in ends:
+            state = self._replicas[ended.replica]
+            state.idle_deaths = state.blamed = 0
+            with_room[ended.replica] = None
+            for row in ended.rows:
+                sent = self._single.pop(row, None)
+                if sent is not None:
+                    self._timed += 1
+                    self._usual += (self._now - sent - self._usual) / min(self._timed, USUAL_OVER)
+                for holder in self._holders.pop(row, ()):
+                    del self._replicas[holder].rows[row]
+                    if holder != ended.replica:
+                        others.setdefault(holder, []).append(row)
+        return [Cancel(holder, tuple(rows)) for holder, rows in others.items()], with_room | dict.fromkeys(others)
 
     def _withdraw(self, first: int, last: int) -> tuple[list[Command], Iterable[int]]:
         """Those that wait are forgotten, those under way cancelled; with the replicas that have room by that."""

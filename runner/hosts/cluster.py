@@ -13,11 +13,11 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import outrider
 from outrider.runner.hosts import ray_nodes as nodes
+from outrider.runner.hosts.examination import Examinations, Unfit
 from outrider.runner.hosts.head_watch import Head
-from outrider.runner.hosts.host_report import HostReport, about_open_folder, alive, look, try_out
-from outrider.runner.hosts.host_selection import RayNode, chosen_kind, declared_cores, numeric_kind, offered, refusals
+from outrider.runner.hosts.host_report import HostReport, about_open_folder, alive, look, own_versions, try_out
+from outrider.runner.hosts.host_selection import RayNode, chosen_kind, numeric_kind, offered, refusals
 from outrider.runner.hosts.worker_errors import explain
 from outrider.runner.planning.core_holders import describe
 from outrider.runner.planning.placement import Plan, plan
@@ -27,6 +27,8 @@ from outrider.workers.errors import JobError, PlacementError
 from outrider.workers.machine.pinning import Launch, Pin
 
 POLL_SECONDS = 2.0
+# How long a look at the nodes waits for what those that join have been asked.
+ANSWERS_SECONDS = 1.0
 # A host that had no free core is looked at again.
 LOOK_AGAIN_SECONDS = 5.0
 
@@ -65,10 +67,15 @@ class ClusterHosts:
         self._say = say
         self._head = head
         self._own = nodes.own()
+        self._versions = own_versions()
+        directories = {name: path for name, (path, _) in models.items()}
+        self._examinations = Examinations(directories, replica_template.share_cores, self._versions)
         self._kind: tuple[str, ...] = ()
         self._share = 1
         self._ray_nodes: dict[str, RayNode] = {}
         self._not_used: set[str] = set()
+        # Those that have been said to give no answer.
+        self._silent: set[str] = set()
         # When Ray nodes without a replica were last asked who holds their cores; a new one is given some at once.
         self._looked_at: dict[str, float] = {}
         self._plans: dict[str, list[ReplicaPlan]] = {}
@@ -125,12 +132,12 @@ class ClusterHosts:
                 "no host of this cluster offers cores: start Ray on each with "
                 '--resources="$(outrider topology --ray-resources)"'
             )
-        ray_nodes, problems = self._look_at(there)
-        problems |= self._refusals(ray_nodes)
-        if problems:
-            names = {node["NodeID"]: name for node, name in zip(there, nodes.names(there), strict=True)}
-            listed = sorted(f"  {names[node]} {why}" for node, why in problems.items())
-            raise JobError(f"{len(problems)} of {len(there)} hosts cannot take part in this job: see above", listed)
+        ray_nodes, unfit = self._examine(there)
+        if unfit:
+            listed = sorted(f"  {each.name} {each.why}" for each in unfit)
+            raise JobError(f"{len(unfit)} of {len(there)} hosts cannot take part in this job: see above", listed)
+        if not ray_nodes:
+            raise JobError("all hosts of this cluster that offer cores have left; the job has not begun")
         target = self._replica_template.target
         self._kind = chosen_kind(ray_nodes, target.engine, target.precision, self._kept)
         warn_of_open_folders(ray_nodes, self._say)
@@ -151,10 +158,27 @@ class ClusterHosts:
                     self._say(f"waiting: {waiting}; {refusal}")
                     said = waiting
             time.sleep(POLL_SECONDS)
-            if (why := self._head.lost()) is not None:
-                raise JobError(f"{why}; the job has not begun")
+            self._check_head()
             if self._head.answers():
                 self._refresh(list(self._ray_nodes.values()))
+
+    def _examine(self, there: Sequence[Mapping[str, Any]]) -> tuple[list[RayNode], list[Unfit]]:
+        """All of them, however long they read their weights."""
+        found: list[RayNode | Unfit] = []
+        self._examinations.begin(there)
+        while self._examinations.under_way:
+            found += self._examinations.step(POLL_SECONDS, self._say)
+            found += self._examinations.drop_silent()
+            self._check_head()
+        living = {node["NodeID"] for node in nodes.alive()}
+        for each in found:
+            if each.id not in living:
+                self._say(f"{each.name} has left")
+        return self._judged([each for each in found if each.id in living])
+
+    def _check_head(self) -> None:
+        if (why := self._head.lost()) is not None:
+            raise JobError(f"{why}; the job has not begun")
 
     def watch(self) -> None:
         self._thread.start()
@@ -193,16 +217,20 @@ class ClusterHosts:
                 del self._ray_nodes[ray_node.id]
         for ray_node in left:
             self._news.put(f"{ray_node.name} has left: its rows go elsewhere")
-        new = [node for node in there if node["NodeID"] not in self._ray_nodes.keys() | self._not_used]
-        if new:
-            ray_nodes, problems = self._look_at(new)
-            warn_of_open_folders(ray_nodes, self._news.put)
-            problems |= self._refusals(ray_nodes)
-            for node, name in zip(new, nodes.names(new), strict=True):
-                if node["NodeID"] in problems:
-                    self._not_used.add(node["NodeID"])
-                    self._news.put(f"note: {name} is not used: it {problems[node['NodeID']]}")
-            self._admit([ray_node for ray_node in ray_nodes if ray_node.id not in problems], self._news.put)
+        known = self._ray_nodes.keys() | self._not_used | set(self._examinations.under_way)
+        self._examinations.begin([node for node in there if node["NodeID"] not in known])
+        self._examinations.keep(ids)
+        # Meanwhile the others are watched: to read the weights may take an hour.
+        ray_nodes, unfit = self._judged(self._examinations.step(ANSWERS_SECONDS, self._news.put))
+        for each in self._examinations.drop_silent():  # with the next look, it is asked again
+            if each.id not in self._silent:
+                self._silent.add(each.id)
+                self._news.put(f"note: {each.name} {each.why}; it is asked again")
+        warn_of_open_folders(ray_nodes, self._news.put)
+        for each in unfit:
+            self._not_used.add(each.id)
+            self._news.put(f"note: {each.name} is not used: it {each.why}")
+        self._admit(ray_nodes, self._news.put)
         self._plan_on_idle_nodes()
 
     def _plan_on_idle_nodes(self) -> None:
@@ -234,23 +262,18 @@ class ClusterHosts:
 
     # The steps of both
 
-    def _look_at(self, asked: Sequence[Mapping[str, Any]]) -> tuple[list[RayNode], dict[str, str]]:
-        """The Ray nodes, and by id why one could not be looked at."""
-        question = (tuple(self._models), self._replica_template.share_cores)
-        answers = nodes.ask(look, {node["NodeID"]: question for node in asked})
-        ray_nodes: list[RayNode] = []
-        problems: dict[str, str] = {}
-        for node, name in zip(asked, nodes.names(asked), strict=True):
-            answer = answers[node["NodeID"]]
-            if isinstance(answer, HostReport):
-                ray_nodes.append(RayNode(node["NodeID"], name, declared_cores(node["Resources"]), answer))
-            else:
-                problems[node["NodeID"]] = f"does not answer: {answer}"
-        return ray_nodes, problems
+    def _judged(self, found: Sequence[RayNode | Unfit]) -> tuple[list[RayNode], list[Unfit]]:
+        """Those that can take part, and the others."""
+        ray_nodes = [each for each in found if isinstance(each, RayNode)]
+        unfit = [each for each in found if isinstance(each, Unfit)]
+        digests = {name: digest for name, (_, digest) in self._models.items()}
+        refused = refusals(ray_nodes, digests, self._versions)
+        unfit += [Unfit(each.id, each.name, refused[each.id]) for each in ray_nodes if each.id in refused]
+        return [each for each in ray_nodes if each.id not in refused], unfit
 
     def _refresh(self, ray_nodes: Sequence[RayNode]) -> None:
         """Who holds which cores by now. All Ray nodes of one host are told."""
-        answers = nodes.ask(look, {ray_node.id: ((), self._replica_template.share_cores) for ray_node in ray_nodes})
+        answers = nodes.ask(look, {ray_node.id: (self._replica_template.share_cores,) for ray_node in ray_nodes})
         held = {}
         for ray_node in ray_nodes:
             self._looked_at[ray_node.id] = time.monotonic()
@@ -261,10 +284,6 @@ class ClusterHosts:
                 if ray_node.report.identity in held:
                     report = replace(ray_node.report, held=held[ray_node.report.identity])
                     self._ray_nodes[node] = replace(ray_node, report=report)
-
-    def _refusals(self, ray_nodes: Sequence[RayNode]) -> dict[str, str]:
-        digests = {name: digest for name, (_, digest) in self._models.items()}
-        return refusals(ray_nodes, digests, outrider.__version__)
 
     def _admit(self, ray_nodes: Sequence[RayNode], say: Callable[[str], None]) -> None:
         """Use those that compute alike; a word on the others."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -33,7 +35,10 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """``identity`` is the same for all Ray nodes that hold their leases in the same folder: they share their cores."""
+    """``identity`` is the same for all Ray nodes that hold their leases in the same folder: they share their cores.
+
+    ``models`` are told later than the rest.
+    """
 
     hostname: str
     identity: str
@@ -41,24 +46,31 @@ class HostReport:
     held: dict[str, Holder]
     versions: dict[str, str]
     instruction_set: str
-    models: dict[str, FoundModel]
+    models: dict[str, FoundModel] = field(default_factory=dict)
     # Ray's folder there, if other users of the host can get into it.
     open_folder: str = ""
 
 
-def look(models: Sequence[str], shared: bool) -> HostReport:
-    """Runs on the host. Nothing is fetched from a hub here: a hundred hosts would all fetch the same."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
+def look(shared: bool) -> HostReport:
+    """Runs on the host, and is quick."""
     return HostReport(
         hostname=socket.gethostname(),
         identity=_identity(),
         topology=read_topology(),
         held=holders(shared=shared),
-        versions={"outrider": outrider.__version__, "python": platform.python_version(), **_libraries()},
+        versions={**own_versions(), "python": platform.python_version(), **_libraries()},
         instruction_set=_instruction_set(),
-        models={name: _find(name) for name in models},
         open_folder=open_ray_folder(),
     )
+
+
+def find_models(names: Sequence[str]) -> dict[str, FoundModel]:
+    """Runs on the host: reads every byte of models that nothing remembers.
+
+    Nothing is fetched from a hub here: a hundred hosts would all fetch the same.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    return {name: _find(name) for name in names}
 
 
 def alive() -> None:
@@ -99,6 +111,37 @@ def _identity() -> str:
     folder = default_folder().stat()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}:{folder.st_dev}:{folder.st_ino}"
+
+
+def own_versions() -> dict[str, str]:
+    """Which outrider this is. Builds of one version may differ, so its code is digested, too."""
+    return {"outrider": outrider.__version__, "build": _build()}
+
+
+@cache
+def _build() -> str:
+    package = Path(outrider.__file__).parent
+    files = {path.relative_to(package).as_posix(): path for path in sources(package)}
+    # Each host may have compiled the same kernels for itself.
+    total = hashlib.sha256(_kernel_sources().encode())
+    for name, path in sorted(files.items()):
+        total.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def sources(package: Path) -> Iterator[Path]:
+    """Its Python sources, also behind the links of an editable install."""
+    for folder, _, names in os.walk(package, followlinks=True):
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
+def _kernel_sources() -> str:
+    from outrider.kernels import library
+
+    try:
+        return library.sources()
+    except library.KernelsUnavailable:
+        return "none"
 
 
 def _find(name: str) -> FoundModel:

@@ -35,14 +35,27 @@ def declared_cores(resources: Mapping[str, float]) -> dict[int, int]:
     return found
 
 
-def refusals(ray_nodes: Iterable[RayNode], digests: Mapping[str, str], version: str) -> dict[str, str]:
-    """By Ray node: why it cannot take part at all. ``digests`` are those of the driver's own models."""
+def other_outrider(report: HostReport, versions: Mapping[str, str]) -> str:
+    """Why the outrider there is not the driver's, which has these ``versions``; empty where it is."""
+    theirs, ours = report.versions["outrider"], versions["outrider"]
+    if theirs != ours:
+        return f"has outrider {theirs}, the driver has {ours}"
+    if report.versions.get("build") != versions["build"]:
+        return f"has another build of outrider {ours} than the driver: install the same wheel on all hosts"
+    return ""
+
+
+def refusals(ray_nodes: Iterable[RayNode], digests: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, str]:
+    """By Ray node: why it cannot take part at all. ``digests`` and ``versions`` are the driver's own.
+
+    One with another outrider has not been asked for its models.
+    """
     found = {}
     for ray_node in ray_nodes:
+        if other := other_outrider(ray_node.report, versions):
+            found[ray_node.id] = other
+            continue
         problems = []
-        theirs = ray_node.report.versions["outrider"]
-        if theirs != version:
-            problems.append(f"has outrider {theirs}, the driver has {version}")
         for name, digest in digests.items():
             model = ray_node.report.models[name]
             if model.problem:

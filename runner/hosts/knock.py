@@ -25,7 +25,9 @@ def host_and_port(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not 0 < int(port) < 1 << 16:
         raise ValueError(address)
-    return host.strip("[]"), int(port)
+    host = host.strip("[]")
+    host.encode("idna")  # as socket will, whose UnicodeError (a ValueError) for "10.0.0..1" would come late
+    return host, int(port)
 
 
 def answers_within(where: tuple[str, int], seconds: float, poll: float = POLL_SECONDS) -> bool:

@@ -40,16 +40,25 @@ def start(function: Callable[..., Any], node: str, *given: Any) -> Any:
     return task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*given)
 
 
+def answered(futures: Sequence[Any], seconds: float) -> list[Any]:
+    """All that have an answer by the time that one has; none after so many seconds."""
+    first, others = ray.wait(list(futures), num_returns=1, timeout=seconds)
+    more = ray.wait(others, num_returns=len(others), timeout=0)[0] if first and others else []
+    return [*first, *more]
+
+
+def answer(future: Any) -> Any:
+    """What was answered, or the sentence why nothing was."""
+    try:
+        return ray.get(future, timeout=0)
+    except GetTimeoutError:
+        return f"no answer within {ANSWER_SECONDS:g} s"
+    except Exception as error:  # whatever another installation may raise
+        return explain(error)
+
+
 def ask(function: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Run a function on each of these nodes: its answers, or the sentences why there are none."""
     futures = {node: start(function, node, *given) for node, given in arguments.items()}
     ray.wait(list(futures.values()), num_returns=len(futures), timeout=ANSWER_SECONDS)
-    answers = {}
-    for node, future in futures.items():
-        try:
-            answers[node] = ray.get(future, timeout=0)
-        except GetTimeoutError:
-            answers[node] = f"no answer within {ANSWER_SECONDS:g} s"
-        except Exception as error:  # whatever another installation may raise
-            answers[node] = explain(error)
-    return answers
+    return {node: answer(future) for node, future in futures.items()}

@@ -13,7 +13,8 @@ from outrider.runner.hosts.ray_watch import Lost
 from outrider.runner.planning.free_cores import plan_on_free_cores
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, probed_here
-from outrider.runner.planning.topology import ray_resources, read_topology
+from outrider.runner.planning.topology import Topology, ray_resources, read_topology
+from outrider.runner.planning.units import working_cores
 from outrider.workers.errors import PlacementError
 
 
@@ -46,16 +47,30 @@ class Hosts(Protocol):
 
 
 class LocalHost:
-    """This machine: nobody joins, nobody leaves, and a replica that lost its cores to another run looks for others."""
+    """This machine: nobody joins, nobody leaves, and a replica that lost its cores to another run looks for others.
 
-    def __init__(self, plan_anew: Callable[[], ReplicaPlan | None], lost: Lost, sign_of_life: Callable[[], Any]) -> None:
+    ``plans`` are those that are carried out, the first ones and others that have been made since. Whoever plans anew leaves
+    their cores out: the processes that will hold them may be only starting.
+    """
+
+    def __init__(
+        self,
+        plan_anew: Callable[[], ReplicaPlan | None],
+        lost: Lost,
+        sign_of_life: Callable[[], Any],
+        plans: list[ReplicaPlan] | None = None,
+    ) -> None:
         self._plan_anew = plan_anew
         self.lost = lost
         self._sign_of_life = sign_of_life
+        self._plans = [] if plans is None else plans
 
     def new_replica_plans(self, unplaced: int) -> list[ReplicaPlan]:
         found = self._plan_anew() if unplaced else None
-        return [] if found is None else [found]
+        if found is None:
+            return []
+        self._plans.append(found)
+        return [found]
 
     def gone(self, plan: ReplicaPlan) -> bool:
         return False
@@ -65,7 +80,8 @@ class LocalHost:
         return self._sign_of_life()
 
     def release(self, plan: ReplicaPlan) -> None:
-        pass
+        if plan in self._plans:
+            self._plans.remove(plan)
 
     def host(self, plan: ReplicaPlan) -> str:
         return plan.target.actor.host
@@ -87,14 +103,24 @@ def local_host(
     for warning in machine.warnings:
         say(f"note: {warning}")
     share = replica_template.share_cores
-    made = plan_on_free_cores(sizes, wanted, seconds, say, share=share)
+    made = plan_on_free_cores(sizes, wanted, seconds, say, lambda: machine, share=share)
     for note in made.notes:
         say(f"note: {note}")
     plans = replica_template.replicas(made, probed_here())
+    current = list(plans)
+
+    def left() -> Topology:
+        """The machine without what this run has planned on already, or has left to Ray; what others hold is asked apart."""
+        machine = read_topology()
+        if share or not current:
+            return machine
+        taken = {lease for plan in current for lease in plan.leases}
+        spared = {str(core.identity) for core in set(machine.usable_cores) - set(working_cores(machine))}
+        return machine.without(taken | spared)
 
     def plan_anew() -> ReplicaPlan | None:
         try:
-            again = plan_on_free_cores(sizes, replace(wanted, replicas=1), 0.0, lambda _: None, share=share)
+            again = plan_on_free_cores(sizes, replace(wanted, replicas=1), 0.0, lambda _: None, left, share=share)
         except PlacementError:
             return None
         return replica_template.replicas(again, probed_here())[0]
@@ -103,4 +129,4 @@ def local_host(
         # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
         from outrider.runner.hosts import ray_nodes as nodes
 
-        yield LocalHost(plan_anew, lost, lambda: nodes.start(alive, nodes.own())), plans
+        yield LocalHost(plan_anew, lost, lambda: nodes.start(alive, nodes.own()), current), plans

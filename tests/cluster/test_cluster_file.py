@@ -45,6 +45,13 @@ def test_every_key_and_command_is_explained() -> None:
             assert before.strip().startswith("#"), f"not explained: {line}"
 
 
+def test_a_wheel_replaces_another_build_of_its_version(config: dict[str, Any]) -> None:
+    wheel = '"$(ls -t ~/.outrider/wheels/outrider-*.whl | head -n 1)'
+    with_extras, alone = [command for command in config["setup_commands"] if "pip install" in command]
+    assert with_extras == f'~/.outrider/venv/bin/pip install --quiet {wheel}[cluster]"'
+    assert alone == f'~/.outrider/venv/bin/pip install --quiet --no-deps --force-reinstall {wheel}"'
+
+
 def test_no_host_answers_without_the_token(config: dict[str, Any]) -> None:
     assert any("RAY_AUTH_MODE=token" in command for command in config["setup_commands"])
     for key in COMMANDS[1:]:

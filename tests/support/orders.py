@@ -330,7 +330,9 @@ class Chance(Fate):
             world.deaths += 1
             return seconds, WorkerError("no memory")
         if self._happens("usage"):
+            # The end of the job, or a death like any other where one has come up before.
             world.allowed.add(UsageError)
+            world.deaths += 1
             return seconds, UsageError("this model cannot be")
         if self._happens("lease"):
             return seconds, LeaseError("core 1 is held by another")

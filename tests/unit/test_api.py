@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
 import io
 import json
@@ -14,19 +15,20 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
 import outrider
-from outrider.runner import api, job_process
+from outrider.runner import api, job_child, job_process
 from outrider.runner.cli.main import main
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.results import error_record, result_record
 from outrider.runner.job.row_lines import write_lines
 from outrider.runner.options import JobSpec
 from outrider.runner.progress import ProgressLine
+from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.summary import Summary, summarize
 from outrider.runner.run_arguments import RunArguments
 from outrider.workers.errors import InputError, JobError, JobStoppedError, UsageError
@@ -217,6 +219,90 @@ def test_what_is_told_is_followed_and_a_process_that_was_asked_to_stop_has_not_f
     process.check()
     assert told == [{"note": "ready"}, {"note": "asked 1", "ended": 130}]
     process.drain()  # nobody is there any more
+
+
+class Disk:
+    """Takes so many bytes, and then no more until there is ``room`` again."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = os.write(descriptor, data[: self.room])
+        self.room -= count
+        return count
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    made = Disk(1 << 20)
+    monkeypatch.setattr(job_child, "os", made)
+    return made
+
+
+@pytest.mark.parametrize("room", range(0, 60, 7))
+def test_what_a_full_disk_kept_back_is_told_when_there_is_room(
+    room: int, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it filled up: within an event, or between two."""
+    process, events = child("pass", monkeypatch), []
+    told = job_child.Told(process._told.fileno())
+    disk.room = room
+    told.say("a note")
+    told.tell(error={"kind": "InputError", "sentence": "two rows are wrong", "lines": []})
+    process.follow(events.append)
+    disk.room = 1 << 20
+    told.tell(ended=2)
+    process.follow(events.append)
+    error = {"kind": "InputError", "sentence": "two rows are wrong", "lines": []}
+    assert events == [{"note": "a note"}, {"error": error}, {"ended": 2}]
+    with pytest.raises(InputError, match="two rows are wrong"):
+        process.check()
+
+
+def test_a_full_disk_makes_no_heap_of_progress_that_is_old(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, events = child("pass", monkeypatch), []
+    told = job_child.Told(process._told.fileno())
+    monkeypatch.setattr(job_child, "TELL_SECONDS", 0.0)
+    disk.room = 5
+    for _ in range(100):
+        told.show(JobCounters(rows=7))
+    disk.room = 1 << 20
+    told.show(JobCounters(rows=9))
+    process.follow(events.append)
+    assert [event["progress"].split(" rows")[0] for event in events] == ["loading models: 0/7", "loading models: 0/9"]
+
+
+def test_the_last_event_waits_for_room(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, events = child("pass", monkeypatch), []
+    told = job_child.Told(process._told.fileno())
+    disk.room = 3
+    told.tell(ended=0)
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        disk.room = 1 << 20 if len(naps) == 3 else 0
+
+    monkeypatch.setattr(job_child, "time", SimpleNamespace(monotonic=lambda: sum(naps), sleep=sleep))
+    told.close()
+    process.follow(events.append)
+    assert events == [{"ended": 0}]
+    disk.room = 0
+    told.tell(ended=1)
+    told.close()
+    assert sum(naps) == pytest.approx(job_child.LAST_SECONDS, abs=1.0), "it gives up in the end"
+
+
+def test_half_an_event_of_an_earlier_life_is_not_glued_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, events = child("pass", monkeypatch), []
+    os.write(process._told.fileno(), b'{"progress": "3 of')
+    told = job_child.Told(process._told.fileno())
+    told.tell(ended=0)
+    process.follow(events.append)
+    assert events == [{"ended": 0}]
 
 
 @pytest.mark.slow

@@ -97,7 +97,10 @@ def test_a_cluster_is_not_joined_from_outside() -> None:
         pass
 
 
-@pytest.mark.parametrize("address", ["local", "host", "host:", ":6379", "host:x", "host:0", "host:70000"])
+@pytest.mark.parametrize(
+    "address",
+    ["local", "host", "host:", ":6379", "host:x", "host:0", "host:70000", "10.0.0..1:6379", ".:6379", f"{'x' * 64}:6379"],
+)
 def test_an_address_is_a_host_and_a_port(address: str) -> None:
     with pytest.raises(UsageError, match=f'--address: "{address}" is not HOST:PORT'), joined_ray(address):
         pass

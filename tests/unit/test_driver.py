@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from driver_world import World, driver, fake_world, fill, ids
+from driver_world import PLAN, REPORT, World, driver, fake_world, fill, ids
 from ray.exceptions import RayActorError, RayTaskError
 
 from outrider.runner.driving import driver as module
+from outrider.runner.driving.replica import HARVEST_SECONDS, Replica
 from outrider.runner.driving.schedule import MOST_ATTEMPTS, MOST_IDLE_DEATHS
 from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
@@ -20,6 +21,7 @@ from outrider.runner.report import statistics
 from outrider.runner.report.statistics import summary_of
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.errors import JobChangedError, JobError, ModelError, RayLostError, WorkerError
+from outrider.workers.messages import Row
 
 
 @pytest.fixture
@@ -141,6 +143,48 @@ def test_whatever_a_lost_ray_raises_is_its_loss(world: World, journal: Journal, 
     with pytest.raises(RayLostError if lost else RuntimeError, match="killed" if lost else "store is closed"):
         made.run()
     assert journal.meta("totals")["ray_deaths"] == lost
+
+
+@pytest.mark.parametrize("rows", [6, 11])
+def test_a_row_that_ends_in_the_tick_in_which_another_replica_gets_room_is_not_written_twice(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """At first rows are quick, and the last ones are late by that measure."""
+    fill(journal, rows)
+    now = 0.0
+
+    def monotonic() -> float:
+        nonlocal now
+        now += 0.1 if made.counters.done < rows - 4 else 100.0
+        return now
+
+    made = driver(journal, replicas=2, batch=1)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(
+        module.ray, "wait", lambda futures, num_returns, timeout: (futures[:num_returns], futures[num_returns:])
+    )
+    made.run()
+    assert (made.counters.done, made.counters.tokens) == (rows, 2 * rows)
+    assert sum(journal.meta(statistics.KEY)["latencies"].values()) == rows
+    assert made.record._partial_results._rows == {}
+
+
+def test_a_row_that_is_cancelled_does_not_leave_for_its_target() -> None:
+    """Rows travel with the next harvest, and cancelling does not wait for it."""
+    cancelled: list[list[int]] = []
+    harvests: list[tuple[Any, ...]] = []
+    replica = Replica(0, PLAN)
+    replica._target = SimpleNamespace(
+        cancel=SimpleNamespace(remote=cancelled.append),
+        harvest=SimpleNamespace(remote=lambda *given: harvests.append(given)),
+    )
+    replica.target_is_ready(REPORT)
+    sent = [Row(number, (1, 2), 5) for number in range(3)]
+    replica.submit(sent)
+    replica.cancel([0, 2, 7])
+    replica.harvest()
+    assert harvests == [(HARVEST_SECONDS, [sent[1]])]
+    assert cancelled == [[0, 2, 7]]
 
 
 def test_samples_lost_with_a_replica_are_not_counted_twice(world: World, journal: Journal) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -13,11 +15,18 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from outrider.runner.driving import lifecycle
 from outrider.runner.driving.schedule import MOST_ATTEMPTS
+from outrider.runner.hosts import this_machine
 from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job.journal import Counts, Journal
 from outrider.runner.job.requests import MOST_SAMPLES
-from outrider.runner.planning.replica_plan import ReplicaPlan
+from outrider.runner.planning import free_cores
+from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
+from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate
+from outrider.runner.planning.topology import Core, Node, Topology
 from outrider.workers.errors import JobChangedError, JobError, LeaseError
+from outrider.workers.machine.core_leases import Holder
+from outrider.workers.machine.pinning import Launch
+from outrider.workers.messages import ModelSpec, ReplicaSpec
 
 
 @pytest.fixture
@@ -208,3 +217,78 @@ def test_a_target_that_comes_up_again_with_other_weights_ends_the_job(world: Wor
         driver(journal, batch=1).run()
     assert 0 < journal.counts().done < 6
     assert world.starts == [0, 0]
+
+
+CORES = 16
+TWO_NODES = Topology(
+    "here",
+    tuple(
+        Node(
+            node,
+            node,
+            tuple(Core((core,), (core,), node, node) for core in range(node * CORES, (node + 1) * CORES)),
+            128 << 30,
+            True,
+            {},
+        )
+        for node in range(2)
+    ),
+)
+TEMPLATE = ReplicaTemplate(ModelSpec("/models/tiny", "native", "bf16"), None, ReplicaSpec(batch=4, draft_tokens=0))
+
+
+@contextmanager
+def two_replicas_here(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Any]:
+    """One on each node of a machine of which nobody holds anything."""
+
+    @contextmanager
+    def no_ray(*_: object) -> Iterator[Any]:
+        yield lambda: None
+
+    monkeypatch.setattr(this_machine, "local_ray", no_ray)
+    monkeypatch.setattr(this_machine, "read_topology", lambda: TWO_NODES)
+    monkeypatch.setattr(this_machine, "probed_here", lambda: lambda host, pin: Launch(pin, "affinity", (), "python3"))
+    monkeypatch.setattr(free_cores, "holders", lambda shared: {})
+    template = replace(TEMPLATE, **options)
+    asked = (ModelSizes(10 << 30), lambda cores: PlacementRequest(), 0.0, lambda said: None, None, 300.0)
+    with this_machine.local_host(template, *asked) as (hosts, plans):
+        assert [plan.target.actor.cores[0] // CORES for plan in plans] == [0, 1]
+        yield hosts, plans
+
+
+def cores_of(plan: ReplicaPlan) -> set[int]:
+    return set(plan.target.actor.cores)
+
+
+def test_replicas_that_wait_for_cores_are_given_different_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first has not started on its own when the second asks, so no lease tells of them yet."""
+    held = {str(core): Holder(str(core), 4711) for core in range(2 * CORES)}
+    with two_replicas_here(monkeypatch) as (hosts, plans):
+        for plan in plans:
+            hosts.release(plan)
+        monkeypatch.setattr(free_cores, "holders", lambda shared: held)
+        assert hosts.new_replica_plans(2) == []
+        monkeypatch.setattr(free_cores, "holders", lambda shared: {})
+        [first], [second] = hosts.new_replica_plans(2), hosts.new_replica_plans(1)
+        assert not cores_of(first) & cores_of(second)
+        assert len(cores_of(first)) == len(cores_of(second)) == CORES - 1, "and not the one that was left to Ray"
+        assert hosts.new_replica_plans(0) == []
+        hosts.release(first)
+        [again] = hosts.new_replica_plans(1)
+        assert cores_of(again) <= cores_of(first)
+
+
+def test_a_replica_without_cores_is_not_given_those_of_one_that_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    with two_replicas_here(monkeypatch) as (hosts, plans):
+        hosts.release(plans[1])
+        [plan] = hosts.new_replica_plans(1)
+        assert cores_of(plan) < cores_of(plans[1]), "all but one that is left to Ray"
+
+
+def test_replicas_that_share_cores_may_be_given_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with two_replicas_here(monkeypatch, share_cores=True) as (hosts, plans):
+        hosts.release(plans[0])
+        held = {str(core): Holder(str(core), 4711) for core in range(CORES)}
+        monkeypatch.setattr(free_cores, "holders", lambda shared: held)
+        [plan] = hosts.new_replica_plans(1)
+        assert cores_of(plan) <= cores_of(plans[1])

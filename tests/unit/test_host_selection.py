@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sysfs_trees import build
 
-from outrider.runner.hosts.cluster import warn_of_open_folders
+from outrider.kernels.library import KernelsUnavailable
+from outrider.runner.hosts import cluster, examination, host_report, ray_nodes
+from outrider.runner.hosts.cluster import ClusterHosts, warn_of_open_folders
 from outrider.runner.hosts.host_report import FoundModel, HostReport, open_ray_folder
 from outrider.runner.hosts.host_selection import RayNode, chosen_kind, declared_cores, numeric_kind, offered, refusals
 from outrider.runner.planning.placement import plan
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
+from outrider.runner.planning.replica_plan import ReplicaTemplate
 from outrider.runner.planning.topology import Topology, read_topology
 from outrider.workers import ray_compat
+from outrider.workers.errors import JobError
 from outrider.workers.machine.core_leases import Holder
+from outrider.workers.machine.pinning import Launch
+from outrider.workers.messages import ModelSpec, ReplicaSpec
 
-VERSIONS = {"outrider": "1", "python": "3.11", "torch": "2.9", "transformers": "5.0"}
+VERSIONS = {"outrider": "1", "build": "a", "python": "3.11", "torch": "2.9", "transformers": "5.0"}
+OURS = {"outrider": "1", "build": "a"}
 
 
 def machine(folder: Path, nodes: int = 1, cores: int = 4) -> Topology:
@@ -89,15 +99,261 @@ def test_heterogeneous_hosts_get_replicas_each_by_its_own_nodes(tmp_path: Path) 
 
 def test_hosts_that_cannot_do_their_part_are_told_apart(tmp_path: Path) -> None:
     host = machine(tmp_path)
-    good, old, empty, other = (ray_node(name, host, {0: 1}) for name in ("good", "old", "empty", "other"))
-    old = replace(old, report=replace(old.report, versions={**VERSIONS, "outrider": "0"}))
+    names = ("good", "old", "rebuilt", "older", "empty", "other")
+    good, old, rebuilt, older, empty, other = (ray_node(name, host, {0: 1}) for name in names)
+    old = replace(old, report=replace(old.report, versions={**VERSIONS, "outrider": "0"}, models={}))
+    rebuilt = replace(rebuilt, report=replace(rebuilt.report, versions={**VERSIONS, "build": "b"}, models={}))
+    older = replace(older, report=replace(older.report, versions={"outrider": "1"}))
     empty = replace(empty, report=replace(empty.report, models={"big": FoundModel(problem="it is not there")}))
     other = replace(other, report=replace(other.report, models={"big": FoundModel("/models/big", "e")}))
-    assert refusals([good, old, empty, other], {"big": "d"}, "1") == {
+    another = "has another build of outrider 1 than the driver: install the same wheel on all hosts"
+    assert refusals([good, old, rebuilt, older, empty, other], {"big": "d"}, OURS) == {
         "old": "has outrider 0, the driver has 1",
+        "rebuilt": another,
+        "older": another,
         "empty": "lacks the weights: it is not there",
         "other": 'has another "big" than the driver, at /models/big',
     }
+
+
+def test_the_code_that_runs_is_digested_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two installations of one wheel are alike, also where one of them has been used, or is editable."""
+    written = tmp_path / "written"
+    for package in (tmp_path / "installed", written):
+        package.mkdir()
+        for name in ("__init__.py", "runner/options.py"):
+            (package / name).parent.mkdir(exist_ok=True)
+            (package / name).write_text(name)
+    editable = tmp_path / "editable"
+    editable.mkdir()
+    (editable / "__init__.py").write_text("__init__.py")
+    (editable / "runner").symlink_to(written / "runner")
+
+    def build(package: Path, kernels: str | None = "abc") -> str:
+        def sources() -> str:
+            if kernels is None:
+                raise KernelsUnavailable("not installed")
+            return kernels
+
+        monkeypatch.setattr(host_report.outrider, "__file__", str(package / "__init__.py"))
+        monkeypatch.setattr("outrider.kernels.library.sources", sources)
+        host_report._build.cache_clear()
+        return host_report.own_versions()["build"]
+
+    try:
+        first = build(tmp_path / "installed")
+        (tmp_path / "installed/runner/__pycache__").mkdir()
+        (tmp_path / "installed/runner/__pycache__/options.pyc").write_bytes(b"compiled")
+        assert build(tmp_path / "installed") == build(written) == build(editable) == first
+        assert len({build(written, kernels) for kernels in ("abc", "def", None)}) == 3
+        (written / "runner/options.py").write_text("one line more")
+        assert build(written) != first
+    finally:
+        monkeypatch.undo()
+        host_report._build.cache_clear()
+
+
+class Cluster:
+    """Ray's nodes without a Ray. Whoever is asked answers when the test says so; the clock goes on by what is waited."""
+
+    ANSWER_SECONDS = ray_nodes.ANSWER_SECONDS
+    names = staticmethod(ray_nodes.names)
+    offering = staticmethod(ray_nodes.offering)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, hosts: Sequence[str]) -> None:
+        self.machines = {name: machine(folder / name) for name in hosts}
+        self.hosts = list(hosts)
+        self.now = 0.0
+        # By the name of the function and the host: what is answered, and from when on.
+        self.answers: dict[tuple[str, str], tuple[float, Any]] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.said: list[str] = []
+        self.after: Callable[[], None] = lambda: None
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
+        for module in (cluster, examination):
+            monkeypatch.setattr(module, "nodes", self)
+            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(cluster, "own_versions", lambda: OURS)
+
+    def hosts_of_a_job(self, models: dict[str, tuple[str, str]]) -> ClusterHosts:
+        head: Any = SimpleNamespace(lost=lambda: None, silent=False, answers=lambda: True)
+        template = ReplicaTemplate(ModelSpec(models["big"][0], "native", "w4a8"), None, ReplicaSpec(4, 0))
+        request = PlacementRequest()
+        return ClusterHosts(template, ModelSizes(1000), None, lambda cores: request, models, None, self.said.append, head)
+
+    def slow(self, question: str, host: str, until: float, answer: Any = None) -> None:
+        self.answers[question, host] = (until, answer)
+
+    def own(self) -> str:
+        return "driver"
+
+    def alive(self) -> list[dict[str, Any]]:
+        one = {"Alive": True, "NodeManagerAddress": "10.0.0.1"}
+        others = [{**one, "NodeID": name, "NodeManagerHostname": name, "Resources": {"numa0": 4.0}} for name in self.hosts]
+        return [{**one, "NodeID": "driver", "NodeManagerHostname": "driver", "Resources": {}}, *others]
+
+    def start(self, function: Callable[..., Any], node: str, *given: Any) -> tuple[str, str, int]:
+        self.asked.append((function.__name__, node))
+        return function.__name__, node, len(self.asked)
+
+    def answered(self, futures: Sequence[tuple[str, str, int]], seconds: float) -> list[tuple[str, str, int]]:
+        def ready() -> list[tuple[str, str, int]]:
+            return [future for future in futures if self.answers.get(future[:2], (0.0, None))[0] <= self.now]
+
+        if not ready():
+            self._sleep(seconds)
+        return ready()
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.after()
+
+    def answer(self, future: tuple[str, str, int]) -> Any:
+        question, host, _ = future
+        _, answer = self.answers.get((question, host), (0.0, None))
+        usual: dict[str, Any] = {
+            "look": HostReport(host, host, self.machines[host], {}, VERSIONS, "avx512"),
+            "find_models": {"big": FoundModel("/models/big", "d")},
+        }
+        return usual[question] if answer is None else answer
+
+    def ask(self, function: Callable[..., Any], arguments: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+        if function.__name__ == "try_out":
+            return {node: [Launch(pin, "affinity", (), "python3") for pin in pins] for node, (pins,) in arguments.items()}
+        return {node: self.answer((function.__name__, node, 0)) for node in arguments}
+
+
+AN_HOUR = 3600.0
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> dict[str, tuple[str, str]]:
+    """A model as the driver has it, of 3 GB that take no room."""
+    (tmp_path / "big").mkdir()
+    with (tmp_path / "big/model.safetensors").open("wb") as file:
+        file.truncate(3_000_000_000)
+    return {"big": (str(tmp_path / "big"), "d")}
+
+
+def test_a_host_may_read_its_weights_for_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: dict[str, tuple[str, str]]
+) -> None:
+    there = Cluster(monkeypatch, tmp_path, ["quick", "slow"])
+    there.slow("find_models", "slow", until=AN_HOUR)
+    plans = there.hosts_of_a_job(big).open(0.0)
+    assert {plan.target.node for plan in plans} == {"quick", "slow"}
+    assert there.now >= AN_HOUR
+    assert there.said == ["slow (10.0.0.1, slow) reads 3.0 GB of weights to know them; this is done once"]
+
+
+def test_all_that_is_wrong_with_hosts_is_listed_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: dict[str, tuple[str, str]]
+) -> None:
+    there = Cluster(monkeypatch, tmp_path, ["dead", "good", "lacking", "other", "silent"])
+    report = HostReport("other", "other", there.machines["other"], {}, {**VERSIONS, "build": "b"}, "avx512")
+    there.slow("look", "dead", 0.0, "its process died")
+    there.slow("look", "other", 0.0, report)
+    there.slow("look", "silent", until=AN_HOUR)
+    there.slow("find_models", "lacking", 0.0, {"big": FoundModel(problem="it is not there")})
+    with pytest.raises(JobError, match="4 of 5 hosts cannot take part in this job: see above") as caught:
+        there.hosts_of_a_job(big).open(0.0)
+    assert there.now == pytest.approx(there.ANSWER_SECONDS, abs=5.0)
+    assert [line.partition(") ")[2] for line in caught.value.lines] == [
+        "does not answer: its process died",
+        "lacks the weights: it is not there",
+        "has another build of outrider 1 than the driver: install the same wheel on all hosts",
+        "does not answer: no answer within 120 s",
+    ]
+    assert ("find_models", "other") not in there.asked, "another build may not know that question"
+
+
+def test_a_host_that_leaves_while_others_read_is_no_reason_to_refuse_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: dict[str, tuple[str, str]]
+) -> None:
+    there = Cluster(monkeypatch, tmp_path, ["leaves", "dies", "slow"])
+    there.slow("find_models", "slow", until=AN_HOUR)
+    there.slow("find_models", "dies", until=60.0, answer="its process died")
+
+    def leave() -> None:
+        if there.now > 30.0:
+            there.hosts = ["slow"]
+
+    there.after = leave
+    plans = there.hosts_of_a_job(big).open(0.0)
+    assert {plan.target.node for plan in plans} == {"slow"}
+    assert sorted(said.partition(" ")[0] for said in there.said if "has left" in said) == ["dies", "leaves"]
+    there.slow("find_models", "slow", until=2 * AN_HOUR)
+    there.after = there.hosts.clear
+    with pytest.raises(JobError, match="all hosts of this cluster that offer cores have left; the job has not begun"):
+        there.hosts_of_a_job(big).open(0.0)
+
+
+def joined(hosts: ClusterHosts) -> list[str]:
+    return [str(plan.target.node) for plan in hosts.new_replica_plans(0)]
+
+
+def test_a_host_that_joins_is_used_when_it_has_read_its_weights_and_others_are_watched_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: dict[str, tuple[str, str]]
+) -> None:
+    there = Cluster(monkeypatch, tmp_path, ["first", "second", "third", "slow"])
+    there.hosts = ["first"]
+    hosts = there.hosts_of_a_job(big)
+    assert [plan.target.node for plan in hosts.open(0.0)] == ["first"]
+    there.slow("find_models", "slow", until=AN_HOUR)
+    there.hosts += ["slow"]
+    for _ in range(10):
+        hosts._step()
+    assert joined(hosts) == []
+    assert there.said == ["slow (10.0.0.1, slow) reads 3.0 GB of weights to know them; this is done once"]
+    there.hosts += ["second"]
+    hosts._step()
+    assert joined(hosts) == ["second"]
+    there.hosts.remove("first")
+    hosts._step()
+    assert there.asked.count(("find_models", "slow")) == 1
+    there.now = AN_HOUR
+    hosts._step()
+    assert joined(hosts) == ["slow"]
+    assert any("first" in said and "has left" in said for said in there.said)
+
+
+def test_a_host_that_joins_and_gives_no_answer_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: dict[str, tuple[str, str]]
+) -> None:
+    there = Cluster(monkeypatch, tmp_path, ["first", "slow", "gone"])
+    there.hosts = ["first"]
+    hosts = there.hosts_of_a_job(big)
+    hosts.open(0.0)
+    there.slow("look", "slow", until=AN_HOUR)
+    there.slow("look", "gone", until=AN_HOUR)
+    there.hosts = ["first", "slow", "gone"]
+    hosts._step()
+    there.hosts = ["first", "slow"]
+    while there.now < AN_HOUR - 10.0:
+        hosts._step()
+        there.now += 10.0
+    assert joined(hosts) == []
+    assert there.said == ["note: slow (10.0.0.1, slow) does not answer: no answer within 120 s; it is asked again"]
+    assert there.asked.count(("look", "slow")) > 10
+    assert there.asked.count(("look", "gone")) == 1
+    there.now = AN_HOUR
+    hosts._step()
+    assert joined(hosts) == ["slow"]
+
+
+def test_a_host_that_joins_and_cannot_take_part_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: dict[str, tuple[str, str]]
+) -> None:
+    there = Cluster(monkeypatch, tmp_path, ["first", "lacking"])
+    there.hosts = ["first"]
+    hosts = there.hosts_of_a_job(big)
+    hosts.open(0.0)
+    there.slow("find_models", "lacking", 0.0, {"big": FoundModel(problem="it is not there")})
+    there.hosts = ["first", "lacking"]
+    for _ in range(3):
+        hosts._step()
+    assert joined(hosts) == []
+    assert there.said == ["note: lacking (10.0.0.1, lackin) is not used: it lacks the weights: it is not there"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights, native_supports
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+SHARD = "model-00001-of-00001.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,8 @@ def raw(content: bytes) -> Callable[[Path], None]:
 
 def index(weight_map: Any) -> Callable[[Path], None]:
     def spoil(model: Path) -> None:
+        # Beside a file of that name an index is not looked at.
+        (model / WEIGHTS).rename(model / SHARD)
         (model / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
     return spoil
@@ -132,12 +135,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a shape of truths": (header(a=tensor(0, 4, [True])), "has no shape"),
     "a number for a type": (header(a=tensor(0, 64, [16], 7)), "has no type"),
     "an escape in a name": (header(**{"\x1b[31m\n": tensor(0, 4, [16])}), r"weight '\\x1b\[31m\\n' has"),
-    "an index of lists": (index({"a": ["model.safetensors"]}), "must name a file for the weight 'a'"),
+    "an index of lists": (index({"a": [SHARD]}), "must name a file for the weight 'a'"),
     "an index that is none": (index([1]), 'has no "weight_map"'),
     "an index that climbs": (index({"a": "../../etc/passwd"}), "must name a file beside it"),
     "an index to elsewhere": (index({"a": "/etc/passwd"}), "must name a file beside it"),
     "an index of what is not there": (index({"a": "b.safetensors"}), "lacks 'b.safetensors'"),
-    "an index of what is elsewhere": (index({"a": WEIGHTS}), "lacks the weight 'a', which"),
+    "an index of what is elsewhere": (index({"a": SHARD}), "lacks the weight 'a', which"),
     "a garbage pickle": (pickled(lambda file: file.write_bytes(b"garbage")), "is no checkpoint of torch"),
     "a garbage pickle in a whole zip": (pickled(zipped(b"garbage")), "is damaged: its pickle cannot be read"),
     "half a pickle in a whole zip": (pickled(zipped(pickle.dumps({"a": len}, 2)[:-3])), "is damaged|truncated"),

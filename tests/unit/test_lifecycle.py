@@ -173,11 +173,41 @@ def test_cores_that_come_free_go_to_the_replica_that_lost_its_own_and_then_to_ne
     assert (machine.up, machine.unplaced) == (3, 0)
 
 
+WRONG = ModelError("tiny lacks 3 of its weights")
+REFUSED = Failure(WRONG, str(WRONG), raised=True)
+
+
 def test_what_no_replica_will_fare_better_with_ends_the_job() -> None:
-    wrong = ModelError("tiny lacks 3 of its weights")
-    failure = Failure(wrong, str(wrong), raised=True)
-    for event in (StartFailed(0, failure), DraftDied(0, failure), TargetDied(0, failure)):
-        assert told(made(2, up=[1]), event) == [EndJob(wrong)]
+    for event in (StartFailed(0, REFUSED), DraftDied(0, REFUSED), TargetDied(0, REFUSED)):
+        assert told(made(2), event) == [EndJob(WRONG)]
+
+
+def test_of_a_target_and_its_draft_each_has_to_have_come_up() -> None:
+    """That the other could be loaded says nothing of it."""
+    assert told(made(2, up=[1]), DraftDied(0, REFUSED)) == [EndJob(WRONG)]
+    machine = made(2)
+    told(machine, DraftReady(1))
+    assert told(machine, StartFailed(0, REFUSED)) == [EndJob(WRONG)]
+
+
+def test_a_target_that_cannot_be_read_any_more_is_a_death_like_any_other() -> None:
+    """Its file system may have gone away for a minute: the other replicas have their targets in memory."""
+    machine = made(2, up=[0, 1])
+    died = [Stop(0), Record(Loss.TARGET, 0, str(WRONG)), Tell(schedule.ReplicaDown(0, str(WRONG)))]
+    assert told(machine, TargetDied(0, REFUSED)) == died
+    assert told(machine, RestartWanted(0), StartFailed(0, REFUSED)) == [Start(0), *died]
+    assert machine.state(1) == Up()
+
+
+def test_without_a_draft_that_cannot_be_read_any_more_the_target_goes_on() -> None:
+    machine = made(2, up=[0, 1])
+    told(machine, DraftReady(1))
+    recorded = Record(Loss.DRAFT, 0, str(WRONG))
+    for _ in range(MOST_DRAFT_DEATHS - 1):
+        assert told(machine, DraftDied(0, REFUSED)) == [recorded, StartDraft(0)]
+    without = Note(f"replica 0 goes on without a draft, which died again and again: {WRONG}")
+    assert told(machine, DraftDied(0, REFUSED)) == [recorded, without]
+    assert machine.state(0) == Up()
 
 
 def test_a_target_that_computes_otherwise_is_not_used_and_may_have_other_cores() -> None:

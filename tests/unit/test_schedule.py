@@ -23,6 +23,7 @@ from outrider.runner.driving.schedule import (
     ReplicaUp,
     Restart,
     RowsEnded,
+    RowsEndedTogether,
     RowsFetched,
     RowsOffered,
     RowsWithdrawn,
@@ -174,6 +175,21 @@ def test_a_late_row_is_given_to_an_idle_replica_and_the_first_answer_counts() ->
     assert schedule.handle(Tick(15.1)) == [Send(0, (1,))]
     assert schedule.handle(Tick(1000.0)) == [], "two are enough"
     assert schedule.handle(RowsEnded(0, (1,))) == [Cancel(1, (1,)), Finish()]
+
+
+def test_what_has_ended_in_the_same_moment_is_not_late() -> None:
+    """Replica 0 has room again, and row 1 of replica 1 would be late, had it not ended too."""
+    schedule = resumed(0, 1, 2, replicas=2, capacity=1)
+    schedule.handle(Tick(10.0))
+    assert schedule.handle(RowsEnded(0, (0,))) == [Send(0, (2,))]
+    schedule.handle(Tick(50.0))
+    assert schedule.handle(RowsEndedTogether((RowsEnded(0, (2,)), RowsEnded(1, (1,))))) == [Finish()]
+
+
+def test_rows_that_end_together_make_room_together() -> None:
+    schedule = resumed(0, 1, 2, 3, 4, replicas=2)
+    ended = RowsEndedTogether((RowsEnded(0, (0,)), RowsEnded(1, (2, 3))))
+    assert schedule.handle(ended) == [Send(1, (4,))], "to the emptiest"
 
 
 def test_the_late_replica_may_be_the_first_after_all() -> None:

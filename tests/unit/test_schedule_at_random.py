@@ -109,10 +109,18 @@ def simulate(
         row = dice.choice(sorted(held))
         if replica in broken or row in poison or (eager and held & poison) or dice.random() < deaths:
             kill(replica)
-        else:
-            held.discard(row)
+            continue
+        # Harvests that arrive together: the first answer to a row counts.
+        together = {replica: row}
+        for other in [other for other in choices if other not in starting | broken | together.keys()]:
+            row = dice.choice(sorted(holding[other]))
+            if dice.random() < 0.2 and row not in together.values() and not holding[other] & poison:
+                together[other] = row
+        for other, row in together.items():
+            holding[other].discard(row)
             ended.add(row)
-            perform(tested.handle(schedule.RowsEnded(replica, (row,))))
+        events = tuple(schedule.RowsEnded(other, (row,)) for other, row in together.items())
+        perform(tested.handle(schedule.RowsEndedTogether(events) if len(events) > 1 else events[0]))
     return ended, failed, finish[0].reason
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +17,10 @@ from sysfs_trees import GIB, accelerator, build, laptop, mask, write
 from outrider.runner.planning import sysfs, topology
 from outrider.runner.planning.accelerators import Accelerator, visible_here
 from outrider.runner.planning.allowance import Allowance, read_allowance
+from outrider.runner.planning.placement import plan
+from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.topology import Topology, ray_resources, read_topology
+from outrider.runner.planning.topology_view import as_json
 from outrider.workers.errors import PlacementError
 
 
@@ -354,6 +360,83 @@ def test_only_accelerators_with_device_files_are_visible(tmp_path: Path, monkeyp
     shown = visible_here(model_infos, tmp_path, tmp_path)
     assert [(each.name, each.node, each.selector) for each in shown] == [("cuda:0", 2, "1")]
     assert [each.node for each in visible_here((), tmp_path, tmp_path)] == [None]
+
+
+UUIDS = ("GPU-5f1c2a3b-0000-0000-0000-000000000000", "GPU-5f1c2a3b-1111-0000-0000-000000000001", "GPU-99")
+
+
+@pytest.fixture
+def three_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Accelerator, ...]:
+    """And nvidia-smi as it writes of them; the last one's memory it does not know."""
+    lines = [
+        f"0000{index:04x}:{index:02X}:00.0, {'[N/A]' if index == 2 else 81920}, {uuid}\n"
+        for index, uuid in enumerate(UUIDS)
+    ]
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        assert command[:2] == ["nvidia-smi", "--query-gpu=pci.bus_id,memory.total,uuid"]
+        return SimpleNamespace(stdout="".join(lines))
+
+    monkeypatch.setattr("outrider.runner.planning.accelerators.subprocess.run", run)
+    for index in range(3):
+        (tmp_path / f"nvidia{index}").touch()
+    return tuple(Accelerator(f"cuda:{index}", f"{index:04x}:{index:02x}:00.0", 0, str(index)) for index in range(3))
+
+
+@pytest.mark.parametrize(
+    ("variable", "selectors"),
+    [
+        (UUIDS[1], ["1"]),
+        (f"{UUIDS[1]},{UUIDS[0]}", ["1", "0"]),
+        ("GPU-9", ["2"]),  # abbreviated, as CUDA allows
+        ("GPU-5f1c2a3b-1, 2", ["1", "2"]),
+        ("", []),
+        ("1,nonsense,GPU-99", ["1"]),
+    ],
+)
+def test_devices_are_named_by_uuid_too(
+    three_devices: tuple[Accelerator, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    selectors: list[str],
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    shown = visible_here(three_devices, tmp_path, tmp_path)
+    assert [(each.name, each.selector) for each in shown] == [
+        (f"cuda:{index}", selector) for index, selector in enumerate(selectors)
+    ]
+    assert all(each.memory_bytes == (None if each.selector == "2" else 81920 << 20) for each in shown)
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("MIG-0", 'CUDA_VISIBLE_DEVICES names "MIG-0" by UUID, which is a part of a device; give numbers'),
+        ("0,GPU-77", 'names "GPU-77" by UUID, which nvidia-smi tells of no device here; give numbers'),
+        ("GPU-5f1c", 'names "GPU-5f1c" by UUID, which fits several devices; give numbers'),
+    ],
+)
+def test_a_uuid_that_fits_no_device_is_refused_where_devices_are_wanted_and_only_there(
+    three_devices: tuple[Accelerator, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, said: str
+) -> None:
+    """Another's device would be taken otherwise; but a job on the CPU is none of its business."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    with pytest.raises(PlacementError, match=re.escape(said)):
+        visible_here(three_devices, tmp_path, tmp_path)
+    assert visible_here((), tmp_path / "none", tmp_path) == (), "where there is no device, nothing is confused"
+    monkeypatch.setattr(
+        "outrider.runner.planning.topology.visible_here", lambda found: visible_here(three_devices, tmp_path, tmp_path)
+    )
+    here = read_topology()
+    assert here.accelerators == ()
+    assert plan([here], ModelSizes(1000), PlacementRequest(per="machine")).replicas == 1
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(PlacementError, match=re.escape(said)):
+            plan([here], ModelSizes(1000), PlacementRequest(devices=(device,)))
+    assert any(said in warning for warning in as_json(here)["warnings"])
+    other = replace(here, host="other", accelerators=three_devices[:1], accelerators_refused="")
+    assert plan([here, other], ModelSizes(1000), PlacementRequest(devices=("cuda",))).actors[0].host == "other"
 
 
 def test_memory_stays_where_an_outer_numactl_has_bound_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
