@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.options import Options
+from outrider.runner.option import flag_of
+from outrider.runner.options import OF_A_DRAFT, OF_A_MODEL_ALONE, ComputedModel, Options
 from outrider.runner.planning.placement_request import PlacementRequest, on_accelerator
 from outrider.workers.errors import UsageError
 from outrider.workers.messages import ModelSpec, ReplicaSpec
@@ -29,18 +30,14 @@ def choose_models(
     """What each actor loads, and on which engine."""
     devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
     target_on_accelerator, draft_on_accelerator = on_accelerator(devices)
-    target_model = _model(spec, target, spec.precision, target_on_accelerator, tokenizer_process, say)
-    if spec.cache_precision != "auto" and target_model.engine != "native":
-        raise UsageError(
-            f"--cache-precision: only the native engine keeps keys and values in {spec.cache_precision}, and {target.name} "
-            "runs on the hf engine: leave it out"
-        )
-    target_model = replace(target_model, cache_precision=spec.cache_precision)
+    target_model = choose_target(spec, target, tokenizer_process, say, target_on_accelerator)
+    target_model = replace(target_model, prefix_tokens=spec.prefix_tokens)
     if draft is None or spec.draft_tokens == 0:
-        if spec.draft_shortlist not in ("auto", 0):
-            raise UsageError(
-                "--draft-shortlist: no draft model runs that could score fewer tokens: leave it out, or name a draft model"
-            )
+        # Where it was said that none is to run, they are refused already.
+        idle = [name for name in sorted(OF_A_MODEL_ALONE) if getattr(spec, name) not in OF_A_DRAFT[name]]
+        if idle:
+            flags = ", ".join(flag_of(type(spec), name) for name in idle)
+            say(f"note: no draft model runs, and without one nothing comes of {flags}")
         return target_model, None
     precision = _draft_precision(spec, target_model, draft, draft_on_accelerator, tokenizer_process)
     if draft.head and (target_model.engine != "native" or draft_on_accelerator):
@@ -56,8 +53,25 @@ def choose_models(
         target_model = replace(target_model, states=draft.states)
         draft_model = replace(draft_model, target=target.path)
     # A draft may change: no text depends on it.
-    small = spec.small_draft_cache
-    return target_model, replace(draft_model, small_cache=small, digest="", mask_token=draft.mask_token)
+    draft_model = replace(draft_model, digest="", small_cache=spec.small_draft_cache, prefix_tokens=spec.prefix_tokens)
+    return target_model, replace(draft_model, mask_token=draft.mask_token)
+
+
+def choose_target(
+    spec: ComputedModel,
+    target: ModelInfo,
+    tokenizer_process: TokenizerProcess,
+    say: Callable[[str], None],
+    on_accelerator: bool = False,
+) -> ModelSpec:
+    """How a model is loaded that is nobody's draft."""
+    model = _model(spec, target, spec.precision, on_accelerator, tokenizer_process, say)
+    if spec.cache_precision != "auto" and model.engine != "native":
+        raise UsageError(
+            f"--cache-precision: only the native engine keeps keys and values in {spec.cache_precision}, and {target.name} "
+            "runs on the hf engine: leave it out"
+        )
+    return replace(model, cache_precision=spec.cache_precision)
 
 
 def _check_shortlist(draft: ModelInfo, model: ModelSpec) -> None:
@@ -86,7 +100,7 @@ def _draft_precision(
 
 
 def _model(
-    spec: Options,
+    spec: ComputedModel,
     model_info: ModelInfo,
     precision: str,
     on_accelerator: bool,
@@ -99,12 +113,14 @@ def _model(
     engine = spec.engine
     if engine == "native" and not spec.fast_attention:
         raise UsageError("--no-fast-attention: the native engine has fused attention only; --engine hf has both")
-    if engine == "auto" and (on_accelerator or chosen == "fp16" or not spec.fast_attention):
+    if engine == "auto" and on_accelerator:
         engine = "hf"
     if engine != "hf":
         refusal = tokenizer_process.native_refuses(model_info.path)
         if refusal is not None and engine == "native":
             raise UsageError(f"--engine native: {refusal}")
+        if engine == "auto":
+            refusal = refusal or _left_to_hf(spec, chosen, precision)
         if refusal is not None:
             say(f"note: {model_info.name} runs on the hf engine, more slowly and not bit for bit: {refusal}")
         engine = "hf" if refusal is not None else "native"
@@ -125,11 +141,21 @@ def _model(
         engine,
         chosen,
         allow_pickle=spec.allow_pickle,
-        prefix_tokens=spec.prefix_tokens,
         fast_attention=spec.fast_attention,
         ipex=spec.ipex,
         digest=model_info.digest,
     )
+
+
+def _left_to_hf(spec: ComputedModel, chosen: str, asked: str) -> str | None:
+    """Why a model that the native engine knows is left to the hf engine, where the choice is ours."""
+    if not spec.fast_attention:
+        return "--no-fast-attention is for that engine alone"
+    if chosen != "fp16":
+        return None
+    if asked == "fp16":
+        return "the native engine does not compute fp16"
+    return "it comes in fp16, which the native engine does not compute; --precision bf16 or w4a8 takes that engine"
 
 
 def replica_spec_of(spec: Options, draft: ModelSpec | None, draft_name: str) -> ReplicaSpec:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from outrider.runner.validation_errors import must
+from outrider.runner.validation_errors import must, shown
 from outrider.workers.errors import UsageError, first_line
 
 AnyOptions = TypeVar("AnyOptions", bound="OptionModel")
@@ -70,6 +70,14 @@ class OptionModel(BaseModel):
                 if (other := flags.setdefault(flag, name)) != name:
                     raise TypeError(f"{cls.__name__}.{name} and {other} are both {flag}")
 
+    def check(self) -> None:
+        """Refuse what no option can see by itself: those that do not go together."""
+
+    @classmethod
+    def overruled(cls, given: Mapping[str, Any]) -> frozenset[str]:
+        """The options that are about nothing any more beside those given; what a file says of them is left aside."""
+        return frozenset()
+
 
 def option_of(field: FieldInfo) -> Option:
     return next(each for each in field.metadata if isinstance(each, Option))
@@ -97,12 +105,13 @@ def sections(kind: type[OptionModel]) -> dict[type[OptionModel], list[str]]:
 
 def build_options(kind: type[AnyOptions], options: Mapping[str, Any], config_file: Path | None = None) -> AnyOptions:
     """A specification from the options given, over those of a file, over the defaults."""
-    from_file = _read_config(config_file) if config_file is not None else {}
-    for given, where in ((from_file, f"{config_file}: unknown key"), (options, "unknown option")):
-        if unknown := sorted(given.keys() - kind.model_fields.keys()):
-            raise UsageError(f'{where} "{unknown[0]}"; known are {", ".join(sorted(kind.model_fields))}')
+    if unknown := sorted(options.keys() - kind.model_fields.keys()):
+        raise UsageError(f'unknown option "{unknown[0]}"; known are {", ".join(sorted(kind.model_fields))}')
+    from_file = {} if config_file is None else _options_of(kind, config_file)
+    for name in kind.overruled(options):
+        from_file.pop(name, None)
     try:
-        return kind(**{**from_file, **options})
+        made = kind(**{**from_file, **options})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
@@ -110,6 +119,36 @@ def build_options(kind: type[AnyOptions], options: Mapping[str, Any], config_fil
             raise UsageError(f"{flag_of(kind, name)} is missing: {option_of(kind.model_fields[name]).if_missing}") from None
         where = f"{config_file}: {name}" if name in from_file and name not in options else flag_of(kind, name)
         raise UsageError(f"{where}: {must(first)}") from None
+    made.check()
+    return made
+
+
+def apply_switch(switch: Switch, name: str, options: dict[str, Any]) -> None:
+    """Give the option that a switch belongs to the switch's value, where it has none."""
+    if switch.conflict and options.get(name, switch.value) != switch.value:
+        raise UsageError(switch.conflict.format(options[name]))
+    options.setdefault(name, switch.value)
+
+
+def _options_of(kind: type[OptionModel], path: Path) -> dict[str, Any]:
+    """What a file says, by the names of fields. Its keys are what the command line calls the options and the switches."""
+    content = _read_config(path)
+    fields = {name: option_of(field) for name, field in kind.model_fields.items()}
+    names = {name: name for name in fields} | {
+        each.flag.removeprefix("--"): name for name, each in fields.items() if each.flag
+    }
+    switches = {switch.name: (switch, name) for name, option in fields.items() for switch in option.switches}
+    known = names.keys() | switches.keys()
+    if unknown := sorted(content.keys() - known):
+        raise UsageError(f'{path}: unknown key "{unknown[0]}"; known are {", ".join(sorted(known))}')
+    options = {names[key]: value for key, value in content.items() if key in names}
+    for key, (switch, name) in switches.items():
+        value = content.get(key, switch.default)
+        if type(value) is not bool:
+            raise UsageError(f"{path}: {key}: must be true or false, got {shown(value)}")
+        if value != switch.default:
+            apply_switch(switch, name, options)
+    return options
 
 
 def _read_config(path: Path) -> dict[str, Any]:

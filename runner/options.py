@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from outrider.runner.option import Option, OptionModel, Switch, build_options
+from outrider.runner.option import Option, OptionModel, Switch, build_options, flag_of
 from outrider.runner.template import Template
+from outrider.workers.errors import UsageError
 
 Engine = Literal["auto", "native", "hf"]
 Precision = Literal[
@@ -37,6 +38,26 @@ Layout = Literal["auto", "split", "shared"]
 MOST_DRAFT_TOKENS = 64
 MOST_SHORTLISTED = 1 << 24
 NO_DRAFT = "none"
+# These propose without a draft model.
+FROM_TEXTS = ("lookup", "suffix")
+# What asks something of a draft model, with the values that ask nothing.
+OF_A_DRAFT: dict[str, tuple[object, ...]] = {
+    "draft_precision": ("auto",),
+    "draft_tokens": ("auto", 0),
+    "draft_confidence": (0.0,),
+    "draft_shortlist": ("auto", 0),
+    "draft_cores": (None,),
+    "layout": ("auto", "shared"),
+}
+# Candidates that are found in texts are counted, too.
+OF_A_MODEL_ALONE = frozenset(OF_A_DRAFT) - {"draft_tokens"}
+
+
+def idle_without_draft(draft: object, draft_tokens: object) -> frozenset[str]:
+    """The options that have no effect where these two say that no draft model runs."""
+    if draft == NO_DRAFT or draft_tokens == 0:
+        return frozenset(OF_A_DRAFT)
+    return OF_A_MODEL_ALONE if draft in FROM_TEXTS else frozenset()
 
 
 def _named(value: object) -> object:
@@ -110,6 +131,12 @@ class ModelOptions(OptionModel):
             metavar="MODEL",
         ),
     ] = "pocket"
+    allow_pickle: Annotated[bool, Option(help="Run whatever a .bin file contains.", decides_text=False)] = False
+
+
+class EngineOptions(OptionModel):
+    """Engine and precision"""
+
     engine: Annotated[Engine, Option(help="auto, native or hf.", decides_text=True)] = "auto"
     precision: Annotated[Precision, Option(help="Target's precision; auto is the checkpoint's own.", decides_text=True)] = (
         "auto"
@@ -130,7 +157,15 @@ class ModelOptions(OptionModel):
     ipex: Annotated[
         bool, Option(help="(hf, CPU) Intel's extension for PyTorch, where it is installed.", decides_text=False)
     ] = True
-    allow_pickle: Annotated[bool, Option(help="Run whatever a .bin file contains.", decides_text=False)] = False
+
+
+class ComputedModel(ModelOptions, EngineOptions):
+    """A model, and how it is computed."""
+
+
+class StartOptions(OptionModel):
+    """Starting"""
+
     start_deadline: Annotated[
         float, Field(gt=0.0), Option(help="Seconds a model may take to load.", decides_text=False)
     ] = 300.0
@@ -142,21 +177,21 @@ class SamplingOptions(OptionModel):
     temperature: Annotated[
         float,
         Field(ge=0.0, le=100.0),
-        Option(help="0 is greedy; a row's own comes first.", decides_text=True, switches=(DO_SAMPLE,)),
+        Option(help="0 is greedy; a row's own value replaces it.", decides_text=True, switches=(DO_SAMPLE,)),
     ] = 0.0
     top_p: Annotated[
         float,
         Field(gt=0.0, le=1.0),
-        Option(help="1 is off; a row's own comes first.", decides_text=True, spellings=("--top_p",)),
+        Option(help="1 is off; a row's own value replaces it.", decides_text=True, spellings=("--top_p",)),
     ] = 1.0
     top_k: Annotated[
         int,
         Field(ge=0),
-        Option(help="0 is off; a row's own comes first.", decides_text=True, spellings=("--top_k",)),
+        Option(help="0 is off; a row's own value replaces it.", decides_text=True, spellings=("--top_k",)),
     ] = 0
-    min_p: Annotated[float, Field(ge=0.0, le=1.0), Option(help="0 is off; a row's own comes first.", decides_text=True)] = (
-        0.0
-    )
+    min_p: Annotated[
+        float, Field(ge=0.0, le=1.0), Option(help="0 is off; a row's own value replaces it.", decides_text=True)
+    ] = 0.0
     seed: Annotated[
         int,
         Field(ge=0, lt=1 << 63),
@@ -191,7 +226,10 @@ class SpeculationOptions(OptionModel):
     draft_confidence: Annotated[
         float,
         Field(ge=0.0, lt=1.0),
-        Option(help="The draft stops before a candidate that it holds less likely to be accepted.", decides_text=False),
+        Option(
+            help="The draft stops before a candidate whose chance of being accepted it puts below this (0 to 1; 0: never).",
+            decides_text=False,
+        ),
     ] = 0.0
     draft_learns: Annotated[
         bool,
@@ -236,15 +274,23 @@ class SpeculationOptions(OptionModel):
     ] = 4096
 
 
+class UnitOptions(OptionModel):
+    """Cores"""
+
+    per: Annotated[
+        Per,
+        Option(help="What a replica, or a model by itself, gets: auto, node, socket or machine.", decides_text=False),
+    ] = "auto"
+
+
 class PlacementOptions(OptionModel):
-    """Cores and devices"""
+    """Replicas and devices"""
 
     replicas: Annotated[
         int | None,
         Field(ge=1, le=4096),
         Option(help="Pairs of target and draft [default: one a unit of --per].", decides_text=False),
     ] = None
-    per: Annotated[Per, Option(help="What a replica gets: auto, node, socket or machine.", decides_text=False)] = "auto"
     layout: Annotated[Layout, Option(help="Draft and target on split or shared cores, or auto.", decides_text=False)] = (
         "auto"
     )
@@ -262,8 +308,20 @@ class WaitingOptions(OptionModel):
     ] = 3600.0
 
 
-class Options(ModelOptions, SamplingOptions, SpeculationOptions, PlacementOptions, WaitingOptions):
-    """Which models, how they are run and how they choose: what every command that runs models has."""
+class Options(
+    ComputedModel, StartOptions, SamplingOptions, SpeculationOptions, UnitOptions, PlacementOptions, WaitingOptions
+):
+    """Which models, how they are run and how they choose: what every command that runs a pair of models has."""
+
+    def check(self) -> None:
+        super().check()
+        for name in sorted(idle_without_draft(self.draft, self.draft_tokens)):
+            if getattr(self, name) not in OF_A_DRAFT[name]:
+                raise UsageError(f"{flag_of(type(self), name)}: no draft model runs: leave it out, or name a draft")
+
+    @classmethod
+    def overruled(cls, given: Mapping[str, Any]) -> frozenset[str]:
+        return idle_without_draft(given.get("draft"), given.get("draft_tokens"))
 
 
 class ColumnOptions(OptionModel):
@@ -290,7 +348,7 @@ class ColumnOptions(OptionModel):
         str,
         AfterValidator(_carried),
         Option(
-            help="Columns that results have, too: all, none or NAME,NAME [default: all that are no keys of a row].",
+            help="Columns that results have, too: all, none or NAME,NAME; auto is all that are no keys of a row.",
             decides_text=True,
             metavar="COLUMNS",
         ),
@@ -298,6 +356,11 @@ class ColumnOptions(OptionModel):
     split: Annotated[
         Name | None, Option(help="Which part of a dataset's directory, such as train.", decides_text=True, metavar="NAME")
     ] = None
+
+    def check(self) -> None:
+        super().check()
+        if self.prompt_column is not None and self.template is not None:
+            raise UsageError("--prompt-column and --template both say what the prompt is: leave out one")
 
 
 class JobSpec(ColumnOptions, Options):
@@ -419,10 +482,8 @@ class BenchSpec(Options):
         int | None, Field(ge=1, le=4096), Option(help="One pair is measured.", decides_text=False, on_command_line=False)
     ] = None
     batch: Annotated[
-        int,
-        Field(ge=1, le=4096),
-        Option(help="One row at a time is measured.", decides_text=False, on_command_line=False),
-    ] = 8
+        Literal[1], Option(help="One row at a time is measured.", decides_text=False, on_command_line=False)
+    ] = 1
     # Prompts come more than once here, and what was written for one must not be there already.
     answer_tokens: Annotated[
         Literal[0], Option(help="No answer knows another.", decides_text=False, on_command_line=False)
@@ -447,7 +508,7 @@ class BenchSpec(Options):
         return counts
 
 
-class ScoreSpec(Options):
+class ScoreSpec(ComputedModel, UnitOptions, WaitingOptions):
     """The score"""
 
     input: Annotated[
@@ -508,7 +569,9 @@ class ServeSpec(Options):
     port: Annotated[int, Field(ge=0, le=65535), Option(help="0 takes a free one.", decides_text=False)] = 8000
     hostname: Annotated[
         tuple[str, ...],
-        Option(help="Names under which clients reach it, such as batch.example.org.", decides_text=False),
+        Option(
+            help="Names under which clients reach it, with commas, such as batch.example.org,b.lan.", decides_text=False
+        ),
     ] = ()
     api_key_file: Annotated[
         NamedPath | None,
@@ -527,7 +590,7 @@ class ServeSpec(Options):
     ] = 128
 
 
-class QuantizeSpec(Options):
+class QuantizeSpec(ModelOptions, UnitOptions, WaitingOptions):
     """The new checkpoint"""
 
     # Both must be given; quantize says so.
@@ -566,7 +629,7 @@ class QuantizeSpec(Options):
     skip_bad: Annotated[bool, Option(help="Leave bad rows of --calibration out.", decides_text=False)] = False
 
 
-class TopologySpec(PlacementOptions):
+class TopologySpec(UnitOptions, PlacementOptions):
     """The machine"""
 
     sysfs: Annotated[
@@ -581,26 +644,28 @@ class TopologySpec(PlacementOptions):
     model: Annotated[
         Name | None,
         Option(
-            help="The target, for its size: directory, hub id or 'pocket'.",
+            help="The target, for its size: directory, hub id, short name or 'pocket'.",
             decides_text=False,
             spellings=("-m",),
             metavar="MODEL",
         ),
     ] = None
-    draft: Annotated[Name | None, Option(help="The draft, for its size.", decides_text=False, metavar="DRAFT")] = None
+    precision: Annotated[Precision, Option(help="The target's, as outrider run takes it.", decides_text=False)] = "auto"
+    draft: Annotated[
+        Name, Option(help="The draft beside -m, in the words of outrider run.", decides_text=False, metavar="DRAFT")
+    ] = "auto"
+    draft_precision: Annotated[Precision, Option(help="The draft's, as outrider run takes it.", decides_text=False)] = (
+        "auto"
+    )
     model_bytes: Annotated[int | None, Option(help="Size of the target, where no model is named.", decides_text=False)] = (
         None
     )
     draft_bytes: Annotated[
-        int | None, Option(help="Size of the draft; without one there is no draft.", decides_text=False)
+        int | None,
+        Option(help="Size of the draft beside --model-bytes; without one there is no draft.", decides_text=False),
     ] = None
     kv_bytes: Annotated[int, Option(help="Size of the target's KV cache.", decides_text=False)] = 0
     draft_kv_bytes: Annotated[int, Option(help="Size of the draft's KV cache.", decides_text=False)] = 0
-    replicas: Annotated[
-        int | None,
-        Field(ge=1, le=4096),
-        Option(help="Pairs of target and draft [default: as many as fit].", decides_text=False),
-    ] = None
     ray_resources: Annotated[bool, Option(help="Print the JSON for ray start --resources.", decides_text=False)] = False
     ray_folder: Annotated[
         bool,

@@ -25,5 +25,7 @@ def retry_spec(directory: Path, options: Mapping[str, Any]) -> JobSpec:
     kept = description.get("spec")
     if not isinstance(kept, dict) or "input" not in kept:
         raise JobError(f"{directory / DESCRIPTION} does not say how the job was run; run it by its own command once more")
-    usual = {name: value for name, value in kept.items() if name not in GIVEN_ANEW}
+    # A draft that is left out now takes with it what was said of it.
+    left = GIVEN_ANEW | JobSpec.overruled({**kept, **options})
+    usual = {name: value for name, value in kept.items() if name not in left}
     return build_options(JobSpec, {**usual, **options, "out": directory})

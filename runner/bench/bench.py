@@ -112,7 +112,7 @@ def _plan_pair(spec: BenchSpec, setup: BenchSetup, machine: Topology, say: Calla
     made = plan_on_free_cores(sizes, request, spec.wait_for_cores, say)
     for note in made.notes:
         say(f"note: {note}")
-    replica_spec = replace(replica_spec_of(spec, setup.draft_model, setup.draft_name), batch=1)
+    replica_spec = replica_spec_of(spec, setup.draft_model, setup.draft_name)
     replica_template = ReplicaTemplate(setup.target_model, setup.draft_model, replica_spec, movable)
     plan = replica_template.replicas(made, probed_here())[0]
     # How the two share their cores is found out anew: what an earlier run kept may be of a disturbed minute.

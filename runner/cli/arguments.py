@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import typer
 from typer.core import TyperCommand
 
-from outrider.workers.errors import UsageError
-
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from outrider.runner.option import OptionModel, Switch
 
 REST = "Other options"
+NUMBERS: dict[Any, str] = {int: "<int>", float: "<float>"}
 
 
 def words(text: str) -> str:
@@ -32,7 +31,7 @@ def path(text: str) -> Path:
     return Path(words(text))
 
 
-Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="A YAML file with these options as keys.")]
+Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="A YAML file: the options above as keys.")]
 
 
 class Deferred(TyperCommand):
@@ -119,6 +118,9 @@ def _parameter(kind: type[OptionModel], name: str) -> inspect.Parameter:
         flags = f"{flag_of(kind, name)}/--no-{name.replace('_', '-')}" if default else flag_of(kind, name)
         return _keyword(name, bool, typer.Option(flags, *option.spellings, help=option.help), default)
     kept: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
+    if asked in NUMBERS:
+        # As a text, which the model reads: its sentences are better.
+        asked, kept["metavar"] = str, NUMBERS[asked]
     if asked is Path:
         kept["parser"] = path
     elif asked is str and option.metavar is not None:
@@ -155,7 +157,7 @@ def _plain(annotation: Any) -> Any:
 
 def given(context: typer.Context, kind: type[OptionModel]) -> dict[str, Any]:
     """The options that stand on the command line, by their names, switches translated."""
-    from outrider.runner.option import option_of
+    from outrider.runner.option import apply_switch, option_of
 
     options: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
@@ -164,25 +166,20 @@ def given(context: typer.Context, kind: type[OptionModel]) -> dict[str, Any]:
     for name, field in kind.model_fields.items():
         for switch in option_of(field).switches:
             if context.params.get(switch.name, switch.default) != switch.default:
-                _apply(switch, name, options)
+                apply_switch(switch, name, options)
     return options
 
 
 def _read(field: FieldInfo, value: Any) -> Any:
     if isinstance(field.default, tuple):
         return tuple(part.strip() for part in value.split(","))
-    if int in get_args(field.annotation) and isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:  # the model says what it may be
-            return value
+    for number in NUMBERS:
+        if isinstance(value, str) and number in (field.annotation, *get_args(field.annotation)):
+            try:
+                return number(value)
+            except ValueError:  # the model says what it may be
+                return value
     return value
-
-
-def _apply(switch: Switch, name: str, options: dict[str, Any]) -> None:
-    if switch.conflict and options.get(name, switch.value) != switch.value:
-        raise UsageError(switch.conflict.format(options[name]))
-    options.setdefault(name, switch.value)
 
 
 def _stands_on_command_line(context: typer.Context, name: str) -> bool:

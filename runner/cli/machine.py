@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider.runner.cli.arguments import with_options
 from outrider.runner.printable import printable
+
+if TYPE_CHECKING:
+    from outrider.runner.options import TopologySpec
+    from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 
 
 def topology_command() -> Callable[..., None]:
@@ -25,12 +29,10 @@ def _topology(given: dict[str, Any], json_: Annotated[bool, typer.Option("--json
     from outrider.runner.options import TopologySpec
     from outrider.runner.planning import topology_view
     from outrider.runner.planning.placement import Plan, plan
-    from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
     from outrider.runner.planning.topology import ray_resources as resources_of
     from outrider.runner.planning.topology import read_topology
-    from outrider.workers.errors import PlacementError, UsageError
+    from outrider.workers.errors import PlacementError
     from outrider.workers.machine.private_folder import lasting_folder
-    from outrider.workers.models.model_info import weight_bytes
     from outrider.workers.ray_compat import longest_below_folder
 
     spec = build_options(TopologySpec, given)
@@ -45,17 +47,11 @@ def _topology(given: dict[str, Any], json_: Annotated[bool, typer.Option("--json
         typer.echo(",".join(f"{name}={value}" for name, value in labels_of(machine).items()))
         return
     made: Plan | None = None
-    refusal: UsageError | None = None
+    refusal: PlacementError | None = None
     if spec.plan or spec.model is not None or spec.model_bytes is not None:
-        target_bytes = spec.model_bytes if spec.model is None else weight_bytes(spec.model)
-        if target_bytes is None:
-            raise UsageError("--plan needs a model: give --model-bytes N, or -m MODEL")
-        draft_bytes = spec.draft_bytes if spec.draft is None else weight_bytes(spec.draft)
+        sizes, request = _asked_by_run(spec, len(machine.usable_cores))
         try:
-            # As on disk; a run that packs them for the native engine needs less.
-            sizes = ModelSizes(target_bytes, draft_bytes, spec.kv_bytes, spec.draft_kv_bytes)
-            wanted = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
-            made = plan([machine], sizes, PlacementRequest(spec.per, spec.replicas, spec.draft_cores, spec.layout, wanted))
+            made = plan([machine], sizes, request)
         except PlacementError as error:
             refusal = error
     if json_:
@@ -65,6 +61,46 @@ def _topology(given: dict[str, Any], json_: Annotated[bool, typer.Option("--json
         topology_view.draw(_console(), machine, made)
     if refusal is not None:
         raise refusal
+
+
+def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, PlacementRequest]:
+    """What a run of these models would ask of the placement on a machine of so many cores."""
+    from dataclasses import replace
+
+    from outrider.runner.job.tokenizer_process import TokenizerProcess
+    from outrider.runner.model_choice import is_movable, placement_request_of
+    from outrider.runner.option import build_options, flag_of
+    from outrider.runner.options import NO_DRAFT, JobSpec, TopologySpec
+    from outrider.runner.planning.placement_request import ModelSizes
+    from outrider.runner.prepare_job import prepare_models
+    from outrider.workers.errors import UsageError
+    from outrider.workers.messages import ModelSpec
+
+    def say(text: str) -> None:
+        typer.echo(printable(text), err=True)
+
+    shared = {name: getattr(spec, name) for name in spec.model_fields_set & JobSpec.model_fields.keys()}
+    if spec.model is not None:
+        if spec.model_bytes is not None or spec.draft_bytes is not None:
+            raise UsageError(
+                "--model-bytes and --draft-bytes are sizes of models that are not named: leave them out, or -m"
+            )
+        run = build_options(JobSpec, {"input": "-", **shared})
+        with TokenizerProcess() as tokenizer_process:
+            models = prepare_models(run, tokenizer_process, say)
+        sizes, pair = models.sizes(), (models.target_model, models.draft_model)
+    elif spec.model_bytes is None:
+        raise UsageError("--plan needs a model: give --model-bytes N, or -m MODEL")
+    elif named := sorted({"draft", "precision", "draft_precision"} & shared.keys()):
+        raise UsageError(f"{flag_of(TopologySpec, named[0])} is about models that are named: name the target, too, with -m")
+    else:
+        drafted = spec.draft_bytes is not None
+        run = build_options(JobSpec, {"input": "-", "draft": "auto" if drafted else NO_DRAFT, **shared})
+        sizes = ModelSizes(spec.model_bytes, spec.draft_bytes)
+        native = ModelSpec("", "native", "auto")
+        pair = (native, native if drafted else None)
+    movable = is_movable(run, *pair)
+    return replace(sizes, target_kv=spec.kv_bytes, draft_kv=spec.draft_kv_bytes), placement_request_of(run, movable, cores)
 
 
 def doctor_command(json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:

@@ -66,7 +66,7 @@ def status_command(
         typer.Option(parser=words, metavar="URL", help="Ask this job server of Ray [for ids: the head's own]."),
     ] = None,
 ) -> None:
-    """Count a job's rows by state; how fast it is, when it will be through, and what rows have failed of."""
+    """Count a job's rows by state; how fast it is, when it will be through, and why rows have failed."""
     from outrider.runner.job.directory import JOURNAL, open_job, there
     from outrider.runner.job.lock import is_held
 
@@ -109,13 +109,13 @@ def results_command(
     ] = None,
 ) -> None:
     """Write what is done so far to the job's results.jsonl and errors.jsonl, or to one table."""
-    from outrider.runner.job.directory import open_job, output_folder
+    from outrider.runner.job.directory import open_job, output_folder, there
     from outrider.runner.job.results import write_results
     from outrider.runner.job.tables import DATASET, NAMES, format_of, write_table
     from outrider.workers.errors import UsageError
 
     journal = open_job(job)
-    named = None if out is None or out.is_dir() else format_of(out)
+    named = None if out is None or (there(out) and out.is_dir()) else format_of(out)
     form = format_ or named or "openai"
     if form not in ("openai", *NAMES):
         raise UsageError(f'--format: must be openai, {", ".join(NAMES)}, got "{form}"')
@@ -164,7 +164,7 @@ def _register_other_commands() -> None:
     handing_on = {"allow_extra_args": True, "ignore_unknown_options": True}
     usage = "INPUT|JOB.yaml [OPTIONS OF RUN]"
     app.command("submit", context_settings=handing_on, options_metavar=usage)(submit_command)
-    app.command("retry", context_settings=handing_on, options_metavar="[OPTIONS OF RUN]")(retry_command)
+    app.command("retry", context_settings=handing_on, options_metavar="JOB [OPTIONS OF RUN]")(retry_command)
     app.command("logs")(logs_command)
     app.command("cancel")(cancel_command)
     app.command("list")(list_command)

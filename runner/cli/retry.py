@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from outrider.runner.cli.arguments import path
 from outrider.workers.errors import UsageError
 
 
 def retry_command(
     context: typer.Context,
-    job: Annotated[Path, typer.Argument(parser=path, metavar="JOB", help="A job directory.")],
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Run a job's failed rows again, as the job was run; options of outrider run behind JOB come first.
+    """Run a job's failed rows again, as the job was run. Options of outrider run that are given replace the job's own.
 
     --on-end, --allow-pickle, --address, --metrics-port and --trace hold for one run and are given again.
     """
@@ -28,11 +25,13 @@ def retry_command(
     from outrider.runner.run_job import run
 
     command = context.find_root().command.get_command(context, "run")  # type: ignore[attr-defined]
-    parsed = command.make_context("retry", ["INPUT", *context.args])
+    parsed = command.make_context("retry", list(context.args))
     if parsed.params["config"] is not None:
         raise UsageError("--config: a retry begins with the job's own options; give those that are to differ by themselves")
     asked = given(parsed, JobSpec)
-    del asked["input"]
+    job = asked.pop("input", None)
+    if job is None:
+        raise UsageError("JOB is missing: name the directory of a job")
     signal.signal(signal.SIGTERM, interrupt)
     spec = retry_spec(job, asked)
     raise typer.Exit(ending(lambda: run(spec, as_json=json_, again=True)))

@@ -179,16 +179,20 @@ def _core_leases(files: MachineFiles) -> Iterator[Check]:
 def _kernels(files: MachineFiles) -> Iterator[Check]:
     from outrider.kernels import library
 
-    mend = "pip install --force-reinstall outrider, with a C++ compiler at hand"
+    mend = "pip install . in the checkout, with a C++ compiler at hand, or a wheel"
     path = library.library_path()
     if path is None:
         yield Check("kernels", BETTER, "not compiled: everything runs on the hf engine, slower", mend)
         return
     try:
         library.load()
-        running = f", running as {library.instruction_set()}"
     except (RuntimeError, OSError) as failure:
         yield Check("kernels", WRONG, str(failure), mend)
+        return
+    try:
+        running = f", running as {library.instruction_set()}"
+    except library.KernelError as refusal:  # the library is whole, and OUTRIDER_ISA names what it lacks
+        yield Check("kernels", WRONG, str(refusal), "unset OUTRIDER_ISA, or name one of those")
         return
     yield Check("kernels", OK, f"{path}{running}")
 
@@ -239,7 +243,7 @@ def _ray(files: MachineFiles) -> Iterator[Check]:
         yield Check("Ray's auth", OK, "a token is set; local runs make their own")
     else:
         found = "local runs make their own token; a cluster (--address) needs one"
-        yield Check("Ray's auth", OK, found, "ray get-auth-token --generate")
+        yield Check("Ray's auth", OK, found, "outrider token")
 
 
 def _ray_folders(files: MachineFiles) -> Iterator[Check]:
@@ -282,6 +286,10 @@ def _ipex(files: MachineFiles) -> Iterator[Check]:
 
 def _accelerators(files: MachineFiles) -> Iterator[Check]:
     devices = files.topology.accelerators
+    if refused := files.topology.accelerators_refused:
+        found, _, mend = refused.partition("; ")
+        yield Check("accelerators", BETTER, found, mend)
+        return
     if not devices:
         yield Check("accelerators", OK, "none; the CPU does it")
         return

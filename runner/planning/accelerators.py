@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.runner.planning import sysfs
+from outrider.workers.errors import PlacementError
 
 VENDORS = {0x10DE: "cuda", 0x8086: "xpu"}
-# VGA, 3D and other display controllers, and processing accelerators.
 TOOL_SECONDS = 10.0
+# VGA, 3D and other display controllers, and processing accelerators.
 CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 
 
@@ -20,7 +21,8 @@ CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 class Accelerator:
     """``name`` is what torch calls it here (``cuda:0``), ``selector`` what CUDA_VISIBLE_DEVICES calls it.
 
-    The two differ where that variable is set already. ``node`` and ``memory_bytes`` are None where nobody says.
+    The two differ where that variable is set already. ``node`` and ``memory_bytes`` are None, and ``uuid`` is empty, where
+    nobody says.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Accelerator:
     node: int | None
     selector: str
     memory_bytes: int | None = None
+    uuid: str = ""
 
     @property
     def lease(self) -> str:
@@ -78,7 +81,8 @@ def visible_here(
     """Those that this process can open, numbered as torch will number them.
 
     A container sees every device of its host in sysfs, but has device files only for its own. Where sysfs is hidden
-    instead, the device files alone show that there is something.
+    instead, the device files alone show that there is something. Refused where CUDA_VISIBLE_DEVICES names what cannot be
+    told apart.
     """
     files = sorted(int(path.name[6:]) for path in dev.glob("nvidia[0-9]*") if path.name[6:].isdecimal())
     cuda = [each for each in accelerators if each.kind == "cuda"]
@@ -86,29 +90,27 @@ def visible_here(
     shown = [each for each, minor in zip(cuda, minors, strict=True) if minor in files]
     if files and not shown:
         shown = [Accelerator(f"cuda:{minor}", "", None, "") for minor in files]
-    memory = _memory_by_address() if shown and dev == Path("/dev") else {}
-    shown = [
-        replace(each, selector=str(index), memory_bytes=memory.get(each.address.lower()))
-        for index, each in enumerate(shown)
-    ]
+    told = _told_by_the_driver() if shown else {}
+    for index, each in enumerate(shown):
+        memory_bytes, uuid = told.get(each.address.lower(), (None, ""))
+        shown[index] = replace(each, selector=str(index), memory_bytes=memory_bytes, uuid=uuid)
     shown = _chosen_by(os.environ.get("CUDA_VISIBLE_DEVICES"), shown)
     xpu = [each for each in accelerators if each.kind == "xpu"] if (dev / "dri").is_dir() else []
     return tuple(replace(each, name=f"{each.kind}:{index}") for group in (shown, xpu) for index, each in enumerate(group))
 
 
-def _memory_by_address() -> dict[str, int]:
-    """Bytes of each CUDA device by its PCI address, from the driver's own tool; sysfs does not tell."""
-    command = ["nvidia-smi", "--query-gpu=pci.bus_id,memory.total", "--format=csv,noheader,nounits"]
+def _told_by_the_driver() -> dict[str, tuple[int | None, str]]:
+    """Bytes and UUID of each CUDA device by its PCI address, from the driver's own tool; sysfs does not tell."""
+    command = ["nvidia-smi", "--query-gpu=pci.bus_id,memory.total,uuid", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
     found = {}
     for line in said.splitlines():
-        address, _, megabytes = line.partition(",")
-        if megabytes.strip().isdecimal():
-            # It writes the domain with eight digits, sysfs with four.
-            found[address.strip().lower()[-12:]] = int(megabytes) << 20
+        address, megabytes, uuid = (word.strip() for word in f"{line},,".split(",")[:3])
+        # It writes the domain with eight digits, sysfs with four.
+        found[address.lower()[-12:]] = (int(megabytes) << 20 if megabytes.isdecimal() else None, uuid)
     return found
 
 
@@ -119,14 +121,27 @@ def _minor(accelerator: Accelerator, position: int, proc: Path) -> int:
 
 
 def _chosen_by(variable: str | None, devices: list[Accelerator]) -> list[Accelerator]:
-    if variable is None:
+    if variable is None or not devices:
         return devices
     chosen: list[Accelerator] = []
-    for word in variable.split(","):
-        # CUDA stops at the first entry that it does not know, and so do we; UUIDs name devices that we cannot tell apart.
-        if not word.strip().isdecimal():
-            return devices if word.strip().startswith(("GPU-", "MIG-")) else chosen
-        if int(word) >= len(devices):
+    for word in map(str.strip, variable.split(",")):
+        if word.startswith(("GPU-", "MIG-")):
+            chosen.append(_by_uuid(word, devices))
+        # CUDA stops at the first entry that it does not know, and so do we.
+        elif not word.isdecimal() or int(word) >= len(devices):
             break
-        chosen.append(devices[int(word)])
+        else:
+            chosen.append(devices[int(word)])
     return chosen
+
+
+def _by_uuid(word: str, devices: list[Accelerator]) -> Accelerator:
+    """CUDA takes the beginning of a UUID as well, if it is one device's only."""
+    found = [each for each in devices if each.uuid.startswith(word)]
+    if len(found) != 1:
+        why = "is a part of a device" if word.startswith("MIG-") else "nvidia-smi tells of no device here"
+        why = "fits several devices" if found else why
+        raise PlacementError(
+            f'CUDA_VISIBLE_DEVICES names "{word}" by UUID, which {why}; give numbers, such as CUDA_VISIBLE_DEVICES=0,1'
+        )
+    return found[0]

@@ -99,6 +99,8 @@ def _chosen_accelerators(hosts: Sequence[Topology], request: PlacementRequest) -
     for device in (device for device in request.devices if device != "cpu"):
         matching = [(host, each) for host in hosts for each in host.accelerators if device in (each.name, each.kind)]
         if not matching:
+            if refused := next((host.accelerators_refused for host in hosts if host.accelerators_refused), ""):
+                raise PlacementError(refused)
             there = sorted({each.name for host in hosts for each in host.accelerators})
             raise PlacementError(f'device "{device}" is not there; this machine has {", ".join([*there, "cpu"])}')
         chosen += [pair for pair in matching if pair not in chosen]

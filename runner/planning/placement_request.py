@@ -8,8 +8,7 @@ from typing import get_args
 from outrider.runner.options import Layout, Per
 from outrider.workers.errors import PlacementError
 
-PER: tuple[str, ...] = get_args(Per)
-LAYOUTS: tuple[str, ...] = get_args(Layout)
+PER: tuple[Per, ...] = get_args(Per)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,10 @@ class PlacementRequest:
     before them the targets. ``cuda`` alone stands for every CUDA device.
     """
 
-    per: str = "auto"
+    per: Per = "auto"
     replicas: int | None = None
     draft_cores: int | None = None
-    layout: str = "auto"
+    layout: Layout = "auto"
     devices: tuple[str, ...] = ()
 
 
@@ -46,13 +45,6 @@ def on_accelerator(devices: tuple[str, ...]) -> tuple[bool, bool]:
 
 def check(sizes: ModelSizes, request: PlacementRequest) -> None:
     """Refuse what no machine could grant."""
-    if request.per not in PER:
-        raise PlacementError(f'--per must be one of {", ".join(PER)}, got "{request.per}"')
-    if request.layout not in LAYOUTS:
-        raise PlacementError(f'--layout must be one of {", ".join(LAYOUTS)}, got "{request.layout}"')
-    for name, value in (("--replicas", request.replicas), ("--draft-cores", request.draft_cores)):
-        if value is not None and value < 1:
-            raise PlacementError(f"{name} must be at least 1, got {value}")
     if request.draft_cores is not None and request.layout == "shared":
         raise PlacementError("--draft-cores gives the draft cores of its own, --layout shared gives it none: leave out one")
     if min(sizes.target, sizes.draft or 0, sizes.target_kv, sizes.draft_kv) < 0:

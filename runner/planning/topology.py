@@ -69,7 +69,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A host as this process may use it."""
+    """A host as this process may use it. ``accelerators_refused`` says why none of them can be used, if so."""
 
     host: str
     nodes: tuple[Node, ...]
@@ -77,6 +77,7 @@ class Topology:
     memory_limit_bytes: int | None = None
     cpu_quota: float | None = None
     warnings: tuple[str, ...] = ()
+    accelerators_refused: str = ""
 
     @property
     def cores(self) -> tuple[Core, ...]:
@@ -169,14 +170,20 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
         )
         for node in members
     )
-    accelerators = read_accelerators(root, {node: frozenset(group) for node, group in members.items()})
+    accelerators, refused = read_accelerators(root, {node: frozenset(group) for node, group in members.items()}), ""
+    if allowance:
+        try:
+            accelerators = visible_here(accelerators)
+        except PlacementError as refusal:  # raised where accelerators are asked for; for others the machine is as good
+            accelerators, refused = (), str(refusal)
     return Topology(
         host=host,
         nodes=nodes,
-        accelerators=visible_here(accelerators) if allowance else accelerators,
+        accelerators=accelerators,
         memory_limit_bytes=allowance.memory_limit_bytes if allowance else None,
         cpu_quota=allowance.cpu_quota if allowance else None,
         warnings=tuple(dict.fromkeys(warnings)),
+        accelerators_refused=refused,
     )
 
 

@@ -37,7 +37,7 @@ def as_json(topology: Topology, plan: Plan | None = None, refusal: str | None = 
         ],
         "usable_cpus": sorted(cpu for core in topology.usable_cores for cpu in core.allowed),
         "accelerators": [{"name": each.name, "address": each.address, "node": each.node} for each in topology.accelerators],
-        "warnings": list(topology.warnings),
+        "warnings": _warnings(topology),
     }
     if plan is not None or refusal is not None:
         answer["actors"] = [actor_as_json(actor) for actor in (plan.actors if plan else ())]
@@ -71,8 +71,12 @@ def draw(console: Console, topology: Topology, plan: Plan | None = None) -> None
         console.print(_actors(actors))
     for note in plan.notes if plan else ():
         console.print(f"note: {printable(note)}", highlight=False, markup=False)
-    for warning in topology.warnings:
+    for warning in _warnings(topology):
         console.print(f"warning: {printable(warning)}", highlight=False, markup=False)
+
+
+def _warnings(topology: Topology) -> list[str]:
+    return [*topology.warnings, *filter(None, [topology.accelerators_refused])]
 
 
 def _summary(topology: Topology) -> str:

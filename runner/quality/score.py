@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.model_choice import choose_models
+from outrider.runner.model_choice import choose_target
 from outrider.runner.options import ScoreSpec
 from outrider.runner.planning.placement_request import PlacementRequest
 from outrider.runner.planning.replica_plan import loaded_bytes
@@ -31,10 +31,10 @@ def score(spec: ScoreSpec, as_json: bool) -> None:
         against_name = _against(spec)
         card, against = tokenizer_process.prepare_scoring(spec.model, against_name, line.say)
         size, stride = chunking(spec, [card] if against is None else [card, against])
-        models = [choose_models(spec, card, None, tokenizer_process, line.say)[0]]
+        models = [choose_target(spec, card, tokenizer_process, line.say)]
         if against is not None:
             other = spec.model_copy(update={"precision": spec.against_precision, "cache_precision": "auto"})
-            models.append(choose_models(other, against, None, tokenizer_process, line.say)[0])
+            models.append(choose_target(other, against, tokenizer_process, line.say))
         needed = sum(
             loaded_bytes(each, model.precision) for each, model in zip((card, against), models, strict=False) if each
         )

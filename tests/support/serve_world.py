@@ -22,6 +22,7 @@ from outrider.runner.job.results import error_record, result_record
 from outrider.runner.job.source import Source
 from outrider.runner.serve.admission_child import foreign_rows
 from outrider.runner.serve.app import application
+from outrider.runner.serve.model_hosts import CLOSING
 from outrider.runner.serve.names import INPUT, Folders
 from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Hear, Left, Progress, Refused
 from outrider.runner.serve.service import Service
@@ -44,6 +45,7 @@ class FakeRunner:
         self.jobs: dict[str, BatchJob] = {}
         self.closed = False
         self.asked: list[Mapping[str, Any]] = []
+        self.open: list[Callable[[Answer], None]] = []
         self.taken_back = 0
 
     def admit(self, job: BatchJob) -> None:
@@ -103,7 +105,11 @@ class FakeRunner:
         body = entry["body"]
         if body.get("prompt") == "refuse":
             hear(Answer(error=(400, '"prompt" is not liked')))
-        elif body.get("prompt") != "never":
+        elif body.get("prompt") in ("never", "begun"):
+            self.open.append(hear)
+            if body["prompt"] == "begun":
+                hear(Answer([{"index": 0, "text": "one ", "reasoning": None}]))
+        else:
             if body.get("tools"):
                 self._call(streamed, hear)
                 return lambda: None
@@ -136,6 +142,10 @@ class FakeRunner:
             pieces = [{"index": 0, "text": rest.content, "reasoning": None, "tool_calls": message["tool_calls"]}]
             pieces[0]["finish_reason"] = body["choices"][0]["finish_reason"]
         hear(Answer(pieces, record=body))
+
+    def refuse_requests(self) -> None:
+        for hear in self.open:
+            hear(Answer(error=CLOSING))
 
     def state(self) -> Mapping[str, str]:
         return dict.fromkeys(MODELS, "loaded")

@@ -7,22 +7,25 @@ import importlib.util
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from sysfs_trees import accelerator, build, write
+from test_model_choice import DRAFT, Willing
 from typer.testing import CliRunner
 
 from outrider.runner.cli.main import app
 from outrider.runner.hosts import doctor
 from outrider.runner.hosts.doctor import BETTER, CHECKS, OK, WRONG, Check, MachineFiles, examine
 from outrider.runner.planning.topology import read_topology
-from outrider.workers.errors import ModelError, PlacementError, UsageError
+from outrider.workers.errors import PlacementError, UsageError
 from outrider.workers.machine import core_leases as leases
 from outrider.workers.machine import pin_check, pinning
 from outrider.workers.models import ipex
+from outrider.workers.models.model_info import ModelInfo
 
 
 def answer(*words: str) -> Any:
@@ -52,6 +55,12 @@ def test_every_line_has_a_state_and_every_wrong_one_a_remedy() -> None:
     names = {each.name for each in found}
     assert names >= {"numactl", "libnuma", "tcmalloc", "libiomp5", "huge pages", "CPU governor", "SMT", "container"}
     assert names >= {"kernels", "instruction set", "Ray", "Ray's auth", "IPEX", "accelerators"}
+
+
+def test_devices_that_cannot_be_told_apart(files: MachineFiles) -> None:
+    refused = 'CUDA_VISIBLE_DEVICES names "MIG-0" by UUID, which is a part of a device; give numbers'
+    found = check(replace(files, topology=replace(files.topology, accelerators_refused=refused)), "accelerators")
+    assert found == Check("accelerators", BETTER, refused.partition("; ")[0], "give numbers")
 
 
 def test_no_numactl(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +126,27 @@ def test_kernels_of_another_interface_are(files: MachineFiles, monkeypatch: pyte
 
     monkeypatch.setattr(library, "library_path", lambda: Path("x.so"))
     monkeypatch.setattr(library, "load", refuse)
-    assert check(files, "kernels").state == WRONG
+    found = check(files, "kernels")
+    assert (found.state, found.mend) == (
+        WRONG,
+        "pip install . in the checkout, with a C++ compiler at hand, or a wheel",
+    )
+
+
+def test_an_instruction_set_that_is_not_there_is_no_fault_of_the_kernels(
+    files: MachineFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outrider.kernels import library
+
+    said = "OUTRIDER_ISA=avx512 is not an instruction set of this machine, which has: avx2 generic"
+
+    def refuse() -> str:
+        raise library.KernelError("unsupported", said)
+
+    monkeypatch.setattr(library, "library_path", lambda: Path("x.so"))
+    monkeypatch.setattr(library, "load", lambda: None)
+    monkeypatch.setattr(library, "instruction_set", refuse)
+    assert check(files, "kernels") == Check("kernels", WRONG, said, "unset OUTRIDER_ISA, or name one of those")
 
 
 def test_open_clusters_are_wrong(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +155,8 @@ def test_open_clusters_are_wrong(files: MachineFiles, monkeypatch: pytest.Monkey
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     monkeypatch.setattr(Path, "home", lambda: files.shared_memory)
     assert check(files, "Ray's auth").state == WRONG
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    assert check(files, "Ray's auth").mend == "outrider token", "which does not print it"
 
 
 @pytest.fixture
@@ -186,7 +217,7 @@ def test_doctor_on_this_machine() -> None:
 
 def test_topology_and_plan_as_json(xeon: Path) -> None:
     sizes = ("--model-bytes", "4000000000", "--draft-bytes", "100000000")
-    found = answer("topology", "--sysfs", str(xeon), "--plan", *sizes)
+    found = answer("topology", "--sysfs", str(xeon), "--plan", "--layout", "split", *sizes)
     assert found["nodes"][1] == {
         "id": 1,
         "socket": 0,
@@ -204,6 +235,58 @@ def test_topology_and_plan_as_json(xeon: Path) -> None:
     assert "actors" not in answer("topology", "--sysfs", str(xeon))
 
 
+class WillingProcess(Willing):
+    """Knows a draft for every target, and one family that the native engine refuses."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def native_refuses(self, path: str) -> str | None:
+        return "it cannot" if path == "/models/strange" else None
+
+    def prepare_pair(
+        self, target: str, draft: str, say: Callable[[str], None]
+    ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
+        found = replace(DRAFT, name=target, path=f"/models/{target}", weight_bytes=1 << 30)
+        if draft in ("none", "lookup", "suffix"):
+            return found, None, draft, []
+        return found, DRAFT, draft, []
+
+
+@pytest.mark.parametrize(
+    ("words", "cores"),
+    [
+        # They can be moved, so that both get all cores, and how they share them is found out.
+        (["-m", "known"], {"target": [0, 1, 2, 3], "draft": [0, 1, 2, 3]}),
+        (["-m", "known", "--draft", "model"], {"target": [0, 1, 2, 3], "draft": [0, 1, 2, 3]}),
+        (["--model-bytes", "9", "--draft-bytes", "9"], {"target": [0, 1, 2, 3], "draft": [0, 1, 2, 3]}),
+        (["-m", "known", "--draft-cores", "1"], {"target": [1, 2, 3], "draft": [0]}),
+        (["-m", "strange"], {"target": [1, 2, 3], "draft": [0]}),
+        (["-m", "known", "--draft", "none"], {"target": [0, 1, 2, 3]}),
+        (["-m", "known", "--draft", "suffix"], {"target": [0, 1, 2, 3]}),
+        (["--model-bytes", "9"], {"target": [0, 1, 2, 3]}),
+    ],
+)
+def test_the_plan_is_that_of_a_run(
+    words: list[str], cores: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.runner.job.tokenizer_process.TokenizerProcess", WillingProcess)
+    tree = build(tmp_path, {0: [(0,), (1,), (2,), (3,)]})
+    found = answer("topology", "--sysfs", str(tree), "--plan", *words)
+    assert {actor["role"]: actor["cores"] for actor in found["actors"]} == cores
+
+
+def test_a_plan_is_for_the_precision_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte in bf16 fits beside a draft only where it is rounded."""
+    monkeypatch.setattr("outrider.runner.job.tokenizer_process.TokenizerProcess", WillingProcess)
+    tree = build(tmp_path, {0: [(0,)]}, memory={0: 1 << 29})
+    words = ["topology", "--sysfs", str(tree), "-m", "known", "--draft", "none"]
+    assert isinstance(CliRunner().invoke(app, words).exception, PlacementError)
+    assert answer(*words, "--precision", "w4a8")["actors"]
+
+
 def test_a_refused_plan_still_shows_the_machine(tmp_path: Path) -> None:
     tree = build(tmp_path, {0: [(0,)]})
     words = ["topology", "--sysfs", str(tree), "--plan", "--model-bytes", "900000000000", "--json"]
@@ -219,7 +302,10 @@ def test_a_refused_plan_still_shows_the_machine(tmp_path: Path) -> None:
     [
         (["--plan"], UsageError),
         (["--sysfs", "/nowhere"], PlacementError),
-        (["-m", "/nowhere"], ModelError),
+        (["--model-bytes", "9", "--draft", "lookup"], UsageError),
+        (["--model-bytes", "9", "--draft-cores", "1"], UsageError),
+        (["-m", "pocket", "--model-bytes", "9"], UsageError),
+        (["-m", "pocket", "--draft-bytes", "9"], UsageError),
     ],
 )
 def test_misuse_is_a_sentence(words: list[str], error: type[Exception]) -> None:
@@ -230,7 +316,8 @@ def test_misuse_is_a_sentence(words: list[str], error: type[Exception]) -> None:
 def test_the_drawing_shows_who_sits_where(tmp_path: Path) -> None:
     tree = build(tmp_path, {0: [(0,), (2,)], 1: [(1,), (3,)], 4: []}, {0: 0, 1: 1, 4: 0})
     accelerator(tree, "0000:3a:00.0", "0x10de", "0x030200", 1)
-    words = ["topology", "--sysfs", str(tree), "--plan", "--model-bytes", "1000000000", "--draft-bytes", "100000000"]
+    sizes = ["--model-bytes", "1000000000", "--draft-bytes", "100000000"]
+    words = ["topology", "--sysfs", str(tree), "--plan", "--layout", "split", *sizes]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert "node 4 · socket 0 · memory only" in done.stdout
     assert "T0" in done.stdout

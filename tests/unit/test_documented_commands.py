@@ -253,7 +253,7 @@ def complaint(command: str) -> str | None:
         return None  # a pattern, or the bare name
     try:
         parsed = called.make_context(words[0], [word for word in words[1:] if word != "--help"])
-        if words[0] == "submit":  # the rest is run's
+        if words[0] in ("submit", "retry"):  # the rest is run's
             run.make_context("run", list(parsed.args))
     except Exception as error:  # Click's, or Typer's own
         return f"{type(error).__name__}: {error}"
@@ -272,6 +272,20 @@ def test_an_option_that_is_spoken_of_is_an_option_of_some_command() -> None:
     }
     assert len(spoken) > 50
     assert {each for each in spoken if each[1] not in known} == set()
+
+
+def test_every_option_stands_on_some_page_that_tells_what_it_is_for() -> None:
+    told = "\n".join(page.read_text() for page in PAGES if page.name != "troubleshooting.md")
+    # By one of its spellings; one that is on by default by what switches it off.
+    options = [
+        (name, [flag for flag in (*each.opts, *each.secondary_opts) if flag.startswith("--")])
+        for name, command in OUTRIDER.commands.items()
+        for each in command.params
+        if each.param_type_name == "option"
+    ]
+    assert len(options) > 150
+    known = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", told))
+    assert [(name, flags) for name, flags in options if not known & set(flags)] == []
 
 
 def scripts_named() -> list[str]:

@@ -145,13 +145,18 @@ def test_many_samples_of_a_prompt_do_not_take_what_is_kept_of_others() -> None:
 
     def ended(first: int) -> list[Any]:
         verifier = Verifier(engine, new_writer, NoProposer(), 4, 0, CURVE, (0,), prefix_tokens=4096)
-        texts = [f"# file {each}\ndef function(argument, other):\n    return argument * {each} + other\n" for each in (1, 2)]
+        texts = [
+            f"# file {each}\ndef function(argument, other):\n    return argument * {each} + other\n" for each in (1, 2)
+        ]
         prompts = [tuple(tokenizer.encode(text)) for text in texts]
         verifier.add([Row(first + index, prompts[index // 32], 2, logprobs=1, echo="") for index in range(64)])
         found: list[Any] = []
         while not verifier.idle:
             found += verifier.round()
-        return [replace(each, key=each.key - first, seconds=0.0, prefill_seconds=0.0) for each in sorted(found, key=lambda each: each.key)]
+        return [
+            replace(each, key=each.key - first, seconds=0.0, prefill_seconds=0.0)
+            for each in sorted(found, key=lambda each: each.key)
+        ]
 
     assert ended(980) == ended(0)
 

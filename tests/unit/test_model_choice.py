@@ -74,14 +74,50 @@ def test_a_shortlist_is_the_drafts_and_of_the_native_engine_alone() -> None:
         choose_models(spec(draft_shortlist=0, **options), TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="--draft-shortlist: draft runs on the hf engine, where a draft scores all"):
             choose_models(spec(draft_shortlist=9, **options), TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
-    for draft, tokens in ((None, 6), (DRAFT, 0)):
-        choose_models(spec(draft_shortlist=0, draft_tokens=tokens), TARGET, draft, Willing(), print)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="--draft-shortlist: no draft model runs that could score fewer tokens"):
-            choose_models(spec(draft_shortlist=9, draft_tokens=tokens), TARGET, draft, Willing(), print)  # type: ignore[arg-type]
     head = replace(DRAFT, head=True, scored=32000)
     choose_models(spec(), TARGET, head, Willing(), print)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--draft-shortlist: draft is a head that scores 32,000 tokens, chosen by"):
         choose_models(spec(draft_shortlist=9), TARGET, head, Willing(), print)  # type: ignore[arg-type]
+
+
+def test_what_is_said_of_a_draft_that_was_not_found_is_told() -> None:
+    """Whether there is one was left to us, so that it is no error."""
+    said: list[str] = []
+    asked: dict[str, Any] = {"draft_cores": 1, "draft_shortlist": 9, "draft_tokens": 6}
+    for options in ({}, asked):
+        spec = JobSpec(input=Path("in.jsonl"), precision="bf16", **options)
+        choose_models(spec, TARGET, None, Willing(), said.append)  # type: ignore[arg-type]
+    assert said == ["note: no draft model runs, and without one nothing comes of --draft-cores, --draft-shortlist"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "it comes in fp16, which the native engine does not compute; --precision bf16 or w4a8 takes that engine"),
+        ({"precision": "fp16"}, "the native engine does not compute fp16"),
+        ({"precision": "bf16", "fast_attention": False}, "--no-fast-attention is for that engine alone"),
+        ({"precision": "bf16"}, None),
+        ({"engine": "hf"}, None),
+        ({"devices": "cuda:0"}, None),
+    ],
+)
+def test_a_model_that_is_left_to_the_hf_engine_is_told(options: dict[str, Any], reason: str | None) -> None:
+    said: list[str] = []
+    spec = JobSpec(input=Path("in.jsonl"), **options)
+    target, _ = choose_models(spec, TARGET, None, Willing(), said.append)  # type: ignore[arg-type]
+    assert (target.engine == "native") == (options == {"precision": "bf16"})
+    start = "note: target runs on the hf engine, more slowly and not bit for bit"
+    assert said == ([] if reason is None else [f"{start}: {reason}"])
+
+
+def test_a_family_that_the_native_engine_refuses_is_told_as_such() -> None:
+    class Unwilling(Willing):
+        def native_refuses(self, path: str) -> str | None:
+            return "it cannot"
+
+    said: list[str] = []
+    choose_models(JobSpec(input=Path("in.jsonl")), TARGET, None, Unwilling(), said.append)  # type: ignore[arg-type]
+    assert said == ["note: target runs on the hf engine, more slowly and not bit for bit: it cannot"]
 
 
 def test_a_draft_that_the_native_engine_refuses_is_not_rounded() -> None:

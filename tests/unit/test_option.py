@@ -16,11 +16,17 @@ from outrider.runner.cli.main import app
 from outrider.runner.job.identity import identity, kept_identity
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.option import Option, OptionModel, build_options, deciding, flag_of, option_of, sections
-from outrider.runner.options import BenchSpec, JobSpec, Options, TopologySpec
+from outrider.runner.options import BenchSpec, JobSpec, Options, QuantizeSpec, ScoreSpec, TopologySpec
 from outrider.workers.errors import UsageError
 from outrider.workers.models.model_info import ModelInfo
 
-COMMANDS: dict[str, type[OptionModel]] = {"run": JobSpec, "bench": BenchSpec, "topology": TopologySpec}
+COMMANDS: dict[str, type[OptionModel]] = {
+    "run": JobSpec,
+    "bench": BenchSpec,
+    "topology": TopologySpec,
+    "score": ScoreSpec,
+    "quantize": QuantizeSpec,
+}
 
 
 def test_an_option_that_does_not_say_whether_it_decides_a_text_is_an_error() -> None:
@@ -126,8 +132,43 @@ def test_an_option_that_nobody_knows_is_named() -> None:
     [
         (["--per", "rack"], "--per: must be 'auto', 'node', 'socket' or 'machine', got 'rack'"),
         (["--replicas", "0"], "--replicas: must be at least 1, got 0"),
+        (["--replicas", "some"], "--replicas: must be a whole number, got 'some'"),
+        (["--kv-bytes", "1.5"], "--kv-bytes: must be a whole number, got '1.5'"),
     ],
 )
 def test_topology_says_what_is_wrong_as_run_does(arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(app, ["topology", *arguments])
     assert str(done.exception) == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--batch", "abc"], "--batch: must be a whole number, got 'abc'"),
+        (["--batch", ""], "--batch: must be a whole number, got ''"),
+        (["--temperature", "warm"], "--temperature: must be a number, got 'warm'"),
+        (["--temperature", "-1"], "--temperature: must be at least 0, got -1.0"),
+        (["--seed", "-1"], "--seed: must be at least 0, got -1"),
+        (["--metrics-port", "http"], "--metrics-port: must be a whole number, got 'http'"),
+    ],
+)
+def test_a_number_that_is_none_is_told_in_our_own_words(arguments: list[str], said: str) -> None:
+    assert str(CliRunner().invoke(app, ["run", "in.jsonl", *arguments]).exception) == said
+
+
+def test_score_and_quantize_take_what_they_read_and_nothing_else(tmp_path: Path) -> None:
+    """What has no effect there is no option there."""
+    model, cores = {"model", "allow_pickle"}, {"per", "wait_for_cores"}
+    computed = {"engine", "precision", "cache_precision", "fast_attention", "ipex"}
+    own = {"input", "format", "skip_bad", "against", "against_precision", "window", "stride", "most_tokens"}
+    assert set(ScoreSpec.model_fields) == model | cores | computed | own
+    own = {"out", "bits", "method", "group", "calibration", "format", "skip_bad"}
+    assert set(QuantizeSpec.model_fields) == model | cores | own
+    for command in (["score", "text.txt"], ["quantize"]):
+        for option in ("--draft=x", "--devices=cuda:0", "--batch=2", "--start-deadline=9", "--temperature=1"):
+            done = CliRunner().invoke(app, [*command, option])
+            assert done.exit_code == 2 and f"No such option: {option.partition('=')[0]}" in done.output
+    file = tmp_path / "score.yaml"
+    file.write_text("devices: cuda:0\n")
+    with pytest.raises(UsageError, match='unknown key "devices"; known are against, '):
+        build_options(ScoreSpec, {"input": "x"}, file)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from outrider.runner.options import JobSpec, build_spec
+from outrider.runner.option import build_options
+from outrider.runner.options import BenchSpec, JobSpec, build_spec
 from outrider.workers.errors import UsageError
 
 
@@ -58,8 +59,14 @@ def test_options_go_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("max_token: 5\n", 'FILE: unknown key "max_token"; known are address, allow_pickle, answer_tokens, batch'),
+        (
+            "max_token: 5\n",
+            'FILE: unknown key "max_token"; known are address, allow_pickle, answer_tokens, assisted, batch',
+        ),
         ("input: a\nmax_tokens: 0\n", "FILE: max_tokens: must be at least 1, got 0"),
+        ("input: a\nassisted: 0\n", "FILE: assisted: must be true or false, got 0"),
+        ("input: a\nassisted: false\ndraft: x\n", "--no-assisted runs without a draft, --draft x with one: leave out one"),
+        ("input: a\njson: true\n", 'FILE: unknown key "json"; known are'),
         ("- 1\n", "--config: FILE must hold keys and values"),
         ("a: [1\n", "--config: FILE is not valid YAML: while parsing a flow sequence"),
         ("a: \xff\x00", "--config: FILE is not valid YAML: unacceptable character"),
@@ -73,6 +80,72 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str, expected: str) -> Non
     file = tmp_path / "job.yaml"
     file.write_text(content)
     assert message({}, file).startswith(expected.replace("FILE", str(file)))
+
+
+def test_switches_are_keys_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("input: a\ndo-sample: true\nassisted: false\n")
+    assert (build_spec({}, file).temperature, build_spec({}, file).draft) == (1.0, "none")
+    assert build_spec({"temperature": 0.5, "draft": "lookup"}, file).temperature == 0.5
+    assert build_spec({"draft": "lookup"}, file).draft == "lookup"
+    file.write_text("input: a\ndo_sample: false\nassisted: true\n")
+    assert (build_spec({}, file).temperature, build_spec({}, file).draft) == (0.0, "auto")
+
+
+def test_the_chart_of_figures_has_its_flag_as_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "bench.yaml"
+    file.write_text("json: figures.json\n")
+    assert build_options(BenchSpec, {}, file).json_file == Path("figures.json")
+    file.write_text("batch: 64\n")
+    with pytest.raises(UsageError, match=r"bench.yaml: batch: must be 1, got 64"):
+        build_options(BenchSpec, {}, file)
+
+
+def test_one_thing_says_what_the_prompt_is() -> None:
+    said = "--prompt-column and --template both say what the prompt is: leave out one"
+    assert message({"input": "a", "prompt_column": "x", "template": "{y}"}) == said
+
+
+@pytest.mark.parametrize("without", [{"draft": "none"}, {"draft": "lookup"}, {"draft": "suffix"}, {"draft_tokens": 0}])
+@pytest.mark.parametrize(
+    ("name", "value", "nothing"),
+    [
+        ("draft_precision", "w4a8", "auto"),
+        ("draft_confidence", 0.5, 0.0),
+        ("draft_shortlist", 512, 0),
+        ("draft_cores", 1, None),
+        ("layout", "split", "shared"),
+    ],
+)
+def test_nothing_is_asked_of_a_draft_model_where_none_is_to_run(
+    without: dict[str, Any], name: str, value: Any, nothing: Any
+) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    said = message({"input": "a", name: value, **without})
+    assert said == f"{flag}: no draft model runs: leave it out, or name a draft"
+    build_spec({"input": "a", name: nothing, **without})
+    build_spec({"input": "a", name: value, "draft": "auto"})
+
+
+def test_candidates_are_counted_wherever_they_come_from() -> None:
+    assert build_spec({"input": "a", "draft": "suffix", "draft_tokens": 6}).draft_tokens == 6
+    said = "--draft-tokens: no draft model runs: leave it out, or name a draft"
+    assert message({"input": "a", "draft": "none", "draft_tokens": 6}) == said
+
+
+def test_a_file_for_runs_with_and_without_a_draft(tmp_path: Path) -> None:
+    """The command line leaves out the draft, and with it what the file says of one."""
+    file = tmp_path / "job.yaml"
+    file.write_text("input: a\ndraft: x\ndraft-cores: 2\ndraft-tokens: 6\nbatch: 4\n")
+    spec = build_spec({"draft": "none"}, file)
+    assert (spec.draft, spec.draft_cores, spec.draft_tokens, spec.batch) == ("none", None, "auto", 4)
+    spec = build_spec({"draft": "lookup"}, file)
+    assert (spec.draft_cores, spec.draft_tokens) == (None, 6)
+    assert build_spec({"draft": "y"}, file).draft_cores == 2
+    with pytest.raises(UsageError, match="--draft-cores: no draft model runs"):
+        build_spec({"draft": "none", "draft_cores": 1}, file)
+    file.write_text("input: a\ndraft: none\ndraft-cores: 2\n")
+    assert message({}, file) == "--draft-cores: no draft model runs: leave it out, or name a draft"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

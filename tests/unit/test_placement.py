@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from sysfs_trees import GIB, build, laptop
 
 from examples import examples
+from outrider.runner.options import Layout
 from outrider.runner.planning.accelerators import Accelerator
 from outrider.runner.planning.placement import Plan, PlannedActor, plan
-from outrider.runner.planning.placement_request import LAYOUTS, PER, ModelSizes, PlacementRequest
+from outrider.runner.planning.placement_request import PER, ModelSizes, PlacementRequest
 from outrider.runner.planning.topology import Core, Node, Topology, read_topology
 from outrider.workers.errors import PlacementError
 
@@ -78,7 +79,7 @@ requests = st.builds(
     per=st.sampled_from(PER),
     replicas=st.none() | st.integers(1, 6),
     draft_cores=st.none() | st.integers(1, 4),
-    layout=st.sampled_from(LAYOUTS),
+    layout=st.sampled_from(get_args(Layout)),
     devices=st.sampled_from([(), ("cpu",), ("cuda:0", "cpu"), ("cuda",), ("cuda:1", "cuda:0", "cpu"), ("cpu", "cuda:0")]),
 )
 sizes = st.builds(
@@ -249,7 +250,7 @@ def test_siblings_stay_idle(tmp_path: Path) -> None:
         ("auto", None, 33, (28, 4)),
     ],
 )
-def test_layouts(layout: str, draft_cores: int | None, count: int, expected: tuple[int, int]) -> None:
+def test_layouts(layout: Layout, draft_cores: int | None, count: int, expected: tuple[int, int]) -> None:
     made = plan(
         [machine([flat(count)])], ModelSizes(GB, GB // 10), PlacementRequest(layout=layout, draft_cores=draft_cores)
     )
@@ -318,13 +319,10 @@ def test_every_accelerator_carries_a_replica() -> None:
     ("asked", "sentence"),
     [
         (PlacementRequest(replicas=3), "3 replicas need 3 cores, there are 2"),
-        (PlacementRequest(replicas=0), "--replicas must be at least 1, got 0"),
         (PlacementRequest(draft_cores=2), "--draft-cores 2 leaves the target none of the 2 cores"),
         (PlacementRequest(draft_cores=1, layout="shared"), "leave out one"),
         (PlacementRequest(replicas=2, layout="split"), "one core, which cannot be split"),
         (PlacementRequest(devices=("cuda:3",)), 'device "cuda:3" is not there; this machine has cpu'),
-        (PlacementRequest(per="rack"), "--per must be one of"),
-        (PlacementRequest(layout="loose"), "--layout must be one of"),
     ],
 )
 def test_impossible_wishes_are_refused_in_a_sentence(asked: PlacementRequest, sentence: str) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from unittest.mock import MagicMock
 
+import pytest
+
+import outrider
 from outrider.kernels.native import NativeFeed
 from outrider.runner.job.journal import StoredRow
 from outrider.runner.job.results import result_record
@@ -45,6 +49,16 @@ def test_the_example_s_output_is_what_the_bundled_model_writes() -> None:
     )
     stored = StoredRow(0, row["id"], 1, "completion", {"n": 1}, prompt)
     assert result_record(stored, [result], "pocket") == shown
+
+
+def test_the_python_example_goes_beside_the_shell_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs as it stands, and in a job directory of its own."""
+    job, text = MagicMock(), README.read_text()
+    monkeypatch.setattr(outrider, "run", job)
+    [example] = re.findall(r"^```python\n((?:.*\n)*?)```$", text, re.M)
+    exec(example, {})
+    shell = "".join(re.findall(r"^```sh\n((?:.*\n)*?)```$", text, re.M))
+    assert f"-o {job.call_args.kwargs['out']}" not in shell and "-o job" in shell
 
 
 def greedy(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:

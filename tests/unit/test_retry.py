@@ -12,6 +12,7 @@ from test_carried import admitted, answer
 from typer.testing import CliRunner
 
 import outrider
+from outrider.runner import run_job
 from outrider.runner.cli.main import app
 from outrider.runner.job.directory import describe
 from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
@@ -124,6 +125,25 @@ def test_a_death_in_the_middle_leaves_all_as_it_was(journal: Journal) -> None:
 # Options
 
 
+@pytest.mark.parametrize("words", [["JOB", "--batch", "4"], ["--batch", "4", "JOB"], ["--json", "JOB", "--batch=4"]])
+def test_the_command_takes_options_before_the_job_and_behind_it(
+    journal: Journal, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, asked = described(journal), list[tuple[JobSpec, bool]]()
+    monkeypatch.setattr(run_job, "run", lambda spec, as_json, again: asked.append((spec, as_json)) or 0)
+    done = CliRunner().invoke(app, ["retry", *(str(directory) if word == "JOB" else word for word in words)])
+    assert done.exit_code == 0, done.output
+    [(spec, as_json)] = asked
+    assert (spec.out, spec.batch, as_json) == (directory, 4, "--json" in words)
+
+
+def test_the_command_names_what_is_missing() -> None:
+    assert (
+        str(CliRunner().invoke(app, ["retry", "--batch", "4"]).exception) == "JOB is missing: name the directory of a job"
+    )
+    assert "retry JOB [OPTIONS OF RUN]" in CliRunner().invoke(app, ["retry", "--help"]).output
+
+
 def test_the_command_takes_no_file_of_options(journal: Journal) -> None:
     directory = described(journal)
     done = CliRunner().invoke(app, ["retry", str(directory), "--config", "x.yaml"])
@@ -142,6 +162,16 @@ def test_a_job_is_run_again_as_it_was_run(journal: Journal) -> None:
     directory = described(journal, max_tokens=5, batch=3, seed=9)
     spec = retry_spec(directory, {"batch": 4})
     assert (spec.out, spec.max_tokens, spec.batch, spec.seed, spec.skip_bad) == (directory, 5, 4, 9, True)
+
+
+def test_a_draft_that_is_left_out_takes_with_it_what_was_said_of_it(journal: Journal) -> None:
+    """Also where an earlier outrider took both."""
+    directory = described(journal, draft="x", draft_cores=1, draft_tokens=6, layout="split")
+    spec = retry_spec(directory, {"draft": "none"})
+    assert (spec.draft, spec.draft_cores, spec.draft_tokens, spec.layout) == ("none", None, "auto", "auto")
+    assert retry_spec(directory, {}).draft_cores == 1
+    with pytest.raises(UsageError, match="--draft-cores: no draft model runs"):
+        retry_spec(directory, {"draft": "none", "draft_cores": 1})
 
 
 def test_what_a_directory_says_runs_nothing(journal: Journal) -> None:

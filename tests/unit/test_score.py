@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import zstandard
 from command_line import outrider
 from hypothesis import given
 from hypothesis import strategies as st
@@ -198,6 +199,25 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\n \n")
     with pytest.raises(UsageError, match="holds no text"):
         read(path)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.TSV", "rows.csv.gz", "rows.tsv.zst"])
+def test_a_table_is_not_taken_for_one_text(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    content = b"id,prompt\n1,ab\n"
+    packed = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}.get(path.suffix, bytes)(content)
+    path.write_bytes(packed)
+    with pytest.raises(UsageError, match=rf"{name} is a table, and rows are taken here as lines of JSON; .*--format text"):
+        read(path)
+    assert [list(map(written, text)) for text in read(path, "text")] == [["\0id,prompt\n1,ab\n"]]
+
+
+def test_a_directory_is_refused_as_one(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(
+        UsageError, match=rf"^{tmp_path} is a directory, .*; give a file of rows as lines of JSON, or of text$"
+    ):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize(

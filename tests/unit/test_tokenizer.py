@@ -177,6 +177,19 @@ def test_an_unfit_draft_is_refused_when_named_and_replaced_when_not(
     assert preparation.prepare_pair(target.path, target.path)[1:3] == (target, target.path)
 
 
+def test_a_family_without_a_usual_draft_is_told_where_that_draft_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``auto`` texts are half of what is asked for."""
+    target = build(tmp_path / "target", WORDS)
+    monkeypatch.setattr(preparation, "choose_draft", lambda model_info: "lookup")
+    for asked, kind in (("model", "lookup"), ("model+suffix", "suffix")):
+        said = f"no usual draft is known for {target.name}, proposing by {kind} instead"
+        assert preparation.prepare_pair(target.path, asked)[1:] == (None, kind, [said])
+    assert preparation.prepare_pair(target.path, "auto")[1:] == (None, "suffix", [])
+    assert preparation.prepare_pair(target.path, "lookup")[1:] == (None, "lookup", [])
+
+
 WITHOUT_TORCH = """
 import sys
 from outrider.workers.models.hide_torch import go_without_torch

@@ -85,9 +85,8 @@ def open_model(spec: ModelSpec, progress: Callable[[int, int], None] = lambda do
     """``progress`` hears how many bytes of the packed weights are in place, of how many; only the native engine tells."""
     if spec.engine == "native":
         return _open_native(spec, progress)
-    if spec.engine == "hf":
-        return _open_hf(spec)
-    raise UsageError(f'--engine: "{spec.engine}" is not an engine; choose native or hf')
+    assert spec.engine == "hf", spec.engine
+    return _open_hf(spec)
 
 
 def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenModel:
@@ -116,7 +115,10 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     packer = NativePacker()
     packed = load_packed(model_info, program, packer, threads, spec.allow_pickle, progress, target_info)
     cores = spec.cores if len(spec.cores) == threads else None
-    model = native.NativeModel(program, packed.addresses, threads=threads, cores=cores, keep=packed)
+    try:
+        model = native.NativeModel(program, packed.addresses, threads=threads, cores=cores, keep=packed)
+    except library.KernelError as error:
+        raise UsageError(f"the native engine cannot be started: {error}") from error
     rounding = f"{laid_out.weights}, " if laid_out.weights else ""
     source = "from the cache" if packed.cached else "packed now"
     cache = ", keys and values in 8 bits" if program.cache is Cache.INT8 else ""

@@ -92,7 +92,8 @@ def prepare_pair(
     if draft_name == AUTO and not beside and library_path() is not None:
         # What texts repeat costs nothing to find.
         beside = f"+{SUFFIX}"
-    if draft_name == MODEL:
+    usual_alone = draft_name == MODEL
+    if usual_alone:
         draft_name = AUTO
     kind = WITH_TEXTS.get(beside, LOOKUP)
     wanted = choose_draft(target) if draft_name == AUTO else draft_name
@@ -103,7 +104,10 @@ def prepare_pair(
         )
     if wanted in (LOOKUP, SUFFIX, NONE):
         # A draft that turns out to be a lookup of the row's own text adds nothing to suffixes, which have that too.
-        return target, None, kind if beside else wanted, []
+        name = kind if beside else wanted
+        # With auto, texts are half of what is asked for.
+        none = [f"no usual draft is known for {target.name}, proposing by {name} instead"] if usual_alone else []
+        return target, None, name, none
     try:
         draft = read_model_info(wanted, tell)
         if draft.head:
