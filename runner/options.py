@@ -514,7 +514,7 @@ class ScoreSpec(ComputedModel, UnitOptions, WaitingOptions):
     input: Annotated[
         NamedPath,
         Option(
-            help="Rows as outrider run takes them (the prompts are scored), or one text; .gz and .zst, too.",
+            help="Rows in lines of JSON (the prompts are scored), or one text; .gz and .zst, too.",
             decides_text=False,
             metavar="INPUT",
             positional=True,
@@ -621,7 +621,7 @@ class QuantizeSpec(ModelOptions, UnitOptions, WaitingOptions):
     ] = None
     calibration: Annotated[
         NamedPath | None,
-        Option(help="Rows as outrider run takes them, or one text [default: our own].", decides_text=False, metavar="FILE"),
+        Option(help="Rows in lines of JSON, or one text [default: our own].", decides_text=False, metavar="FILE"),
     ] = None
     format: Annotated[Format, Option(help="Of --calibration: auto, jsonl (rows) or text (one).", decides_text=False)] = (
         "auto"

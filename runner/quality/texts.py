@@ -1,7 +1,8 @@
-"""What is scored, or calibrated on: the rows of an input as ``run`` takes them, or one text in a file; as tokens."""
+"""What is scored, or calibrated on: rows in lines of JSON as ``run`` takes them, or one text in a file; as tokens."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -11,9 +12,11 @@ from tempfile import TemporaryDirectory
 from outrider.runner.job.admission import MOST_ERRORS_SHOWN, ROWS_AT_ONCE, refusal_of, text_of
 from outrider.runner.job.input import open_input
 from outrider.runner.job.prompts import read_rows
+from outrider.runner.job.reading import CSV_SUFFIXES
 from outrider.runner.job.requests import Request
 from outrider.runner.job.source import Source
 from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.printable import printable
 from outrider.workers.errors import InputError, UsageError
 from outrider.workers.models.model_info import ModelInfo
 
@@ -26,7 +29,12 @@ Tokens = tuple[int, ...]
 
 @contextmanager
 def opened(path: Path, say: Callable[[str], None]) -> Iterator[Source]:
-    """An input of any kind that ``run`` takes; what comes through a pipe is kept for as long as it is used."""
+    """An input in lines; what comes through a pipe is kept for as long as it is used."""
+    # Path's own raises where a name is too long, of which open_input makes a sentence.
+    if os.path.isdir(path):  # noqa: PTH112
+        raise UsageError(
+            f"{printable(path)} is a directory, which is no text; give a file of rows as lines of JSON, or of text"
+        )
     with TemporaryDirectory(prefix="outrider-") as folder:
         source = open_input(path, Path(folder), say, form="jsonl")
         assert isinstance(source, Source)
@@ -41,6 +49,11 @@ def is_text(source: Source, form: str) -> bool:
         return False
     if source.suffix in (".txt", ".text"):
         return True
+    if source.suffix.lower() in CSV_SUFFIXES:
+        raise UsageError(
+            f"{source.name} is a table, and rows are taken here as lines of JSON; convert it, or take all of it as one "
+            "text with --format text"
+        )
     first = next((line for line in source.lines() if line is None or line.strip()), b"")
     return first is None or not first.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
 

@@ -186,6 +186,7 @@ def _value_types(value: Any) -> tuple[Any, ...]:
 
 def _module(module: str, parts: Mapping[str, str]) -> str:
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    whole["rope_freqs"] = "rope_freqs"  # GGUF's own
     if module in whole:
         return whole[module]
     _, _, layer, part = module.split(".", 3)

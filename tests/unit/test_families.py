@@ -34,6 +34,9 @@ def test_program_computes_what_transformers_computes(name: str) -> None:
     [
         ({"model_type": "gemma9"}, "does not know the family 'gemma9'"),
         ({"attn_logit_softcapping": 50.0}, 'does not know "attn_logit_softcapping": 50.0'),
+        # Neither says "not used": without a word, tokens see only those before them.
+        ({"is_causal": False}, 'with "is_causal": False a token sees those behind it'),
+        ({"is_causal": None}, 'with "is_causal": None a token sees those behind it'),
         ({"partial_rotary_factor": 0.5}, 'does not know "partial_rotary_factor": 0.5'),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2}}, "does not know the rope type 'longrope'"),
         ({"hidden_act": "quick_gelu"}, 'does not know the activation "quick_gelu"'),
@@ -48,6 +51,12 @@ def test_what_the_native_engine_does_not_know_is_refused(changes: dict, sentence
     with pytest.raises(ModelError) as refusal:
         build_program(config, Format.BF16)
     assert sentence in str(refusal.value)
+
+
+def test_tokens_may_be_said_to_see_those_before_them_only() -> None:
+    config = {"model_type": "llama", **TINY["llama"][1]}
+    said = build_program(config | {"is_causal": True}, Format.BF16)
+    assert said.digest() == build_program(config, Format.BF16).digest()
 
 
 ALL = {"initializer_range": 0.02, "use_cache": True, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": [1, 2]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf_models import mostly, write_gguf
 from native_models import logits, open_native
 from quantised_models import save_small
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, normalizers
 
 from outrider.kernels.program import Tensor
 from outrider.workers.errors import ModelError
+from outrider.workers.models.config_file import read_config
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.file import read_gguf
 from outrider.workers.models.formats.gguf.tokenizer import CUTS, gguf_tokenizer
@@ -114,6 +118,67 @@ def test_metadata_that_is_not_honoured_is_refused(more: dict[str, Any], said: st
         more, said = more | {"llama__rope__scaling__factor": 2.0}, "rope scaling 'longrope'"
     with pytest.raises(ModelError, match=said.replace("(", r"\(")):
         read_model_info(str(small(tmp_path, **more)))
+
+
+FACTORS = "rope_freqs.weight"
+SCALING = "llama__rope__scaling__"
+
+
+def rope_of(path: Path, **scaling: Any) -> dict[str, Any]:
+    """``scaling`` are keys of metadata under llama.rope.scaling."""
+    more = {f"{SCALING}{key}": value for key, value in scaling.items()}
+    found: dict[str, Any] = read_config(small(path, **more))["rope_parameters"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        # As llama.cpp reads them: a factor without a type is that of a linear one, and 0 says nothing.
+        ({"factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"factor": 4.0, "type": "linear"}, {"rope_type": "linear", "factor": 4.0}),
+        ({"type": "linear"}, {"rope_type": "default"}),
+        ({"factor": 0.0}, {"rope_type": "default"}),
+        ({"factor": 1.0, "attn_factor": 1.0}, {"rope_type": "default"}),
+        ({"factor": 4.0, "type": "none"}, {"rope_type": "default"}),
+        # Only yarn reads these.
+        ({"original_context_length": 64, "yarn_beta_fast": 8.0}, {"rope_type": "default"}),
+    ],
+)
+def test_the_scaling_of_rope_is_what_llama_cpp_makes_of_it(
+    scaling: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    found = rope_of(tmp_path, **scaling)
+    assert {key: value for key, value in found.items() if key != "rope_theta"} == expected
+
+
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ({"attn_factor": 0.5}, "'llama.rope.scaling.attn_factor': 0.5, which the native engine does not know"),
+        ({"attn_factor": 0.5, "type": "linear", "factor": 2.0}, "'llama.rope.scaling.attn_factor': 0.5, which"),
+        ({"attn_factor": 0.5, "type": "none"}, "'llama.rope.scaling.attn_factor': 0.5, which"),
+        ({"factor": -2.0}, "'llama.rope.scaling.factor': -2.0, which"),
+        ({"factor": math.nan, "type": "linear"}, "'llama.rope.scaling.factor': nan, which"),
+        ({"factor": 0.0, "type": "yarn"}, "'llama.rope.scaling.factor': 0.0, which"),
+        ({"type": "yarn"}, "has no 'llama.rope.scaling.factor'"),
+    ],
+)
+def test_what_scales_rope_in_another_way_is_refused(scaling: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=said):
+        rope_of(tmp_path, **scaling)
+
+
+def test_factors_of_each_frequency_go_with_no_scaling(tmp_path: Path) -> None:
+    save_small(tmp_path)
+    width = read_config(tmp_path)["head_dim"] // 2
+    shards = load_file(tmp_path / "model.safetensors") | {FACTORS: torch.full((width,), 2.0)}
+    save_file(shards, tmp_path / "model.safetensors", {"format": "pt"})
+    plain = write_gguf(tmp_path, tmp_path / "a.gguf", mostly("F32"), "llama")
+    assert read_config(plain)["rope_parameters"]["factors"] == [2.0] * width
+    scaled = write_gguf(tmp_path, tmp_path / "b.gguf", mostly("F32"), "llama", **{f"{SCALING}factor": 4.0})
+    with pytest.raises(ModelError, match=r"has both a 'rope_freqs\.weight' and the rope scaling 'linear'"):
+        read_config(scaled)
 
 
 def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:

@@ -355,6 +355,7 @@ def test_other_heads_of_speculators_are_refused_by_name(
         ({"num_hidden_layers": 2}, "a head of 2 layers is not supported"),
         ({"sliding_window": 7, "use_sliding_window": True}, "a head with a sliding window is not supported"),
         ({"hidden_act": "tanh"}, 'does not know the activation "tanh"'),
+        ({"is_causal": False}, 'with "is_causal": False a token sees those behind it'),
         ({"model_type": "gemma2"}, "a head with a layer of 'gemma2' is not supported"),
     ],
 )

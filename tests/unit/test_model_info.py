@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
+from huggingface_hub import constants, errors
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.numpy import save_file
 
 from outrider.workers.errors import ModelError
+from outrider.workers.models.headers import INDEX
 from outrider.workers.models.model_info import POCKET, find, read_model_info, weight_files
 
 CONFIG = {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64, "eos_token_id": 2, "dtype": "bfloat16"}
@@ -135,13 +141,175 @@ def test_paths_that_cannot_exist() -> None:
 
 
 def test_a_hub_id_that_is_not_cached_and_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert message("someone/a-model") == (
         f'"someone/a-model" is neither a directory nor in the local cache ({tmp_path}), and HF_HUB_OFFLINE is set: '
         "give a directory, or unset it where there is a network"
+    )
+
+
+COMMIT = "a" * 40
+SHARDS = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+PUBLISHED = (".gitattributes", "README.md", "config.json", "generation_config.json", "tokenizer.json", INDEX, *SHARDS)
+# What is there beside the model in its own files, for other programs.
+FOREIGN = ("consolidated.safetensors", "original/model.safetensors", "onnx/config.json", "optimizer.bin")
+
+
+class Hub:
+    """A cache of the hub's client below ``path``, and a hub that counts how often it was asked."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, *published: str) -> None:
+        self.asked, self.published = 0, published or (*PUBLISHED, *FOREIGN)
+        self.offline = partial(monkeypatch.setattr, constants, "HF_HUB_OFFLINE")
+        self.offline(False)
+        repository = path / "models--org--big"
+        self.snapshot = repository / "snapshots" / COMMIT
+        self.snapshot.mkdir(parents=True)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(COMMIT)
+        self._tree = repository / "trees" / f"{COMMIT}.json"
+        self._local: Any = huggingface_hub.snapshot_download
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(path))
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda api, name, timeout: self._info())
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", self._download)
+
+    def has(self, *names: str) -> Hub:
+        contents = {
+            "config.json": json.dumps(CONFIG),
+            INDEX: json.dumps({"weight_map": dict(zip(("model.norm.weight", "lm_head.weight"), SHARDS, strict=True))}),
+        }
+        for name in names:
+            file = self.snapshot / name
+            file.parent.mkdir(exist_ok=True)
+            if name in SHARDS or name == "model.safetensors":
+                tensor = "lm_head.weight" if name == SHARDS[1] else "model.norm.weight"
+                save_file({tensor: np.zeros(2, np.float32)}, file)
+            else:
+                file.write_text(contents.get(name, "{}"))
+        return self
+
+    def remembers(self) -> None:
+        """The client's own list of what was published, which its versions from 2 on keep."""
+        self._tree.parent.mkdir()
+        entries = {name: {"size": 2, "blob_id": "b" * 40} for name in self.published}
+        self._tree.write_text(json.dumps({"format_version": 1, "files": entries}))
+
+    def _info(self) -> Any:
+        self.asked += 1
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in self.published])
+
+    def _download(self, name: str, local_files_only: bool = False, **patterns: Any) -> str:
+        if local_files_only:
+            return str(self._local(name, local_files_only=True, **patterns))
+        self.has(*filter_repo_objects(self.published, **patterns))
+        return str(self.snapshot)
+
+    def there(self) -> set[str]:
+        return {str(file.relative_to(self.snapshot)) for file in self.snapshot.rglob("*") if file.is_file()}
+
+
+WHOLE = set(PUBLISHED) - {".gitattributes", "README.md"}
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        (["config.json"], "it lacks config.json"),
+        (["tokenizer.json"], "it lacks a tokenizer"),
+        (SHARDS, "it lacks weights"),
+        (SHARDS[1:], f"lacks '{SHARDS[1]}', which {INDEX} names"),
+        ([INDEX, SHARDS[0]], "it has 1 of 2 files of weights"),
+    ],
+)
+def test_a_download_that_was_cut_off_is_completed(
+    lacking: list[str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub = Hub(tmp_path, monkeypatch).has(*WHOLE - set(lacking))
+    hub.offline(True)
+    sentence = message("org/big")
+    assert sentence.startswith('the download of "org/big" is not complete (')
+    assert f"{said}), and HF_HUB_OFFLINE is set: unset it" in sentence
+    hub.offline(False)
+    assert find("org/big") == hub.snapshot and (hub.asked, hub.there()) == (1, WHOLE)
+    assert read_model_info("org/big").weight_bytes > 0
+    assert hub.asked == 1, "a whole download needs no hub"
+
+
+def test_a_cut_off_download_and_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hub = Hub(tmp_path, monkeypatch).has(*WHOLE - {SHARDS[1]})
+
+    def unreachable(self: object, name: str, timeout: float) -> None:
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    said = message("org/big")
+    assert f"{hub.snapshot} lacks '{SHARDS[1]}', which {INDEX} names), and the model hub cannot be reached" in said
+
+
+def test_what_was_published_and_is_needed_for_nothing_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub = Hub(tmp_path, monkeypatch).has(*WHOLE)
+    hub.remembers()
+    hub.offline(True)
+    assert find("org/big") == hub.snapshot
+
+
+@pytest.mark.skipif(not hasattr(errors, "IncompleteSnapshotError"), reason="the hub's client remembers no list of files")
+def test_what_was_published_and_decides_texts_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hub = Hub(tmp_path, monkeypatch).has(*WHOLE - {"generation_config.json"})
+    hub.remembers()
+    hub.offline(True)
+    assert "is not complete (" in (said := message("org/big")) and "(generation_config.json)" in said
+    hub.offline(False)
+    assert find("org/big") == hub.snapshot and hub.there() == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        (("config.json", "model.safetensors", *SHARDS, INDEX, *FOREIGN), {"config.json", "model.safetensors", INDEX}),
+        (("config.json", "pytorch_model.bin", *FOREIGN[1:]), {"config.json", "pytorch_model.bin"}),
+        (("config.json", *FOREIGN), {"config.json", "consolidated.safetensors"}),
+    ],
+)
+def test_one_set_of_weights_is_downloaded(
+    published: tuple[str, ...], expected: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub = Hub(tmp_path, monkeypatch, *published)
+    find("org/big")
+    assert hub.there() == expected
+
+
+def test_a_head_is_whole_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hub = Hub(tmp_path, monkeypatch).has("config.json", "model.safetensors")
+    hub.offline(True)
+    (hub.snapshot / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["LlamaForCausalLMEagle3"]}))
+    assert find("org/big") == hub.snapshot
+
+
+def test_safetensors_beside_the_models_are_no_part_of_it(tmp_path: Path) -> None:
+    alone, beside = tmp_path / "alone", tmp_path / "beside"
+    for directory in (alone, beside):
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps(CONFIG))
+        save_file({"a": np.zeros(2, np.float32)}, directory / SHARDS[0])
+        save_file({"b": np.zeros(2, np.float32)}, directory / SHARDS[1])
+        (directory / INDEX).write_text(json.dumps({"weight_map": dict(zip("ab", SHARDS, strict=True))}))
+    save_file({"c": np.zeros(9, np.float32)}, beside / "consolidated.safetensors")
+    assert [file.name for file in weight_files(beside)] == SHARDS
+    one, other = read_model_info(str(alone)), read_model_info(str(beside))
+    assert (one.weight_bytes, one.digest) == (other.weight_bytes, other.digest)
+    # The file that transformers reads then, whatever an index says.
+    write_weights(beside, 7)
+    assert [file.name for file in weight_files(beside)] == ["model.safetensors"]
+
+
+def test_weights_in_a_file_of_another_name_are_refused(model: Path) -> None:
+    configure(model, transformers_weights="model.fp16.safetensors")
+    assert message(model).endswith(
+        '"transformers_weights" is not followed; remove it, and name the weights model.safetensors'
     )
 
 
@@ -151,9 +319,6 @@ def test_names_that_no_hub_could_have(name: str) -> None:
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub
-    from huggingface_hub import constants
-
     def unreachable(self: object, name: str, timeout: float) -> None:
         raise ConnectionError("Name or service not known")
 

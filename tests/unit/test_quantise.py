@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
+from collections.abc import Callable
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from gguf_models import mostly, write_gguf
 from native_models import logits as native_logits
 from native_models import open_native, save_tiny
 from quantised_models import save_small
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import TINY, tiny_model
 from torch import Tensor
@@ -31,6 +35,7 @@ from outrider.runner.quality.quantize import evenly, quantize
 from outrider.workers.errors import JobChangedError, ModelError, UsageError
 from outrider.workers.models.families import build_program
 from outrider.workers.models.model_info import find, read_model_info
+from outrider.workers.quantising import folder as folder_module
 from outrider.workers.quantising.compressed import description, pack, tensors_of
 from outrider.workers.quantising.forward import Forward
 from outrider.workers.quantising.gptq import Feedback, error_feedback
@@ -184,6 +189,11 @@ def test_error_feedback_loses_least_where_it_is_asked_to() -> None:
     assert (alone.values != by_itself.values).float().mean() < 0.05
 
 
+def test_inputs_that_are_no_numbers_are_said_to_be_none() -> None:
+    with pytest.raises(UsageError, match=r"--calibration: .*nothing to go by: .*; give another text, or --method rtn"):
+        Feedback(torch.full((8, 8), math.nan))
+
+
 def test_large_layers_are_not_all_tried_in_every_way() -> None:
     choice, large = Choice("auto", FORM, activations=False), 200_000_000
     gptq, everything = (("", True),), choice.recipes
@@ -300,6 +310,69 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path: Path) -> None:
         quietly(wanted(path, out))
     with pytest.raises(ModelError, match=r"is quantised already \(compressed-tensors\)"):
         quietly(wanted(out, tmp_path / "again"))
+
+
+@pytest.mark.parametrize(("begun", "now"), [(1, 2), (2, 1)])
+def test_it_goes_on_with_the_threads_that_it_was_begun_with(tmp_path: Path, begun: int, now: int) -> None:
+    path, out = save_tiny("llama", tmp_path / "model"), tmp_path / "out"
+    said: list[str] = []
+    threads: list[int] = []
+
+    def hear(text: str) -> None:
+        said.append(text)
+        threads.append(torch.get_num_threads())
+        if len(said) == 1:
+            raise KeyboardInterrupt
+
+    before = torch.get_num_threads()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            quantise(wanted(path, out, "rtn", threads=begun), hear)
+        quantise(wanted(path, out, "rtn", threads=now), hear)
+    finally:
+        torch.set_num_threads(before)
+    assert said[1].startswith(
+        f"note: this was begun with {begun} threads, which decide bits of it, and goes on with as many"
+    )
+    assert "layer 2 of 2" in said[-1] and set(threads) == {begun}
+    assert (out / "config.json").exists()
+
+
+@pytest.mark.parametrize("file", ["out.unfinished/model-00003-of-00003.partial", "out.unfinished/tokenizer.json", "out"])
+def test_a_disk_that_is_full_is_one_sentence_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    path, full = save_tiny("llama", tmp_path / "model"), True
+    (path / "tokenizer.json").write_text("{}")
+
+    # What the libraries say then, each in its own way.
+    def save(tensors: dict[str, Tensor], name: str, metadata: dict[str, str]) -> None:
+        if full and name.endswith(file):
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        save_file(tensors, name, metadata)
+
+    def refuse(work: Callable[[Path, Path], Any]) -> Callable[[Path, Path], Any]:
+        def refusing(source: Path, target: Path) -> Any:
+            if full and str(target).endswith(file):
+                raise OSError(ENOSPC, os.strerror(ENOSPC))
+            return work(source, target)
+
+        return refusing
+
+    monkeypatch.setattr(folder_module, "save_file", save)
+    monkeypatch.setattr(shutil, "copyfile", refuse(shutil.copyfile))
+    monkeypatch.setattr(Path, "rename", refuse(Path.rename))
+    with pytest.raises(UsageError) as caught:
+        quietly(wanted(path, tmp_path / "out", "rtn"))
+    place = tmp_path / "out.unfinished"
+    assert str(caught.value).startswith(f"--out: {place} cannot be written: ")
+    assert "No space left on device" in str(caught.value)
+    assert str(caught.value).endswith("; once it can be, the same command goes on there")
+    full = False
+    said: list[str] = []
+    quantise(wanted(path, tmp_path / "out", "rtn"), said.append)
+    assert "going on behind layer" in said[0]
+    assert contents(tmp_path / "out").keys() >= {"config.json", "tokenizer.json", "model-00003-of-00003.safetensors"}
 
 
 @pytest.mark.slow

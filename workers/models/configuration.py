@@ -97,6 +97,11 @@ class Config:
         return self.size("sliding_window", default)
 
     def check_all_read(self) -> None:
+        # A key of every family that says something where it is false, or null.
+        if (causal := self.stated("is_causal", True)) is not True:
+            raise ModelError(
+                f'{self.source}: with "is_causal": {causal!r} a token sees those behind it; no engine runs that'
+            )
         for key, value in self.values.items():
             unused = value is None or value is False or value in ([], {})
             if key not in self._read and key not in HARMLESS and not key.startswith("_") and not unused:

@@ -64,23 +64,33 @@ def read_outline(path: Path, files: Sequence[Path]) -> Outline:
     return Outline(None if None in counts else sum(filter(None, counts)), size)
 
 
-def read_entries(path: Path, files: Sequence[Path]) -> dict[str, Entry]:
-    """Every tensor of a model in safetensors, by its name."""
-    listed = _listed(path)
+def safetensors_of(path: Path) -> list[Path]:
+    """The files of a model in safetensors, found as transformers finds them; others may lie beside them."""
+    if os.path.lexists(path / SINGLE):
+        return [path / SINGLE]
+    files = sorted(path.glob("*.safetensors"))
+    listed = _listed(path) if files else None
     if listed is None:
-        single = path / SINGLE
+        return files
+    names = sorted(set(listed.values()))
+    for name in names:
+        if path / name not in files:
+            raise ModelError(f"{path} lacks {quoted(name)}, which {INDEX} names")
+    return [path / name for name in names]
+
+
+def read_entries(path: Path, files: Sequence[Path]) -> dict[str, Entry]:
+    """Every tensor of a model in safetensors, by its name. ``files`` are those of ``safetensors_of``."""
+    listed = None if path / SINGLE in files else _listed(path)
+    if listed is None:
         entries: dict[str, Entry] = {}
-        for file in [single] if single in files else files:
+        for file in files:
             for name, entry in read_header(file).items():
                 if name in entries:
                     raise ModelError(f"{file} and {entries[name].file.name} both hold the weight {quoted(name)}")
                 entries[name] = entry
         return entries
-    shards = {}
-    for name in sorted(set(listed.values())):
-        if path / name not in files:
-            raise ModelError(f"{path} lacks {quoted(name)}, which {INDEX} names")
-        shards[name] = read_header(path / name)
+    shards = {file.name: read_header(file) for file in files}
     for tensor, name in listed.items():
         if tensor not in shards[name]:
             raise ModelError(f"{path / name} lacks the weight {quoted(tensor)}, which {INDEX} places there")
@@ -88,7 +98,7 @@ def read_entries(path: Path, files: Sequence[Path]) -> dict[str, Entry]:
 
 
 def _listed(path: Path) -> dict[str, str] | None:
-    """By tensor: the name of its file, where there is an index, since other safetensors may lie beside the model's."""
+    """By tensor: the name of its file, where there is an index."""
     index = path / INDEX
     if not os.path.lexists(index):
         return None

@@ -79,7 +79,7 @@ OF_PICTURES = frozenset(
 )
 # What is said of the whole model and holds for its language model; its type, where that does not say one.
 TYPES = ("dtype", "torch_dtype")
-OF_THE_WHOLE = ("quantization_config", "eos_token_id", *TYPES)
+OF_THE_WHOLE = ("quantization_config", "eos_token_id", "transformers_weights", *TYPES)
 # How checkpoints name the language model's tensors, and how its own checkpoints do.
 PREFIXES = (
     ("language_model.model.", "model."),

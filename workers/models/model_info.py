@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from outrider.workers.errors import JobChangedError, ModelError
-from outrider.workers.models.config_file import config_path, quantisation_of, read_config
+from outrider.workers.errors import JobChangedError, ModelError, first_line
+from outrider.workers.models.config_file import NAME, config_path, quantisation_of, read_config
 from outrider.workers.models.digests import digest_of
-from outrider.workers.models.files import check_describing, read_json, state_of
+from outrider.workers.models.files import check_describing, holds_tokenizer, read_json, state_of
 from outrider.workers.models.formats.gguf.file import is_gguf, read_gguf
-from outrider.workers.models.headers import Outline, quoted, read_outline
-from outrider.workers.models.heads import FAMILY, head_of
+from outrider.workers.models.headers import INDEX, SINGLE, Outline, quoted, read_outline, safetensors_of
+from outrider.workers.models.heads import FAMILY, head_of, is_head
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.size_check import check_fits
 
@@ -27,6 +28,13 @@ POCKET_HEAD = "pocket-head"
 POCKETS = {POCKET: "target", POCKET_DRAFT: "draft", POCKET_PARALLEL: "parallel", POCKET_HEAD: "head"}
 # The files beside the weights that have a say in what a model writes.
 DESCRIBING = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.bpe", "additional_chat_templates/*.jinja")
+# Of a model on the hub: what belongs to other formats and tasks.
+IN_FOLDERS = tuple(f"*/*.{suffix}" for suffix in ("json", "model", "txt", "tiktoken", "bpe", "safetensors", "bin"))
+# Mistral's own format, beside the same weights in transformers'.
+CONSOLIDATED = "consolidated"
+# By it transformers reads weights from a file of another name.
+WEIGHTS_KEY = "transformers_weights"
+NUMBERED = re.compile(r"-of-0*(\d+)\.\w+$")
 # Names under which configurations state how long a row may be, the most binding first.
 CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length", "n_ctx"),
@@ -91,13 +99,22 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        cached = Path(snapshot_download(name, local_files_only=True))
-        if weight_files(cached):
+        cached = Path(
+            snapshot_download(name, local_files_only=True, allow_patterns=[*DESCRIBING], ignore_patterns=[*IN_FOLDERS])
+        )
+        lacking = _lacking(cached)
+        if not lacking:
             return cached
     except HFValidationError as error:
         raise ModelError(f'"{name}" is neither a directory nor a name that a model hub could have') from error
-    except LocalEntryNotFoundError:
-        pass
+    except LocalEntryNotFoundError as error:
+        # A library that remembers what was published says which files are missing.
+        lacking = first_line(error) if hasattr(error, "snapshot_path") else ""
+    if constants.HF_HUB_OFFLINE and lacking:
+        raise ModelError(
+            f'the download of "{name}" is not complete ({lacking}), and HF_HUB_OFFLINE is set: unset it where there is a '
+            "network, and the rest is fetched, or give a directory"
+        )
     if constants.HF_HUB_OFFLINE:
         raise ModelError(
             f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE '
@@ -105,16 +122,47 @@ def _from_hub(name: str) -> Path:
         )
     try:
         published = [entry.rfilename for entry in HfApi().model_info(name, timeout=10).siblings or []]
-        # One set of weights is enough, and safetensors is the one that can hold nothing but weights.
-        weights = "*.safetensors" if any(entry.endswith(".safetensors") for entry in published) else "*.bin"
-        return Path(snapshot_download(name, allow_patterns=[weights, "*.json", "*.model", "*.txt", "*.jinja"]))
+        wanted = [*DESCRIBING, *_weights_among(published)]
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=[*IN_FOLDERS]))
     except RepositoryNotFoundError as error:
         raise ModelError(f'the model hub has no "{name}" that may be read from here') from error
     except Exception as error:  # the transport below the hub's client, and so its errors, change with its version
+        if lacking:
+            raise ModelError(
+                f'the download of "{name}" is not complete ({lacking}), and the model hub cannot be reached ({error}): run '
+                "this again where there is a network, and the rest is fetched, or give a directory"
+            ) from error
         raise ModelError(
             f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and the model hub cannot '
             f"be reached ({error}): give a directory, or fill the cache where there is a network"
         ) from error
+
+
+def _lacking(path: Path) -> str:
+    """What the download of a model lacks that was cut off; empty where nothing is known to be missing."""
+    if not (path / NAME).exists():
+        return f"it lacks {NAME}"
+    try:
+        weights = weight_files(path)
+    except ModelError as error:
+        return str(error)
+    if not all(file.exists() for file in weights) or not weights:
+        return "it lacks weights"
+    # Without an index, which may be what is still to come.
+    told = [] if (path / INDEX).exists() else [int(found[1]) for file in weights if (found := NUMBERED.search(file.name))]
+    if told and max(told) > len(weights):
+        return f"it has {len(weights)} of {max(told)} files of weights"
+    if not any(map(holds_tokenizer, described(path))) and not is_head(read_config(path)):
+        return "it lacks a tokenizer"
+    return ""
+
+
+def _weights_among(published: Sequence[str]) -> list[str]:
+    """Which of a repository's files to download: one set of weights, and safetensors can hold nothing but weights."""
+    safe = [name for name in published if name.endswith(".safetensors") and "/" not in name]
+    if SINGLE in safe:
+        return [SINGLE]
+    return [name for name in safe if not name.startswith(CONSOLIDATED)] or safe or ["pytorch_model*.bin"]
 
 
 def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None) -> ModelInfo:
@@ -133,6 +181,8 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None) 
         text, family = head.values, FAMILY
     if not isinstance(family, str):
         raise ModelError(f'{source} has no "model_type": is this a language model\'s directory?')
+    if config.get(WEIGHTS_KEY) is not None:
+        raise ModelError(f'{source}: "{WEIGHTS_KEY}" is not followed; remove it, and name the weights {SINGLE}')
     weights = _there(path)
     context = next((text[key] for key in CONTEXT_KEYS if _is_count(text.get(key))), None)
     vocabulary = text.get("vocab_size")
@@ -179,12 +229,6 @@ def _outline(path: Path, weights: list[Path]) -> Outline:
     return read_outline(path, weights)
 
 
-def weight_bytes(name: str) -> int:
-    """What the weights take as they are on disk."""
-    path = find(name)
-    return _outline(path, _there(path)).size
-
-
 def _there(path: Path) -> list[Path]:
     weights = weight_files(path)
     if not weights:
@@ -193,10 +237,10 @@ def _there(path: Path) -> list[Path]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files that hold the model: safetensors where there are any, else pickled ``.bin`` ones; or a GGUF file itself."""
+    """The files that hold the model: safetensors where it has any, else pickled ``.bin`` ones; or a GGUF file itself."""
     if is_gguf(path):
         return [path]
-    return sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+    return safetensors_of(path) or sorted(path.glob("pytorch_model*.bin"))
 
 
 def digest(path: Path, tell: Callable[[int], None] = lambda size: None) -> str:

@@ -10,16 +10,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider.workers.errors import JobChangedError, UsageError
+from outrider.workers.errors import JobChangedError, UsageError, first_line
 from outrider.workers.models.headers import INDEX
 from outrider.workers.models.model_info import described, weight_files
 
@@ -27,27 +28,31 @@ SUFFIX = ".unfinished"
 PLAN = "plan.json"
 STATE = "activations.safetensors"
 LAYER = "layer"
+THREADS = "threads"
 
 
 class Folder:
-    """``plan`` is all that decides a byte of the result; what an earlier run did by another plan is refused."""
+    """``plan`` is all that decides a byte of the result; what an earlier run did by another plan is refused.
+
+    But its number of threads is taken over: that comes from the cores that were free, and nobody could give it again.
+    """
 
     def __init__(self, out: Path, plan: Mapping[str, Any], layers: int) -> None:
         self.out = out
         self._layers = layers
         self.path = out.with_name(out.name + SUFFIX)
-        text = json.dumps(plan, indent=2, sort_keys=True)
-        try:
+        self.threads: int = plan[THREADS]
+        with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             if (self.path / PLAN).exists():
-                self._check_same(plan, json.loads((self.path / PLAN).read_text()))
+                found = json.loads((self.path / PLAN).read_text())
+                self._check_same(plan, found)
+                self.threads = found[THREADS]
             else:
-                self._write_text(PLAN, text)
-        except OSError as error:
-            raise UsageError(f"--out: {self.path} cannot be written: {error.strerror}") from None
+                self._write_text(PLAN, json.dumps(plan, indent=2, sort_keys=True))
 
     def _check_same(self, plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        for key in sorted(plan.keys() | found.keys()):
+        for key in sorted((plan.keys() | found.keys()) - {THREADS}):
             if plan.get(key) != found.get(key):
                 raise JobChangedError(
                     f"{self.path} was begun with another {key} ({found.get(key)}, now {plan.get(key)}): give it as it was "
@@ -91,15 +96,17 @@ class Folder:
                     weights[tensor] = part.name
             size += part.stat().st_size
         self._write_text(INDEX, json.dumps({"metadata": {"total_size": size}, "weight_map": weights}, indent=2) + "\n")
-        for file in described(source):
-            if file.name != "config.json" and not file.name.endswith(".index.json"):
-                target = self.path / file.relative_to(source)
-                target.parent.mkdir(exist_ok=True)
-                shutil.copyfile(file, target)
+        with self._writing():
+            for file in described(source):
+                if file.name != "config.json" and not file.name.endswith(".index.json"):
+                    target = self.path / file.relative_to(source)
+                    target.parent.mkdir(exist_ok=True)
+                    shutil.copyfile(file, target)
         self._write_text("config.json", json.dumps(dict(config), indent=2) + "\n")
-        (self.path / STATE).unlink(missing_ok=True)
-        self.path.rename(self.out)
-        _sync(self.out.parent)
+        with self._writing():
+            (self.path / STATE).unlink(missing_ok=True)
+            self.path.rename(self.out)
+            _sync(self.out.parent)
         # Only now: what goes on here needs them.
         for name in (PLAN, *(f"{LAYER}-{index}.json" for index in range(self._layers))):
             (self.out / name).unlink()
@@ -111,13 +118,25 @@ class Folder:
     def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
         partial = path.with_suffix(".partial")
         ready = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        save_file(ready, str(partial), {"format": "pt"})
-        self._replace_durably(partial, path)
+        with self._writing():
+            save_file(ready, str(partial), {"format": "pt"})
+            self._replace_durably(partial, path)
 
     def _write_text(self, name: str, text: str) -> None:
         partial = self.path / f"{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        self._replace_durably(partial, self.path / name)
+        with self._writing():
+            partial.write_text(text, encoding="utf-8")
+            self._replace_durably(partial, self.path / name)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:  # safetensors has the system's reason in an error of its own
+            reason = error.strerror if isinstance(error, OSError) else first_line(error)
+            raise UsageError(
+                f"--out: {self.path} cannot be written: {reason}; once it can be, the same command goes on there"
+            ) from None
 
     def _replace_durably(self, partial: Path, path: Path) -> None:
         with partial.open("rb") as stream:

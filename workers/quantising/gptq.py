@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.workers.errors import UsageError
 from outrider.workers.quantising.grids import Form, Grid, Rounded, fit, joined, nearest_column
 from outrider.workers.quantising.products import rounded_factors
 from outrider.workers.quantising.rows import by_rows
@@ -138,7 +139,10 @@ def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
         if not failed:
             return _inverse_of_lower(lower).flip(0, 1)
         if damping >= MOST_DAMPING:
-            raise ArithmeticError("the calibration text gives a layer no directions that rounding could go by")
+            raise UsageError(
+                "--calibration: of this text a layer's inputs give rounding nothing to go by: they may be no finite "
+                "numbers, or too large for float32; give another text, or --method rtn, which needs none"
+            )
         damping *= 10
 
 

@@ -23,7 +23,7 @@ from outrider.workers.models.language_model import sees
 from outrider.workers.models.model_info import check_unchanged, read_model_info
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.quantising.compressed import description, tensors_of
-from outrider.workers.quantising.folder import Folder, check_free, digest_of_tokens
+from outrider.workers.quantising.folder import THREADS, Folder, check_free, digest_of_tokens
 from outrider.workers.quantising.forward import Buffers, Forward
 from outrider.workers.quantising.grids import Form
 from outrider.workers.quantising.layers import Layer, layers_of
@@ -121,8 +121,6 @@ def quantise(wanted: Wanted, tell: Tell) -> Made:
     """``tell`` hears how far it is. A run that was killed goes on at the layer where it was, to the same bytes."""
     model_info = read_model_info(wanted.path)
     check_unchanged(model_info.path, wanted.digest)
-    if wanted.threads:
-        torch.set_num_threads(wanted.threads)
     source, out = Path(model_info.path), Path(wanted.out)
     check_free(out, source)
     program, values = program_of(source, wanted.allow_pickle)
@@ -138,10 +136,13 @@ def quantise(wanted: Wanted, tell: Tell) -> Made:
         "group": choice.form.group,
         "calibration": digest_of_tokens(windows),
         "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        THREADS: wanted.threads or torch.get_num_threads(),
     }
     layers = layers_of(program)
     folder = Folder(out, plan, len(layers))
+    torch.set_num_threads(folder.threads)
+    if folder.threads != plan[THREADS]:
+        tell(f"note: this was begun with {folder.threads} threads, which decide bits of it, and goes on with as many")
     checkpoint = open_checkpoint(source, wanted.allow_pickle)
     try:
         with torch.inference_mode():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
@@ -70,7 +71,11 @@ class Metadata:
         for name, value in self.values.items():
             key = name.removeprefix(prefix)
             if name.startswith(prefix) and key not in known and USUAL.get(key, ...) != value:
-                self.refuse(f"has {quoted(name)}: {quoted(value)}, which the native engine does not know")
+                self.refuse_value(key)
+
+    def refuse_value(self, key: str) -> NoReturn:
+        name = f"{self.architecture}.{key}"
+        self.refuse(f"has {quoted(name)}: {quoted(self.values[name])}, which the native engine does not know")
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -131,7 +136,12 @@ def _llama_style(metadata: Metadata, ffn: int | None = None) -> dict[str, Any]:
 
 def _rope(metadata: Metadata) -> dict[str, Any]:
     theta = metadata.get("rope.freq_base", float, 10000.0)
-    kind = metadata.get("rope.scaling.type", str, "none")
+    # llama.cpp's reading: a factor without a type is that of a linear one, and 0 says nothing.
+    kind = metadata.get("rope.scaling.type", str, "linear")
+    if kind == "linear" and metadata.get("rope.scaling.factor", float, 0.0) in (0.0, 1.0):
+        kind = "none"
+    if metadata.get("rope.scaling.attn_factor", float, 1.0) != 1.0:
+        metadata.refuse_value("rope.scaling.attn_factor")
     if ROPE_FACTORS in metadata.file.tensors:
         if kind != "none":
             metadata.refuse(f"has both a {quoted(ROPE_FACTORS)} and the rope scaling {quoted(kind)}")
@@ -139,9 +149,11 @@ def _rope(metadata: Metadata) -> dict[str, Any]:
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
     factor = metadata.get("rope.scaling.factor", float)
+    if not 0.0 < factor < math.inf:
+        metadata.refuse_value("rope.scaling.factor")
     if kind == "linear":
         return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
-    if kind == "yarn" and metadata.get("rope.scaling.attn_factor", float, 1.0) == 1.0:
+    if kind == "yarn":
         original = metadata.get("rope.scaling.original_context_length", int)
         return {
             "rope_type": "yarn",
