@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
 
-from outrider.runner.job_process import JobProcess
+from outrider.runner.job_process import JobProcess, temporary_file
 from outrider.runner.option import build_options, option_of, sections
 from outrider.runner.options import JobSpec
 from outrider.runner.progress import ProgressLine
@@ -216,7 +215,7 @@ def run(
     from outrider.runner.job.directory import default_directory
     from outrider.runner.job.row_lines import write_lines
 
-    with tempfile.TemporaryFile(prefix="outrider-") as kept:
+    with temporary_file() as kept:
         digest = None if isinstance(input, str | os.PathLike) else write_lines(input, kept)
         given: dict[str, Any] = {**options, "input": _path(input) if digest is None else Path(f"/dev/fd/{kept.fileno()}")}
         spec = build_options(JobSpec, given, None if config is None else Path(config))

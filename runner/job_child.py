@@ -82,6 +82,8 @@ def main() -> None:
     streams.prepare()
     told = Told(asked["told"])
     signal.signal(signal.SIGTERM, _interrupt)
+    # Or the exit codes of what the job starts would be lost, where the caller ignores this signal.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # The caller's thread may have kept them from itself.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     threading.Thread(target=_outlive_by_little, args=(asked["caller"],), name="caller", daemon=True).start()

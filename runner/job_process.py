@@ -22,6 +22,8 @@ from outrider.workers.errors import JobError, JobStoppedError, OutriderError
 POLL_SECONDS = 0.1
 # What Ray sets in the processes of its own workers, of which the job is none.
 OF_A_RAY_WORKER = frozenset({"RAY_JOB_ID", "RAY_RAYLET_PID"})
+# What `ray job submit` asks its cluster for (a working directory, packages). A Ray of the job's own has none of it.
+OF_A_SUBMITTED_JOB = frozenset({"RAY_JOB_CONFIG_JSON_ENV_VAR"})
 SOME_FAILED, INTERRUPTED = 3, 130
 READ_AT_ONCE = 1 << 20
 LONGEST_COMPLAINT = 4096
@@ -36,8 +38,10 @@ class JobProcess:
         if not sys.executable:
             raise JobError("a job runs in a process of its own, and this Python does not know its program (sys.executable)")
         # No pipes: whoever dies or does not read, nobody waits for anybody.
-        self._told, self._said = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  (as long as this)
+        self._told, self._said = temporary_file(), temporary_file()
         self._read, self._rest = 0, b""
+        # The last that it said, once it has ended.
+        self._complaint = ""
         self._reading = threading.Lock()
         self._error: OutriderError | None = None
         self._ended: int | None = None
@@ -51,6 +55,7 @@ class JobProcess:
             "options": spec.model_dump(mode="json", exclude_defaults=True),
         }
         begin = BEGIN.format(path=[str(Path(entry or ".").absolute()) for entry in sys.path])
+        left = OF_A_RAY_WORKER | (OF_A_SUBMITTED_JOB if spec.address is None else frozenset())
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", begin, json.dumps(asked)],
@@ -59,20 +64,26 @@ class JobProcess:
                 stderr=self._said,
                 pass_fds=handed,
                 start_new_session=True,
-                env={name: value for name, value in os.environ.items() if name not in OF_A_RAY_WORKER},
+                env={name: value for name, value in os.environ.items() if name not in left},
             )
         except OSError as error:
             raise JobError(f"the process of the job could not be started: {error.strerror}") from None
+        self._parent = os.getpid()
+        self._started = _start_of(self._process.pid)
 
     @property
     def running(self) -> bool:
-        return self._process.poll() is None
+        if os.getpid() == self._parent:
+            return self._process.poll() is None
+        # This process was forked from the job's parent: the job is no child of it, so that there is nothing to wait for.
+        return self._started is not None and _start_of(self._process.pid) == self._started
 
     def drain(self) -> None:
         """Rows under way may end, and then the job stops; asked a second time, it stops at once."""
         self._drained = True
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+        if self.running:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGTERM)
 
     def follow(self, tell: Callable[[dict[str, Any]], None], seconds: float | None = None) -> bool:
         """Until it has ended (True), or for so many seconds; ``tell`` gets what it tells."""
@@ -83,6 +94,7 @@ class JobProcess:
             for event in self._news():
                 tell(event)
             if not running:
+                self._let_go()
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
@@ -93,17 +105,23 @@ class JobProcess:
         if self._error is not None:
             raise self._error
         code = self._process.returncode if self._ended is None else self._ended
-        if code in (0, SOME_FAILED) or (self._drained and code in (INTERRUPTED, -signal.SIGTERM)):
+        # Where others have waited for the process, or SIGCHLD is ignored, Popen says 0; in a fork of its parent, None.
+        unknown = self._ended is None and code in (None, 0, SOME_FAILED)
+        stopped = unknown or code in (INTERRUPTED, -signal.SIGTERM)
+        if (self._drained and stopped) or (code in (0, SOME_FAILED) and not unknown):
             return
-        if code in (INTERRUPTED, -signal.SIGTERM):
+        if unknown:
+            how = "ended without a word of how"
+        elif stopped:
             raise JobStoppedError("the job was stopped from outside; the same call goes on with it")
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        raise JobError(f"the process of the job {how}{self._complaint()}; the same call goes on with it")
+        else:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        raise JobError(f"the process of the job {how}{self._complaint}; the same call goes on with it")
 
     def _news(self) -> list[dict[str, Any]]:
         """Each event once, whoever asks: several threads may wait for one job."""
         with self._reading:
-            return self._read_on()
+            return [] if self._told.closed else self._read_on()
 
     def _read_on(self) -> list[dict[str, Any]]:
         while some := os.pread(self._told.fileno(), READ_AT_ONCE, self._read):
@@ -119,12 +137,39 @@ class JobProcess:
             self._ended = event.get("ended", self._ended)
         return found
 
-    def _complaint(self) -> str:
-        """The last that it said."""
-        size = os.fstat(self._said.fileno()).st_size
-        said = os.pread(self._said.fileno(), LONGEST_COMPLAINT, max(0, size - LONGEST_COMPLAINT))
-        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
-        return f" ({lines[-1]})" if lines else ""
+    def _let_go(self) -> None:
+        """All that it told has been read. A program may keep many jobs that have ended, and has so many descriptors."""
+        with self._reading:
+            if not self._told.closed:
+                self._complaint = _last_line(self._said)
+                self._told.close()
+                self._said.close()
+
+
+def temporary_file() -> IO[bytes]:
+    """Without a buffer: what is written is there for another process, or an error, at once."""
+    try:
+        return tempfile.TemporaryFile(prefix="outrider-", buffering=0)
+    except OSError as error:
+        raise JobError(
+            f"a temporary file cannot be made: {error.strerror}; name a directory with room with TMPDIR"
+        ) from None
+
+
+def _last_line(file: IO[bytes]) -> str:
+    size = os.fstat(file.fileno()).st_size
+    said = os.pread(file.fileno(), LONGEST_COMPLAINT, max(0, size - LONGEST_COMPLAINT))
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    return f" ({lines[-1]})" if lines else ""
+
+
+def _start_of(process: int) -> bytes | None:
+    """When a process was started, by which it is told from a later one of its number; None where it does not live."""
+    try:
+        state, *fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state in (b"Z", b"X") else fields[18]
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

@@ -15,21 +15,27 @@ from outrider.workers.errors import JobError
 SHELL = "/bin/sh"
 # The token of the job's own Ray, and what only this process's next life needs.
 NOT_HANDED_ON = ("RAY_AUTH_", ANEW)
+COUNTS = ("rows", "done", "failed", "pending")
 
 
 def environment(before: Mapping[str, str], directory: Path, exit_code: int) -> dict[str, str]:
     """What the command sees: what outrider was started with, and how the job has ended."""
-    found = {name: value for name, value in before.items() if not name.startswith(NOT_HANDED_ON)}
+    # The job may itself be what another one runs at its end: that one's numbers are not ours.
+    left = {_variable(name) for name in COUNTS}
+    found = {name: value for name, value in before.items() if not name.startswith(NOT_HANDED_ON) and name not in left}
     found |= {"OUTRIDER_JOB": str(directory.absolute()), "OUTRIDER_EXIT": str(exit_code)}
     try:
         if is_job(directory):
             with closing(open_job(directory)) as journal:
                 counts = journal.counts()
-            for name in ("rows", "done", "failed", "pending"):
-                found[f"OUTRIDER_{name.upper()}"] = str(getattr(counts, name))
+            found |= {_variable(name): str(getattr(counts, name)) for name in COUNTS}
     except JobError:
         pass  # the journal is why the job has ended: it has said so, and the exit code says it here
     return found
+
+
+def _variable(count: str) -> str:
+    return f"OUTRIDER_{count.upper()}"
 
 
 def run_on_end(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -25,7 +27,9 @@ class ProgressLine:
     def show(self, line: str) -> None:
         """How far the job is, over what was shown before."""
         if self._overwrites:
-            self._write("\r" + line.ljust(self._width))
+            room = self._room()
+            line = line[:room]
+            self._write("\r" + line.ljust(self._width)[:room])
             self._width = len(line)
         elif time.monotonic() - self._plain_at > PLAIN_LINE_SECONDS:
             self._plain_at = time.monotonic()
@@ -40,6 +44,16 @@ class ProgressLine:
         if self._width:
             self._write("\n")
         self._width = 0
+
+    def _room(self) -> int | None:
+        """Of a line that reaches a terminal's last column a part would stay behind when it is written over."""
+        if self._notebook or self._out is None:
+            return None
+        try:
+            columns = os.get_terminal_size(self._out.fileno()).columns
+        except (OSError, ValueError):  # a stream that only looks like a terminal, or one that is closed
+            columns = 0
+        return (columns or shutil.get_terminal_size().columns) - 1
 
     def _write(self, text: str) -> None:
         if self._out is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic_core import ErrorDetails
 
 LONGEST_SHOWN = 60
@@ -15,14 +17,14 @@ MUST = {
     "finite_number": "be a finite number",
     "float_parsing": "be a number",
     "float_type": "be a number",
-    "greater_than": "be greater than {gt:g}",
-    "greater_than_equal": "be at least {ge:g}",
+    "greater_than": "be greater than {gt}",
+    "greater_than_equal": "be at least {ge}",
     "int_from_float": "be a whole number",
     "int_parsing": "be a whole number",
     "int_parsing_size": "be a whole number of fewer digits",
     "int_type": "be a whole number",
-    "less_than": "be less than {lt:g}",
-    "less_than_equal": "be at most {le:g}",
+    "less_than": "be less than {lt}",
+    "less_than_equal": "be at most {le}",
     "missing": "be there",
     "literal_error": "be {expected}",
     "model_type": "be an object",
@@ -43,11 +45,18 @@ def must(error: ErrorDetails) -> str:
     if kind == "value_error":
         wanted = error["msg"].removeprefix(OWN).removeprefix("must ")
     elif kind in MUST:
-        wanted = MUST[kind].format(**limits)
+        wanted = MUST[kind].format(**{name: _spelled(limit) for name, limit in limits.items()})
     else:
         # None of our fields leads here today. A field that does one day is still told in a sentence.
         wanted = f"be otherwise ({error['msg']})"
     return f"must {wanted}, got {shown(error['input'])}"
+
+
+def _spelled(limit: Any) -> str:
+    """All digits of a whole number, which the next one differs from in the last."""
+    if not isinstance(limit, int | float):
+        return str(limit)
+    return f"{limit:,.0f}" if isinstance(limit, float) and limit.is_integer() else f"{limit:,}"
 
 
 def where(error: ErrorDetails) -> str:

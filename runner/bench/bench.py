@@ -25,6 +25,7 @@ from outrider.runner.bench.table import (
 from outrider.runner.bench.tasks import Example, check_measuring, examples
 from outrider.runner.hosts.ray_start import local_ray
 from outrider.runner.hosts.ray_watch import Lost
+from outrider.runner.job.directory import there
 from outrider.runner.job.row_seed import derived_seed
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.model_choice import choose_models, is_movable, placement_request_of, replica_spec_of
@@ -245,10 +246,10 @@ def _write_json(
 
 def _check_writable(option: str, path: Path) -> None:
     """Found out before minutes of measuring, not after; a file that is there keeps its content until then."""
-    there = path.exists()
+    was_there = there(path)
     try:
         path.open("ab").close()
-        if not there:
+        if not was_there:
             path.unlink()
     except OSError as error:
         raise UsageError(f"{option}: {path} cannot be written: {error.strerror}") from None

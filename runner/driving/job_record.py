@@ -40,6 +40,7 @@ class JobRecord:
         self._partial_results = PartialResults(
             model, self.counters, self._statistics.latencies, (journal.meta("input") or {}).get("name", "line")
         )
+        self._statistics.pace.go_on(counts.done + counts.failed)
         self.counters.pace = self._statistics.pace
         # Loading models is no part of the job's speed.
         self._first_up: float | None = None

@@ -93,6 +93,8 @@ def _start(
         changes.append(ray_compat.NO_METRICS)
     try:
         with ray_compat.changed(*changes), _private_files():
+            # What `ray job submit` asks its own cluster for: a working directory, packages.
+            os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)
             ray.init(
                 # Without this, RAY_ADDRESS in the environment would send us to somebody else's cluster.
                 address="local",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 import sys
@@ -62,7 +63,7 @@ class Submitted:
 def job_id(directory: Path) -> str:
     """The same for the same directory, and recognised by people."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", directory.name).strip("-") or "job"
-    return f"outrider-{name[:40]}-{hashlib.sha256(str(directory).encode()).hexdigest()[:8]}"
+    return f"outrider-{name[:40]}-{hashlib.sha256(os.fsencode(directory)).hexdigest()[:8]}"
 
 
 def absolute(spec: JobSpec) -> JobSpec:

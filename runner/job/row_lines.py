@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import IO
 
 from outrider.runner.validation_errors import shown
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import JobError, UsageError
 
 
 def write_lines(rows: object, file: IO[bytes]) -> str:
     """A line of JSON for each row, which is a prompt or the object that a line would hold. The digest of it all.
 
-    The same rows always make the same lines: by the digest a resumed job knows them.
+    The same rows always make the same lines: by the digest a resumed job knows them. ``file`` has no buffer.
     """
     if isinstance(rows, Mapping):
         raise UsageError("the input is one row; give a list of rows, such as [row]")
@@ -26,11 +26,21 @@ def write_lines(rows: object, file: IO[bytes]) -> str:
     for number, row in enumerate(rows, start=1):
         line = _line(row, number)
         digest.update(line)
-        file.write(line)
-    file.flush()
+        _write(line, file)
     if not file.tell():
         raise UsageError("the input has no rows; give one prompt at least")
     return digest.hexdigest()
+
+
+def _write(line: bytes, file: IO[bytes]) -> None:
+    """What the rows themselves raise while they are made is their own, so that nothing else is tried here."""
+    rest = memoryview(line)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        said = f"the rows cannot be kept in a temporary file: {error.strerror}; name a directory with room with TMPDIR"
+        raise JobError(said) from None
 
 
 def _line(row: object, number: int) -> bytes:

@@ -7,12 +7,15 @@ then the rest of what is known of a row. Rows that failed are among them, with t
 from __future__ import annotations
 
 import csv
+import fcntl
 import gzip
 import io
 import json
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -31,7 +34,7 @@ from outrider.runner.job.carried import (
 from outrider.runner.job.directory import check_apart, open_job, there
 from outrider.runner.job.journal import DONE, FAILED, Journal
 from outrider.runner.job.records import Record, ended_rows
-from outrider.runner.job.results import atomically, sync_folder
+from outrider.runner.job.results import SCRAP_SECONDS, atomically, sync_folder
 from outrider.runner.job.source import GZIP, SUFFIXES, ZSTANDARD
 from outrider.runner.template import spelled
 from outrider.workers.errors import UsageError
@@ -42,6 +45,8 @@ BYTES_IN_GROUP = 16 << 20
 PARQUET, CSV, JSONL, DATASET = "parquet", "csv", "jsonl", "dataset"
 # What a table is called where only a directory is named.
 NAMES = {PARQUET: "results.parquet", CSV: "results.csv", JSONL: "rows.jsonl", DATASET: "results-dataset"}
+# What a saved dataset has beside its STATE and the files of rows that this names.
+INFO = "dataset_info.json"
 FORMATS = {".parquet": PARQUET, ".csv": CSV, ".jsonl": JSONL, ".ndjson": JSONL}
 
 
@@ -83,6 +88,8 @@ def format_of(path: Path) -> str | None:
 
 def write_table(directory: Path, path: Path, form: str) -> Path:
     """All rows that have ended. A reader sees the old file or the whole new one."""
+    if not path.name:
+        raise UsageError(f"{path} is not a name to write a table to; give one, such as {NAMES[form]}")
     check_apart("--out", path, directory)
     with closing(open_job(directory)) as journal:
         if form == DATASET:
@@ -177,34 +184,95 @@ def _groups(portions: Iterator[Any]) -> Iterator[Any]:
 def _write_dataset(journal: Journal, path: Path) -> None:
     """As Hugging Face's ``load_from_disk`` reads it."""
     pyarrow = pyarrow_for("a dataset's directory")
-    if there(path) and not there(path / STATE):
-        raise UsageError(f"{path} is there and is no saved dataset; name another directory with --out")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     data = "data-00000-of-00001.arrow"
     try:
-        temporary.mkdir()
-        table = _ArrowTable(journal)
-        with atomically(temporary / data) as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
-            for some in table.portions():
-                writer.write_table(some)
-        state: dict[str, Any] = {
-            "_data_files": [{"filename": data}],
-            "_fingerprint": secrets.token_hex(8),
-            "_format_columns": None,
-        }
-        state |= {"_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": None}
-        for name, content in ((STATE, state), ("dataset_info.json", {})):
-            with atomically(temporary / name) as file:
-                file.write(json.dumps(content).encode())
-        if there(path):
-            shutil.rmtree(path)
-        temporary.rename(path)
-        sync_folder(path.parent)
+        _check_replaceable(path)
+        with _directory_beside(path) as beside:
+            new, old = beside / "new", beside / "old"
+            new.mkdir()
+            table = _ArrowTable(journal)
+            with atomically(new / data) as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+                for some in table.portions():
+                    writer.write_table(some)
+            state: dict[str, Any] = {
+                "_data_files": [{"filename": data}],
+                "_fingerprint": secrets.token_hex(8),
+                "_format_columns": None,
+            }
+            state |= {"_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": None}
+            for name, content in ((STATE, state), (INFO, {})):
+                with atomically(new / name) as file:
+                    file.write(json.dumps(content).encode())
+            _check_replaceable(path)  # once more: writing may have taken long
+            if there(path):
+                path.rename(old)
+            try:
+                new.rename(path)
+            finally:
+                if there(old) and not there(path):
+                    old.rename(path)
+            sync_folder(path.parent)
+            shutil.rmtree(old, ignore_errors=True)
+        _remove_left_beside(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _check_replaceable(path: Path) -> None:
+    """Nothing but a saved dataset gives way to one: whatever else a directory holds would be lost with it."""
+    if not there(path):
+        return
+    its_own = _files_of_saved(path)
+    if not its_own:
+        raise UsageError(f"{path} is there and is no saved dataset; name another directory with --out")
+    others = sorted(each.name for each in path.iterdir() if each.name not in its_own or not each.is_file())
+    if others:
+        raise UsageError(
+            f"{path} holds more than a saved dataset, and {others[0]} would be lost; name another directory with --out"
+        )
+
+
+def _files_of_saved(path: Path) -> set[str]:
+    """The names of all that a saved dataset consists of; none where it is not one."""
+    if path.is_symlink() or not (path / STATE).is_file() or not (path / INFO).is_file():
+        return set()
+    try:
+        listed = json.loads((path / STATE).read_bytes())["_data_files"]
+        return {STATE, INFO, *(entry["filename"] for entry in listed)}
+    except (ValueError, LookupError, TypeError, RecursionError):  # another program's state.json
+        return set()
+
+
+@contextmanager
+def _directory_beside(path: Path) -> Iterator[Path]:
+    """Where a dataset is written, locked as long as its writer lives."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    beside.mkdir()
+    handle = os.open(beside, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # where the file system knows no locks, others leave it alone
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield beside
     finally:
+        shutil.rmtree(beside / "new", ignore_errors=True)
+        with suppress(OSError):  # a dataset that could not be put back is still in it
+            beside.rmdir()
+        os.close(handle)
+
+
+def _remove_left_beside(path: Path) -> None:
+    """What writers of this dataset have left that were killed, now that there is a whole one."""
+    left = re.compile(rf"\.{re.escape(path.name)}\.\d+-[0-9a-f]{{8}}")
+    for each in [each for each in path.parent.iterdir() if left.fullmatch(each.name)]:
         with suppress(OSError):
-            shutil.rmtree(temporary)
+            handle = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                # A new one is empty until it is locked.
+                if any(each.iterdir()) or time.time() - os.fstat(handle).st_mtime > SCRAP_SECONDS:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(each)
+            finally:
+                os.close(handle)
 
 
 def _carried_names(journal: Journal) -> list[str]:

@@ -33,6 +33,12 @@ class Pace:
     def __init__(self, kept: list[list[float]] | None = None) -> None:
         self._points = [(float(s), int(ended), int(tokens), int(prompts)) for s, ended, tokens, prompts in kept or []]
 
+    def go_on(self, ended: int) -> None:
+        """From so many rows: those that had ended and are done again count once more, and not against the speed."""
+        again = self._points[-1][1] - ended if self._points else 0
+        if again > 0:
+            self._points = [(now, before - again, tokens, prompts) for now, before, tokens, prompts in self._points]
+
     def add(self, now: float, ended: int, tokens: float, prompt_tokens: float) -> None:
         point = (round(now, 3), ended, int(tokens), int(prompt_tokens))
         # The last one moves on until it is far enough from the one before.

@@ -24,7 +24,8 @@ def write_report(journal: Journal, directory: Path, running: bool, out: Path | N
 
     path = (out or directory) / REPORT
     try:
-        drawn = page(gather(journal, directory, running))
+        # The names of files may hold bytes that are no UTF-8, which no file of text can.
+        drawn = page(gather(journal, directory, running)).encode(errors="backslashreplace").decode()
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         kept = f"{journal.path} or {directory / DESCRIPTION}"
         raise JobError(f"{path} cannot be drawn: what {kept} holds is not what a job is ({first_line(error)})") from error

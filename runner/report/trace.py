@@ -9,6 +9,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,6 +47,8 @@ class TraceFile:
         self._offsets: dict[tuple[int, str], int] = {}
         self._replicas: set[int] = set()
         self._stream: TextIO | None = None
+        # Why it ends before its end.
+        self._broken: str | None = None
         if path is not None:
             try:
                 self._stream = path.open("w", encoding="utf-8")
@@ -104,7 +107,7 @@ class TraceFile:
     def close(self) -> str | None:
         """End the file. What is to be said of it: where it lies, or what it lacks."""
         if self._stream is None:
-            return None
+            return None if self._broken is None else f"{self.path} ends early: {self._broken}"
         lost = {"cut": self._cut, "dropped": self._dropped}
         seconds = (time.perf_counter_ns() - self._zero) / 1e9
         # Every other event ends with a comma, so one more closes the list.
@@ -151,8 +154,16 @@ class TraceFile:
             self._write({"name": kind, "ph": "M", "pid": process, "tid": track, "args": value})
 
     def _write(self, event: dict[str, Any]) -> None:
-        if self._stream is not None:
+        """A full disk is no reason to end a job: nothing is traced from there on, and ``close`` says so."""
+        if self._stream is None:
+            return
+        try:
             self._stream.write(json.dumps(event) + ",\n")
+        except OSError as error:
+            self._broken, self.enabled = error.strerror or str(error), False
+            stream, self._stream = self._stream, None
+            with suppress(OSError):  # what it still holds finds no room either
+                stream.close()
 
 
 def _process(replica: int) -> int:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import ast
 import errno
+import fcntl
 import inspect
 import io
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
+import tty
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -152,6 +158,33 @@ def test_an_error_is_the_sentence_of_the_command_line_with_its_code(
     assert caught.value.exit_code == ended.value.code == 2
 
 
+class FullDisk(io.BytesIO):
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data[:3])  # as a file without a buffer may
+
+
+def test_rows_that_find_no_room_are_a_sentence() -> None:
+    with pytest.raises(
+        JobError, match=r"the rows cannot be kept in a temporary file: No space left on device; name .* TMPDIR"
+    ):
+        write_lines(["a"] * 3, FullDisk())
+
+    def broken() -> Iterator[str]:
+        yield "a"
+        raise OSError("of the rows themselves")
+
+    with pytest.raises(OSError, match="of the rows themselves"):
+        write_lines(broken(), io.BytesIO())
+
+
+def test_without_a_place_for_temporary_files_it_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_process.tempfile, "tempdir", "/nowhere")
+    with pytest.raises(JobError, match=r"a temporary file cannot be made: No such file or directory; name .* TMPDIR"):
+        outrider.run(["a"])
+
+
 def child(program: str, monkeypatch: pytest.MonkeyPatch) -> job_process.JobProcess:
     """A process as a job's, with this program in the place of the job."""
     begin = "import json, os, signal, sys, time\nasked = json.loads(sys.argv[1])\n"
@@ -195,6 +228,119 @@ def test_what_becomes_of_a_process(program: str, error: Exception | None, monkey
             process.check()
         assert caught.value.args == error.args
     return None
+
+
+@pytest.mark.parametrize(
+    "program", ["os.kill(os.getpid(), signal.SIGKILL)", "print('no memory'); sys.stdout.flush(); os._exit(1)"]
+)
+def test_a_process_whose_exit_code_is_lost_has_not_succeeded(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where SIGCHLD is ignored the system throws the codes of children away."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = child(program, monkeypatch)
+        assert process.follow(lambda event: None)
+        said = " (no memory)" if "no memory" in program else ""
+        with pytest.raises(JobError) as caught:
+            process.check()
+        assert str(caught.value) == (
+            f"the process of the job ended without a word of how{said}; the same call goes on with it"
+        )
+        process = child("tell(ended=3); sys.exit(3)", monkeypatch)
+        assert process.follow(lambda event: None)
+        process.check()
+        process = child("tell(note='ready'); time.sleep(60)", monkeypatch)
+        while not process.follow(lambda event: None, seconds=0.01):
+            process.drain()
+        process.check()  # it was asked to stop
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+TELLS_ITS_SIGNALS = (
+    "import signal, sys; sys.path[:] = {path!r}; from outrider.runner import job_child\n"
+    "job_child._run = lambda asked, told: told.tell(note=str(signal.getsignal(signal.SIGCHLD))) or 0\n"
+    "job_child.main()"
+)
+
+
+def test_a_job_gets_the_exit_codes_of_what_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever its caller does with those of its own children."""
+    monkeypatch.setattr(job_process, "BEGIN", TELLS_ITS_SIGNALS)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        job = api.Job(tmp_path, job_process.JobProcess(JobSpec(input=Path("in.jsonl")))).wait()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert job.notes == (str(signal.SIG_DFL),)
+
+
+WAITED_FOR_IN_A_FORK = """
+tell(note="ready")
+signal.signal(signal.SIGTERM, lambda *_: (tell(ended=130), sys.exit(130)))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_process_that_was_forked_since_can_wait_for_the_job_and_stop_it(
+    killed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = api.Job(tmp_path, child(WAITED_FOR_IN_A_FORK, monkeypatch))
+    while not job.notes:
+        time.sleep(0.01)
+    assert job._process is not None
+    if (fork := os.fork()) == 0:
+        code = 1
+        try:
+            code += 10 * (job.status != "starting")
+            with suppress(TimeoutError):
+                job.wait(timeout=0.02)
+                code += 20
+            if killed:
+                os.kill(job._process._process.pid, signal.SIGKILL)
+                with suppress(JobError):
+                    job.wait()
+                    code += 40
+            else:
+                job.cancel()
+            code += 80 * (job.status != "stopped") - 1
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
+    error = "was killed by signal 9" if killed else "the job was stopped from outside"
+    with pytest.raises(JobError, match=error):  # nobody has told this process
+        job.wait()
+
+
+def test_jobs_that_have_ended_hold_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def open_files() -> int:
+        return len([*Path("/proc/self/fd").iterdir()])
+
+    before = open_files()
+    jobs = [api.Job(tmp_path, child("print('no memory'); tell(note='a'); sys.exit(4)", monkeypatch)) for _ in range(3)]
+    for job in jobs:
+        for _ in range(2):
+            with pytest.raises(JobError, match=r"ended with exit code 4 \(no memory\)"):
+                job.wait()
+        assert job.notes == ("a",)
+    assert open_files() == before
+
+
+@pytest.mark.parametrize(("address", "handed_on"), [(None, ["OTHER"]), ("auto", ["OTHER", "RAY_JOB_CONFIG_JSON_ENV_VAR"])])
+def test_a_ray_of_the_jobs_own_has_nothing_of_the_one_that_started_the_program(
+    address: str | None, handed_on: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_JOB_CONFIG_JSON_ENV_VAR", "OTHER"):
+        monkeypatch.setenv(name, "1")
+    seen: dict[str, str] = {}
+
+    def started(*_: Any, env: dict[str, str], **__: Any) -> Any:
+        seen.update(env)
+        return SimpleNamespace(pid=os.getpid(), poll=lambda: 0)
+
+    monkeypatch.setattr(job_process.subprocess, "Popen", started)
+    job_process.JobProcess(JobSpec(input=Path("in.jsonl"), address=address))
+    assert sorted(name for name in seen if name.startswith(("RAY_JOB", "RAY_RAYLET", "OTHER"))) == handed_on
 
 
 DRAINS = """
@@ -252,7 +398,7 @@ def test_what_a_full_disk_kept_back_is_told_when_there_is_room(
     disk.room = room
     told.say("a note")
     told.tell(error={"kind": "InputError", "sentence": "two rows are wrong", "lines": []})
-    process.follow(events.append)
+    events += process._news()
     disk.room = 1 << 20
     told.tell(ended=2)
     process.follow(events.append)
@@ -288,7 +434,7 @@ def test_the_last_event_waits_for_room(disk: Disk, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(job_child, "time", SimpleNamespace(monotonic=lambda: sum(naps), sleep=sleep))
     told.close()
-    process.follow(events.append)
+    events += process._news()
     assert events == [{"ended": 0}]
     disk.room = 0
     told.tell(ended=1)
@@ -481,6 +627,23 @@ def test_progress_at_a_terminal_is_one_line_that_is_written_over(monkeypatch: py
     progress.say("note")
     progress.end()
     assert terminal.getvalue() == "\rrunning: 1/10 rows\rdone              \rnote\n"
+
+
+def test_progress_is_as_wide_as_the_terminal_at_most() -> None:
+    """A line that reached the last column would leave a part behind, and the terminal would scroll."""
+    line = "running: 8,412/20,000 rows, 1.4 rows/s, about 2 h 16 min left"
+    here, there = pty.openpty()
+    tty.setraw(there)
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    with os.fdopen(there, "w") as terminal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        progress = ProgressLine(None)
+        progress.show(line)
+        fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+        progress.show(line)
+        progress.say(line)
+        assert os.read(here, 1000).decode() == f"\r{line[:39]}\r{line[:19]}\r{line}\n"
+    os.close(here)
 
 
 def test_progress_is_not_shown_where_nobody_looks_and_harms_nothing_where_it_cannot_be(

@@ -193,6 +193,11 @@ def test_files_that_cannot_be_written_are_found_out_first(tmp_path: Path) -> Non
             bench_module.bench(spec)
 
 
+def test_a_file_that_may_not_be_looked_at_is_found_out_first() -> None:
+    with pytest.raises(UsageError, match=r"--json: x+ cannot be written: File name too long"):
+        bench_module.bench(BenchSpec(json_file=Path("x" * 300)))
+
+
 def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any) -> Any:
         raise UsageError("far enough")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import datetime
+import errno
 import gzip
 import io
 import json
+import os
 import sqlite3
 import sys
 import tempfile
@@ -149,13 +151,91 @@ def test_a_dataset_that_is_read_as_input_again(job: Path, tmp_path: Path) -> Non
     journal = admitted(tmp_path / "next", folder, prompt_column="text", skip_bad=True)
     assert journal.counts() == Counts(3, 0, 1)
     journal.close()
-    (tmp_path / "other").mkdir()
-    with pytest.raises(UsageError, match="is there and is no saved dataset"):
-        write_table(job, tmp_path / "other", DATASET)
     with pytest.raises(UsageError, match="cannot be written: No such file"):
         write_table(job, tmp_path / "none" / "ds", DATASET)
     with pytest.raises(UsageError, match="cannot be written: File name too long"):
         write_table(job, tmp_path / ("x" * 300), DATASET)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "is there and is no saved dataset"),
+        ({"state.json": '{"my": "state"}', "src/main.py": "x"}, "is there and is no saved dataset"),
+        ({"state.json": '{"my": "state"}', "dataset_info.json": "{}"}, "is there and is no saved dataset"),
+        ({"state.json": '{"_data_files": [5]}', "dataset_info.json": "{}"}, "is there and is no saved dataset"),
+        ({"state.json": "no JSON", "dataset_info.json": "{}"}, "is there and is no saved dataset"),
+        ({"state.json": '{"_data_files": [{"filename": "a"}]}', "a": "x"}, "is there and is no saved dataset"),
+        (
+            {"state.json": '{"_data_files": [{"filename": "a"}]}', "dataset_info.json": "{}", "a": "x", "notes.txt": "y"},
+            "holds more than a saved dataset, and notes.txt would be lost",
+        ),
+        (
+            {"state.json": '{"_data_files": [{"filename": "a"}]}', "dataset_info.json": "{}", "a/b": "x"},
+            "holds more than a saved dataset, and a would be lost",
+        ),
+    ],
+)
+def test_a_directory_that_is_more_than_a_dataset_is_left_alone(
+    job: Path, tmp_path: Path, files: dict[str, str], said: str
+) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+    with pytest.raises(UsageError, match=f"other {said}"):
+        write_table(job, folder, DATASET)
+    assert {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()} == files
+    assert not list(tmp_path.glob(".other*"))
+
+
+def test_a_dataset_is_there_until_another_takes_its_place(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_table(job, tmp_path / "ds", DATASET)
+    kept = (folder / "state.json").read_bytes()
+    renames: list[str] = []
+    rename = Path.rename
+
+    def full(self: Path, target: Path) -> Path:
+        renames.append(self.name)
+        if self.name == "new":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(UsageError, match="ds cannot be written: No space left on device"):
+        write_table(job, folder, DATASET)
+    assert renames == ["ds", "new", "old"], "put back"
+    assert (folder / "state.json").read_bytes() == kept
+    assert not list(tmp_path.glob(".ds*"))
+
+
+def test_what_a_killed_writer_of_a_dataset_left_goes_with_the_next_one(job: Path, tmp_path: Path) -> None:
+    folder = write_table(job, tmp_path / "ds", DATASET)
+    if (child := os.fork()) == 0:
+        # Killed where the old dataset has gone aside and the new one has not come yet.
+        rename = Path.rename
+        tables.Path.rename = lambda self, target: os._exit(7) if self.name == "new" else rename(self, target)  # type: ignore
+        write_table(job, folder, DATASET)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    [left] = tmp_path.glob(".ds*")
+    assert (left / "old" / "state.json").exists() and not folder.exists(), "nothing is lost"
+    (tmp_path / ".ds.1-00000000").mkdir()
+    with tables._directory_beside(folder) as alive:
+        (alive / "new").mkdir()
+        write_table(job, folder, DATASET)
+        assert sorted(tmp_path.glob(".ds*")) == sorted([tmp_path / ".ds.1-00000000", alive]), "one that may be new stays"
+    assert (folder / "state.json").exists() and not alive.exists()
+
+
+@pytest.mark.parametrize("form", [CSV, DATASET, JSONL, PARQUET])
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_a_table_needs_a_name(job: Path, form: str, name: str) -> None:
+    with pytest.raises(UsageError, match=r"is not a name to write a table to; give one, such as (results|rows\.jsonl)"):
+        write_table(job, Path(name), form)
 
 
 def test_the_jobs_own_files_are_not_written_over(job: Path) -> None:

@@ -10,7 +10,7 @@ from test_journal import row
 
 from outrider.runner import run_job as module
 from outrider.runner.job.journal import Journal
-from outrider.runner.on_end import run_on_end
+from outrider.runner.on_end import environment, run_on_end
 from outrider.runner.options import JobSpec
 from outrider.workers.errors import JobError, JobHeldError
 
@@ -55,6 +55,15 @@ def test_a_directory_without_a_job_is_no_matter(tmp_path: Path) -> None:
     assert run('test -z "$OUTRIDER_ROWS" && test -n "$OUTRIDER_JOB"', tmp_path / "none") == []
     (tmp_path / "job.db").write_bytes(b"no journal, but as long as the head of one" * 10)
     assert run('test -z "$OUTRIDER_ROWS"', tmp_path) == []
+
+
+def test_the_numbers_of_the_job_whose_end_runs_this_one_are_not_its_own(tmp_path: Path) -> None:
+    outer = {f"OUTRIDER_{name}": "1000" for name in ("ROWS", "DONE", "FAILED", "PENDING", "JOB", "EXIT", "CACHE")}
+    assert environment(outer, tmp_path / "none", 2) == {
+        "OUTRIDER_CACHE": "1000",
+        "OUTRIDER_EXIT": "2",
+        "OUTRIDER_JOB": str(tmp_path / "none"),
+    }
 
 
 class Quiet:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import driver_world
 import pytest
 from driver_world import REQUEST
 
 from outrider.runner.driving.partial_results import PartialResults
-from outrider.runner.job.journal import KeptTokens, StoredRow
+from outrider.runner.job.journal import Journal, KeptTokens, StoredRow
+from outrider.runner.report import statistics
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies
 from outrider.runner.report.pace import Pace, Rates, duration, left_words, speed_words
+from outrider.runner.report.status import status_of
 
 
 def test_speed_is_that_of_the_last_minutes() -> None:
@@ -56,6 +61,42 @@ def test_it_goes_on_where_it_was_kept() -> None:
     again.add(70.0, 70, 70, 70)
     rates = again.rates()
     assert rates is not None and rates.rows == pytest.approx(1.0)
+
+
+def test_rows_that_are_done_again_have_not_slowed_the_job_down() -> None:
+    """As those that `outrider retry` puts back: what the job has kept counts them as ended."""
+    pace = Pace([[900.0, 1500, 1500, 7500], [1200.0, 2000, 2000, 10_000]])
+    before = pace.rates()
+    pace.go_on(1600)
+    assert pace.rates() == before
+    pace.add(1210.0, 1610, 2010, 10_050)
+    rates = pace.rates()
+    assert rates is not None and (rates.ended, rates.rows) == (510, pytest.approx(510 / 310))
+    assert rates.left(390) == pytest.approx(390 * 310 / 510)
+    kept = pace.record()
+    for ended in (1610, 1700):  # the journal may know of more rows than was kept of the speed
+        pace.go_on(ended)
+    assert pace.record() == kept
+    Pace().go_on(5)
+
+
+def test_a_retried_job_is_as_fast_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world = driver_world.fake_world(monkeypatch)
+    journal = Journal(tmp_path / "job.db")
+    driver_world.fill(journal, 40)
+    world.refused = set(range(20))
+    driver_world.driver(journal).run()
+    account, totals = journal.meta(statistics.KEY), journal.meta("totals")
+    journal.set_meta(statistics.KEY, {**account, "pace": [[900.0, 20, 20, 100], [1200.0, 40, 40, 200]]})
+    journal.record([], [], {**totals, "seconds": 1200.0})
+    assert journal.put_back_failed() == 20
+    world.refused = set()
+    again = driver_world.driver(journal)
+    again.run()
+    assert journal.counts().done == 40
+    rates = status_of(journal).rates
+    assert rates is not None and rates.ended == 40, "20 of the last minutes, and the 20 that were put back"
+    journal.close()
 
 
 def test_it_says_what_it_rests_on() -> None:

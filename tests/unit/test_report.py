@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -143,6 +144,17 @@ def test_nothing_of_a_row_or_a_name_becomes_markup(job: Path) -> None:
     assert page.text.count(ATTACK) >= 4, "the host, the row, its message, the model"
     assert not [tag for tag, _ in page.elements if tag == "script"]
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+
+
+def test_a_name_that_is_not_utf8_is_spelled_in_the_page(tmp_path: Path) -> None:
+    directory = tmp_path / os.fsdecode(b"caf\xe9-job")
+    directory.mkdir()
+    journal = Journal(directory / "job.db")
+    journal.fill([stored(0, "a")], [], {})
+    journal.close()
+    (directory / "job.json").write_text(json.dumps({"target": {"name": os.fsdecode(b"mod\xe8le")}}))
+    shown = report(directory).text
+    assert "caf\\udce9-job" in shown and "mod\\udce8le" in shown
 
 
 def test_nothing_is_fetched_from_anywhere(job: Path) -> None:

@@ -93,6 +93,15 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> Non
         TraceFile(tmp_path / "nowhere" / "t.json")
 
 
+def test_a_full_disk_ends_the_trace_and_not_the_job() -> None:
+    trace = TraceFile(Path("/dev/full"))
+    for _ in range(500):  # more than the file's buffer holds
+        trace.event("rows sent", 0, rows=8)
+        trace.actor(1, "target", Trace((Slice("verify", 1, 2, 1, 1),)))
+    assert not trace.enabled, "actors need not be asked any more"
+    assert trace.close() == trace.close() == "/dev/full ends early: No space left on device"
+
+
 def test_clocks_of_one_host_are_one_and_others_are_measured() -> None:
     assert clock_offset(time.perf_counter) == 0
     ahead = clock_offset(lambda: time.perf_counter() + 1234.5)

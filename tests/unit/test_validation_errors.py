@@ -123,6 +123,22 @@ def test_a_kind_of_error_that_is_new_is_a_sentence_too() -> None:
         assert not FOREIGN.search(text)
 
 
+@pytest.mark.parametrize(
+    ("kind", "limit", "words"),
+    [
+        ("less_than_equal", {"le": 67_108_864}, "at most 67,108,864"),
+        ("less_than_equal", {"le": 100.0}, "at most 100"),
+        ("less_than", {"lt": 1 << 63}, "less than 9,223,372,036,854,775,808"),
+        ("greater_than_equal", {"ge": -(1 << 63)}, "at least -9,223,372,036,854,775,808"),
+        ("greater_than", {"gt": 0.5}, "greater than 0.5"),
+        ("greater_than", {"gt": 0}, "greater than 0"),
+    ],
+)
+def test_limits_have_all_their_digits(kind: str, limit: dict[str, Any], words: str) -> None:
+    error = ErrorDetails(type=kind, loc=("x",), msg="?", input=67_108_865, ctx=limit)
+    assert must(error) == f"must be {words}, got 67108865"
+
+
 def test_pydantic_still_calls_its_errors_as_we_know_them() -> None:
     with pytest.raises(ValidationError) as caught:
         Parameters.model_validate({"max_tokens": "x", "temperature": -1, "ignore_eos": 3, "stop": [""], "logit_bias": 3})
