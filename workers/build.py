@@ -160,6 +160,7 @@ def tokenizer_of(spec: ModelSpec) -> TextTokenizer:
     from outrider.workers.models.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(spec.path)
+    tokenizer.keep()
     # Again, now that everything has been read: rows must not come from what lay there for a moment.
     check_unchanged(spec.path, spec.digest)
     return tokenizer

@@ -162,11 +162,11 @@ int32_t Engine::run_by_length(const outrider_batch &batch) {
       const size_t index = static_cast<size_t>(part.feed);
       RowState &row = rows[static_cast<size_t>(batch.rows[part.feed])];
       if (row.rope == part.rope) continue;
-      status = truncate(batch.rows[part.feed], 0);
-      if (status != OUTRIDER_OK) return status;
+      const int32_t truncated = truncate(batch.rows[part.feed], 0);
+      if (truncated != OUTRIDER_OK) return truncated;
       row.rope = part.rope;
-      status = read(batch.rows[part.feed], texts[index], before[index]);
-      if (status != OUTRIDER_OK) return take_back(), status;
+      const int32_t ran = read(batch.rows[part.feed], texts[index], before[index]);
+      if (ran != OUTRIDER_OK) return take_back(), ran;
     }
     std::vector<int32_t> row_ids, counts, tokens, choose, logits, branches, branch_after, branch_tokens, logprobs, mask_of;
     size_t choices = 0, logit_count = 0, logprob_count = 0;

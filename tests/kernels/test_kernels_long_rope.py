@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_models import LONG, all_logits, assert_same_bits, packed, tokens
+from kernel_models import CAPPED, LONG, Packed, all_logits, assert_same_bits, build, packed, random_matrices, tokens
 
-from outrider.kernels.library import CacheFull
+from outrider.kernels import packing
+from outrider.kernels.library import CacheFull, KernelError
 from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeStopRule
-from outrider.kernels.program import Format
+from outrider.kernels.program import Format, Kind
 
 SWITCH = LONG.longest
 TEXT = tokens(LONG, 44)
@@ -140,3 +141,17 @@ def test_a_cache_that_is_full_feeds_nothing(model, whole):
         assert engine.length(row) == 10
         assert_same_bits(engine.forward([NativeFeed(row, TEXT[10:40], logits=25)])[0].logits, whole[15:40])
         assert np.isfinite(whole).all()
+
+
+def test_what_is_not_finite_is_refused_beside_a_row_that_crosses_over() -> None:
+    program = build(replace(CAPPED, longest=SWITCH), Format.W4A8)
+    matrices = random_matrices(program)
+    embed = next(op for op in program.ops if op.kind is Kind.EMBED)
+    matrices[embed.weight][7] = 3e38
+    text = [token % 7 for token in tokens(CAPPED, SWITCH + 2)]
+    with Packed(program, packing.pack_program(program, matrices)).model() as engine:
+        crossing = engine.open()
+        engine.forward([NativeFeed(crossing, text[: SWITCH - 2], choose=0)])
+        # Its choices before the switch and behind it take a pass each.
+        with pytest.raises(KernelError, match="not a finite number"):
+            engine.forward([NativeFeed(engine.open(), [1, 7]), NativeFeed(crossing, text[SWITCH - 2 :], 4, 4)])

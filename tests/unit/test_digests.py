@@ -15,6 +15,7 @@ from outrider.workers.models import digests
 from outrider.workers.models.digests import KIND, digest_of
 from outrider.workers.models.model_info import check_unchanged, read_model_info
 
+FOLDER = f"digests-{os.geteuid()}"
 SIZE = 65 << 20
 MIDDLE = SIZE // 2 + 12345
 
@@ -120,7 +121,7 @@ def test_what_was_read_once_is_remembered_until_it_changes(
     first = digest_of([file])
     forget(monkeypatch)
     assert (digest_of([file]), reads) == (first, ["weights"])
-    (record,) = (cache / "digests").iterdir()
+    (record,) = (cache / FOLDER).iterdir()
     assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     file.write_bytes(b"x" * 999 + b"y")
     forget(monkeypatch)
@@ -174,7 +175,7 @@ def test_what_cannot_be_trusted_is_read_again(
     file.write_bytes(b"x")
     wait_until_stable()
     first = digest_of([file])
-    (record,) = (cache / "digests").iterdir()
+    (record,) = (cache / FOLDER).iterdir()
     spoil(record)  # type: ignore[operator]
     forget(monkeypatch)
     assert (digest_of([file]), reads) == (first, ["weights", "weights"])
@@ -198,7 +199,7 @@ def test_the_memory_is_bounded(tmp_path: Path, cache: Path, monkeypatch: pytest.
         file.write_text(file.name)
     wait_until_stable()
     digest_of(files)
-    assert len(list((cache / "digests").iterdir())) <= 8
+    assert len(list((cache / FOLDER).iterdir())) <= 8
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -13,11 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_tokenizer import TEMPLATE, WORDS, build
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Fast
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, CodeGenTokenizer, GemmaTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
-from outrider.workers.models import kept_tokenizers
+from outrider.workers.errors import ModelError
+from outrider.workers.models import kept_tokenizers, preparation
 from outrider.workers.models.fast_tokenizer import AnyTokenizer, FastTokenizer, fast_inside
 from outrider.workers.models.model_info import find
 from outrider.workers.models.tokenizer import Tokenizer
@@ -26,7 +30,7 @@ from outrider.workers.models.tokenizer import Tokenizer
 @pytest.fixture(autouse=True)
 def cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "tokenizers"
+    return tmp_path / "cache" / f"tokenizers-{os.geteuid()}"
 
 
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁a", "▁ab", "é"]
@@ -140,6 +144,13 @@ def test_one_that_loses_digits_when_it_is_written_is_left_to_transformers(monkey
     assert fast_inside(whole) is None
 
 
+def started(path: str | Path) -> Tokenizer:
+    """As a process has it that starts."""
+    tokenizer = Tokenizer(path)
+    tokenizer.keep()
+    return tokenizer
+
+
 @pytest.fixture
 def whole_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Where transformers was asked for a tokenizer."""
@@ -156,7 +167,7 @@ def whole_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_transformers_is_asked_once_for_texts_and_again_for_conversations(tmp_path: Path, whole_loads: list[str]) -> None:
     path = build(tmp_path / "t", WORDS, template=TEMPLATE).path
-    first, second = Tokenizer(path), Tokenizer(path)
+    first, second = started(path), started(path)
     assert second.encode("the cat sat") == first.encode("the cat sat") == [1, 2, 3]
     assert second.decode([1, 2, 6]) == first.decode([1, 2, 6]) == "the cat"
     assert second.chats and second.meanings() == first.meanings()
@@ -167,19 +178,19 @@ def test_transformers_is_asked_once_for_texts_and_again_for_conversations(tmp_pa
 
 def test_files_with_other_content_are_another_tokenizer(tmp_path: Path, whole_loads: list[str]) -> None:
     path = build(tmp_path / "t", WORDS).path
-    assert Tokenizer(path).encode("cat") == [2] and not Tokenizer(path).chats
+    assert started(path).encode("cat") == [2] and not started(path).chats
     build(tmp_path / "t", [WORDS[0], *reversed(WORDS[1:])])
-    assert Tokenizer(path).encode("cat") == [5]
+    assert started(path).encode("cat") == [5]
     build(tmp_path / "t", WORDS, template=TEMPLATE)
-    assert Tokenizer(path).encode("cat") == [2] and Tokenizer(path).chats
+    assert started(path).encode("cat") == [2] and started(path).chats
     assert len(whole_loads) == 3
 
 
 def test_other_versions_are_not_believed(tmp_path: Path, whole_loads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = build(tmp_path / "t", WORDS).path
-    Tokenizer(path)
+    started(path)
     monkeypatch.setattr(kept_tokenizers, "version", lambda library: "99")
-    Tokenizer(path)
+    started(path)
     assert len(whole_loads) == 2
 
 
@@ -188,7 +199,7 @@ def test_what_was_kept_and_harmed_is_not_used(
     harm: str, tmp_path: Path, cache_of_its_own: Path, whole_loads: list[str]
 ) -> None:
     path = build(tmp_path / "t", WORDS).path
-    Tokenizer(path)
+    started(path)
     (kept,) = cache_of_its_own.iterdir()
     content = kept.read_bytes()
     match harm:
@@ -203,9 +214,9 @@ def test_what_was_kept_and_harmed_is_not_used(
         case _:
             kept.rename(tmp_path / "elsewhere")
             kept.symlink_to(tmp_path / "elsewhere")
-    assert Tokenizer(path).encode("cat") == [2]
+    assert started(path).encode("cat") == [2]
     assert len(whole_loads) == 2
-    assert Tokenizer(path).encode("cat") == [2]
+    assert started(path).encode("cat") == [2]
     assert len(whole_loads) == 2, "the next one finds it mended"
 
 
@@ -221,7 +232,7 @@ def test_files_that_change_while_they_are_read_are_not_kept(
         return loaded
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", changing)
-    assert Tokenizer(path).encode("cat") == [2]
+    assert started(path).encode("cat") == [2]
     assert not cache_of_its_own.exists()
 
 
@@ -229,7 +240,68 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path, m
     (tmp_path / "file").touch()
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
     path = build(tmp_path / "t", WORDS).path
-    assert Tokenizer(path).encode("cat") == Tokenizer(path).encode("cat") == [2]
+    assert started(path).encode("cat") == started(path).encode("cat") == [2]
+
+
+def test_a_template_of_other_files_is_not_taken(tmp_path: Path) -> None:
+    path = build(tmp_path / "t", WORDS, template=TEMPLATE).path
+    started(path)
+    begun, late = started(path), started(path)
+    begun.load_template()
+    (tmp_path / "t" / "chat_template.jinja").write_text("mat")
+    begun.load_template()
+    assert begun.encode_chat([{"role": "user", "content": "the cat"}]) == [1, 2, 4]
+    for _ in range(2):
+        with pytest.raises(ModelError, match="was changed while its model is in use"):
+            late.load_template()
+    assert late.encode("the cat") == [1, 2]
+
+
+def test_whoever_stays_takes_the_files_as_they_are_when_a_model_is_prepared(tmp_path: Path) -> None:
+    path = build(tmp_path / "t", WORDS, template=TEMPLATE).path
+    chat = [{"role": "user", "content": "the cat"}]
+    preparation.prepare_pair(path, "none")
+    assert preparation.encode(path, [chat, "mat"]) == [(1, 2, 4), (6,)]
+    build(tmp_path / "t", [WORDS[0], *reversed(WORDS[1:])], template=TEMPLATE)
+    assert preparation.encode(path, [chat, "mat"]) == [(1, 2, 4), (6,)], "as long as nobody prepares it again"
+    preparation.prepare_pair(path, "none")
+    assert preparation.encode(path, [chat, "mat"]) == [(6, 5, 3), (1,)]
+
+
+@pytest.mark.parametrize("flag", ["special", "normalized"])
+def test_a_token_that_was_added_twice_in_two_ways_is_left_to_transformers(flag: str) -> None:
+    """As where tokenizer.json and tokenizer_config.json differ. The library minds both ways, and writes the last."""
+    backend = Fast(models.BPE({"<unk>": 0, "▁": 1, "a": 2, "b": 3, "▁a": 4}, [("▁", "a")], unk_token="<unk>"))
+    if flag == "normalized":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    whole = PreTrainedTokenizerFast(tokenizer_object=backend)
+    add = whole.backend_tokenizer.add_special_tokens if flag == "special" else whole.backend_tokenizer.add_tokens
+    add([AddedToken("<think>", **{flag: True})])
+    assert fast_inside(whole) is not None
+    whole.backend_tokenizer.add_tokens([AddedToken("<think>", **{flag: False})])
+    assert fast_inside(whole) is None
+
+
+def test_what_the_library_cannot_read_again_is_left_to_transformers(tmp_path: Path) -> None:
+    """Two tokens with one id."""
+    shutil.copytree(find("pocket"), tmp_path / "t")
+    file = tmp_path / "t" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["".join(content["model"]["merges"][0])] = vocabulary[max(vocabulary, key=vocabulary.get)]
+    file.write_text(json.dumps(content))
+    tokenizer = started(tmp_path / "t")
+    assert isinstance(tokenizer._coder, AnyTokenizer)
+    assert tokenizer.encode("import os") == AutoTokenizer.from_pretrained(tmp_path / "t").encode("import os")
+
+
+def test_what_is_transformers_alone_is_held_against_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build(tmp_path / "t", WORDS).path
+    tried: list[Any] = []
+    monkeypatch.setattr("outrider.workers.models.tokenizer.fast_inside", tried.append)
+    assert [started(path).encode("the cat") for _ in range(3)] == [[1, 2]] * 3
+    assert len(tried) == 1
 
 
 def test_those_used_longest_ago_give_way(
@@ -238,8 +310,8 @@ def test_those_used_longest_ago_give_way(
     monkeypatch.setattr(kept_tokenizers, "MOST_KEPT", 4)
     paths = [build(tmp_path / str(number), [*WORDS, str(number)]).path for number in range(5)]
     for path in paths:
-        Tokenizer(path)
-        Tokenizer(paths[0])
+        started(path)
+        started(paths[0])
     assert len(whole_loads) == 5
     assert len(list(cache_of_its_own.iterdir())) == 3
 
@@ -258,7 +330,7 @@ print(tokens, decode(target.path, [tokens]), name, "transformers" in sys.modules
 
 @pytest.mark.slow  # a process that imports what it needs
 def test_a_job_of_texts_loads_neither_transformers_nor_torch() -> None:
-    tokenizer = Tokenizer(find("pocket"))
-    Tokenizer(find("pocket-draft"))
+    tokenizer = started(find("pocket"))
+    started(find("pocket-draft"))
     done = subprocess.run([sys.executable, "-c", WITHOUT_TRANSFORMERS], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{tuple(tokenizer.encode('import os'))} ['import os'] pocket-draft+suffix False False"

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 
 from outrider.kernels.program import Format, Program, Weight
-from outrider.workers.errors import ModelError
+from outrider.workers.errors import ModelError, UsageError
+from outrider.workers.models import packed_cache
 from outrider.workers.models.families import build_program
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.packed import NotFiniteError, PackedModel, Packer, load_packed
@@ -299,3 +300,18 @@ def test_a_limit_that_leaves_no_room_costs_a_warning(
     assert reason in packed.notes[0]
     assert not list(cache.glob("*.packed"))
     assert_holds(packed, load_file(model / "model.safetensors"))
+
+
+def test_a_home_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", "~nobody-here/cache")
+    with pytest.raises(UsageError, match=r'OUTRIDER_CACHE="~nobody-here/cache" names no folder: '):
+        packed_cache.cache_directory()
+    for name in ("OUTRIDER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(OSError):
+        packed_cache.make_directory(packed_cache.cache_directory() / "digests")

@@ -454,3 +454,14 @@ def test_patterns_that_checkpoints_have_are_taken(pattern: str) -> None:
 
 def test_the_native_engine_supports_what_comes_quantised(tmp_path: Path) -> None:
     assert native_supports(str(packed_small(tmp_path, "awq"))) is None
+
+
+def test_biases_of_zeros_beside_gptqs_codes_say_nothing(tmp_path: Path) -> None:
+    """AutoGPTQ wrote them for layers that have none; others are a part of the model that config.json knows nothing of."""
+    path = packed_small(tmp_path, "gptq")
+    rows = lay_out(path, PRECISIONS["w4abf16"])
+    zeros = torch.zeros(128, dtype=torch.float16)
+    changed(path, **{f"{UP}bias": zeros})
+    assert lay_out(path, PRECISIONS["w4abf16"]) == rows
+    changed(path, **{f"{UP}bias": zeros + 0.5})
+    assert "up_proj.bias', which no part of this model asks for" in refused(path)

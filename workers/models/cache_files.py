@@ -8,7 +8,14 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from outrider.workers.models.packed_cache import cache_directory, make_directory
+
 logger = logging.getLogger(__name__)
+
+
+def own_folder(name: str) -> Path:
+    """A folder of the cache that is this user's alone. A cache that was chosen may be shared with others."""
+    return cache_directory() / (f"{name}-{os.geteuid()}" if os.environ.get("OUTRIDER_CACHE") else name)
 
 
 def read_own(file: Path, longest: int) -> bytes | None:
@@ -31,10 +38,11 @@ def read_own(file: Path, longest: int) -> bytes | None:
 
 
 def write_own(file: Path, content: bytes, most_beside: int) -> None:
-    """An OSError where it cannot be written. Of more than ``most_beside`` files a quarter gives way, the oldest."""
+    """To a file in an ``own_folder``, or an OSError. Of more than ``most_beside`` files a quarter gives way, the oldest."""
     temporary = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(file.parent.parent)
+        file.parent.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)

@@ -51,7 +51,7 @@ class Checkpoint(Protocol):
 
     @property
     def names(self) -> Collection[str]:
-        """Of all tensors."""
+        """Of all tensors that say something."""
 
     def has(self, name: str) -> bool: ...
 
@@ -143,7 +143,12 @@ class SafetensorsCheckpoint:
 
     @property
     def names(self) -> Collection[str]:
-        return self._entries.keys()
+        return [name for name in self._entries if not self._is_idle_bias(name)]
+
+    def _is_idle_bias(self, name: str) -> bool:
+        """AutoGPTQ wrote one of zeros beside the codes of every layer, also where the model has none."""
+        module, _, last = name.rpartition(".")
+        return last == "bias" and f"{module}.qweight" in self._entries and not self._raw.whole(name).any()
 
     def has(self, name: str) -> bool:
         return name in self._entries or (name == HEAD and NEOX_HEAD in self._entries)

@@ -20,9 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from outrider.workers.errors import ModelError
-from outrider.workers.models.cache_files import read_own, write_own
+from outrider.workers.models.cache_files import own_folder, read_own, write_own
 from outrider.workers.models.files import open_ordinary, state_of
-from outrider.workers.models.packed_cache import cache_directory
 
 # Names what is hashed, and how: a digest of another kind cannot be compared.
 KIND = "sha256-pieces"
@@ -129,7 +128,7 @@ def _chunk(descriptor: int, file: Path, start: int) -> bytes:
 
 def _record(state: FileState) -> Path:
     name = hashlib.sha256(f"{os.geteuid()}:{state.path}".encode(errors="surrogateescape")).hexdigest()[:40]
-    return cache_directory() / "digests" / f"{name}.json"
+    return own_folder("digests") / f"{name}.json"
 
 
 def _recall(state: FileState) -> str | None:

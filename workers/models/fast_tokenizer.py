@@ -120,11 +120,33 @@ def fast_inside(whole: Any) -> FastTokenizer | None:
     own = kind.__mro__[: kind.__mro__.index(PreTrainedTokenizerFast)]
     if any(not vars(each).keys() <= HARMLESS for each in own) or any(map(callable, vars(whole).values())):
         return None
-    written = whole.backend_tokenizer.to_str()
-    fast = Fast.from_str(written)
-    # Its scores are written in decimals: the same in both mean that none was lost on the way.
-    if fast.to_str() != written:
+    try:
+        written = whole.backend_tokenizer.to_str()
+        fast = Fast.from_str(written)
+        # Scores are written in decimals: the same in both mean that none was lost on the way.
+        same = fast.to_str() == written
+        fast.no_padding()
+        fast.no_truncation()
+        found = FastTokenizer(fast, bool(whole.split_special_tokens))
+        return found if same and _say_the_same(found, AnyTokenizer(whole)) else None
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # what it cannot write, read again or encode; a panic in Rust is no Exception
         return None
-    fast.no_padding()
-    fast.no_truncation()
-    return FastTokenizer(fast, bool(whole.split_special_tokens))
+
+
+def _say_the_same(found: FastTokenizer, whole: AnyTokenizer) -> bool:
+    """A token that was added twice, with other flags, is written with the last ones, and treated by the first ones, too."""
+    contents = [str(token.content) for token in whole.added.values()]
+    texts = [text for each in contents for text in (each, f" {each} {each}")]
+    encoded = whole.encode(texts, framed=False) if texts else []
+    return (
+        found.added == whole.added
+        and all(found.token(id_) == whole.token(id_) for id_ in whole.added)
+        and (not texts or found.encode(texts, framed=False) == encoded)
+        and all(
+            found.decode(ids, skip_special) == whole.decode(ids, skip_special)
+            for ids in [*encoded, *([id_] for id_ in whole.added)]
+            for skip_special in (True, False)
+        )
+    )

@@ -10,23 +10,25 @@ import hashlib
 import json
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from tokenizers import Tokenizer as Fast
 
-from outrider.workers.models.cache_files import read_own, write_own
+from outrider.workers.models.cache_files import own_folder, read_own, write_own
 from outrider.workers.models.digests import FileState, digest_of
 from outrider.workers.models.fast_tokenizer import FastTokenizer
 from outrider.workers.models.files import LONGEST_TOKENIZER
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.model_info import described
-from outrider.workers.models.packed_cache import cache_directory
 
 # Another number where what is kept, or how it is told that it may be, becomes another.
-KIND = "outrider-tokenizer-1"
+KIND = "outrider-tokenizer-2"
 MOST_KEPT = 32
+# Kept of a tokenizer that cannot be.
+LEFT = b'"transformers"\n'
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +50,8 @@ def place_of(path: Path) -> Path | None:
         files = [path]
     else:
         files = described(path)
-    known = f"{os.geteuid()} {KIND} {version('transformers')} {version('tokenizers')} {digest_of(files)}"
-    return cache_directory() / "tokenizers" / hashlib.sha256(known.encode()).hexdigest()[:40]
+    known = f"{KIND} {version('transformers')} {version('tokenizers')} {digest_of(files)}"
+    return own_folder("tokenizers") / hashlib.sha256(known.encode()).hexdigest()[:40]
 
 
 def recall(place: Path) -> KeptTokenizer | None:
@@ -59,22 +61,30 @@ def recall(place: Path) -> KeptTokenizer | None:
         known = json.loads(head)
         if known["sha256"] != hashlib.sha256(text).hexdigest():
             return None
-        # Which were used longest ago give way.
-        os.utime(place)
+        with suppress(OSError):  # which were used longest ago give way; a cache that is only read has no such order
+            os.utime(place)
         return KeptTokenizer(FastTokenizer(Fast.from_buffer(text), known["splits_special"]), known["chats"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
-def remember(place: Path, tokenizer: KeptTokenizer) -> None:
-    """Best effort: where nothing can be written, the next process loads transformers again."""
-    text = tokenizer.fast.fast.to_str().encode()
-    known = {
-        "chats": tokenizer.chats,
-        "splits_special": tokenizer.fast.splits_special,
-        "sha256": hashlib.sha256(text).hexdigest(),
-    }
+def is_left(place: Path) -> bool:
+    """Whether it is known that this one is transformers' alone."""
+    return read_own(place, len(LEFT)) == LEFT
+
+
+def remember(place: Path, tokenizer: KeptTokenizer | None) -> None:
+    """Best effort: where nothing can be written, the next process loads transformers again. None: this one always will."""
+    content = LEFT
+    if tokenizer is not None:
+        text = tokenizer.fast.fast.to_str().encode()
+        known = {
+            "chats": tokenizer.chats,
+            "splits_special": tokenizer.fast.splits_special,
+            "sha256": hashlib.sha256(text).hexdigest(),
+        }
+        content = json.dumps(known).encode() + b"\n" + text
     try:
-        write_own(place, json.dumps(known).encode() + b"\n" + text, MOST_KEPT)
+        write_own(place, content, MOST_KEPT)
     except OSError as error:
         logger.info("a tokenizer is not kept: %s", error)

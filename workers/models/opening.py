@@ -11,7 +11,7 @@ from outrider.kernels import library, native
 from outrider.kernels.program import Cache, Format
 from outrider.kernels.storage import LARGEST_BESIDE_INT4, largest_activation
 from outrider.workers.engines.engine import Engine
-from outrider.workers.errors import ModelError, UsageError
+from outrider.workers.errors import ModelError, UsageError, WorkerError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models import ipex
 from outrider.workers.models.checkpoint import open_checkpoint
@@ -118,7 +118,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     try:
         model = native.NativeModel(program, packed.addresses, threads=threads, cores=cores, keep=packed)
     except library.KernelError as error:
-        raise UsageError(f"the native engine cannot be started: {error}") from error
+        raise WorkerError(f"the native engine cannot be started: {error}") from error
     rounding = f"{laid_out.weights}, " if laid_out.weights else ""
     source = "from the cache" if packed.cached else "packed now"
     cache = ", keys and values in 8 bits" if program.cache is Cache.INT8 else ""

@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from outrider.workers.errors import UsageError
+
 MAGIC = b"outrider packed\n"
 PAGE = 4096
 PIECE_BYTES = 16 << 20
@@ -30,6 +32,9 @@ WRITE_MARGIN = 1 << 30
 DEFAULT_SHARE = 0.1
 # A partial file of that age was left by a process that was killed.
 STALE_SECONDS = 24 * 3600
+
+# Where nothing can be written, nor anybody have left anything.
+NOWHERE = Path(os.devnull) / "outrider"
 
 Progress = Callable[[int, int], None]
 
@@ -41,10 +46,15 @@ class CacheUnusable(Exception):
 def cache_directory() -> Path:
     """OUTRIDER_CACHE, or ``outrider`` in the user's cache directory."""
     chosen = os.environ.get("OUTRIDER_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache") / "outrider"
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        return (Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache") / "outrider"
+    except RuntimeError as error:  # a home that nobody has
+        if chosen:
+            raise UsageError(f'OUTRIDER_CACHE="{chosen}" names no folder: {error}') from None
+        return NOWHERE
 
 
 def make_directory(directory: Path) -> None:

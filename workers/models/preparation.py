@@ -36,6 +36,8 @@ from outrider.workers.models.tokenizer import (
 from outrider.workers.models.tool_detection import conversation_tried, form_of, tools_tried
 
 NO_TOKENS = "the prompt has no tokens"
+# Of each model's files, by its path, when it was last prepared here.
+_digests: dict[str, str] = {}
 ENCODING_SECONDS, CHARACTERS_A_SECOND = 10.0, 100_000
 # Of the processor, for one schema. The library gives up within a second or two by itself.
 COMPILING_SECONDS = 10.0
@@ -86,6 +88,7 @@ def prepare_pair(
     """
     target = read_model_info(target_name, tell)
     _refuse_head(target)
+    _forget_others(target)
     loading(target.path)
     load_tokenizer(target.path)
     draft_name, beside = split_draft(draft_name)
@@ -114,6 +117,7 @@ def prepare_pair(
             draft = replace(draft, states=states_of(target, draft))
         else:
             draft = replace(draft, mask_token=mask_token_of(Path(draft.path)))
+            _forget_others(draft)
             loading(draft.path)
             check_pair(target, draft)
     except ModelError as error:
@@ -121,6 +125,14 @@ def prepare_pair(
             raise
         return target, None, kind, [f"the usual draft cannot be used, proposing by {kind} instead: {error}"]
     return target, draft, wanted + beside, []
+
+
+def _forget_others(model: ModelInfo) -> None:
+    """Where the process that asks stays, a model's files may be others than when its tokenizer was loaded."""
+    if _digests.setdefault(model.path, model.digest) != model.digest:
+        _digests[model.path] = model.digest
+        for known in (load_tokenizer, _for_grammars, tool_form):
+            known.cache_clear()
 
 
 def _refuse_head(model: ModelInfo) -> None:

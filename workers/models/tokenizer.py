@@ -35,7 +35,7 @@ from outrider.workers.models.template_variables import template_variables
 from outrider.workers.models.token_bytes import TokenizerBytes
 
 # Of the processor. The largest take three to be loaded; from files of other kinds a tokenizer has to be made first.
-LOADING_SECONDS, CONVERTING_SECONDS = 15.0, 300.0
+LOADING_SECONDS, CONVERTING_SECONDS, KEEPING_SECONDS = 20.0, 300.0, 60.0
 LONGEST_SAID = 300
 
 
@@ -45,25 +45,23 @@ class Tokenizer:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        place = kept_tokenizers.place_of(self._path)
-        kept = kept_tokenizers.recall(place) if place is not None else None
-        if kept is None:
-            kept = self._to_be_kept(place)
-        self._coder: TextCoder = kept.fast if kept is not None else AnyTokenizer(self._whole)
-        self.chats = kept.chats if kept is not None else self._whole.chat_template is not None
+        self._place = kept_tokenizers.place_of(self._path)
+        kept = None if self._place is None else kept_tokenizers.recall(self._place)
+        self._coder: TextCoder = AnyTokenizer(self._whole) if kept is None else kept.fast
+        self.chats = self._whole.chat_template is not None if kept is None else kept.chats
         with _sentence(self._path):
             self.token_bytes = TokenizerBytes(self._coder)
 
-    def _to_be_kept(self, place: Path | None) -> KeptTokenizer | None:
-        with _sentence(self._path):
-            fast = fast_inside(self._whole)
-        if fast is None:
-            return None
-        kept = KeptTokenizer(fast, self._whole.chat_template is not None)
+    def keep(self) -> None:
+        """On disk, for whoever loads it next, where that can be; it takes as long as loading it, or longer."""
+        if not isinstance(self._coder, AnyTokenizer) or (self._place is not None and kept_tokenizers.is_left(self._place)):
+            return
+        fast = fast_inside(self._whole)
+        if fast is not None:
+            self._coder = fast
         # Of files that were changed meanwhile, it may be neither the old ones' nor the new ones'.
-        if place is not None and kept_tokenizers.place_of(self._path) == place:
-            kept_tokenizers.remember(place, kept)
-        return kept
+        if self._place is not None and kept_tokenizers.place_of(self._path) == self._place:
+            kept_tokenizers.remember(self._place, None if fast is None else KeptTokenizer(fast, self.chats))
 
     @cached_property
     def _whole(self) -> Any:
@@ -79,9 +77,13 @@ class Tokenizer:
             return AutoTokenizer.from_pretrained(str(self._path), local_files_only=True, trust_remote_code=False)
 
     def load_template(self) -> None:
-        """What else is done when a conversation comes: it takes seconds."""
-        if self.chats:
-            _ = self._whole
+        """What else is done when a conversation comes: it takes seconds. Of files that are no longer the same, refused."""
+        if not self.chats or "_whole" in self.__dict__:
+            return
+        _ = self._whole
+        if kept_tokenizers.place_of(self._path) != self._place:
+            del self._whole
+            raise ModelError(f"{self._path} was changed while its model is in use: start anew, and it is read as it is now")
 
     def encode(self, text: str) -> list[int]:
         return self._coder.encode([text], framed=True)[0]
@@ -196,7 +198,10 @@ def _sentence(path: Path) -> Iterator[None]:
 def load_tokenizer(path: str) -> Tokenizer:
     """In a process that may be ended: within limits."""
     with limited(_loading_seconds(path)):
-        return Tokenizer(path)
+        tokenizer = Tokenizer(path)
+    with limited(KEEPING_SECONDS):
+        tokenizer.keep()
+    return tokenizer
 
 
 def with_template(path: str) -> Tokenizer:
