@@ -129,7 +129,7 @@ def main() -> None:
             "instant",
             start_deadline=300.0,
             agree_on_path=lambda path: None,
-            hosts=LocalHost(lambda: None, lost, lambda: None),
+            hosts=LocalHost(lambda unplaced: [], lost, lambda: None),
             show=lambda counters: None,
         )
         profile = cProfile.Profile()

@@ -128,7 +128,7 @@ def here(*_: object) -> Iterator[tuple[LocalHost, list[ReplicaPlan]]]:
     from dataclasses import replace
 
     plan = replace(PLAN, replica_spec=replace(PLAN.replica_spec, batch=BATCH))
-    yield LocalHost(lambda: None, lambda: None, lambda: None), [plan]
+    yield LocalHost(lambda unplaced: [], lambda: None, lambda: None), [plan]
 
 
 def wait(futures: list[SimpleFuture], num_returns: int, timeout: float) -> tuple[list[SimpleFuture], list[SimpleFuture]]:

@@ -98,6 +98,16 @@ QUIET = (
 )
 
 
+# Whoever ends a program asks its whole process group (timeout, a service manager): Ray would be gone before the rows under
+# way had ended, or amid its start, which then waits half a minute for it. It ends with whoever has started it anyway.
+APART = Change(
+    "ray._private.services",
+    "ConsolePopen",
+    "to keep its servers out of what the program's process group is asked",
+    lambda found: partial(found, start_new_session=True),
+)
+
+
 @contextmanager
 def changed(*changes: Change) -> Iterator[None]:
     """While Ray starts: what it has no options for. Refused where one of the parts is missing."""

@@ -88,7 +88,7 @@ def _start(
 ) -> tuple[ray_compat.Node, dict[str, tuple[str, int]]]:
     import ray
 
-    changes = [ray_compat.LOOPBACK, ray_compat.SMALLER, ray_compat.NO_DASHBOARD, *ray_compat.QUIET]
+    changes = [ray_compat.APART, ray_compat.LOOPBACK, ray_compat.SMALLER, ray_compat.NO_DASHBOARD, *ray_compat.QUIET]
     if metrics_port is None:
         changes.append(ray_compat.NO_METRICS)
     try:

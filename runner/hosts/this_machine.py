@@ -14,7 +14,6 @@ from outrider.runner.planning.free_cores import plan_on_free_cores
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, probed_here
 from outrider.runner.planning.topology import Topology, ray_resources, read_topology
-from outrider.runner.planning.units import working_cores
 from outrider.workers.errors import PlacementError
 
 
@@ -55,7 +54,7 @@ class LocalHost:
 
     def __init__(
         self,
-        plan_anew: Callable[[], ReplicaPlan | None],
+        plan_anew: Callable[[int], list[ReplicaPlan]],
         lost: Lost,
         sign_of_life: Callable[[], Any],
         plans: list[ReplicaPlan] | None = None,
@@ -66,11 +65,9 @@ class LocalHost:
         self._plans = [] if plans is None else plans
 
     def new_replica_plans(self, unplaced: int) -> list[ReplicaPlan]:
-        found = self._plan_anew() if unplaced else None
-        if found is None:
-            return []
-        self._plans.append(found)
-        return [found]
+        found = self._plan_anew(unplaced) if unplaced else []
+        self._plans += found
+        return found
 
     def gone(self, plan: ReplicaPlan) -> bool:
         return False
@@ -112,18 +109,23 @@ def local_host(
     def left() -> Topology:
         """The machine without what this run has planned on already, or has left to Ray; what others hold is asked apart."""
         machine = read_topology()
-        if share or not current:
-            return machine
-        taken = {lease for plan in current for lease in plan.leases}
-        spared = {str(core.identity) for core in set(machine.usable_cores) - set(working_cores(machine))}
-        return machine.without(taken | spared)
+        taken = set() if share else {lease for plan in current for lease in plan.leases}
+        planned_cores = sum(str(core.identity) in taken for core in machine.cores)
+        spared = {str(core.identity) for core in made.spared}
+        return replace(machine.without(taken | spared), planned_cores=planned_cores)
 
-    def plan_anew() -> ReplicaPlan | None:
-        try:
-            again = plan_on_free_cores(sizes, replace(wanted, replicas=1), 0.0, lambda _: None, left, share=share)
-        except PlacementError:
-            return None
-        return replica_template.replicas(again, probed_here())[0]
+    def plan_anew(unplaced: int) -> list[ReplicaPlan]:
+        """For as many replicas as there is room for. Where nobody named a number, each has a unit to itself, as before."""
+        there = left()
+        numbers = [None] if wanted.replicas is None else range(unplaced, 0, -1)
+        for number in numbers:
+            request = replace(wanted, replicas=number)
+            try:
+                again = plan_on_free_cores(sizes, request, 0.0, lambda _: None, lambda: there, share=share)
+            except PlacementError:
+                continue
+            return replica_template.replicas(again, probed_here())[:unplaced]
+        return []
 
     with local_ray(len(machine.usable_cores), ray_resources(machine), metrics_port, start_deadline) as lost:
         # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from outrider.runner.planning.accelerators import Accelerator
 from outrider.runner.planning.placement_request import PER, ModelSizes, PlacementRequest, check, on_accelerator
 from outrider.runner.planning.topology import Core, Topology
-from outrider.runner.planning.units import FreeMemory, Unit, divide, memory_of, units
+from outrider.runner.planning.units import FreeMemory, Unit, divide, memory_of, spared_core, units, working_cores
 from outrider.workers.errors import PlacementError
 from outrider.workers.machine.pinning import Pin
 
@@ -49,8 +49,11 @@ class PlannedActor:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """``spared`` are the cores that are left to Ray and the driver, one a host at most."""
+
     actors: tuple[PlannedActor, ...]
     notes: tuple[str, ...] = ()
+    spared: tuple[Core, ...] = ()
 
     @property
     def replicas(self) -> int:
@@ -73,7 +76,8 @@ class _Assignment:
 def plan(hosts: Sequence[Topology], sizes: ModelSizes, request: PlacementRequest) -> Plan:
     """Cores and memory for every actor, on one host or several."""
     check(sizes, request)
-    if not any(host.usable_cores for host in hosts):
+    # A run that plans anew may have used up its quota itself: it reads no refusal, and waits.
+    if not any(working_cores(host) for host in hosts):
         raise PlacementError("no core is free: all that this process may use are held by other runs")
     accelerators = _chosen_accelerators(hosts, request)
     kinds = PER[1:] if request.per == "auto" else (request.per,)
@@ -260,7 +264,8 @@ def _divide(
                     device_bytes=on_device[role],
                 )
             )
-    return Plan(tuple(actors), tuple(notes))
+    spared = (spared_core(host) for host in hosts)
+    return Plan(tuple(actors), tuple(notes), tuple(core for core in spared if core is not None))
 
 
 def _memory_nodes(assignment: _Assignment, free_memory: FreeMemory, need: int) -> tuple[int, ...]:

@@ -69,7 +69,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A host as this process may use it. ``accelerators_refused`` says why none of them can be used, if so."""
+    """A host as this process may use it. ``accelerators_refused`` says why none of them can be used, if so.
+
+    ``planned_cores`` says how many cores a run that plans anew has already, none of them in here: they count towards the
+    CPU quota. None stands for a first plan, which may leave a core to Ray.
+    """
 
     host: str
     nodes: tuple[Node, ...]
@@ -78,6 +82,7 @@ class Topology:
     cpu_quota: float | None = None
     warnings: tuple[str, ...] = ()
     accelerators_refused: str = ""
+    planned_cores: int | None = None
 
     @property
     def cores(self) -> tuple[Core, ...]:

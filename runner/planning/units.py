@@ -68,15 +68,21 @@ class FreeMemory:
         return booked
 
 
+def spared_core(topology: Topology) -> Core | None:
+    """The core that is left to Ray and the driver; None where there are too few, or a plan before has left them one."""
+    if topology.planned_cores is not None or len(topology.usable_cores) < CORES_TO_SPARE_ONE:
+        return None
+    # The largest node misses a core least.
+    return max(topology.nodes, key=lambda node: (len(node.usable_cores), -node.id)).usable_cores[0]
+
+
 def working_cores(topology: Topology) -> tuple[Core, ...]:
     """The cores that replicas may have: all usable ones, but one for Ray and the driver, and within the CPU quota."""
-    cores = topology.usable_cores
-    if len(cores) >= CORES_TO_SPARE_ONE:
-        # The largest node misses a core least.
-        spare = max(topology.nodes, key=lambda node: (len(node.usable_cores), -node.id)).usable_cores[0]
-        cores = tuple(core for core in cores if core != spare)
+    spare = spared_core(topology)
+    cores = tuple(core for core in topology.usable_cores if core != spare)
     if topology.cpu_quota is not None:
-        cores = cores[: max(1, int(topology.cpu_quota))]
+        within_quota = max(1, int(topology.cpu_quota)) - (topology.planned_cores or 0)
+        cores = cores[: max(0, within_quota)]
     return cores
 
 

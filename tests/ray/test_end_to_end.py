@@ -188,8 +188,8 @@ def test_killed_it_resumes_and_interrupted_it_drains_and_refuses_company(undistu
         assert company.returncode == 1
         assert f"process {process.pid} on" in company.stderr
         assert_heard_by_nobody_else(process.pid)
-        # As a terminal does it: to the whole process group, Ray's processes included.
-        os.killpg(process.pid, signal.SIGINT)
+        # As `timeout` does it, and a terminal with another signal: to the whole process group, which Ray's are not of.
+        os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=DEADLINE)
     assert process.returncode == 130, output
     assert "Traceback" not in output

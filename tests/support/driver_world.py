@@ -207,7 +207,7 @@ def driver(journal: Journal, replicas: int = 1, batch: int = 4, traced: bool = F
     plan = replace(PLAN, replica_spec=ReplicaSpec(batch=batch, draft_tokens=3, trace=traced))
     given = {
         "agree_on_path": lambda path: None,
-        "hosts": LocalHost(lambda: None, lambda: None, lambda: None),
+        "hosts": LocalHost(lambda unplaced: [], lambda: None, lambda: None),
         "show": lambda counters: None,
         "start_deadline": 60.0,
         **options,

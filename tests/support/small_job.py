@@ -113,7 +113,7 @@ def local_host(ray: VirtualRay) -> Callable[..., Any]:
         placement = ActorPlacement(Launch(planned.pin, "affinity", (), "python3"))
         target = ActorPlan(ModelSpec(MODEL_INFO.path, "hf", "fp32"), planned, placement)
         plan = ReplicaPlan(target, None, ReplicaSpec(batch=2, draft_tokens=3))
-        yield LocalHost(lambda: None, lambda: None, sign_of_life), [plan, plan]
+        yield LocalHost(lambda unplaced: [], lambda: None, sign_of_life), [plan, plan]
 
     return here
 

@@ -114,7 +114,7 @@ def test_what_dies_with_ray_is_not_to_blame(world: World, journal: Journal) -> N
         world.poison = set(range(40)) if lost else set()
 
     world.after_harvest = die_with_ray
-    hosts = LocalHost(lambda: None, lambda: "Ray was killed" if lost else None, lambda: None)
+    hosts = LocalHost(lambda unplaced: [], lambda: "Ray was killed" if lost else None, lambda: None)
     for _ in range(MOST_ATTEMPTS):
         made = driver(journal, hosts=hosts)
         with pytest.raises(RayLostError, match="Ray was killed"):
@@ -138,7 +138,7 @@ def test_whatever_a_lost_ray_raises_is_its_loss(world: World, journal: Journal, 
         gone = lost
         raise RuntimeError("the object store is closed")
 
-    made = driver(journal, hosts=LocalHost(lambda: None, lambda: "Ray was killed" if gone else None, lambda: None))
+    made = driver(journal, hosts=LocalHost(lambda unplaced: [], lambda: "Ray was killed" if gone else None, lambda: None))
     made._arrived = wait  # type: ignore[method-assign]
     with pytest.raises(RayLostError if lost else RuntimeError, match="killed" if lost else "store is closed"):
         made.run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -59,17 +59,18 @@ def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) 
     world.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
     asked: list[int] = []
 
-    def plan_anew() -> ReplicaPlan | None:
-        asked.append(1)
+    def plan_anew(unplaced: int) -> list[ReplicaPlan]:
+        asked.append(unplaced)
         if len(asked) < 4:
-            return None
+            return []
         world.dies_at_start.clear()
-        return PLAN
+        return [PLAN]
 
     made = driver(journal, hosts=LocalHost(plan_anew, lambda: None, lambda: None))
     made._drain = event = NoEvent()  # type: ignore[assignment]
     made.run()
     assert event.waits >= 2
+    assert asked == [1] * 4
     assert made.counters.target_deaths == 0
     assert journal.counts() == Counts(5, 5, 0)
 
@@ -237,21 +238,40 @@ TWO_NODES = Topology(
 TEMPLATE = ReplicaTemplate(ModelSpec("/models/tiny", "native", "bf16"), None, ReplicaSpec(batch=4, draft_tokens=0))
 
 
+def one_node(cores: int, **options: Any) -> Topology:
+    return Topology("here", (replace(TWO_NODES.nodes[0], cores=TWO_NODES.cores[:cores]),), **options)
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, cores: Iterable[int]) -> None:
+    """Other runs hold these, and no others."""
+    held = {str(core): Holder(str(core), 4711) for core in cores}
+    monkeypatch.setattr(free_cores, "holders", lambda shared: held)
+
+
 @contextmanager
-def two_replicas_here(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Any]:
-    """One on each node of a machine of which nobody holds anything."""
+def replicas_here(
+    monkeypatch: pytest.MonkeyPatch, machine: Topology, replicas: int | None, held: Iterable[int] = (), **options: Any
+) -> Iterator[tuple[LocalHost, list[ReplicaPlan]]]:
+    """A run on a machine of which other runs hold some cores."""
 
     @contextmanager
     def no_ray(*_: object) -> Iterator[Any]:
         yield lambda: None
 
     monkeypatch.setattr(this_machine, "local_ray", no_ray)
-    monkeypatch.setattr(this_machine, "read_topology", lambda: TWO_NODES)
+    monkeypatch.setattr(this_machine, "read_topology", lambda: machine)
     monkeypatch.setattr(this_machine, "probed_here", lambda: lambda host, pin: Launch(pin, "affinity", (), "python3"))
-    monkeypatch.setattr(free_cores, "holders", lambda shared: {})
+    hold(monkeypatch, held)
     template = replace(TEMPLATE, **options)
-    asked = (ModelSizes(10 << 30), lambda cores: PlacementRequest(), 0.0, lambda said: None, None, 300.0)
-    with this_machine.local_host(template, *asked) as (hosts, plans):
+    asked = (ModelSizes(10 << 30), lambda cores: PlacementRequest(replicas=replicas), 0.0, lambda said: None, None, 300.0)
+    with this_machine.local_host(template, *asked) as found:
+        yield found
+
+
+@contextmanager
+def two_replicas_here(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[tuple[LocalHost, list[ReplicaPlan]]]:
+    """One on each node of a machine of which nobody holds anything."""
+    with replicas_here(monkeypatch, TWO_NODES, None, **options) as (hosts, plans):
         assert [plan.target.actor.cores[0] // CORES for plan in plans] == [0, 1]
         yield hosts, plans
 
@@ -260,35 +280,87 @@ def cores_of(plan: ReplicaPlan) -> set[int]:
     return set(plan.target.actor.cores)
 
 
+def cores_of_all(plans: list[ReplicaPlan]) -> list[tuple[int, ...]]:
+    return [plan.target.actor.cores for plan in plans]
+
+
 def test_replicas_that_wait_for_cores_are_given_different_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first has not started on its own when the second asks, so no lease tells of them yet."""
-    held = {str(core): Holder(str(core), 4711) for core in range(2 * CORES)}
     with two_replicas_here(monkeypatch) as (hosts, plans):
         for plan in plans:
             hosts.release(plan)
-        monkeypatch.setattr(free_cores, "holders", lambda shared: held)
+        hold(monkeypatch, range(2 * CORES))
         assert hosts.new_replica_plans(2) == []
-        monkeypatch.setattr(free_cores, "holders", lambda shared: {})
-        [first], [second] = hosts.new_replica_plans(2), hosts.new_replica_plans(1)
-        assert not cores_of(first) & cores_of(second)
-        assert len(cores_of(first)) == len(cores_of(second)) == CORES - 1, "and not the one that was left to Ray"
+        hold(monkeypatch, range(CORES, 2 * CORES))
+        [first] = hosts.new_replica_plans(2)
+        assert cores_of(first) == cores_of(plans[0]), "one has the whole node, as nobody asked for two on it"
+        hold(monkeypatch, ())
+        [second] = hosts.new_replica_plans(1)
+        assert cores_of(second) == cores_of(plans[1])
         assert hosts.new_replica_plans(0) == []
         hosts.release(first)
         [again] = hosts.new_replica_plans(1)
-        assert cores_of(again) <= cores_of(first)
+        assert cores_of(again) == cores_of(first)
+
+
+def test_replicas_that_wait_for_cores_of_one_node_share_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with replicas_here(monkeypatch, one_node(CORES), replicas=2) as (hosts, plans):
+        planned = cores_of_all(plans)
+        assert planned == [tuple(range(1, 8)), tuple(range(8, 16))]
+        for plan in list(plans):
+            hosts.release(plan)
+        hold(monkeypatch, range(CORES))
+        assert hosts.new_replica_plans(2) == []
+        hold(monkeypatch, ())
+        assert cores_of_all(hosts.new_replica_plans(2)) == planned
+        assert hosts.new_replica_plans(1) == [], "all of them are planned on"
+
+
+def test_as_many_replicas_as_there_are_cores_for_are_placed_and_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    with replicas_here(monkeypatch, one_node(4), replicas=3) as (hosts, plans):
+        for plan in list(plans):
+            hosts.release(plan)
+        hold(monkeypatch, (0, 1))
+        assert cores_of_all(hosts.new_replica_plans(3)) == [(2,), (3,)]
+        assert hosts.new_replica_plans(1) == []
+        hold(monkeypatch, ())
+        assert cores_of_all(hosts.new_replica_plans(1)) == [(0, 1)]
+
+
+def test_a_replica_gets_other_cores_within_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only the first of the machine, which the quota alone would take and another run holds."""
+    machine = one_node(CORES, cpu_quota=4.5)
+    with replicas_here(monkeypatch, machine, replicas=2, held=range(5)) as (hosts, plans):
+        assert cores_of_all(plans) == [(6, 7), (8, 9)]
+        hosts.release(plans[1])
+        hold(monkeypatch, [*range(5), 8, 9])
+        assert cores_of_all(hosts.new_replica_plans(1)) == [(10, 11)], "neither Ray's core, nor more than the quota"
+        assert hosts.new_replica_plans(1) == [], "the quota is used up"
+
+
+def test_a_quota_that_is_used_up_gives_nothing_where_nobody_named_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    with replicas_here(monkeypatch, replace(TWO_NODES, cpu_quota=1.5), None) as (hosts, plans):
+        assert cores_of_all(plans) == [(1,)]
+        assert hosts.new_replica_plans(1) == []
+
+
+def test_a_core_is_left_to_ray_only_where_the_first_plan_left_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with replicas_here(monkeypatch, one_node(10), replicas=2, held=range(6, 10)) as (hosts, plans):
+        assert cores_of_all(plans) == [(0, 1, 2), (3, 4, 5)]
+        hosts.release(plans[0])
+        assert cores_of_all(hosts.new_replica_plans(1)) == [(0, 1, 2)]
 
 
 def test_a_replica_without_cores_is_not_given_those_of_one_that_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
     with two_replicas_here(monkeypatch) as (hosts, plans):
         hosts.release(plans[1])
         [plan] = hosts.new_replica_plans(1)
-        assert cores_of(plan) < cores_of(plans[1]), "all but one that is left to Ray"
+        assert cores_of(plan) == cores_of(plans[1]), "all: one of the first node is left to Ray"
 
 
 def test_replicas_that_share_cores_may_be_given_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with two_replicas_here(monkeypatch, share_cores=True) as (hosts, plans):
         hosts.release(plans[0])
-        held = {str(core): Holder(str(core), 4711) for core in range(CORES)}
-        monkeypatch.setattr(free_cores, "holders", lambda shared: held)
+        hold(monkeypatch, range(CORES))
         [plan] = hosts.new_replica_plans(1)
-        assert cores_of(plan) <= cores_of(plans[1])
+        assert cores_of(plan) == cores_of(plans[1])

@@ -281,6 +281,31 @@ def test_a_quota_bounds_the_cores() -> None:
     assert sum(actor.threads for actor in made.actors) == 3
 
 
+def test_the_core_that_is_left_to_ray_is_told_and_a_plan_anew_leaves_no_other() -> None:
+    host = machine([flat(4), flat(5, 4)])
+    made = plan([host], ModelSizes(GB), PlacementRequest())
+    assert [core.identity for core in made.spared] == [4], "of the largest node"
+    again = plan([replace(host.without({"4"}), planned_cores=0)], ModelSizes(GB), PlacementRequest())
+    assert again.spared == ()
+    assert [actor.cores for actor in again.actors] == [actor.cores for actor in made.actors]
+    assert plan([host.without({"4", "5"})], ModelSizes(GB), PlacementRequest()).spared == ()
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(6.5, 4), (3.0, 1)])
+def test_cores_that_are_planned_on_already_count_towards_the_quota(quota: float, threads: int) -> None:
+    host = replace(machine([flat(64)], quota=quota), planned_cores=2)
+    made = plan([host], ModelSizes(GB), PlacementRequest())
+    assert sum(actor.threads for actor in made.actors) == threads
+
+
+@pytest.mark.parametrize("quota", [0.5, 1.5, 2.0])
+@pytest.mark.parametrize("replicas", [None, 1])
+def test_a_quota_that_is_used_up_has_room_for_none(quota: float, replicas: int | None) -> None:
+    host = replace(machine([flat(64)], quota=quota), planned_cores=2)
+    with pytest.raises(PlacementError, match="no core is free"):
+        plan([host], ModelSizes(GB), PlacementRequest(replicas=replicas))
+
+
 def test_a_containers_memory_limit_counts() -> None:
     with pytest.raises(PlacementError, match=r"which has 2\.00 GB"):
         plan([machine([flat(2)], limit=2 * GB)], ModelSizes(3 * GB), PlacementRequest())

@@ -21,7 +21,14 @@ from outrider.workers import ray_compat
 from outrider.workers.errors import RayUnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
-ALL = (ray_compat.LOOPBACK, ray_compat.SMALLER, ray_compat.NO_DASHBOARD, ray_compat.NO_METRICS, *ray_compat.QUIET)
+ALL = (
+    ray_compat.APART,
+    ray_compat.LOOPBACK,
+    ray_compat.SMALLER,
+    ray_compat.NO_DASHBOARD,
+    ray_compat.NO_METRICS,
+    *ray_compat.QUIET,
+)
 PRIVATE = re.compile(r"ray\._|ray\.experimental|ray\.internal|_raylet|_global_node|global_worker|core_worker")
 
 SPEAKS_OF_RAY = re.compile(rf"\bray\b|{PRIVATE.pattern}")

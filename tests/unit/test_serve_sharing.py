@@ -41,7 +41,7 @@ class Shared:
         )
         self.jobs = SharedJobs("tiny", replicas, lambda plan: "here", single, self._break)
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        hosts = LocalHost(lambda: None, lambda: None, lambda: None)
+        hosts = LocalHost(lambda unplaced: [], lambda: None, lambda: None)
         self.driver = SharedDriver(self.jobs, [PLAN] * replicas, 60.0, hosts, 3600.0, self.inbox, self._after)
         self._wanted: list[str] = []
 
