@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from outrider.runner.report.display import Watcher
 from outrider.runner.report.report import write_report
 from outrider.runner.report.summary import summarize
 from outrider.runner.report.trace import TraceFile
-from outrider.workers.errors import RayLostError, UsageError
+from outrider.workers.errors import OutriderError, RayLostError, UsageError
 
 
 @contextmanager
@@ -66,7 +66,8 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
     counts = journal.counts()
     interrupted = False
     if counts.pending:
-        if counts.done or counts.failed:
+        # Rows of a job that has not run yet may have failed, too: those that were wrong in the input.
+        if journal.meta("numeric_path") is not None and (counts.done or counts.failed):
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
         trace = TraceFile(spec.trace)
         with _hosts(spec, prepared, display) as (where, plans):
@@ -83,26 +84,25 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
                 trace,
                 spec.wait_for_cores,
             )
-            try:
-                with _draining_on_signals(driver, display):
-                    driver.run()
-            except RayLostError as lost:
-                if driver.draining:
-                    display.say(str(lost))
-                else:
-                    check_worth_another(journal, lost, ours=spec.address is None)
-                    if said := trace.set_aside():
-                        display.say(f"trace: {said}")
-                    raise
-            finally:
-                if said := trace.close():
-                    display.say(f"trace: {said}")
-                # Whatever stops the job, what is done can be read.
-                write_results(journal, directory)
-                told = {"pinning": list(driver.record.pinned.values()), "layouts": driver.record.layouts}
-                told |= {"costs": driver.record.costs, "rows_by_host": dict(driver.record.rows_by_host)}
-                describe(directory, journal, told)
-                write_report(journal, directory, running=False)
+            with _in_the_end(
+                display.say,
+                lambda: _close(trace, display),
+                # What is done can be read.
+                lambda: write_results(journal, directory),
+                lambda: describe(directory, journal, _told(driver)),
+                lambda: write_report(journal, directory, running=False),
+            ):
+                try:
+                    with _draining_on_signals(driver, display):
+                        driver.run()
+                except RayLostError as lost:
+                    if driver.draining:
+                        display.say(str(lost))
+                    else:
+                        check_worth_another(journal, lost, ours=spec.address is None)
+                        if said := trace.set_aside():
+                            display.say(f"trace: {said}")
+                        raise
             interrupted = driver.draining and journal.counts().pending > 0
     elif spec.trace is not None:
         display.say("note: --trace: nothing was left to do, so there is nothing to trace")
@@ -112,6 +112,37 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
         "interrupted": interrupted,
         "numeric_path": journal.meta("numeric_path"),
     }
+
+
+@contextmanager
+def _in_the_end(say: Callable[[str], None], *steps: Callable[[], object]) -> Iterator[None]:
+    """Take these steps, whatever ends what is done within.
+
+    Where an error ends it, that one is the user's, and steps that fail by the same full disk are only told.
+    """
+    try:
+        yield
+    except BaseException:
+        for step in steps:
+            try:
+                step()
+            except (OutriderError, OSError) as error:
+                say(f"note: {error}")
+        raise
+    for step in steps:
+        step()
+
+
+def _close(trace: TraceFile, display: Watcher) -> None:
+    if said := trace.close():
+        display.say(f"trace: {said}")
+
+
+def _told(driver: Any) -> dict[str, Any]:
+    """What job.json says of how the replicas ran."""
+    record = driver.record
+    told = {"pinning": list(record.pinned.values()), "layouts": record.layouts}
+    return told | {"costs": record.costs, "rows_by_host": dict(record.rows_by_host)}
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def _number_or_auto(most: int) -> Callable[[object], object]:
 
 def _bits(value: int | None) -> int | None:
     if value not in (None, 4, 8):
-        raise ValueError(f"be 4 or 8, got {value}")
+        raise ValueError("be 4 or 8")
     return value
 
 
@@ -92,7 +92,7 @@ def _template(value: str | None) -> str | None:
 
 def _carried(value: str) -> str:
     if not all(name.strip() for name in value.split(",")):
-        raise ValueError(f"be all, none, or names of columns with commas between them, got {value!r}")
+        raise ValueError("be all, none, or names of columns with commas between them")
     return value
 
 
@@ -357,8 +357,8 @@ class ColumnOptions(OptionModel):
         Name | None, Option(help="Which part of a dataset's directory, such as train.", decides_text=True, metavar="NAME")
     ] = None
 
-    def check(self) -> None:
-        super().check()
+    def check_new(self) -> None:
+        """Refuse what older versions began jobs with, which go on as they were begun: with the template."""
         if self.prompt_column is not None and self.template is not None:
             raise UsageError("--prompt-column and --template both say what the prompt is: leave out one")
 
@@ -640,7 +640,9 @@ class TopologySpec(UnitOptions, PlacementOptions):
             metavar="DIR",
         ),
     ] = None
-    plan: Annotated[bool, Option(help="Show who would sit where, too.", decides_text=False)] = False
+    plan: Annotated[
+        bool, Option(help="Show who would sit where, too; no model is downloaded for it.", decides_text=False)
+    ] = False
     model: Annotated[
         Name | None,
         Option(

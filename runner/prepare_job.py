@@ -150,6 +150,7 @@ def _admit(
     display: Watcher,
 ) -> None:
     """Fill the journal of a new job; a refused input leaves no half of one behind."""
+    spec.check_new()
     source = open_input(spec.input, journal.path.parent, display.say, spec.format, spec.split)
 
     def meta_of(digest: str) -> dict[str, Any]:

@@ -108,8 +108,10 @@ def _run_job(spec: JobSpec, display: Watcher, again: bool) -> Outcome:
         if there(spec.trace) and there(spec.input) and spec.trace.samefile(spec.input):
             raise UsageError(f"--trace: {spec.trace} is the input; name another file")
     # A job that has its rows does not need the file any more; a pipe can be read only once.
-    if not there(directory / JOURNAL) and not is_piped(spec.input):
-        check_input(spec.input, spec.split)
+    if not there(directory / JOURNAL):
+        spec.check_new()
+        if not is_piped(spec.input):
+            check_input(spec.input, spec.split)
     if spec.address is not None:
         bring_token(display.say)
     try:

@@ -67,7 +67,7 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
     """What a run of these models would ask of the placement on a machine of so many cores."""
     from dataclasses import replace
 
-    from outrider.runner.job.tokenizer_process import TokenizerProcess
+    from outrider.runner.job.tokenizer_process import PlanningProcess
     from outrider.runner.model_choice import is_movable, placement_request_of
     from outrider.runner.option import build_options, flag_of
     from outrider.runner.options import NO_DRAFT, JobSpec, TopologySpec
@@ -86,7 +86,7 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
                 "--model-bytes and --draft-bytes are sizes of models that are not named: leave them out, or -m"
             )
         run = build_options(JobSpec, {"input": "-", **shared})
-        with TokenizerProcess() as tokenizer_process:
+        with PlanningProcess() as tokenizer_process:
             models = prepare_models(run, tokenizer_process, say)
         sizes, pair = models.sizes(), (models.target_model, models.draft_model)
     elif spec.model_bytes is None:

@@ -109,20 +109,23 @@ def results_command(
     ] = None,
 ) -> None:
     """Write what is done so far to the job's results.jsonl and errors.jsonl, or to one table."""
-    from outrider.runner.job.directory import open_job, output_folder, there
-    from outrider.runner.job.results import write_results
-    from outrider.runner.job.tables import DATASET, NAMES, format_of, write_table
+    from outrider.runner.job.directory import open_job, output_folder
+    from outrider.runner.job.results import ERRORS, RESULTS, write_results
+    from outrider.runner.job.tables import DATASET, NAMES, check_not_input, table_of, write_table
     from outrider.workers.errors import UsageError
 
     journal = open_job(job)
-    named = None if out is None or (there(out) and out.is_dir()) else format_of(out)
+    named = table_of(out, format_)
     form = format_ or named or "openai"
     if form not in ("openai", *NAMES):
         raise UsageError(f'--format: must be openai, {", ".join(NAMES)}, got "{form}"')
     if named is not None and form != named:
         raise UsageError(f"--format: {form} does not fit to the name {out}; leave out one, or name a directory")
     if form == "openai":
-        for written in write_results(journal, output_folder(job, out)):
+        folder = output_folder(job, out)
+        for name in (RESULTS, ERRORS):
+            check_not_input(folder / name, job, journal)
+        for written in write_results(journal, folder):
             typer.echo(printable(written))
         return
     journal.close()

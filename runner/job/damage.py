@@ -16,6 +16,8 @@ from outrider.workers.errors import JobError
 # A larger file is looked at only where its rows and records are: reading all of it takes seconds a gigabyte.
 MOST_BYTES_CHECKED = 1 << 30
 DONE = 1
+# The bits of SQLite's codes that say what kind of error it is; those above say where it came about.
+PRIMARY = 0xFF
 WHAT_TO_DO = "put back a copy of it, or begin the job anew in another directory with --out"
 # Whether a record is what its row's state says: of the row, an answer or an error, on one line.
 WHOLE = """
@@ -33,10 +35,19 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        damaged = not isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError)
-        raise JobError(f"{path} cannot be used: {error}" + (f"; {WHAT_TO_DO}" if damaged else "")) from error
+        raise JobError(f"{path} cannot be used: {error}{_what_to_do(error)}") from error
     except sqlite3.Error as error:
         raise JobError(f"{path} cannot be used: {error}") from error
+
+
+def _what_to_do(error: sqlite3.DatabaseError) -> str:
+    # What the sqlite3 module says of itself has no code.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & PRIMARY
+    if code == sqlite3.SQLITE_FULL:
+        return "; free some space, and the same command goes on"
+    if code == sqlite3.SQLITE_IOERR:
+        return "; see that its disk works and has space, and the same command goes on"
+    return "" if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError) else f"; {WHAT_TO_DO}"
 
 
 def damaged(path: Path, what: str) -> JobError:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -83,19 +83,12 @@ def output_folder(directory: Path, out: Path | None) -> Path:
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Keep every other process off the job. The kernel lets go when this process ends, however it ends."""
+    """Keep every other process off the job. The kernel lets go when this process ends, however it ends.
+
+    A directory that was made here is removed where nothing came into it, as when the input is refused.
+    """
+    made, handle = _lock(directory)
     try:
-        # Prompts and results are for their user alone; whoever made the directory before may share it with others.
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise UsageError(f"--out: {directory} cannot be written: {error.strerror}") from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
-            raise JobHeldError(f"{directory} is being run by {holder}; wait for it or stop it") from None
         try:
             os.ftruncate(handle, 0)
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -103,7 +96,60 @@ def held(directory: Path) -> Iterator[None]:
             raise JobError(f"{directory / LOCK} cannot be written: {error.strerror}") from None
         yield
     finally:
+        if made:
+            _remove_unused(directory)
         os.close(handle)
+
+
+def _lock(directory: Path) -> tuple[bool, int]:
+    """Whether the directory was made for it, and its lock, held."""
+    while True:
+        made = None
+        try:
+            made = _make(directory)
+            handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            # Its maker may have removed it between the two steps.
+            if made is False and not there(directory):
+                continue
+            raise UsageError(f"--out: {directory} cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its maker may have removed it before it was held here: then it keeps nobody off.
+            if _is_at(handle, directory / LOCK):
+                return made, handle
+        except BlockingIOError:
+            holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+            os.close(handle)
+            raise JobHeldError(f"{directory} is being run by {holder}; wait for it or stop it") from None
+        os.close(handle)
+
+
+def _make(directory: Path) -> bool:
+    """Whether it was not there before."""
+    try:
+        # Prompts and results are for their user alone; whoever made the directory before may share it with others.
+        directory.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        if not directory.is_dir():
+            raise
+        return False
+    return True
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unused(directory: Path) -> None:
+    """While its lock is held: whoever has opened that one meanwhile sees that it is gone, and makes both anew."""
+    with suppress(OSError):  # somebody else's lock may be in it by now
+        if [each.name for each in directory.iterdir()] == [LOCK]:
+            (directory / LOCK).unlink()
+            directory.rmdir()
 
 
 def describe(directory: Path, journal: Journal, description: dict[str, Any]) -> None:

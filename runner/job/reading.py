@@ -45,15 +45,28 @@ class InputRows:
     def _lines(self, source: Source, columns: Columns) -> Iterator[Request | BadRow]:
         mapped = _Mapped(columns)
         names: dict[str, None] = {}
+        read = unread = False
         for row in read_rows(source, self._spec.format, mapped):
             carried = mapped.taken()
+            if carried is None:
+                unread = True
+            else:
+                read = True
             if len(names) < MOST_NAMES:
-                names |= dict.fromkeys(carried)
+                names |= dict.fromkeys(carried or ())
                 self.carried_names = tuple(names)
             self.carried.add(carried)
             yield row
+        # Lines that cannot be read may have it, and are told first where they are refused.
+        if not read or (unread and not self._spec.skip_bad):
+            return
         for name in columns.carry or ():
             if name not in names and len(names) < MOST_NAMES:
+                if name in mapped.not_carried:
+                    raise UsageError(
+                        f'--carry: "{short(name)}" is a key of batch lines, in {source.name}, and these are not carried; '
+                        "leave it out"
+                    )
                 raise UsageError(f'--carry: no line of {source.name} has "{short(name)}"; leave it out')
 
     def _csv(self, source: Source, columns: Columns) -> Iterator[Request | BadRow]:
@@ -88,19 +101,24 @@ class _Mapped:
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self.own_prompt = columns.own_prompt
-        self._carried: dict[str, Any] = {}
+        # Of the names that are to be carried: those that are keys of a batch line, or of its body.
+        self.not_carried: set[str] = set()
+        self._carried: dict[str, Any] | None = None
 
     def __call__(self, entry: dict[str, Any], line: int) -> Request:
         if self.own_prompt and ("body" in entry or "custom_id" in entry):
             others = {name: value for name, value in entry.items() if name not in OF_OPENAI}
             self._carried = {name: value for name, value in others.items() if self._columns.is_carried(name)}
+            body = entry.get("body")
+            keys = {*(entry.keys() & OF_OPENAI), *(body if isinstance(body, dict) else ())}
+            self.not_carried |= keys.intersection(self._columns.carry or ())
             return parse_openai({name: value for name, value in entry.items() if name in OF_OPENAI}, line)
         self._carried = {name: value for name, value in entry.items() if self._columns.is_carried(name)}
         return self._columns.request(entry, line)
 
-    def taken(self) -> dict[str, Any]:
-        """What is carried of the line that was last looked at, once."""
-        carried, self._carried = self._carried, {}
+    def taken(self) -> dict[str, Any] | None:
+        """What is carried of the line that was last looked at, once; None of one that could not be read."""
+        carried, self._carried = self._carried, None
         return carried
 
 

@@ -31,8 +31,10 @@ from outrider.runner.job.carried import (
     json_columns,
     names_apart,
 )
-from outrider.runner.job.directory import check_apart, open_job, there
+from outrider.runner.job.directory import check_apart, open_job, read_description, there
+from outrider.runner.job.input import KEY as INPUT
 from outrider.runner.job.journal import DONE, FAILED, Journal
+from outrider.runner.job.piped_input import has_no_name
 from outrider.runner.job.records import Record, ended_rows
 from outrider.runner.job.results import SCRAP_SECONDS, atomically, sync_folder
 from outrider.runner.job.source import GZIP, SUFFIXES, ZSTANDARD
@@ -86,12 +88,25 @@ def format_of(path: Path) -> str | None:
     return FORMATS.get(Path(path.stem).suffix if path.suffix in SUFFIXES else path.suffix)
 
 
+def table_of(out: Path | None, form: str | None) -> str | None:
+    """The form that a name behind ``--out`` asks for; None where it is, or will be, a directory for what ``form`` makes."""
+    if out is None or (there(out) and out.is_dir()):
+        return None
+    if (named := format_of(out)) is None and out.suffix and form != DATASET:
+        raise UsageError(
+            f"--out: {out} names no form of table that is known: {', '.join(FORMATS)}; "
+            "or name a directory that is there, or one without a suffix"
+        )
+    return named
+
+
 def write_table(directory: Path, path: Path, form: str) -> Path:
     """All rows that have ended. A reader sees the old file or the whole new one."""
     if not path.name:
         raise UsageError(f"{path} is not a name to write a table to; give one, such as {NAMES[form]}")
     check_apart("--out", path, directory)
     with closing(open_job(directory)) as journal:
+        check_not_input(path, directory, journal, form)
         if form == DATASET:
             _write_dataset(journal, path)
         elif form == PARQUET:
@@ -101,6 +116,28 @@ def write_table(directory: Path, path: Path, form: str) -> Path:
             with atomically(path, UsageError) as file, _compressed(path, file) as stream:
                 (_write_csv if form == CSV else _write_jsonl)(journal, stream)
     return path
+
+
+def check_not_input(path: Path, directory: Path, journal: Journal, form: str | None = None) -> None:
+    """Refuse to write over the job's input, or into it: the job could not be resumed with what is left."""
+    for given in _inputs(directory, journal):
+        if given.absolute() == path.absolute() or (there(given) and there(path) and given.samefile(path)):
+            raise UsageError(f"--out: {path} is the input of {directory}; name another")
+        real, real_input = Path(os.path.realpath(path)), Path(os.path.realpath(given))
+        # A directory's rows are those of all Parquet files and saved datasets in it.
+        if form in (PARQUET, DATASET) and real_input in real.parents:
+            raise UsageError(f"--out: {path} lies within {given}, the input of {directory}; name another")
+        if form == DATASET and real in real_input.parents:
+            raise UsageError(f"--out: {path} holds {given}, the input of {directory}; name another")
+
+
+def _inputs(directory: Path, journal: Journal) -> list[Path]:
+    """Where it lay when the job was begun and when it was last run."""
+    begun = (journal.meta(INPUT) or {}).get("path")
+    last = read_description(directory, journal)[0].get("spec", {}).get("input")
+    found = [Path(each) for each in (begun, last) if isinstance(each, str) and not has_no_name(Path(each))]
+    # The journal's is absolute. What job.json says may be of another working directory.
+    return [each for each in found if each.is_absolute()] or found
 
 
 @contextmanager

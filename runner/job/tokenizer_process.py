@@ -75,44 +75,45 @@ class TokenizerProcess:
         self, target: str, draft: str, say: Callable[[str], None] = lambda text: None
     ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
         """``say`` hears what takes long while it does."""
-        return self._heard(self._begin(_prepare_pair, target, draft), say)
+        return self._heard(lambda: self._begin(_prepare_pair, target, draft), say)
 
     def prepare_scoring(
         self, model: str, against: str | None, say: Callable[[str], None] = lambda text: None
     ) -> tuple[ModelInfo, ModelInfo | None]:
         """The cards of a model and of what it is held against, which must know the same tokens."""
-        return self._heard(self._begin(_prepare_scoring, model, against), say)
+        return self._heard(lambda: self._begin(_prepare_scoring, model, against), say)
 
-    def _heard(self, answer: PendingCall[Result], say: Callable[[str], None]) -> Result:
-        """The answer, with what is told meanwhile passed on; a tokenizer that was the helper's end is named."""
+    def _heard(self, begin: Callable[[], PendingCall[Result]], say: Callable[[str], None]) -> Result:
+        """The answer, with what is told meanwhile passed on; a tokenizer that is the helper's end each time is named."""
         tokenizer = ""
-        while True:
-            done = answer.done(NEWS_SECONDS)
-            while self._news.poll():
-                news = self._news.recv()
-                if isinstance(news, Path):
-                    tokenizer = str(news)
-                else:
-                    say(news)
-            if done:
-                break
-        try:
-            return answer()
-        except TokenizerProcessDied:
-            if not tokenizer:
-                raise
-            raise ModelError(UNUSABLE.format(tokenizer, "to be loaded")) from None
+        for _ in range(ATTEMPTS):
+            try:
+                answer, done = begin(), False
+                while not done:
+                    done = answer.done(NEWS_SECONDS)
+                    while self._news.poll():
+                        news = self._news.recv()
+                        if isinstance(news, Path):
+                            tokenizer = str(news)
+                        else:
+                            say(news)
+                return answer()
+            except TokenizerProcessDied:
+                self._start_again()
+        if tokenizer:
+            raise ModelError(UNUSABLE.format(tokenizer, "to be loaded"))
+        raise TokenizerProcessDied(DIED)
 
     def check_weights(self, path: str, engine: str, allow_pickle: bool, precision: str) -> None:
         """A ModelError where the files lack what the engine needs."""
-        self._ask(_check_weights, path, engine, allow_pickle, precision)
+        self._ask_again(_check_weights, path, engine, allow_pickle, precision)
 
     def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:
         """A ModelError where the hf engine does not give the model's own text.
 
         What is not remembered is tried out in a process of its own, for a few seconds: this one goes without torch.
         """
-        if self._ask(_hf_is_known, model_info, fast_attention):
+        if self._ask_again(_hf_is_known, model_info, fast_attention):
             return
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_begin_to_serve) as pool:
@@ -126,11 +127,11 @@ class TokenizerProcess:
 
     def check_unchanged(self, model_info: ModelInfo) -> None:
         """A JobChangedError where the files are no longer those that it describes."""
-        self._ask(_check_unchanged, model_info.path, model_info.digest)
+        self._ask_again(_check_unchanged, model_info.path, model_info.digest)
 
     def native_refuses(self, path: str) -> str | None:
         """Why the native engine cannot run the model; None where it can."""
-        return self._ask(_native_refuses, path)
+        return self._ask_again(_native_refuses, path)
 
     def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
         return self.begin_to_encode(path, prompts)()
@@ -202,13 +203,21 @@ class TokenizerProcess:
         return self._ask_of_template(_tool_form, path, "for the calls that its chat template writes")
 
     def _ask_of_template(self, function: Callable[[str], Result], path: str, why: str) -> Result:
-        """A prompt that was to be encoded before may be what ends the process: it is not felt here."""
+        try:
+            return self._ask_again(function, path)
+        except TokenizerProcessDied:
+            raise ModelError(UNUSABLE.format(path, why)) from None
+
+    def _ask_again(
+        self, function: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
+    ) -> Result:
+        """What ends the process may be none of this: a prompt that was to be encoded before, or somebody's kill."""
         for _ in range(ATTEMPTS):
             try:
-                return self._ask(function, path)
+                return self._ask(function, *arguments, **options)
             except TokenizerProcessDied:
                 self._start_again()
-        raise ModelError(UNUSABLE.format(path, why))
+        raise TokenizerProcessDied(DIED)
 
     def _encode_again(
         self, died: ProcessPoolExecutor, path: str, prompts: list[Any], continued: bool
@@ -243,6 +252,18 @@ class TokenizerProcess:
             return PendingCall(self._pool.submit(function, *arguments, **options))
         except BrokenProcessPool as error:
             raise TokenizerProcessDied(DIED) from error
+
+
+class PlanningProcess(TokenizerProcess):
+    """Answers as a plan needs it, by headers and configurations: nothing is fetched, no weight is read, none is tried."""
+
+    def prepare_pair(
+        self, target: str, draft: str, say: Callable[[str], None] = lambda text: None
+    ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
+        return self._heard(lambda: self._begin(_prepare_pair, target, draft, by_headers=True), say)
+
+    def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:
+        """A run tries it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +313,10 @@ def _tell_of_reading(size: int) -> None:
 
 
 # The modules behind these load transformers, so they are imported where they run.
-def _prepare_pair(target: str, draft: str) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
+def _prepare_pair(target: str, draft: str, by_headers: bool = False) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
     from outrider.workers.models.preparation import prepare_pair
 
-    return prepare_pair(target, draft, _tell_of_reading, lambda path: _news.send(Path(path)))
+    return prepare_pair(target, draft, _tell_of_reading, lambda path: _news.send(Path(path)), by_headers)
 
 
 def _prepare_scoring(model: str, against: str | None) -> tuple[ModelInfo, ModelInfo | None]:

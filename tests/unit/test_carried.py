@@ -30,7 +30,8 @@ from outrider.runner.cli.main import main
 from outrider.runner.job import carried, tables
 from outrider.runner.job.admission import admit
 from outrider.runner.job.carried import CarriedReader, CarriedRows, names_apart
-from outrider.runner.job.input import open_input
+from outrider.runner.job.directory import describe
+from outrider.runner.job.input import describe_input, open_input
 from outrider.runner.job.journal import FAILED, Counts, Journal
 from outrider.runner.job.results import error_record, result_record, write_results
 from outrider.runner.job.tables import CSV, DATASET, JSONL, OWN, PARQUET, format_of, write_table
@@ -59,7 +60,11 @@ def admitted(directory: Path, source: Path, **options: Any) -> Journal:
     journal = Journal(directory / "job.db")
     spec = JobSpec(input=source, out=directory, **options)
     opened = open_input(source, directory, print, spec.format, spec.split)
-    admit(spec, opened, MODEL_INFO, FakeTokenizerProcess(), journal, lambda digest: {"identity": {"input": digest}})  # type: ignore[arg-type]
+
+    def meta_of(digest: str) -> dict[str, Any]:
+        return {"identity": {"input": digest}, "input": describe_input(source, opened)}
+
+    admit(spec, opened, MODEL_INFO, FakeTokenizerProcess(), journal, meta_of)  # type: ignore[arg-type]
     return journal
 
 
@@ -463,6 +468,78 @@ def test_the_command_writes_tables(
     code, said = results("-o", "some.csv", "--format", "parquet")
     assert code == 2 and "--format: parquet does not fit to the name some.csv" in said
     assert format_of(Path("a.jsonl.zst")) == JSONL
+    for name, words in (("a.xlsx", ()), ("a.gz", ()), ("a.txt", ("--format", "csv")), ("a.json", ("--format", "openai"))):
+        code, said = results("-o", name, *words)
+        assert code == 2 and f"--out: {name} names no form of table that is known: .parquet, .csv, .jsonl, .ndjson;" in said
+        assert not Path(name).exists()
+    Path("v1.2").mkdir()
+    assert results("-o", "v1.2", "--format", "csv") == (0, "v1.2/results.csv")
+    assert results("-o", "ds.v2", "--format", "dataset") == (0, "ds.v2")
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_the_input_is_not_written_over_by_a_table(tmp_path: Path, link: Any) -> None:
+    source, other = tmp_path / "in.jsonl", tmp_path / "other.jsonl"
+    source.write_text('{"prompt": "x"}\n')
+    link(other, source)
+    for begun, asked in ((source, source), (source, other), (other, source)):
+        admitted(tmp_path / begun.stem, begun).close()
+        with pytest.raises(UsageError, match=f"^--out: {asked} is the input of {tmp_path / begun.stem}; name another$"):
+            write_table(tmp_path / begun.stem, asked, JSONL)
+        (tmp_path / begun.stem / "job.db").unlink()
+    assert source.read_text() == other.read_text() == '{"prompt": "x"}\n'
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "errors.jsonl"])
+def test_the_input_is_not_written_over_by_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    source = tmp_path / name
+    source.write_text('{"prompt": "x"}\n')
+    admitted(tmp_path / "job", source).close()
+    monkeypatch.setattr(sys, "argv", ["outrider", "results", str(tmp_path / "job"), "-o", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"{name} is the input of" in capsys.readouterr().err
+    assert source.read_text() == '{"prompt": "x"}\n'
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == [name], "nothing is written"
+
+
+def test_nothing_is_written_into_a_directory_that_is_the_input(job: Path, tmp_path: Path) -> None:
+    data = write_table(job, tmp_path / "data", DATASET)
+    admitted(tmp_path / "next", data, prompt_column="id").close()
+    before = sorted(path.name for path in data.iterdir())
+    with pytest.raises(UsageError, match="data is the input of"):
+        write_table(tmp_path / "next", data, DATASET)
+    (tmp_path / "link").symlink_to(data)
+    for form in (PARQUET, DATASET):
+        with pytest.raises(UsageError, match=r"lies within .*data, the input of"):
+            write_table(tmp_path / "next", tmp_path / "link" / "new", form)
+    assert sorted(path.name for path in data.iterdir()) == before
+    write_table(tmp_path / "next", data / "notes.csv", CSV)
+    admitted(tmp_path / "third", data / "data-00000-of-00001.arrow", prompt_column="id").close()
+    with pytest.raises(UsageError, match=r"data holds .*arrow, the input of"):
+        write_table(tmp_path / "third", data, DATASET)
+
+
+def test_an_input_is_known_by_what_the_last_run_called_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "begun.jsonl").write_text('{"prompt": "x"}\n')
+    journal = admitted(tmp_path / "job", tmp_path / "begun.jsonl")
+    (tmp_path / "begun.jsonl").rename(tmp_path / "moved.jsonl")
+    describe(tmp_path / "job", journal, {"spec": {"input": str(tmp_path / "moved.jsonl")}})
+    for name in ("begun.jsonl", "moved.jsonl"):
+        with pytest.raises(UsageError, match=f"{name} is the input of"):
+            write_table(tmp_path / "job", tmp_path / name, JSONL)
+    # Of another working directory, perhaps.
+    describe(tmp_path / "job", journal, {"spec": {"input": "out.jsonl"}})
+    write_table(tmp_path / "job", Path("out.jsonl"), JSONL)
+    # The journal of an older version does not say where the input lay.
+    journal.set_meta("input", {})
+    with pytest.raises(UsageError, match=r"out.jsonl is the input of"):
+        write_table(tmp_path / "job", Path("out.jsonl"), JSONL)
+    journal.close()
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=5)

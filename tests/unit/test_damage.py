@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from outrider.runner.job.admission import samples_of
+from outrider.runner.job.damage import translated
 from outrider.runner.job.directory import open_job
 from outrider.runner.job.journal import DONE, Counts, Journal, StoredRow
 from outrider.runner.job.results import error_record, result_record, write_results
@@ -241,3 +242,21 @@ def test_one_that_is_a_link_to_itself(job: Path) -> None:
     (job / "job.db").symlink_to("job.db")
     with pytest.raises(OutriderError):
         open_job(job)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (sqlite3.SQLITE_FULL, "; free some space, and the same command goes on"),
+        (sqlite3.SQLITE_IOERR_FSYNC, "; see that its disk works and has space, and the same command goes on"),
+        (sqlite3.SQLITE_BUSY, ""),
+        (None, ""),
+    ],
+)
+def test_a_full_or_failing_disk_is_no_damage(tmp_path: Path, code: int | None, said: str) -> None:
+    error = sqlite3.OperationalError("so says SQLite")
+    if code is not None:
+        error.sqlite_errorcode = code
+    with pytest.raises(JobError) as told, translated(tmp_path / "job.db"):
+        raise error
+    assert str(told.value) == f"{tmp_path / 'job.db'} cannot be used: so says SQLite{said}"

@@ -169,6 +169,10 @@ def test_a_process_that_was_killed_loses_no_prompt(whole: Path) -> None:
         plain = tokenizer_process.encode(str(whole), ["abc", "de"])
         os.kill(tokenizer_process._ask(os.getpid), signal.SIGKILL)
         assert tokenizer_process.encode(str(whole), ["abc", "de"]) == plain
+        os.kill(tokenizer_process._ask(os.getpid), signal.SIGKILL)
+        assert tokenizer_process.prepare_pair(str(whole), "none")[0].path == str(whole)
+        os.kill(tokenizer_process._ask(os.getpid), signal.SIGKILL)
+        assert "has no" in str(tokenizer_process.native_refuses(str(whole)))
 
 
 def in_a_fork(work: Callable[[], Any], seconds: float) -> int:

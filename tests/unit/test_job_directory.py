@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,12 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from small_job import FakeTokenizerProcess, local_host
+from virtual_ray import VirtualRay, in_place_of_ray
 
+from outrider.runner import drive_job, prepare_job
+from outrider.runner.job import results
 from outrider.runner.job.directory import check_apart, default_directory, describe, held, open_job, read_description
 from outrider.runner.job.identity import check_same, identity
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.lock import is_held
 from outrider.runner.options import JobSpec
+from outrider.runner.report.display import Display
+from outrider.runner.run_job import run_job
 from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
 from outrider.workers.models.digests import KIND
 from outrider.workers.models.model_info import ModelInfo
@@ -70,6 +79,55 @@ def test_the_name_of_an_earlier_longer_holder_is_gone(tmp_path: Path) -> None:
         assert "xx" not in (tmp_path / "lock").read_text()
 
 
+def test_a_directory_that_was_made_for_nothing_is_removed(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="refused"), held(tmp_path / "new"):
+        raise UsageError("refused")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    with held(tmp_path / "old"):
+        pass
+    with held(tmp_path / "used"):
+        (tmp_path / "used" / "input").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["input", "lock", "lock", "old", "used"]
+
+
+@pytest.mark.parametrize("step", ["between directory and lock", "between lock and its being held"])
+def test_a_directory_that_goes_while_it_is_waited_for_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Somebody else has made it for an input that is refused."""
+    directory = tmp_path / "job"
+    other = held(directory)
+    other.__enter__()
+    left = []
+
+    def leave() -> None:
+        if not left:
+            left.append(True)
+            other.__exit__(None, None, None)
+
+    opened, flock = os.open, fcntl.flock
+
+    def open_(*arguments: Any, **options: Any) -> int:
+        if step == "between directory and lock":
+            leave()
+        return opened(*arguments, **options)
+
+    def flock_(*arguments: Any) -> None:
+        leave()
+        flock(*arguments)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(fcntl, "flock", flock_)
+    with held(directory):
+        assert left
+        monkeypatch.undo()
+        assert is_held(directory), "it holds a lock that others see"
+        with pytest.raises(JobHeldError), held(directory):
+            pass
+    assert not directory.exists()
+
+
 def test_a_place_that_cannot_be_a_job(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--out: .*file cannot be written: File exists"), held(tmp_path / "file"):
@@ -77,6 +135,11 @@ def test_a_place_that_cannot_be_a_job(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is not a job directory: it has no job.db"):
         open_job(tmp_path)
     assert not is_held(tmp_path)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "none")
+    (tmp_path / "lock").symlink_to(tmp_path / "none" / "lock")
+    for place in (tmp_path / "nowhere", tmp_path, Path("/proc/outrider")):
+        with pytest.raises(UsageError, match=r"--out: .* cannot be written: "), held(place):
+            pass
 
 
 def test_a_job_whose_input_was_refused_is_no_job_yet(tmp_path: Path) -> None:
@@ -209,3 +272,84 @@ def test_files_of_the_jobs_own_are_no_input(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="is a file of the job's own"):
         check_apart("--trace", linked, tmp_path)
     check_apart("INPUT", tmp_path / "in.jsonl", tmp_path)
+
+
+class Heard(Display):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(quiet=True))
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture
+def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
+    """Of jobs in ``tmp_path``, whose models and Ray are none."""
+    ray = VirtualRay(1)
+    monkeypatch.setattr(prepare_job, "TokenizerProcess", FakeTokenizerProcess)
+    monkeypatch.setattr(drive_job, "local_host", local_host(ray))
+    monkeypatch.chdir(tmp_path)
+    with in_place_of_ray(ray):
+        yield Heard()
+
+
+def spec_of(*lines: str, **options: Any) -> JobSpec:
+    Path("in.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return JobSpec(input=Path("in.jsonl"), out=Path("job"), engine="hf", **options)
+
+
+ROW, BAD = '{"prompt": "x", "max_tokens": 3}', '{"prompt": ""}'
+
+
+def test_an_input_that_is_refused_leaves_nothing_behind(heard: Heard) -> None:
+    with pytest.raises(UsageError, match="nothing was started"):
+        run_job(spec_of(ROW, BAD), heard)
+    assert not Path("job").exists()
+    assert run_job(spec_of(ROW), heard).summary["done"] == 1
+
+
+def test_only_a_job_that_ran_before_is_resumed(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Journal.record
+
+    def stops(self: Journal, done: Any, failed: Any, counters: Any = None) -> None:
+        record(self, done, failed, counters)
+        if done:
+            raise KeyboardInterrupt
+
+    spec = spec_of(ROW, BAD, *[ROW] * 5, skip_bad=True)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Journal, "record", stops)
+        run_job(spec, heard)
+    assert not [each for each in heard.said if "resuming" in each], "a row that was wrong in the input has not run"
+    run_job(spec, heard)
+    [said] = [each for each in heard.said if "resuming" in each]
+    assert re.fullmatch(r"resuming job: [2-6] of 7 rows have ended", said)
+
+
+def test_a_disk_that_is_full_is_the_reason_and_all_that_can_be_written_is(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = JobError("job.db is full")
+
+    def record(*_: Any) -> None:
+        raise full
+
+    def write(path: Path, lines: Any) -> None:
+        raise JobError(f"{path} cannot be written: No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(JobError) as told:
+        patch.setattr(Journal, "record", record)
+        patch.setattr(results, "write_atomically", write)
+        run_job(spec_of(ROW), heard)
+    assert told.value is full
+    assert "note: job/results.jsonl cannot be written: No space left on device" in heard.said
+    assert Path("job/report.html").exists()
+    assert "pinning" in json.loads(Path("job/job.json").read_text())
+    # Without another reason it is the reason.
+    with monkeypatch.context() as patch, pytest.raises(JobError, match=r"^job/results.jsonl cannot be written"):
+        patch.setattr(results, "write_atomically", write)
+        run_job(spec_of(ROW), heard)
+    assert run_job(spec_of(ROW), heard).summary["done"] == 1

@@ -160,7 +160,9 @@ def test_a_journal_of_another_format_is_refused(full: Journal) -> None:
 def test_a_full_disk_is_a_sentence_and_loses_nothing(full: Journal) -> None:
     pages = full._query("PRAGMA page_count")[0][0]
     full._query(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(JobError, match=r"job.db cannot be used: database or disk is full"):
+    with pytest.raises(
+        JobError, match=r"job.db cannot be used: database or disk is full; free some space, and the same command goes on$"
+    ):
         full.record([(0, "x" * 1_000_000)], [])
     full._query("PRAGMA max_page_count = 100000")
     full.record([(0, "small")], [])

@@ -102,8 +102,12 @@ def test_the_chart_of_figures_has_its_flag_as_a_key(tmp_path: Path) -> None:
 
 
 def test_one_thing_says_what_the_prompt_is() -> None:
-    said = "--prompt-column and --template both say what the prompt is: leave out one"
-    assert message({"input": "a", "prompt_column": "x", "template": "{y}"}) == said
+    """A job of an earlier outrider may have both, so that only a new one is refused."""
+    both = build_spec({"input": "a", "prompt_column": "x", "template": "{y}"})
+    with pytest.raises(UsageError, match=r"^--prompt-column and --template both say what the prompt is: leave out one$"):
+        both.check_new()
+    for one in ({"prompt_column": "x"}, {"template": "{y}"}, {}):
+        build_spec({"input": "a", **one}).check_new()
 
 
 @pytest.mark.parametrize("without", [{"draft": "none"}, {"draft": "lookup"}, {"draft": "suffix"}, {"draft_tokens": 0}])

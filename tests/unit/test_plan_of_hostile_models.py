@@ -1,21 +1,27 @@
-"""``outrider topology --plan`` looks at weight files with the care that a run has."""
+"""``outrider topology --plan`` looks at weight files with the care that a run has, and reads only their headers."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import huggingface_hub
 import pytest
+from huggingface_hub import constants
 from native_models import save_tiny
-from test_model_choice import Willing
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from outrider.runner.cli.main import app
+from outrider.runner.job import tokenizer_process
+from outrider.runner.job.tokenizer_process import PendingCall, PlanningProcess
 from outrider.workers.errors import ModelError
-from outrider.workers.models import preparation
+from outrider.workers.models import model_info, preparation
 from outrider.workers.models.model_info import read_model_info
 
 KINDS: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -28,16 +34,19 @@ KINDS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-class InPlace(Willing):
+class InPlace(PlanningProcess):
     """A tokenizer process that is this one."""
 
-    def __enter__(self) -> InPlace:
-        return self
+    def _begin(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> PendingCall[Any]:
+        answer: Future[Any] = Future()
+        answer.set_result(function(*arguments, **options))
+        return PendingCall(answer)
 
-    def __exit__(self, *_: object) -> None: ...
 
-    def prepare_pair(self, target: str, draft: str, say: Callable[[str], None]) -> Any:
-        return preparation.prepare_pair(target, draft)
+@pytest.fixture(autouse=True)
+def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_process, "PlanningProcess", InPlace)
+    monkeypatch.setattr(tokenizer_process, "_news", mock.Mock(), raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("option", ["--model", "--draft"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_that_are_none_are_a_sentence(
-    kind: str, option: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outrider.runner.job.tokenizer_process.TokenizerProcess", InPlace)
+def test_weights_that_are_none_are_a_sentence(kind: str, option: str, whole: Path, tmp_path: Path) -> None:
     model, (make, sentence) = Path(shutil.copytree(whole, tmp_path / "model")), KINDS[kind]
     (model / "model.safetensors").unlink()
     make(model / "model.safetensors")
@@ -65,3 +71,64 @@ def test_a_model_that_is_a_loop_of_links(tmp_path: Path) -> None:
     loop.symlink_to("loop")
     with pytest.raises(ModelError, match="is a link to nowhere, or to itself"):
         read_model_info(str(loop))
+
+
+def refused(*_: object, **options: object) -> Any:
+    raise AssertionError("a plan does not do this")
+
+
+@pytest.fixture
+def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache, and a hub that must not be asked."""
+    local = huggingface_hub.snapshot_download
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refused)
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda name, local_files_only=False, **patterns: (local if local_files_only else refused)(
+            name, local_files_only=True, **patterns
+        ),
+    )
+
+
+def planned(*words: str) -> Result:
+    return CliRunner().invoke(app, ["topology", "--json", "--per", "machine", "--replicas", "1", *words])
+
+
+def roles(done: Result) -> list[str]:
+    assert done.exit_code == 0, (done.output, done.exception)
+    return [actor["role"] for actor in json.loads(done.stdout)["actors"]]
+
+
+@pytest.mark.parametrize("draft", ["auto", "pocket-draft", "none"])
+def test_a_plan_reads_no_weights(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_info, "digest", refused)
+    done = planned("-m", "pocket", "--draft", draft)
+    assert roles(done) == (["target"] if draft == "none" else ["target", "draft"]), done.output
+
+
+def test_a_plan_tries_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_process, "_native_refuses", lambda path: "it cannot")
+    monkeypatch.setattr(tokenizer_process, "_hf_is_known", refused)
+    done = planned("-m", "pocket", "--draft", "none")
+    assert roles(done) == ["target"]
+    assert "note: pocket runs on the hf engine" in done.stderr
+
+
+def test_a_usual_draft_that_is_not_there_is_told_and_not_fetched(no_hub: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "choose_draft", lambda target: "google/gemma-2-2b-it")
+    done = planned("-m", "pocket")
+    assert roles(done) == ["target"]
+    assert done.stderr == (
+        'note: this plan is without the usual draft: "google/gemma-2-2b-it" is not on this machine, and a plan fetches '
+        "nothing, so that its size is not known here: a run takes it from the model hub; plan when it is there, or by "
+        "sizes, with --model-bytes and --draft-bytes\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["-m", "org/big"], ["-m", "pocket", "--draft", "org/big"]])
+def test_a_model_that_is_named_and_not_there_is_refused(no_hub: None, words: list[str]) -> None:
+    done = planned(*words)
+    assert isinstance(done.exception, ModelError), done.exception
+    assert str(done.exception).startswith('"org/big" is not on this machine, and a plan fetches nothing')

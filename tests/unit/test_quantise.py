@@ -611,7 +611,7 @@ def test_the_command_line_gives_the_bits_as_a_number(tmp_path: Path) -> None:
     taken = CliRunner().invoke(app, [*arguments, "4"])
     assert isinstance(taken.exception, UsageError) and "smoothquant is not for 4 bits" in str(taken.exception)
     refused = CliRunner().invoke(app, [*arguments, "3"])
-    assert isinstance(refused.exception, UsageError) and "--bits: must be 4 or 8, got 3" in str(refused.exception)
+    assert isinstance(refused.exception, UsageError) and str(refused.exception) == "--bits: must be 4 or 8, got 3"
 
 
 def test_a_gguf_file_is_refused_by_name(tmp_path: Path) -> None:

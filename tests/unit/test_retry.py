@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from small_job import FakeTokenizerProcess
 from test_carried import admitted, answer
 from typer.testing import CliRunner
 
@@ -18,10 +21,11 @@ from outrider.runner.job.directory import describe
 from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
 from outrider.runner.job.records import results_and_errors
 from outrider.runner.job.results import write_results
-from outrider.runner.options import JobSpec
+from outrider.runner.options import JobSpec, build_spec
+from outrider.runner.prepare_job import prepare
 from outrider.runner.report.status import status_of
 from outrider.runner.retry import GIVEN_ANEW, retry_spec
-from outrider.workers.errors import JobError, UsageError
+from outrider.workers.errors import JobChangedError, JobError, UsageError
 
 
 @pytest.fixture
@@ -172,6 +176,37 @@ def test_a_draft_that_is_left_out_takes_with_it_what_was_said_of_it(journal: Jou
     assert retry_spec(directory, {}).draft_cores == 1
     with pytest.raises(UsageError, match="--draft-cores: no draft model runs"):
         retry_spec(directory, {"draft": "none", "draft_cores": 1})
+
+
+def test_a_job_that_was_begun_with_two_prompts_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier outrider took both, and the template was the prompt."""
+    (tmp_path / "in.jsonl").write_text('{"q": "x"}\n')
+    directory, display = tmp_path / "job", mock.Mock()
+    both = {"prompt_column": "q", "template": "Q: {q}", "engine": "hf", "draft": "none"}
+    spec = build_spec({"input": tmp_path / "in.jsonl", "out": directory, **both})
+
+    def prepared(spec: JobSpec, again: bool = False) -> list[int]:
+        """How many tokens each prompt has."""
+        job = prepare(spec, directory, display, again, FakeTokenizerProcess())  # type: ignore[arg-type]
+        with closing(job.journal) as journal:
+            return [len(row.prompt) for row in journal.load([0])]
+
+    said = r"^--prompt-column and --template both say what the prompt is: leave out one$"
+    with pytest.raises(UsageError, match=said):
+        run_job.run_job(spec, display)
+    assert not directory.exists(), "before any model is looked for"
+    directory.mkdir()
+    with pytest.raises(UsageError, match=said):
+        prepared(spec)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(JobSpec, "check_new", lambda self: None)
+        assert prepared(spec) == [len("Q: x")]
+    assert prepared(spec) == [len("Q: x")]
+    assert prepared(retry_spec(directory, {}), again=True) == [len("Q: x")]
+    for one in ("prompt_column", "template"):
+        alone = build_spec({"input": tmp_path / "in.jsonl", "out": directory, **both, one: None})
+        with pytest.raises(JobChangedError, match="holds a job with an input, model or parameter other than now"):
+            prepared(alone)
 
 
 def test_what_a_directory_says_runs_nothing(journal: Journal) -> None:

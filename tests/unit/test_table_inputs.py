@@ -130,6 +130,34 @@ def test_a_column_that_no_line_has_is_not_carried_in_silence(tmp_path: Path) -> 
         read(file, carry="label,lable")
 
 
+@pytest.mark.parametrize("name", ["custom_id", "method", "url", "body", "user"])
+def test_keys_of_a_batch_line_are_not_carried(tmp_path: Path, name: str) -> None:
+    body = {"prompt": "y", "user": "u"}
+    line = json.dumps({"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": body, "tag": 1})
+    file = written(tmp_path / "in.jsonl", f'{line}\n{{"prompt": "x"}}\n')
+    said = f'--carry: "{name}" is a key of batch lines, in .*in.jsonl, and these are not carried; leave it out'
+    with pytest.raises(UsageError, match=said):
+        read(file, carry=f"tag,{name}")
+    with pytest.raises(UsageError, match=r'--carry: no line of .*in\.jsonl has "model"; leave it out'):
+        read(file, carry="model")
+    file.write_text(f'{line}\n{{"prompt": "x", "user": 1}}\n')
+    assert len(read(file, carry="user")) == 2, "one line has it as a column"
+    file.write_text(line)
+    for column in ("custom_id", "method", "url", "body"):
+        assert prompts(file, template="{tag}", carry=column) == ["1"], "they are columns where an option makes the prompt"
+
+
+def test_lines_that_cannot_be_read_are_told_before_columns_that_none_has(tmp_path: Path) -> None:
+    lines = '{"prompt": "x", "label": }\n\n["label"]\n'
+    file = written(tmp_path / "in.jsonl", lines)
+    for skip_bad in (False, True):
+        assert [line for line, _ in problems(file, carry="label", skip_bad=skip_bad)] == [1, 2, 3]
+    file.write_text(lines + '{"prompt": "x"}\n')
+    assert len(problems(file, carry="label")) == 3, "they may have it"
+    with pytest.raises(UsageError, match=r'--carry: no line of .*in\.jsonl has "label"; leave it out'):
+        read(file, carry="label", skip_bad=True)
+
+
 def test_columns_of_lines_are_known_by_their_names(tmp_path: Path) -> None:
     """A parameter that is misspelled shows."""
     path = written(tmp_path / "in.jsonl", '{"prompt": "x", "max_token": 5}\n{"prompt": "y", "label": 5}\n')

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from outrider.runner.job.requests import SILENT_IN_MESSAGES, Message, Parameters, RowError, parse_simple
 from outrider.runner.option import OptionModel, build_options, flag_of
-from outrider.runner.options import BenchSpec, JobSpec, TopologySpec
+from outrider.runner.options import BenchSpec, JobSpec, QuantizeSpec, TopologySpec
 from outrider.runner.validation_errors import MUST, must
 from outrider.workers.errors import UsageError
 
@@ -113,6 +113,23 @@ def test_every_option(kind: type[OptionModel], tmp_path: Path) -> None:
                 check(str(error))
                 refused += 1
     assert refused > 20 * len(kind.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (QuantizeSpec, {"out": "x", "bits": 5}, "--bits: must be 4 or 8, got 5"),
+        (
+            JobSpec,
+            {"input": "x", "carry": "a,,b"},
+            "--carry: must be all, none, or names of columns with commas between them, got 'a,,b'",
+        ),
+    ],
+)
+def test_a_value_is_told_once(kind: type[OptionModel], given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as told:
+        build_options(kind, given)
+    assert str(told.value) == said
 
 
 def test_a_kind_of_error_that_is_new_is_a_sentence_too() -> None:

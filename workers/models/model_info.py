@@ -68,8 +68,11 @@ class ModelInfo:
     states: tuple[int, ...] = ()
 
 
-def find(name: str) -> Path:
-    """The local directory (or GGUF file) of a model named by a path, a hub id, or ``pocket``; downloads what is missing."""
+def find(name: str, fetch: bool = True) -> Path:
+    """The local directory (or GGUF file) of a model named by a path, a hub id, or ``pocket``.
+
+    What is missing is downloaded, or with ``fetch`` false refused.
+    """
     if name in POCKETS:
         return _pocket(name)
     try:
@@ -84,7 +87,7 @@ def find(name: str) -> Path:
         raise ModelError(f'the GGUF file "{name}" does not exist')
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f'the model directory "{name}" does not exist')
-    return _from_hub(hub_id(name))
+    return _from_hub(hub_id(name), fetch)
 
 
 def _pocket(name: str) -> Path:
@@ -94,7 +97,7 @@ def _pocket(name: str) -> Path:
     return path
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, fetch: bool) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -110,6 +113,12 @@ def _from_hub(name: str) -> Path:
     except LocalEntryNotFoundError as error:
         # A library that remembers what was published says which files are missing.
         lacking = first_line(error) if hasattr(error, "snapshot_path") else ""
+    if not fetch:
+        why = f" as a whole ({lacking})" if lacking else ""
+        raise ModelError(
+            f'"{name}" is not on this machine{why}, and a plan fetches nothing, so that its size is not known here: a run '
+            "takes it from the model hub; plan when it is there, or by sizes, with --model-bytes and --draft-bytes"
+        )
     if constants.HF_HUB_OFFLINE and lacking:
         raise ModelError(
             f'the download of "{name}" is not complete ({lacking}), and HF_HUB_OFFLINE is set: unset it where there is a '
@@ -165,13 +174,13 @@ def _weights_among(published: Sequence[str]) -> list[str]:
     return [name for name in safe if not name.startswith(CONSOLIDATED)] or safe or ["pytorch_model*.bin"]
 
 
-def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None) -> ModelInfo:
+def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, by_headers: bool = False) -> ModelInfo:
     """Read and check what can be known without loading the weights.
 
     Their bytes are read too if nothing remembers them (``workers/models/digests.py``): ``tell`` hears how many, if that
-    takes long.
+    takes long. ``by_headers``: these are not, nothing is downloaded, and there is no digest.
     """
-    path = find(name)
+    path = find(name, fetch=not by_headers)
     source = config_path(path)
     config = read_config(path)
     # Models that hear, and those that see and are not known here, keep the language model's limits one level down.
@@ -202,7 +211,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None) 
         dtype=_dtype(text, config),
         end_tokens=end_tokens,
         weight_bytes=sum(state_of(file).st_size for file in weights),
-        digest=digest(path, tell),
+        digest="" if by_headers else digest(path, tell),
         made_for=_made_for(path),
         head=head is not None,
         scored=None if head is None or head.draft_vocabulary == head.vocabulary else head.draft_vocabulary,

@@ -80,13 +80,14 @@ def prepare_pair(
     draft_name: str,
     tell: Callable[[int], None] = lambda size: None,
     loading: Callable[[str], None] = lambda path: None,
+    by_headers: bool = False,
 ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
     """What is known of the target and of the draft (None: no model), the draft's name, and what to tell the user.
 
     ``tell`` hears of weights that take long to be read, and how many bytes they are; ``loading`` of each tokenizer before
-    it is tried, since a bad one may be the end of this process.
+    it is tried, since a bad one may be the end of this process. ``by_headers`` is for a plan, as in ``read_model_info``.
     """
-    target = read_model_info(target_name, tell)
+    target = read_model_info(target_name, tell, by_headers)
     _refuse_head(target)
     _forget_others(target)
     loading(target.path)
@@ -112,7 +113,7 @@ def prepare_pair(
         none = [f"no usual draft is known for {target.name}, proposing by {name} instead"] if usual_alone else []
         return target, None, name, none
     try:
-        draft = read_model_info(wanted, tell)
+        draft = read_model_info(wanted, tell, by_headers)
         if draft.head:
             draft = replace(draft, states=states_of(target, draft))
         else:
@@ -123,6 +124,8 @@ def prepare_pair(
     except ModelError as error:
         if draft_name != AUTO:
             raise
+        if by_headers:  # a run may fetch it
+            return target, None, kind, [f"this plan is without the usual draft: {error}"]
         return target, None, kind, [f"the usual draft cannot be used, proposing by {kind} instead: {error}"]
     return target, draft, wanted + beside, []
 
