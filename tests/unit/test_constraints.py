@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -555,7 +556,7 @@ def test_texts_and_expressions_of_a_grammar_may_hold_any_word(grammar: str) -> N
 
 
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer()._coder, "fast", None)
+    monkeypatch.setattr(tokenizer(), "_coder", SimpleNamespace(fast=None))
     with pytest.raises(BadConstraint, match=r"no tokenizer\.json"):
         tokenizer().for_grammars(4096, END)
 

@@ -272,7 +272,7 @@ class WillingProcess(Willing):
 def test_the_plan_is_that_of_a_run(
     words: list[str], cores: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.runner.job.tokenizer_process.TokenizerProcess", WillingProcess)
+    monkeypatch.setattr("outrider.runner.job.tokenizer_process.PlanningProcess", WillingProcess)
     tree = build(tmp_path, {0: [(0,), (1,), (2,), (3,)]})
     found = answer("topology", "--sysfs", str(tree), "--plan", *words)
     assert {actor["role"]: actor["cores"] for actor in found["actors"]} == cores
@@ -280,7 +280,7 @@ def test_the_plan_is_that_of_a_run(
 
 def test_a_plan_is_for_the_precision_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gigabyte in bf16 fits beside a draft only where it is rounded."""
-    monkeypatch.setattr("outrider.runner.job.tokenizer_process.TokenizerProcess", WillingProcess)
+    monkeypatch.setattr("outrider.runner.job.tokenizer_process.PlanningProcess", WillingProcess)
     tree = build(tmp_path, {0: [(0,)]}, memory={0: 1 << 29})
     words = ["topology", "--sysfs", str(tree), "-m", "known", "--draft", "none"]
     assert isinstance(CliRunner().invoke(app, words).exception, PlacementError)
