@@ -50,9 +50,9 @@ Pool::Pool(int threads, const int32_t *cores, int spin_microseconds)
     stopping_ = true;
     for (int thread = begun; thread <= threads; ++thread) arrive();
     for (std::thread &worker : workers_) worker.join();
-    throw std::runtime_error("only " + std::to_string(begun) + " of " + std::to_string(threads) +
-                             " threads could be started (" + error.what() +
-                             "): raise the limit of processes or of memory (ulimit -u, ulimit -v, pids.max), or use fewer cores");
+    throw std::runtime_error(
+        "only " + std::to_string(begun) + " of " + std::to_string(threads) + " threads could be started (" + error.what() +
+        "): raise the limit of processes or of memory (ulimit -u, ulimit -v, pids.max), or use fewer cores");
   }
 }
 
