@@ -220,9 +220,9 @@ typedef struct outrider_program {
 } outrider_program;
 
 typedef struct outrider_options {
-  const int32_t *cores;      /* [threads] the core of each thread, or NULL: not pinned. The calling thread is thread 0, and is
+  const int32_t *cores; /* [threads] the core of each thread, or NULL: not pinned. The calling thread is thread 0, and is
                               * pinned as well when it first calls; with NULL later on it stays where it is. */
-  int32_t threads;           /* at least 1 */
+  int32_t threads;      /* at least 1 */
   int32_t spin_microseconds; /* how long a waiting thread spins before it sleeps; -1: the default (50) */
   int64_t cache_bytes;       /* the most memory the cache may take, recurrent states apart; 0: no limit but the machine's */
 } outrider_options;
