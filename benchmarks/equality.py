@@ -155,7 +155,7 @@ def compare(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
         prompts = pieces_of(prompts, asked.pieces)
     write_rows(rows, rows_of(prompts, asked.rows, TEMPERATURES))
     print(f"{min(asked.rows, len(prompts)):,} different prompts", flush=True)
-    common = ["-m", asked.model, "--engine", "native", "--precision", asked.precision, "--draft-precision", asked.precision]
+    common = ["-m", asked.model, "--engine", "native", "--precision", asked.precision]
     common += ["--batch", str(asked.batch), "--max-tokens", str(asked.tokens)]
     plain = run(rows, folder / "plain", [*common, "--draft", "none"])
     print(f"plain: {plain.summary['tokens']:,} tokens in {plain.summary['seconds']:.1f} s", flush=True)
@@ -167,6 +167,8 @@ def compare(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
         job = folder / case.name.replace(" ", "-")
         names_none = asked.draft is not None and "--draft" not in case.options
         options = ("--draft", asked.draft, *case.options) if names_none else case.options
+        if not {"lookup", "suffix"}.intersection(options):
+            options = ("--draft-precision", asked.precision, *options)
         ran = run(rows, job, [*common, *options], killer.watch if killer is not None else None)
         line = line_of(case, ran, plain, killer.killed if killer is not None else 0)
         lines.append(line)

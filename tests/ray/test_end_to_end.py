@@ -149,9 +149,9 @@ def test_killed_amid_long_rows_they_go_on_where_they_were(tmp_path):
         {"prompt": "class", "max_tokens": 2000, "min_tokens": 2000, "stop": ["qqqq"], "n": 3, "temperature": 0.5},
     ]
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ("run", "long.jsonl", "--precision", "w8a8", "--draft-tokens", "3")
-    assert outrider(*options, "-o", "plain", "--draft", "none", cwd=tmp_path).returncode == 0
-    job = tmp_path / "job"
+    plain = ("run", "long.jsonl", "--precision", "w8a8")
+    assert outrider(*plain, "-o", "plain", "--draft", "none", cwd=tmp_path).returncode == 0
+    options, job = (*plain, "--draft-tokens", "3"), tmp_path / "job"
     process = start(*options, "-o", job, cwd=tmp_path)
     wait_for(process, lambda: tokens_kept(job) > 0, "token in the journal")
     process.kill()
