@@ -22,8 +22,6 @@ from outrider.workers.errors import JobError, JobStoppedError, OutriderError
 POLL_SECONDS = 0.1
 # What Ray sets in the processes of its own workers, of which the job is none.
 OF_A_RAY_WORKER = frozenset({"RAY_JOB_ID", "RAY_RAYLET_PID"})
-# What `ray job submit` asks its cluster for (a working directory, packages). A Ray of the job's own has none of it.
-OF_A_SUBMITTED_JOB = frozenset({"RAY_JOB_CONFIG_JSON_ENV_VAR"})
 SOME_FAILED, INTERRUPTED = 3, 130
 READ_AT_ONCE = 1 << 20
 LONGEST_COMPLAINT = 4096
@@ -55,7 +53,6 @@ class JobProcess:
             "options": spec.model_dump(mode="json", exclude_defaults=True),
         }
         begin = BEGIN.format(path=[str(Path(entry or ".").absolute()) for entry in sys.path])
-        left = OF_A_RAY_WORKER | (OF_A_SUBMITTED_JOB if spec.address is None else frozenset())
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", begin, json.dumps(asked)],
@@ -64,7 +61,7 @@ class JobProcess:
                 stderr=self._said,
                 pass_fds=handed,
                 start_new_session=True,
-                env={name: value for name, value in os.environ.items() if name not in left},
+                env={name: value for name, value in os.environ.items() if name not in OF_A_RAY_WORKER},
             )
         except OSError as error:
             raise JobError(f"the process of the job could not be started: {error.strerror}") from None

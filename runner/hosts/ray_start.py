@@ -29,6 +29,8 @@ NO_METRICS = {"RAY_enable_metrics_collection": "0"}
 OBJECT_STORE_BYTES = 256 << 20
 # Ray otherwise starts a process a core before any is asked for; ours are started by command lines of their own.
 NONE_IN_ADVANCE = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+# By it `ray job submit` asks its own cluster for a working directory and packages, which no other Ray has.
+OF_A_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # What Ray's metrics agent is made of; the plain package comes without.
 METRICS_AGENT = ("aiohttp", "opentelemetry", "prometheus_client")
 
@@ -93,8 +95,7 @@ def _start(
         changes.append(ray_compat.NO_METRICS)
     try:
         with ray_compat.changed(*changes), _private_files():
-            # What `ray job submit` asks its own cluster for: a working directory, packages.
-            os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)
+            os.environ.pop(OF_A_SUBMITTED_JOB, None)
             ray.init(
                 # Without this, RAY_ADDRESS in the environment would send us to somebody else's cluster.
                 address="local",

@@ -326,10 +326,7 @@ def test_jobs_that_have_ended_hold_no_files(monkeypatch: pytest.MonkeyPatch, tmp
     assert open_files() == before
 
 
-@pytest.mark.parametrize(("address", "handed_on"), [(None, ["OTHER"]), ("auto", ["OTHER", "RAY_JOB_CONFIG_JSON_ENV_VAR"])])
-def test_a_ray_of_the_jobs_own_has_nothing_of_the_one_that_started_the_program(
-    address: str | None, handed_on: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_is_no_worker_of_the_ray_that_started_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_JOB_CONFIG_JSON_ENV_VAR", "OTHER"):
         monkeypatch.setenv(name, "1")
     seen: dict[str, str] = {}
@@ -339,8 +336,9 @@ def test_a_ray_of_the_jobs_own_has_nothing_of_the_one_that_started_the_program(
         return SimpleNamespace(pid=os.getpid(), poll=lambda: 0)
 
     monkeypatch.setattr(job_process.subprocess, "Popen", started)
-    job_process.JobProcess(JobSpec(input=Path("in.jsonl"), address=address))
-    assert sorted(name for name in seen if name.startswith(("RAY_JOB", "RAY_RAYLET", "OTHER"))) == handed_on
+    job_process.JobProcess(JobSpec(input=Path("in.jsonl")))
+    left = {"OTHER", "RAY_JOB_CONFIG_JSON_ENV_VAR"}  # a job that joins the cluster was given what that says
+    assert {name for name in seen if name.startswith(("RAY_JOB", "RAY_RAYLET", "OTHER"))} == left
 
 
 DRAINS = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sys
 import tomllib
@@ -15,7 +16,7 @@ import pytest
 import ray
 from ray._private import services, worker
 
-from outrider.runner.hosts import doctor
+from outrider.runner.hosts import doctor, ray_start
 from outrider.runner.hosts.ray_start import local_ray
 from outrider.workers import ray_compat
 from outrider.workers.errors import RayUnsupportedError
@@ -156,3 +157,19 @@ def test_interrupted_amid_rays_import_nothing_imports_it_again(monkeypatch: pyte
 
     monkeypatch.setattr(ray_compat.importlib, "import_module", refuse)
     ray_compat.forget_at_exit()
+
+
+def test_a_ray_of_the_jobs_own_is_asked_for_nothing_of_a_submitted_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ray_start.OF_A_SUBMITTED_JOB, "{}")
+    seen: list[bool] = []
+
+    def init(**_: Any) -> None:
+        seen.append(ray_start.OF_A_SUBMITTED_JOB in os.environ)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(KeyboardInterrupt):
+        ray_start._start(tmp_path, 1, {}, None)
+    assert seen == [False]

@@ -116,7 +116,7 @@ class DecodeFeed:
     guide: Guide | None = None
 
 
-# Of what a model chose itself, though top-k, top-p or min-p had left nothing else. Of what is forced it is infinite.
+# The margin of a token that a model chose because top-k, top-p or min-p had left no other; of a forced one it is infinite.
 MOST_MARGIN = 1e9
 
 
