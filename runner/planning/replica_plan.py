@@ -36,7 +36,11 @@ class ActorPlan:
 
     def options(self, variables: Mapping[str, str]) -> dict[str, Any]:
         """For ``ActorClass.options``."""
-        return ray_options(self.actor, self.placement.launch, variables)
+        options = ray_options(self.actor, self.placement.launch, variables)
+        if self.placement.shared:
+            # Ray's count would keep a second run out of cores whose leases both hold. Leases keep the others out.
+            options["resources"] = {}
+        return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,11 @@ class ReplicaTemplate:
             assert planned is not None, f"the plan has no {role} for replica {replica}"
             pin = planned.pin
             node = planned.host if paths is not None else None
-            path = paths[planned.host][model.path] if paths is not None else model.path
-            placed = replace(model, path=path, device=pin.local_device, threads=pin.threads, cores=pin.cores)
+            # A head names a second directory, its target's.
+            path, target = (
+                given if paths is None or not given else paths[planned.host][given] for given in (model.path, model.target)
+            )
+            placed = replace(model, path=path, target=target, device=pin.local_device, threads=pin.threads, cores=pin.cores)
             placement = ActorPlacement(launches(planned.host, pin), planned.leases, shared=self.share_cores)
             return ActorPlan(placed, planned, placement, node)
 

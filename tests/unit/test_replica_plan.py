@@ -1,0 +1,47 @@
+"""What replicas are made of: models where they lie on each host, and what Ray is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sysfs_trees import build
+
+from outrider.runner.planning.placement import plan
+from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
+from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate
+from outrider.runner.planning.topology import read_topology
+from outrider.workers.machine.pinning import Launch
+from outrider.workers.messages import ModelSpec, ReplicaSpec
+
+TARGET = ModelSpec("/here/big", "native", "w8a8", states=(1,))
+HEAD = ModelSpec("/here/head", "native", "w8a8", target="/here/big")
+THERE = {"/here/big": "/there/big", "/here/head": "/there/head"}
+
+
+def replica(folder: Path, there: dict[str, str] | None, share: bool = False) -> ReplicaPlan:
+    """Of a target and its head, on a host of two cores."""
+    machine = read_topology(build(folder, {0: [(0,), (1,)]}))
+    made = plan([machine], ModelSizes(1000, 10), PlacementRequest(layout="shared"))
+    template = ReplicaTemplate(TARGET, HEAD, ReplicaSpec(batch=1, draft_tokens=2), share_cores=share)
+    paths = None if there is None else {machine.host: there}
+    [replica_plan] = template.replicas(made, lambda host, pin: Launch(pin, "affinity", (), "python3"), paths)
+    return replica_plan
+
+
+@pytest.mark.parametrize(("there", "folder"), [(None, "/here"), (THERE, "/there")])
+def test_a_head_reads_its_target_where_that_lies_on_its_host(
+    tmp_path: Path, there: dict[str, str] | None, folder: str
+) -> None:
+    made = replica(tmp_path, there)
+    assert made.draft is not None
+    assert (made.target.model.path, made.target.model.target) == (f"{folder}/big", "")
+    assert (made.draft.model.path, made.draft.model.target) == (f"{folder}/head", f"{folder}/big")
+
+
+def test_ray_counts_no_cores_that_runs_share(tmp_path: Path) -> None:
+    """The Ray of a cluster is one for all runs: what the first is counted, the second would wait for without end."""
+    assert replica(tmp_path / "alone", None).target.options({})["resources"] == {"numa0": 2.0}
+    shared = replica(tmp_path / "shared", None, share=True).target
+    assert shared.options({})["resources"] == {}
+    assert (shared.placement.leases, shared.placement.shared) == (("0", "1"), True)
