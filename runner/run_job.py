@@ -15,6 +15,7 @@ from outrider.runner.job.directory import (
     DESCRIPTION,
     JOURNAL,
     check_apart,
+    check_free,
     default_directory,
     describe,
     held,
@@ -112,6 +113,7 @@ def _run_job(spec: JobSpec, display: Watcher, again: bool) -> Outcome:
         spec.check_new()
         if not is_piped(spec.input):
             check_input(spec.input, spec.split)
+    check_free(directory, is_piped(spec.input))
     if spec.address is not None:
         bring_token(display.say)
     try:

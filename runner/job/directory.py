@@ -5,24 +5,32 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from outrider.runner.job.damage import damaged
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.lock import LOCK
-from outrider.runner.job.piped_input import has_no_name
+from outrider.runner.job.piped_input import KEPT, has_no_name
 from outrider.runner.job.results import ERRORS, RESULTS, write_atomically
 from outrider.runner.job.source import SUFFIXES
-from outrider.workers.errors import JobError, JobHeldError, UsageError
+from outrider.workers.errors import JobHeldError, UsageError, unwritable
 
 JOURNAL = "job.db"
 DESCRIPTION = "job.json"
 REPORT = "report.html"
 KEPT_DESCRIPTION = "description"
+# What a lock says of who holds it, or held it last.
+HOLDER = re.compile(rb"process \d+ on ")
+MOST_OF_HOLDER = 200
+# Whoever asks whether a job is held holds its lock for a moment.
+ASKING_SECONDS, POLL_SECONDS = 0.2, 0.005
 # What in job.json has entries of its own.
 OBJECTS = ("spec", "identity", "target", "numeric_path", "summary", "layouts", "costs")
 
@@ -30,7 +38,8 @@ OBJECTS = ("spec", "identity", "target", "numeric_path", "summary", "layouts", "
 def default_directory(input_file: Path) -> Path:
     if has_no_name(input_file):
         return Path("stdin-job")
-    name = Path(input_file.stem) if input_file.suffix in SUFFIXES else input_file
+    named = input_file if input_file.name not in ("", "..") else input_file.resolve()
+    name = Path(named.stem) if named.suffix in SUFFIXES else named
     return Path(f"{name.stem}-job")
 
 
@@ -45,6 +54,47 @@ def check_apart(option: str, path: Path, directory: Path) -> None:
         here = directory / own
         if here.absolute() == path.absolute() or (there(here) and there(path) and here.samefile(path)):
             raise UsageError(f"{option}: {path} is a file of the job's own in {directory}; copy it, or give another --out")
+
+
+def check_free(directory: Path, piped: bool) -> None:
+    """Refuse a directory without a job in which a new one would write over files that are not its own.
+
+    ``piped``: the input is kept there. A run beside this one takes the lock, keeps its input and makes its journal before
+    it writes anything else; so these are looked at last, and in the opposite order.
+    """
+    found = [name for name in (DESCRIPTION, RESULTS, ERRORS, REPORT) if there(directory / name)]
+    kept = [KEPT] if piped and there(directory / KEPT) else []
+    holder = _holder(directory / LOCK)
+    if not HOLDER.match(holder):
+        found += kept
+        if holder:
+            found.append(LOCK)
+    try:
+        if (directory / JOURNAL).stat().st_size:
+            return
+        # A journal is empty for a moment when it is made, but then nothing else of the job has been written.
+        if DESCRIPTION in found:
+            raise damaged(directory / JOURNAL, f"it is empty, and {DESCRIPTION} tells of a job")
+    except OSError:
+        pass  # there is none
+    if found:
+        raise UsageError(
+            f"--out: {directory} holds a file {found[0]} that is not this job's and would be written over; name another"
+        )
+
+
+def _holder(lock: Path) -> bytes:
+    """What a lock says; nothing where it cannot be read, which whoever takes it says in a sentence."""
+    try:
+        handle = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        return os.read(handle, MOST_OF_HOLDER)
+    except OSError:
+        return b""
+    finally:
+        os.close(handle)
 
 
 def is_job(directory: Path) -> bool:
@@ -90,10 +140,12 @@ def held(directory: Path) -> Iterator[None]:
     made, handle = _lock(directory)
     try:
         try:
-            os.ftruncate(handle, 0)
-            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            holder = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+            # In this order: wherever this process is killed, the lock says that it is outrider's.
+            os.write(handle, holder)
+            os.ftruncate(handle, len(holder))
         except OSError as error:
-            raise JobError(f"{directory / LOCK} cannot be written: {error.strerror}") from None
+            raise unwritable(error, f"{directory / LOCK} cannot be written: {error.strerror}") from None
         yield
     finally:
         if made:
@@ -112,17 +164,31 @@ def _lock(directory: Path) -> tuple[bool, int]:
             # Its maker may have removed it between the two steps.
             if made is False and not there(directory):
                 continue
-            raise UsageError(f"--out: {directory} cannot be written: {error.strerror}") from None
+            raise unwritable(error, f"--out: {directory} cannot be written: {error.strerror}", UsageError) from None
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(handle)
             # Its maker may have removed it before it was held here: then it keeps nobody off.
             if _is_at(handle, directory / LOCK):
                 return made, handle
         except BlockingIOError:
-            holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+            holder = os.read(handle, MOST_OF_HOLDER).decode(errors="replace").strip() or "another process"
             os.close(handle)
             raise JobHeldError(f"{directory} is being run by {holder}; wait for it or stop it") from None
         os.close(handle)
+
+
+def _take(handle: int) -> None:
+    """Hold the lock, or raise ``BlockingIOError`` where another process does and stays."""
+    until = time.monotonic() + ASKING_SECONDS
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(POLL_SECONDS)
+        else:
+            return
 
 
 def _make(directory: Path) -> bool:

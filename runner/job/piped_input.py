@@ -94,7 +94,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _copied(pieces: Iterator[bytes], directory: Path, keep: bool) -> str | None:
-    for left in directory.glob(f".{KEPT}.*"):  # of a run that was killed here
+    for left in directory.glob(f".{KEPT}.[0-9]*"):  # of a run that was killed here
         left.unlink()
     digest, count = hashlib.sha256(), 0
     temporary = directory / f".{KEPT}.{os.getpid()}"

@@ -21,7 +21,15 @@ from virtual_ray import VirtualRay, in_place_of_ray
 
 from outrider.runner import drive_job, prepare_job
 from outrider.runner.job import results
-from outrider.runner.job.directory import check_apart, default_directory, describe, held, open_job, read_description
+from outrider.runner.job.directory import (
+    check_apart,
+    check_free,
+    default_directory,
+    describe,
+    held,
+    open_job,
+    read_description,
+)
 from outrider.runner.job.identity import check_same, identity
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.lock import is_held
@@ -126,6 +134,66 @@ def test_a_directory_that_goes_while_it_is_waited_for_is_made_anew(
         with pytest.raises(JobHeldError), held(directory):
             pass
     assert not directory.exists()
+
+
+def test_whoever_asks_whether_a_job_is_held_keeps_nobody_from_holding_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking holds the lock for a moment."""
+    refusals = [BlockingIOError()] * 2
+    flock = fcntl.flock
+
+    def flock_(handle: int, how: int) -> None:
+        if refusals:
+            raise refusals.pop()
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock_)
+    with held(tmp_path):
+        assert not refusals
+        assert is_held(tmp_path)
+
+
+OURS = "process 5 on host\n"
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "errors.jsonl", "report.html", "job.json", "lock", "input"])
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_new_job_writes_over_no_file_that_is_not_its_own(tmp_path: Path, name: str, journal: bool) -> None:
+    (tmp_path / name).write_text("mine")
+    (tmp_path / "other.txt").write_text("mine, too")
+    said = rf"^--out: .* holds a file {name} that is not this job's and would be written over; name another$"
+    if journal and name != "job.json":
+        (tmp_path / "job.db").touch()  # of a run that was killed as it began
+    with pytest.raises(UsageError, match=said):
+        check_free(tmp_path, piped=True)
+    assert {path.name for path in tmp_path.iterdir()} - {"job.db"} == {name, "other.txt"}
+    if name != "lock":
+        (tmp_path / "lock").write_text(OURS)
+        if name == "input":
+            check_free(tmp_path, piped=True)  # that run has kept its input
+        else:
+            with pytest.raises(UsageError, match=said):
+                check_free(tmp_path, piped=True)
+    (tmp_path / "job.db").write_bytes(b"SQLite")
+    check_free(tmp_path, piped=True)
+
+
+def test_a_directory_in_which_nothing_is_lost_is_free(tmp_path: Path) -> None:
+    check_free(tmp_path / "new", piped=True)
+    check_free(tmp_path, piped=True)
+    (tmp_path / "input").write_text("mine")
+    (tmp_path / "lock").touch()
+    check_free(tmp_path, piped=False)  # a job of a file keeps no input
+    (tmp_path / "job.db").touch()
+    check_free(tmp_path, piped=False)
+
+
+def test_an_empty_journal_beside_what_a_job_was_is_damaged(tmp_path: Path) -> None:
+    for name in ("job.db", "job.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(JobError, match=r"job\.db is damaged: it is empty, and job\.json tells of a job; put back a copy"):
+        check_free(tmp_path, piped=False)
 
 
 def test_a_place_that_cannot_be_a_job(tmp_path: Path) -> None:
@@ -242,11 +310,16 @@ def test_a_description_that_was_removed_is_made_anew(tmp_path: Path, journal: Jo
     assert read_description(tmp_path, journal) == ({"a": 1, "b": 2}, None)
 
 
-def test_default_directory() -> None:
+def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_directory(Path("/data/my.prompts.jsonl")) == Path("my.prompts-job")
     assert default_directory(Path("/data/my.prompts.jsonl.gz")) == Path("my.prompts-job")
     assert default_directory(Path("a.zst")) == Path("a-job")
     assert default_directory(Path("/dev/shm/prompts.jsonl")) == Path("prompts-job")
+    assert default_directory(Path("data/tables")) == Path("tables-job")
+    (tmp_path / "tables" / "train").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "tables" / "train")
+    assert default_directory(Path()) == Path("train-job")
+    assert default_directory(Path("..")) == Path("tables-job")
     for nameless in ("-", "/dev/stdin", "/dev/fd/63", "/proc/self/fd/0"):
         assert default_directory(Path(nameless)) == Path("stdin-job")
 
@@ -309,6 +382,16 @@ def test_an_input_that_is_refused_leaves_nothing_behind(heard: Heard) -> None:
         run_job(spec_of(ROW, BAD), heard)
     assert not Path("job").exists()
     assert run_job(spec_of(ROW), heard).summary["done"] == 1
+
+
+def test_a_users_own_files_are_left_as_they_are(heard: Heard) -> None:
+    own = ("results.jsonl", "lock", "job.json")
+    Path("job").mkdir()
+    for name in own:
+        Path("job", name).write_text("mine")
+    with pytest.raises(UsageError, match=r"^--out: job holds a file job\.json that is not this job's"):
+        run_job(spec_of(ROW), heard)
+    assert {path.name: path.read_text() for path in Path("job").iterdir()} == dict.fromkeys(own, "mine")
 
 
 def test_only_a_job_that_ran_before_is_resumed(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
