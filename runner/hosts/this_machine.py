@@ -12,7 +12,7 @@ from outrider.runner.hosts.ray_start import local_ray
 from outrider.runner.hosts.ray_watch import Lost
 from outrider.runner.planning.free_cores import plan_on_free_cores
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
-from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, probed_here
+from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, booked, probed_here
 from outrider.runner.planning.topology import Topology, ray_resources, read_topology
 from outrider.workers.errors import PlacementError
 
@@ -112,14 +112,14 @@ def local_host(
         taken = set() if share else {lease for plan in current for lease in plan.leases}
         planned_cores = sum(str(core.identity) in taken for core in machine.cores)
         spared = {str(core.identity) for core in made.spared}
-        return replace(machine.without(taken | spared), planned_cores=planned_cores)
+        return replace(machine.less(booked(current)).without(taken | spared), planned_cores=planned_cores)
 
     def plan_anew(unplaced: int) -> list[ReplicaPlan]:
         """For as many replicas as there is room for. Where nobody named a number, each has a unit to itself, as before."""
         there = left()
         numbers = [None] if wanted.replicas is None else range(unplaced, 0, -1)
         for number in numbers:
-            request = replace(wanted, replicas=number)
+            request = replace(wanted, replicas=number, devices_left=True)
             try:
                 again = plan_on_free_cores(sizes, request, 0.0, lambda _: None, lambda: there, share=share)
             except PlacementError:

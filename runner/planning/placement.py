@@ -100,14 +100,17 @@ def plan(hosts: Sequence[Topology], sizes: ModelSizes, request: PlacementRequest
 def _chosen_accelerators(hosts: Sequence[Topology], request: PlacementRequest) -> list[tuple[Topology, Accelerator]]:
     """The accelerators asked for, in the order asked; empty where the targets run on the CPU."""
     chosen: list[tuple[Topology, Accelerator]] = []
-    for device in (device for device in request.devices if device != "cpu"):
+    named = [device for device in request.devices if device != "cpu"]
+    for device in named:
         matching = [(host, each) for host in hosts for each in host.accelerators if device in (each.name, each.kind)]
-        if not matching:
+        if not matching and not request.devices_left:
             if refused := next((host.accelerators_refused for host in hosts if host.accelerators_refused), ""):
                 raise PlacementError(refused)
             there = sorted({each.name for host in hosts for each in host.accelerators})
             raise PlacementError(f'device "{device}" is not there; this machine has {", ".join([*there, "cpu"])}')
         chosen += [pair for pair in matching if pair not in chosen]
+    if named and not chosen:
+        raise PlacementError(f"none of --devices {','.join(request.devices)} is free")
     if chosen and request.replicas is not None:
         if request.replicas > len(chosen):
             raise PlacementError(

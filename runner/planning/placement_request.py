@@ -26,7 +26,8 @@ class PlacementRequest:
     """``per="auto"`` is a node where a replica fits one, else a socket, else the machine.
 
     Each accelerator in ``devices`` carries one replica, target and draft; ``cpu`` behind them keeps the drafts off, and
-    before them the targets. ``cuda`` alone stands for every CUDA device.
+    before them the targets. ``cuda`` alone stands for every CUDA device. ``devices_left`` asks for those of the devices
+    that are there: a run that plans anew holds some of them itself.
     """
 
     per: Per = "auto"
@@ -34,6 +35,7 @@ class PlacementRequest:
     draft_cores: int | None = None
     layout: Layout = "auto"
     devices: tuple[str, ...] = ()
+    devices_left: bool = False
 
 
 def on_accelerator(devices: tuple[str, ...]) -> tuple[bool, bool]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -101,6 +102,15 @@ class ReplicaTemplate:
             return ReplicaPlan(target, draft, replace(self.replica_spec, layouts=layouts, memory_key=key, rows=rows))
 
         return [replica_plan(replica) for replica in range(made.replicas)]
+
+
+def booked(plans: Iterable[ReplicaPlan]) -> Counter[int]:
+    """How many bytes of each node's memory are counted for these replicas."""
+    total: Counter[int] = Counter()
+    for each in plans:
+        for actor in (each.target, each.draft):
+            total.update({} if actor is None else actor.actor.memory)
+    return total
 
 
 def probed_here() -> Callable[[str, Pin], Launch]:

@@ -112,6 +112,20 @@ class Topology:
             accelerators=tuple(each for each in self.accelerators if each.lease not in leases),
         )
 
+    def less(self, booked: Mapping[int, int]) -> Topology:
+        """The same host without memory that is spoken for, in bytes by node."""
+
+        def left(node: Node) -> int | None:
+            # Not 0, which stands for a node without memory: its cores would be given that of another node.
+            return node.memory_bytes and max(1, node.memory_bytes - booked.get(node.id, 0))
+
+        limit = self.memory_limit_bytes
+        return replace(
+            self,
+            nodes=tuple(replace(node, memory_bytes=left(node)) for node in self.nodes),
+            memory_limit_bytes=None if limit is None else max(0, limit - sum(booked.values())),
+        )
+
 
 def ray_resources(topology: Topology) -> dict[str, float]:
     """What a host declares to Ray: ``numa<i>``, the physical cores of node i that may be used."""

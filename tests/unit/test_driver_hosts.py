@@ -20,6 +20,7 @@ from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job.journal import Counts, Journal
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.planning import free_cores
+from outrider.runner.planning.accelerators import Accelerator
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate
 from outrider.runner.planning.topology import Core, Node, Topology
@@ -250,7 +251,12 @@ def hold(monkeypatch: pytest.MonkeyPatch, cores: Iterable[int]) -> None:
 
 @contextmanager
 def replicas_here(
-    monkeypatch: pytest.MonkeyPatch, machine: Topology, replicas: int | None, held: Iterable[int] = (), **options: Any
+    monkeypatch: pytest.MonkeyPatch,
+    machine: Topology,
+    replicas: int | None,
+    held: Iterable[int] = (),
+    devices: tuple[str, ...] = (),
+    **options: Any,
 ) -> Iterator[tuple[LocalHost, list[ReplicaPlan]]]:
     """A run on a machine of which other runs hold some cores."""
 
@@ -263,7 +269,8 @@ def replicas_here(
     monkeypatch.setattr(this_machine, "probed_here", lambda: lambda host, pin: Launch(pin, "affinity", (), "python3"))
     hold(monkeypatch, held)
     template = replace(TEMPLATE, **options)
-    asked = (ModelSizes(10 << 30), lambda cores: PlacementRequest(replicas=replicas), 0.0, lambda said: None, None, 300.0)
+    request = PlacementRequest(replicas=replicas, devices=devices)
+    asked = (ModelSizes(10 << 30), lambda cores: request, 0.0, lambda said: None, None, 300.0)
     with this_machine.local_host(template, *asked) as found:
         yield found
 
@@ -356,6 +363,32 @@ def test_a_replica_without_cores_is_not_given_those_of_one_that_is_being_started
         hosts.release(plans[1])
         [plan] = hosts.new_replica_plans(1)
         assert cores_of(plan) == cores_of(plans[1]), "all: one of the first node is left to Ray"
+
+
+def test_a_replica_that_lost_its_cores_is_not_given_memory_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores of a node are free that has room for one alone: what is missing comes from the other node."""
+    [roomy, other] = TWO_NODES.nodes
+    machine = replace(TWO_NODES, nodes=(replace(roomy, memory_bytes=15 << 30), other))
+    with replicas_here(monkeypatch, machine, replicas=2, held=range(8, CORES)) as (hosts, plans):
+        assert [plan.target.actor.memory_nodes for plan in plans] == [(0,), (1,)]
+        hosts.release(plans[1])
+        hold(monkeypatch, range(CORES, 2 * CORES))
+        [plan] = hosts.new_replica_plans(1)
+        assert (plan.target.actor.cores, plan.target.actor.memory_nodes) == (tuple(range(8, CORES)), (0, 1))
+        assert plan.target.actor.memory == {0: 5 << 30, 1: 5 << 30}
+
+
+def test_a_replica_that_lost_its_card_gets_it_again_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = tuple(Accelerator(f"cuda:{index}", "", index, str(index)) for index in range(2))
+    machine = replace(TWO_NODES, accelerators=cards)
+    with replicas_here(monkeypatch, machine, None, devices=("cuda:0", "cuda:1")) as (hosts, plans):
+        assert [plan.target.actor.device for plan in plans] == ["cuda:0", "cuda:1"]
+        hosts.release(plans[1])
+        monkeypatch.setattr(free_cores, "holders", lambda shared: {"cuda-1": Holder("cuda-1", 4711)})
+        assert hosts.new_replica_plans(1) == []
+        hold(monkeypatch, ())
+        [plan] = hosts.new_replica_plans(1)
+        assert plan.target.actor.device == "cuda:1"
 
 
 def test_replicas_that_share_cores_may_be_given_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -387,6 +387,29 @@ def test_devices_held_by_others_are_not_planned() -> None:
     assert plan([host], ModelSizes(GB), PlacementRequest(devices=("cuda",))).actors[0].device == "cuda:1"
 
 
+def test_a_plan_made_anew_takes_those_of_the_named_devices_that_are_left() -> None:
+    cards = tuple(Accelerator(f"cuda:{index}", "", 0, str(index)) for index in range(3))
+    host = machine([flat(4)], accelerators=cards)
+    request = PlacementRequest(devices=("cuda:0", "cuda:2", "cpu"), replicas=1)
+    taken = host.without({"cuda-0"})
+    with pytest.raises(PlacementError, match='device "cuda:0" is not there'):
+        plan([taken], ModelSizes(GB), request)
+    anew = replace(request, devices_left=True)
+    assert [actor.device for actor in plan([taken], ModelSizes(GB), anew).actors] == ["cuda:2"]
+    with pytest.raises(PlacementError, match="none of --devices cuda:0,cuda:2,cpu is free"):
+        plan([host.without({"cuda-0", "cuda-2"})], ModelSizes(GB), anew)
+
+
+def test_memory_that_is_spoken_for_is_not_planned_and_moves_no_replica_to_another_nodes() -> None:
+    host = machine([flat(2), flat(2, 2)], [10 * GB, 10 * GB], limit=19 * GB).less({0: 12 * GB, 1: 4 * GB})
+    assert [node.memory_bytes for node in host.nodes] == [1, 6 * GB]
+    assert host.memory_limit_bytes == 3 * GB
+    [actor] = plan([host], ModelSizes(2 * GB), PlacementRequest(per="node")).actors
+    assert (actor.cores, actor.memory_nodes) == ((2, 3), (1,))
+    unknown = machine([flat(2)], [None]).less({0: GB})
+    assert (unknown.nodes[0].memory_bytes, unknown.memory_limit_bytes) == (None, None)
+
+
 def test_a_lone_core_is_no_seat_for_a_pair_where_others_have_two() -> None:
     uneven = machine([flat(2), flat(1, 2)])
     made = plan([uneven], ModelSizes(GB, GB // 10), PlacementRequest(per="node"))
