@@ -16,6 +16,8 @@ from outrider.runner.job.journal import CarriedPortion, Journal
 from outrider.runner.template import plain
 
 JSON, ARROW = "json", "arrow"
+# Beyond it a float holds some whole numbers only.
+MOST_EXACT = 1 << 53
 ROWS_TOGETHER = 1000
 BYTES_TOGETHER = 4 << 20
 
@@ -132,14 +134,16 @@ def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
-        return "int" if -(1 << 63) <= value < 1 << 63 else "json"
+        return "int" if abs(value) <= MOST_EXACT else "large" if -(1 << 63) <= value < 1 << 63 else "json"
     return "float" if isinstance(value, float) else "text" if isinstance(value, str) else "json"
 
 
 def _widest(kinds: set[str]) -> str:
-    """The type of a column: whole numbers and others are numbers, and what is of several kinds is JSON."""
+    """The type of a column: whole numbers and others are numbers that hold them, and what is of several kinds is JSON."""
     if not kinds:
         return "text"
+    if kinds <= {"int", "large"}:
+        return "int"
     return next(iter(kinds)) if len(kinds) == 1 else "float" if kinds == {"int", "float"} else "json"
 
 

@@ -39,6 +39,7 @@ from outrider.runner.job.records import Record, ended_rows
 from outrider.runner.job.results import SCRAP_SECONDS, atomically, sync_folder
 from outrider.runner.job.source import GZIP, SUFFIXES, ZSTANDARD
 from outrider.runner.template import spelled
+from outrider.runner.validation_errors import short
 from outrider.workers.errors import UsageError
 
 ROWS_AT_ONCE = 1000
@@ -197,10 +198,33 @@ def _write_parquet(journal: Journal, file: IO[bytes]) -> None:
     pyarrow_for("Parquet")
     from pyarrow import parquet
 
-    table = _ArrowTable(journal)
+    for field in arrow_schema(journal) or ():
+        _check_parquet_holds(field)
+    table = _ArrowTable(journal, _without_runs)
     with parquet.ParquetWriter(file, table.schema) as writer:
         for group in _groups(table.portions()):
             writer.write_table(group)
+
+
+def _without_runs(values: Any) -> Any:
+    """Arrow's values; those that are encoded by runs one for each row, since Parquet encodes runs by itself."""
+    from pyarrow import compute, types
+
+    return compute.run_end_decode(values) if types.is_run_end_encoded(values.type) else values
+
+
+def _check_parquet_holds(field: Any) -> None:
+    """Not all that pyarrow's writer refuses is refused with the schema, so one value that is missing is written."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        missing = _without_runs(pyarrow.nulls(1, field.type))
+        parquet.write_table(pyarrow.table([missing], [field.name]), pyarrow.BufferOutputStream())
+    except pyarrow.ArrowException:
+        raise UsageError(
+            f'Parquet cannot hold the column "{short(field.name)}" ({field.type}): choose jsonl, csv or dataset'
+        ) from None
 
 
 def _groups(portions: Iterator[Any]) -> Iterator[Any]:
@@ -320,16 +344,19 @@ def _carried_names(journal: Journal) -> list[str]:
 class _ArrowTable:
     """The rows in portions, with one schema: what came from Arrow has its own types."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, as_written: Callable[[Any], Any] = lambda values: values) -> None:
+        """``as_written`` makes of values from Arrow those that are written."""
         self._pyarrow = pyarrow_for("Parquet")
         self._journal = journal
+        self._as_written = as_written
         self._carried = CarriedReader(journal)
         kept = arrow_schema(journal)
         self._types = json_columns(journal) if kept is None else {}
         if kept is None:
             fields = [self._pyarrow.field(name, self._type(kind)) for name, kind in self._types.items()]
         else:
-            fields = [field.with_nullable(True) for field in kept]
+            kinds = [as_written(self._pyarrow.nulls(0, field.type)).type for field in kept]
+            fields = [field.with_type(kind).with_nullable(True) for field, kind in zip(kept, kinds, strict=True)]
         called = names_apart([field.name for field in fields], OWN)
         fields = [field.with_name(called[field.name]) for field in fields]
         self._middle = self._pyarrow.schema(fields)
@@ -370,16 +397,16 @@ class _ArrowTable:
         ]
 
     def _batches(self, rows: Iterable[int]) -> list[Any]:
-        """Rows that lie in one batch are taken from it together."""
-        together: list[tuple[Any, list[int]]] = []
+        """Rows that follow one another in one batch are sliced from it: not every type can be taken by places."""
+        runs: list[tuple[Any, int, int]] = []
         for row in rows:
             batch, place = self._carried.batch_of(row)
-            if together and together[-1][0] is batch:
-                together[-1][1].append(place)
+            if runs and runs[-1][0] is batch and sum(runs[-1][1:]) == place:
+                runs[-1] = (batch, runs[-1][1], runs[-1][2] + 1)
             else:
-                together.append((batch, [place]))
-        taken = [batch.take(self._pyarrow.array(places)) for batch, places in together]
+                runs.append((batch, place, 1))
+        sliced = [batch.slice(start, count) for batch, start, count in runs]
         return [
-            self._pyarrow.chunked_array([each.column(index) for each in taken], field.type)
+            self._pyarrow.chunked_array([self._as_written(each.column(index)) for each in sliced], field.type)
             for index, field in enumerate(self._middle)
         ]

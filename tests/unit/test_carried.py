@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import re
 import sqlite3
 import sys
 import tempfile
@@ -251,8 +252,8 @@ def test_the_jobs_own_files_are_not_written_over(job: Path) -> None:
 
 def test_types_of_json_are_found_out(tmp_path: Path) -> None:
     values: list[dict[str, Any]] = [
-        {"whole": 1, "mixed": 1, "real": 1, "flag": True, "nothing": None, "big": 1 << 70},
-        {"whole": 2, "mixed": "a", "real": 0.5, "late": [1]},
+        {"whole": 1, "mixed": 1, "real": 1, "flag": True, "nothing": None, "big": 1 << 70, "exact": 2**53 + 1},
+        {"whole": 2**53 + 1, "mixed": "a", "real": 0.5, "late": [1], "exact": 0.5},
     ]
     lines = "".join(json.dumps({"prompt": "x", **each}) + "\n" for each in values)
     (tmp_path / "in.jsonl").write_text(lines)
@@ -268,12 +269,59 @@ def test_types_of_json_are_found_out(tmp_path: Path) -> None:
         ("flag", "bool"),
         ("nothing", "string"),
         ("big", "string"),
+        ("exact", "string"),
         ("late", "string"),
     ]
-    assert table.select(["mixed", "late", "big"]).to_pylist() == [
-        {"mixed": "1", "late": None, "big": str(1 << 70)},
-        {"mixed": '"a"', "late": "[1]", "big": None},
+    assert table.select(["whole", "mixed", "late", "big", "exact"]).to_pylist() == [
+        {"whole": 1, "mixed": "1", "late": None, "big": str(1 << 70), "exact": "9007199254740993"},
+        {"whole": 2**53 + 1, "mixed": '"a"', "late": "[1]", "big": None, "exact": "0.5"},
     ]
+
+
+ODD_TYPES = {
+    "views": pyarrow.array(["a", None, "b" * 20], pyarrow.string_view()),
+    "bytes": pyarrow.array([b"a", None, b"\xff"], pyarrow.binary_view()),
+    "lists": pyarrow.array([["a"], None, []], pyarrow.list_(pyarrow.string_view())),
+    "runs": pyarrow.RunEndEncodedArray.from_arrays(pyarrow.array([2, 3], pyarrow.int32()), pyarrow.array(["x", None])),
+}
+NOT_FOR_PARQUET = {
+    "empty": pyarrow.array([{}, None, {}], pyarrow.struct([])),
+    "months": pyarrow.array([(1, 2, 3), None, (0, 0, 0)], pyarrow.month_day_nano_interval()),
+    "either": pyarrow.UnionArray.from_sparse(
+        pyarrow.array([0, 1, 0], pyarrow.int8()), [pyarrow.array([1, 2, 3]), pyarrow.array(["a", "b", "c"])]
+    ),
+    "words": pyarrow.DictionaryArray.from_arrays(pyarrow.array([0, 1, 0]), pyarrow.array([["a"], ["b"]])),
+}
+
+
+def _job_with(name: str, values: pyarrow.Array, folder: Path) -> Path:
+    """The row in the middle has not ended yet."""
+    table = pyarrow.table({"prompt": ["x", "y", "z"], name: values})
+    with ipc.new_file(folder / "in.arrow", table.schema) as writer:
+        writer.write_table(table)
+    journal = admitted(folder / "job", folder / "in.arrow")
+    rows = [row for row in journal.load([0, 1, 2]) if row.row != 1]
+    journal.record([], [(row.row, error_record(row, "replica_died", "it died")) for row in rows])
+    journal.close()
+    return folder / "job"
+
+
+@pytest.mark.parametrize("name", [*ODD_TYPES, *NOT_FOR_PARQUET])
+def test_every_type_of_arrow_is_written_or_refused_by_name(name: str, tmp_path: Path) -> None:
+    values = (ODD_TYPES | NOT_FOR_PARQUET)[name]
+    ended = [values.to_pylist()[row] for row in (0, 2)]
+    job = _job_with(name, values, tmp_path)
+    data = write_table(job, tmp_path / "data", DATASET)
+    saved = ipc.open_stream(data / "data-00000-of-00001.arrow").read_all()[name]
+    assert saved.type == values.type and saved.to_pylist() == ended
+    if name in ODD_TYPES:
+        assert parquet.read_table(write_table(job, tmp_path / "o.parquet", PARQUET))[name].to_pylist() == ended
+        return
+    said = re.escape(f'Parquet cannot hold the column "{name}" ({values.type}): choose jsonl, csv or dataset')
+    with pytest.raises(UsageError, match=said):
+        write_table(job, tmp_path / "o.parquet", PARQUET)
+    assert not (tmp_path / "o.parquet").exists()
+    assert len(write_table(job, tmp_path / "o.jsonl", JSONL).read_text().splitlines()) == 2
 
 
 BEYOND_PYTHON = {
