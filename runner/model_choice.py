@@ -39,13 +39,9 @@ def choose_models(
             flags = ", ".join(flag_of(type(spec), name) for name in idle)
             say(f"note: no draft model runs, and without one nothing comes of {flags}")
         return target_model, None
+    if draft.head:
+        _check_head(spec, target_model, target, draft, draft_on_accelerator, tokenizer_process)
     precision = _draft_precision(spec, target_model, draft, draft_on_accelerator, tokenizer_process)
-    if draft.head and (target_model.engine != "native" or draft_on_accelerator):
-        other = target.name if target_model.engine != "native" else "the head"
-        raise UsageError(
-            f'--draft: "{draft.name}" is a head on the target\'s hidden states, which only the native engine hands out and '
-            f"reads, and {other} would run on the hf engine; choose a draft with a model of its own, or --draft lookup"
-        )
     draft_model = _model(spec, draft, precision, draft_on_accelerator, tokenizer_process, say)
     if spec.draft_shortlist not in ("auto", 0):
         _check_shortlist(draft, draft_model)
@@ -72,6 +68,27 @@ def choose_target(
             "runs on the hf engine: leave it out"
         )
     return replace(model, cache_precision=spec.cache_precision)
+
+
+def _check_head(
+    spec: Options,
+    target_model: ModelSpec,
+    target: ModelInfo,
+    head: ModelInfo,
+    on_accelerator: bool,
+    tokenizer_process: TokenizerProcess,
+) -> None:
+    """A head runs on the native engine or not at all."""
+    if target_model.engine != "native" or on_accelerator:
+        other = target.name if target_model.engine != "native" else "the head"
+        raise UsageError(
+            f'--draft: "{head.name}" is a head on the target\'s hidden states, which only the native engine hands out and '
+            f"reads, and {other} would run on the hf engine; choose a draft with a model of its own, or --draft lookup"
+        )
+    if (refusal := tokenizer_process.native_refuses(head.path)) is not None:
+        raise UsageError(f"--draft: no engine runs this head: {refusal}; choose another draft, or --draft lookup")
+    if spec.draft_precision == "fp16":
+        raise UsageError(f'--draft-precision: "{head.name}" is a head, and none runs in fp16; leave it out')
 
 
 def _check_shortlist(draft: ModelInfo, model: ModelSpec) -> None:

@@ -321,6 +321,14 @@ def refused(target: Path, head: Path) -> str:
         ({"architectures": ["EagleLlamaForCausalLM"]}, "'EagleLlamaForCausalLM' is not supported; EAGLE-3's are"),
         ({"norm_output": 1}, '"norm_output" must be true or false'),
         ({"eagle_config": {"use_aux_hidden_state": False}}, '"use_aux_hidden_state" off'),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 2, 1]}},
+            'the inputs of the layers (2, 2, 1), and that of "eagle_config" the outputs of (2, 2, 1), which are others',
+        ),
+        (
+            {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}},
+            "it reads what comes into layer 4, the target has layers 0 to 3",
+        ),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused_by_name(
@@ -330,6 +338,26 @@ def test_a_head_that_does_not_fit_is_refused_by_name(
     config = json.loads((head / "config.json").read_text())
     (head / "config.json").write_text(json.dumps(config | changes))
     assert sentence in refused(target, head)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [3, 0, 1]}, (3, 0, 1)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}, (1, 2, 3)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, (2, 2, 1)),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, 2], "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}},
+            (1, 2),
+        ),
+    ],
+)
+def test_layers_are_named_by_their_inputs_and_in_eagle_config_by_their_outputs(
+    tmp_path: Path, target: Path, changes: dict[str, Any], layers: tuple[int, ...]
+) -> None:
+    """As ``speculators`` has it at the top; SGLang adds 1 to the numbers there, and SpecForge reads outputs of them."""
+    head = tiny_head(tmp_path / "head", **{"eagle_aux_hidden_state_layer_ids": None, **changes})
+    assert states_of(read_model_info(str(target)), read_model_info(str(head))) == layers
 
 
 @pytest.mark.parametrize(
@@ -393,6 +421,8 @@ def changed(head: Path, **tensors: torch.Tensor | None) -> Path:
         ({"d2t": torch.zeros(76, dtype=torch.long)}, '"d2t" must name 77 different tokens of 203'),
         ({"d2t": torch.arange(77, dtype=torch.long)[76 - torch.arange(77)] * 3}, '"d2t" must name 77 different tokens'),
         ({"d2t": torch.zeros(77)}, '"d2t" must be a vector of whole numbers'),
+        ({"t2d": torch.ones(203, dtype=torch.bool)}, '"t2d" and "d2t" do not name the same tokens'),
+        ({"t2d": torch.arange(203) < 77}, '"t2d" and "d2t" do not name the same tokens'),
         ({"norm.weight": None}, 'lacks the weight "norm.weight"'),
         ({"more.weight": torch.zeros(3)}, "the checkpoint holds 'more.weight'"),
         ({"fc.weight": torch.zeros(96, 96)}, "has shape (96, 96), config.json asks for (96, 288)"),
@@ -405,6 +435,26 @@ def test_a_head_whose_tensors_are_not_what_it_says_is_refused(
     with pytest.raises(ModelError) as error:
         lay_out(head, PRECISIONS["bf16"])
     assert sentence in str(error.value)
+
+
+def test_a_head_may_come_without_t2d(tmp_path: Path) -> None:
+    lay_out(changed(tiny_head(tmp_path / "head"), t2d=None), PRECISIONS["bf16"])
+
+
+def test_a_narrow_head_without_an_embedding_is_refused(tmp_path: Path) -> None:
+    """Before the job starts: its target's embedding does not fit."""
+    head = tiny_head(tmp_path / "head", hidden_size=64, target_hidden_size=96)
+    with pytest.raises(ModelError, match=r'no "embed_tokens.weight", and the target\'s embeddings are 96 wide, not 64'):
+        lay_out(head, PRECISIONS["bf16"])
+    own = tiny_head(tmp_path / "own", hidden_size=64, target_hidden_size=96, own_embedding=True)
+    lay_out(own, PRECISIONS["bf16"])
+
+
+def test_a_value_that_is_not_finite_is_told_with_its_file(tmp_path: Path, target: Path) -> None:
+    head = changed(tiny_head(tmp_path / "head"), **{"norm.weight": torch.full((96,), torch.nan)})
+    with pytest.raises(ModelError) as error:
+        opened_head(head, target)
+    assert str(error.value).startswith(f'{head / "model.safetensors"}: the weight "norm.weight" holds a value that is')
 
 
 def test_a_head_is_no_target(tmp_path: Path, target: Path) -> None:
@@ -574,7 +624,27 @@ def test_the_pocket_head_gains_tokens_a_round() -> None:
     assert verifier.counters.tokens > 1.6 * verifier.counters.row_rounds
 
 
-def test_rows_under_constraints_are_drafted_too() -> None:
+def counted(draft: OpenModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An element for each pass of the draft's model from now on."""
+    assert isinstance(draft.engine, HeadEngine)
+    model, made = draft.engine.model, list[int]()
+    forward, decode = model.forward, model.decode
+
+    def counted_forward(*arguments: Any) -> Any:
+        made.append(1)
+        return forward(*arguments)
+
+    def counted_decode(*arguments: Any) -> Any:
+        choices, steps = decode(*arguments)
+        made.extend([1] * len(steps))
+        return choices, steps
+
+    monkeypatch.setattr(model, "forward", counted_forward)
+    monkeypatch.setattr(model, "decode", counted_decode)
+    return made
+
+
+def test_rows_under_constraints_are_drafted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What must come next has no states yet: the head reads it one token at a time, and again when they are here."""
     target, head = read_model_info("pocket"), read_model_info("pocket-head")
     layers = states_of(target, head)
@@ -585,6 +655,7 @@ def test_rows_under_constraints_are_drafted_too() -> None:
         for key, name in enumerate(("record", "regex", "grammar", "record"))
     ]
     texts = []
+    made = counted(draft, monkeypatch)
     for count in (0, 4):
         spec = ModelSpec("", "native", "", states=layers if count else ())
         built = build_target(spec, ReplicaSpec(4, count, count > 0), model, constrained.tokenizer(), CURVE)
@@ -596,3 +667,4 @@ def test_rows_under_constraints_are_drafted_too() -> None:
     assert len(texts[0]) == 4
     assert verifier.counters.forced_tokens > 0
     assert verifier.counters.accepted > 10
+    assert verifier.counters.draft_passes == len(made), "what is forced takes passes of the head one by one"

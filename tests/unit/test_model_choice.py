@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from eagle3 import tiny_head
 
 from outrider.runner.model_choice import choose_models, replica_spec_of
 from outrider.runner.options import JobSpec
 from outrider.workers.errors import UsageError
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.opening import native_supports
 
 TARGET = ModelInfo("target", "/models/target", "llama", 100, 100, "float16", (0,), 1 << 30, "one")
 DRAFT = ModelInfo("draft", "/models/draft", "llama", 100, 100, "bfloat16", (0,), 1 << 20, "two")
@@ -154,3 +157,53 @@ def test_a_draft_on_the_cpu_is_rounded(dtype: str, options: dict[str, Any], prec
     assert (target.precision, draft.precision) == precisions
     on_cards = [device.startswith("cuda") for device in str(options.get("devices", "cpu,cpu")).split(",")]
     assert [model.engine == "hf" for model in (target, draft)] == on_cards
+
+
+class Reading(Willing):
+    """Says what the native engine says of the model's files."""
+
+    def native_refuses(self, path: str) -> str | None:
+        return None if path == TARGET.path else native_supports(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"bias": True}, 'the native engine does not know "bias": True; choose another draft, or --draft lookup'),
+        ({"target_model_type": "qwen3_vl"}, "does not know \"target_model_type\": 'qwen3_vl'; choose another draft"),
+        ({"hidden_act": "tanh"}, 'does not know the activation "tanh"; choose another draft'),
+        ({"rope_scaling": {"rope_type": "ntk"}}, "does not know the rope type 'ntk'; choose another draft"),
+        ({"partial_rotary_factor": 0.5}, 'does not know "partial_rotary_factor": 0.5; choose another draft'),
+        ({"num_hidden_layers": 2}, "a head of 2 layers is not supported"),
+        ({"sliding_window": 7, "use_sliding_window": True}, "a head with a sliding window is not supported"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"engine": "native"}, {"draft_precision": "bf16"}])
+def test_a_head_that_the_native_engine_refuses_is_refused(
+    tmp_path: Path, changes: dict[str, Any], sentence: str, options: dict[str, Any]
+) -> None:
+    """The hf engine, which runs other models that the native one does not know, runs no head."""
+    path = tiny_head(tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+    said: list[str] = []
+    spec = JobSpec(input=Path("in.jsonl"), precision="bf16", **options)
+    with pytest.raises(UsageError) as error:
+        choose_models(spec, TARGET, replace(DRAFT, path=str(path), head=True), Reading(), said.append)  # type: ignore[arg-type]
+    assert str(error.value).startswith("--draft: no engine runs this head: ") and sentence in str(error.value)
+    assert "hf engine" not in str(error.value) and said == []
+
+
+def test_a_head_never_goes_to_the_hf_engine(tmp_path: Path) -> None:
+    head = replace(DRAFT, path=str(tiny_head(tmp_path)), head=True)
+
+    def models(**options: Any) -> Any:
+        spec = JobSpec(input=Path("in.jsonl"), precision="bf16", **options)
+        return choose_models(spec, TARGET, head, Reading(), print)  # type: ignore[arg-type]
+
+    assert [model.engine for model in models()] == ["native", "native"]
+    with pytest.raises(UsageError, match='--draft-precision: "draft" is a head, and none runs in fp16; leave it out'):
+        models(draft_precision="fp16")
+    for options in ({"engine": "hf"}, {"devices": "cpu,cuda:0"}):
+        with pytest.raises(UsageError, match="which only the native engine hands out and reads, and"):
+            models(**options)

@@ -14,7 +14,7 @@ import numpy as np
 from outrider.workers.draft.constraints import Constraints
 from outrider.workers.draft.drafter import Drafter, DraftRow
 from outrider.workers.engines.head import HeadEngine, States
-from outrider.workers.messages import Advance, Sampling
+from outrider.workers.messages import Advance, DraftReply, DraftRequest, Sampling
 
 # A row that is not asked for waits with so many states at most: of one that waits longer the oldest are let go.
 MOST_WAITING = 2048
@@ -30,6 +30,12 @@ class HeadDrafter(Drafter):
     ) -> None:
         super().__init__(engine, end_tokens, prefix_tokens, constraints)
         self._head = engine
+
+    def propose(self, request: DraftRequest) -> DraftReply:
+        """What feeds that were taken apart cost is in the reply's seconds: of a step, or of what lies beside the steps."""
+        before = self._head.more_passes
+        reply = super().propose(request)
+        return reply._replace(passes=reply.passes + self._head.more_passes - before)
 
     def run_ahead(self) -> bool:
         """Nothing: of what follows its guesses it would have to read everything anew."""

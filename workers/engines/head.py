@@ -28,6 +28,8 @@ class HeadEngine(NativeEngine):
         super().__init__(model, context)
         # It is its drafter that knows which tokens have no states.
         self.skipper = None
+        # Passes that feeds were taken apart into, beside the one that each of them asks for.
+        self.more_passes = 0
         self._states: dict[int, States] = {}
         self._confirmed: dict[int, int] = {}
 
@@ -87,6 +89,7 @@ class HeadEngine(NativeEngine):
             if not feeds:
                 return dict(left)
             super().feed(feeds)
+            self.more_passes += 1
 
     def _given(self, feed: Feed | DecodeFeed) -> States | None:
         states = self._states[feed.row]

@@ -35,6 +35,8 @@ from outrider.workers.models.model_info import weight_files
 
 # safetensors' names of the types that a weight may have which is not quantised.
 FLOATS = ("F32", "BF16", "F16", "F64")
+# Of vectors of numbers.
+NUMBERS = (np.int64, np.int32, np.bool_)
 WEIGHT = ".weight"
 HEAD, NEOX_HEAD = "lm_head.weight", "embed_out.weight"
 MADV_DONTNEED = 4
@@ -68,10 +70,13 @@ class Checkpoint(Protocol):
         """safetensors' name of the type of a tensor that is not quantised."""
 
     def numbers(self, name: str) -> NDArray[np.int64]:
-        """A vector of whole numbers, as it is."""
+        """A vector of whole numbers as it is, of truth values as 0 and 1."""
 
     def parts(self, tensor: Tensor) -> Collection[str]:
         """The names in the files of what it is read from."""
+
+    def file_of(self, tensor: Tensor) -> Path:
+        """Where it is read from, for a sentence."""
 
     def done(self, tensor: Tensor) -> None:
         """The tensor will not be read again."""
@@ -180,7 +185,7 @@ class SafetensorsCheckpoint:
 
     def numbers(self, name: str) -> NDArray[np.int64]:
         values = self._raw.whole(name)
-        if values.dtype not in (np.int64, np.int32) or values.ndim != 1:
+        if values.dtype not in NUMBERS or values.ndim != 1:
             raise ModelError(f'{self._entries[name].file}: "{name}" must be a vector of whole numbers')
         return values.astype(np.int64)
 
@@ -189,6 +194,9 @@ class SafetensorsCheckpoint:
             return (place.source,)
         matrix = self.matrix(tensor)
         return matrix.parts if matrix is not None else [name for name in _names(tensor) if name in self._entries][:1]
+
+    def file_of(self, tensor: Tensor) -> Path:
+        return self._entries[next(iter(self.parts(tensor)))].file
 
     def check(self, tensor: Tensor) -> None:
         if self.matrix(tensor) is not None:
@@ -253,13 +261,16 @@ class PickledCheckpoint:
 
     def numbers(self, name: str) -> NDArray[np.int64]:
         values = self._tensors[name].numpy()
-        if values.dtype not in (np.int64, np.int32) or values.ndim != 1:
+        if values.dtype not in NUMBERS or values.ndim != 1:
             raise ModelError(f'{self._path}: "{name}" must be a vector of whole numbers')
         found: NDArray[np.int64] = values.astype(np.int64)
         return found
 
     def parts(self, tensor: Tensor) -> Collection[str]:
         return [name for name in _names(tensor) if name in self._tensors][:1]
+
+    def file_of(self, tensor: Tensor) -> Path:
+        return self._path
 
     def check(self, tensor: Tensor) -> None:
         _check_shape(tensor, tuple(_find(self._tensors, tensor, self._path).shape), self._path)

@@ -37,12 +37,22 @@ HARMLESS = frozenset(HARMLESS_NAMES.split())
 
 
 class Config:
-    """``values`` as the family's builder sees them. A key read twice is fine, one never read is not."""
+    """``values`` as the family's builder sees them. A key read twice is fine, one never read is not.
 
-    def __init__(self, values: Mapping[str, Any], source: str = "config.json") -> None:
+    ``native_alone``: no other engine runs what it describes.
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: str = "config.json", native_alone: bool = False) -> None:
         self.values = values
         self.source = source
+        self._native_alone = native_alone
         self._read: set[str] = set()
+
+    def unknown(self, what: str, hf: str = "may") -> ModelError:
+        """That the native engine does not know something, which the hf engine "does", or "may"."""
+        if self._native_alone:
+            return ModelError(f"{self.source}: the native engine does not know {what}")
+        return ModelError(f"{self.source}: the native engine does not know {what}; the hf engine {hf}")
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or the default where the key is missing or null."""
@@ -88,7 +98,7 @@ class Config:
         """Refuse the model unless the key is missing or has this one value."""
         found = self.get(key, value)
         if found != value:
-            raise ModelError(f'{self.source}: the native engine does not know "{key}": {found!r}; the hf engine does')
+            raise self.unknown(f'"{key}": {found!r}', hf="does")
 
     def window(self, default: int | None) -> int:
         """How many tokens back a sliding window reaches; 0 without one. Here null is a value: no window."""
@@ -105,4 +115,4 @@ class Config:
         for key, value in self.values.items():
             unused = value is None or value is False or value in ([], {})
             if key not in self._read and key not in HARMLESS and not key.startswith("_") and not unused:
-                raise ModelError(f'{self.source}: the native engine does not know "{key}": {value!r}; the hf engine may')
+                raise self.unknown(f'"{key}": {value!r}')

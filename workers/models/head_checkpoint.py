@@ -60,6 +60,9 @@ class HeadCheckpoint:
     def parts(self, tensor: Tensor) -> Collection[str]:
         return self._of(tensor).parts(tensor)
 
+    def file_of(self, tensor: Tensor) -> Path:
+        return self._of(tensor).file_of(tensor)
+
     def done(self, tensor: Tensor) -> None:
         self._of(tensor).done(tensor)
 
@@ -79,6 +82,11 @@ def lay_out_head(path: Path, head: HeadConfig, precision: Precision, allow_pickl
         if checkpoint.quantisation is not None:
             raise ModelError(f"{path}: a head that comes quantised is not supported; --draft-precision rounds one on load")
         own = checkpoint.has(OWN_EMBEDDING)
+        if not own and head.hidden != head.target_hidden:
+            raise ModelError(
+                f'{path}: the head has no "{OWN_EMBEDDING}", and the target\'s embeddings are {head.target_hidden:,} wide, '
+                f"not {head.hidden:,}"
+            )
         program = build_head(head, precision.format, precision.group, _tokens(path, head, checkpoint), own)
         sources = list(dict.fromkeys(source for weight in program.weights for source in weight.sources))
         for source in sources:
@@ -105,5 +113,7 @@ def _tokens(path: Path, head: HeadConfig, checkpoint: Checkpoint) -> list[int] |
             f'{path}: "{OFFSETS}" must name {head.draft_vocabulary:,} different tokens of {head.vocabulary:,}, as '
             "config.json has them"
         )
+    if checkpoint.has(KNOWN) and not np.array_equal(np.flatnonzero(checkpoint.numbers(KNOWN)), np.sort(tokens)):
+        raise ModelError(f'{path}: "{KNOWN}" and "{OFFSETS}" do not name the same tokens')
     found: list[int] = tokens.tolist()
     return found

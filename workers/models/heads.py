@@ -20,6 +20,7 @@ FAMILY = "eagle3"
 # Of the published layout and of speculators', before the names of the first layer's tensors.
 PUBLISHED_LAYER, SPECULATORS_LAYER = "midlayer.", "layers.0."
 DEFAULT_STATES = 3
+LAYERS = "eagle_aux_hidden_state_layer_ids"
 # What speculators' configurations say beside the model, and beside what transformers adds to every configuration.
 OF_SPECULATORS = frozenset(
     (
@@ -56,6 +57,12 @@ class HeadConfig:
         return self.layers or (2, count // 2, count - 3)
 
     @property
+    def hidden(self) -> int:
+        """How wide the head itself is."""
+        width: int = self.values["hidden_size"]
+        return width
+
+    @property
     def states(self) -> int:
         return len(self.layers) or DEFAULT_STATES
 
@@ -87,7 +94,7 @@ def _of_speculators(values: Mapping[str, Any], source: str) -> HeadConfig:
     if not isinstance(layer, dict):
         raise ModelError(f'{source}: the head has no "transformer_layer_config"')
     known = {SPECULATORS, "transformer_layer_config", "draft_vocab_size", "target_hidden_size"}
-    known |= {"eagle_aux_hidden_state_layer_ids", *_FLAGS}
+    known |= {LAYERS, *_FLAGS}
     for key, value in values.items():
         if key not in known and key not in OF_SPECULATORS and value not in (None, False, [], {}):
             raise ModelError(f'{source}: a head with "{key}": {value!r} is not supported')
@@ -111,28 +118,35 @@ def _published(values: Mapping[str, Any], source: str) -> HeadConfig:
             raise ModelError(f'{source}: a head that proposes in parallel ("{key}") is not supported; EAGLE-3\'s are')
     if values.get("model_type", "llama") != "llama":
         raise ModelError(f"{source}: a head with a layer of {values['model_type']!r} is not supported; llama's are")
-    apart = {"draft_vocab_size", "target_hidden_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", *_FLAGS}
+    apart = {"draft_vocab_size", "target_hidden_size", "eagle_config", LAYERS, *_FLAGS}
     eagle = values.get("eagle_config") or {}
-    if not isinstance(eagle, dict) or not set(eagle) <= {"eagle_aux_hidden_state_layer_ids", "use_aux_hidden_state"}:
+    if not isinstance(eagle, dict) or not set(eagle) <= {LAYERS, "use_aux_hidden_state"}:
         raise ModelError(f'{source}: a head with "eagle_config": {eagle!r} is not supported')
     if eagle.get("use_aux_hidden_state", True) is not True:
         raise ModelError(
             f'{source}: a head with "use_aux_hidden_state" off is not supported; EAGLE-3\'s read several states'
         )
     layer = {key: value for key, value in values.items() if key not in apart}
-    return _head({**eagle, **values}, layer, source, PUBLISHED_LAYER)
+    # What trains such heads (SpecForge, ModelOpt) and SGLang number there the layers whose outputs are read.
+    return _head(values, layer, source, PUBLISHED_LAYER, _layers(eagle, source))
 
 
-def _head(values: Mapping[str, Any], layer: Mapping[str, Any], source: str, first_layer: str) -> HeadConfig:
+def _head(
+    values: Mapping[str, Any], layer: Mapping[str, Any], source: str, first_layer: str, outputs: tuple[int, ...] = ()
+) -> HeadConfig:
+    """``outputs`` are the layers of the target whose outputs it reads, where it says so."""
     hidden = _count(layer.get("hidden_size"), "hidden_size", source)
     vocabulary = _count(layer.get("vocab_size"), "vocab_size", source)
     flags = {name: values.get(name) or False for name in _FLAGS}
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ModelError(f'{source}: "{name}" must be true or false, got {value!r}')
-    layers = values.get("eagle_aux_hidden_state_layer_ids") or []
-    if not isinstance(layers, list) or not all(type(each) is int and each >= 0 for each in layers):
-        raise ModelError(f'{source}: "eagle_aux_hidden_state_layer_ids" must be a list of layers, got {layers!r}')
+    layers, behind = _layers(values, source), tuple(each + 1 for each in outputs)
+    if layers and behind and layers != behind:
+        raise ModelError(
+            f'{source}: "{LAYERS}" names the inputs of the layers {layers}, and that of "eagle_config" the outputs of '
+            f"{outputs}, which are others"
+        )
     return HeadConfig(
         source,
         layer,
@@ -140,9 +154,16 @@ def _head(values: Mapping[str, Any], layer: Mapping[str, Any], source: str, firs
         _count(values.get("target_hidden_size") or hidden, "target_hidden_size", source),
         vocabulary,
         _count(values.get("draft_vocab_size") or vocabulary, "draft_vocab_size", source),
-        layers=tuple(layers),
+        layers=layers or behind,
         **flags,
     )
+
+
+def _layers(values: Mapping[str, Any], source: str) -> tuple[int, ...]:
+    layers = values.get(LAYERS) or []
+    if not isinstance(layers, list) or not all(type(each) is int and each >= 0 for each in layers):
+        raise ModelError(f'{source}: "{LAYERS}" must be a list of layers, got {layers!r}')
+    return tuple(layers)
 
 
 def _count(value: object, key: str, source: str) -> int:

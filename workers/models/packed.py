@@ -233,7 +233,7 @@ def _pack_weight(
                 rows = checkpoint.rows(source, *chunk)
                 rows = rows.reshape(len(rows), -1)  # taps of a convolution have a dimension more
                 rows = rows if factors is None else _to_float32(rows) * factors
-                _pack_named(packer, weight, address, chunk[0] + shift, rows, source)
+                _pack_named(checkpoint, packer, weight, address, chunk[0] + shift, rows, source)
 
             # Chunks share no tile; neighbouring ranges may, so one range follows the other.
             for _ in pool.map(pack, _chunks(start, stop, row - first_of_tiles, source)):
@@ -272,20 +272,23 @@ def _vector(checkpoint: Checkpoint, weight: Weight) -> Float32Array:
         for start, stop in source.ranges:
             part = _to_float32(checkpoint.rows(source, start, stop)) + np.float32(source.plus)
             if not np.isfinite(part).all():
-                raise _not_finite(source)
+                raise _not_finite(checkpoint, source)
             parts.append(part)
     return np.concatenate(parts)
 
 
-def _pack_named(packer: Packer, weight: Weight, address: int, row: int, rows: Rows, source: Tensor) -> None:
+def _pack_named(
+    checkpoint: Checkpoint, packer: Packer, weight: Weight, address: int, row: int, rows: Rows, source: Tensor
+) -> None:
     try:
         packer.pack_rows(weight, address, row, rows)
     except NotFiniteError as error:
-        raise _not_finite(source) from error
+        raise _not_finite(checkpoint, source) from error
 
 
-def _not_finite(source: Tensor) -> ModelError:
-    return ModelError(f'the weight "{source.name}" holds a value that is not a finite number')
+def _not_finite(checkpoint: Checkpoint, source: Tensor) -> ModelError:
+    file = checkpoint.file_of(source)
+    return ModelError(f'{file}: the weight "{source.name}" holds a value that is not a finite number')
 
 
 def _to_float32(values: Rows) -> Float32Array:

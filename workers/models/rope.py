@@ -70,7 +70,7 @@ def read_rope(
     if partial is None:
         config.only("partial_rotary_factor", 1.0)
     original = long_from or config.get("original_max_position_embeddings")
-    reading = _Reading(config.source, head_size, context, config.number("rope_theta", theta), partial, long_from)
+    reading = _Reading(config, head_size, context, config.number("rope_theta", theta), partial, long_from)
     return reading.rope(_parameters(config, scaling), original)
 
 
@@ -89,7 +89,7 @@ def read_ropes(config: Config, head_size: int, context: int, thetas: Mapping[str
     found = {}
     for kind, theta in thetas.items():
         parameters = _parameters(config, stated.get(kind) or {})
-        reading = _Reading(config.source, head_size, context, theta, None, 0)
+        reading = _Reading(config, head_size, context, theta, None, 0)
         found[kind] = reading.rope(parameters | (scaling if kind == "full_attention" else {}), None)
     return found
 
@@ -104,7 +104,7 @@ def _parameters(config: Config, values: object) -> dict[str, Any]:
 class _Reading:
     """What is known beside one set of parameters."""
 
-    source: str
+    config: Config
     head_size: int
     context: int
     theta: float
@@ -117,27 +117,25 @@ class _Reading:
         # Phi 3's first releases named it so.
         kind = LONG if self.long_from and kind in ("su", "yarn") else kind
         if kind not in KNOWN or (kind == LONG and not self.long_from):
-            raise ModelError(f"{self.source}: the native engine does not know the rope type {kind!r}; the hf engine may")
+            raise self.config.unknown(f"the rope type {kind!r}")
         parameters = {k: value for k, value in scaling.items() if k not in ("rope_type", "type") and value is not None}
         theta = float(parameters.pop("rope_theta", self.theta))
         partial = parameters.pop("partial_rotary_factor", 1.0 if self.partial is None else self.partial)
         part = int(self.head_size * partial)
         if partial != 1.0 and (self.partial is None or kind not in WITH_PART or part < 2 or part % 2):
-            raise ModelError(
-                f"{self.source}: the native engine does not know partial rotary embeddings like these; the hf engine does"
-            )
+            raise self.config.unknown("partial rotary embeddings like these", hf="does")
         if original is not None:
             parameters["original_max_position_embeddings"] = original
         elif kind in ("llama3", "yarn"):
             parameters.setdefault("original_max_position_embeddings", self.context)
         for key in parameters:
             if kind != "default" and key not in KNOWN[kind]:
-                raise ModelError(f'{self.source}: the native engine does not know "{key}" of the rope type {kind!r}')
+                raise ModelError(f'{self.config.source}: the native engine does not know "{key}" of the rope type {kind!r}')
         wavelengths = _power(theta, np.arange(0, part, 2, dtype=np.float32) / np.float32(part))
         try:
             return _scaled(kind, parameters, theta, wavelengths, self.context)
         except (KeyError, TypeError) as error:
-            raise ModelError(f"{self.source}: the rope type {kind!r} lacks or misstates {error}") from None
+            raise ModelError(f"{self.config.source}: the rope type {kind!r} lacks or misstates {error}") from None
 
 
 def _scaled(kind: str, parameters: Mapping[str, Any], theta: float, wavelengths: Float32Array, context: int) -> Rope:

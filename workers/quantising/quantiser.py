@@ -282,6 +282,7 @@ def read(checkpoint: Checkpoint, named: list[Named]) -> tuple[dict[str, Tensor],
         stored[each.name] = tensor.dtype
         tensors[each.name] = tensor.float()
         if not torch.isfinite(tensors[each.name]).all():
-            raise ModelError(f'the weight "{each.name}" holds a value that is not a finite number')
+            file = checkpoint.file_of(each)
+            raise ModelError(f'{file}: the weight "{each.name}" holds a value that is not a finite number')
         checkpoint.done(each)
     return tensors, stored

@@ -20,7 +20,7 @@ OWN_EMBEDDING = "embed_tokens.weight"
 
 def eagle3(head: HeadConfig, begin: Begin, tokens: Sequence[int] | None, own_embedding: bool) -> Program:
     """``tokens`` are the target's that the rows of the head's ``lm_head`` stand for; None where these are all of them."""
-    config = Config(head.values, head.source)
+    config = Config(head.values, head.source, native_alone=True)
     sizes = read_sizes(config)
     config.get("tie_word_embeddings")  # its matrix is its own all the same: the vocabularies differ
     qwen = config.get("model_type") == "qwen3"

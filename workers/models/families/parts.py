@@ -28,7 +28,7 @@ Begin = Callable[[int, int], Builder]
 def activation(config: Config, key: str, default: str) -> Activation:
     name = config.get(key, default)
     if name not in ACTIVATIONS:
-        raise ModelError(f'{config.source}: the native engine does not know the activation "{name}"; the hf engine may')
+        raise config.unknown(f'the activation "{name}"')
     return ACTIVATIONS[name]
 
 

@@ -28,6 +28,7 @@ TYPES: dict[str, np.dtype[Any]] = {
     "I32": np.dtype(np.int32),
     "U8": np.dtype(np.uint8),
     "I8": np.dtype(np.int8),
+    "BOOL": np.dtype(np.bool_),
 }
 Array = NDArray[Any]
 

@@ -134,6 +134,9 @@ class GgufCheckpoint:
     def parts(self, tensor: Tensor) -> Collection[str]:
         return [self._find(tensor)[0].partition(" ")[0]]
 
+    def file_of(self, tensor: Tensor) -> Path:
+        return self._file.path
+
     def _find(self, tensor: Tensor) -> tuple[str, Entry]:
         name = self._stored_name(tensor.name)
         if name not in self._entries:
