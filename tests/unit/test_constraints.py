@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,11 @@ from built import target_of, write
 from constrained import CONSTRAINTS, RECORD, AtOnce, draft_of_the_pair, grammar, model, tokenizer
 from fakes import FakeEngine
 from jsonschema import Draft202012Validator
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 from one_tokenizer_process import tokenizer_process
 
-from outrider.workers.constraints.grammars import BadConstraint, grammar_of, refuse_unusable
+from outrider.workers.constraints.grammars import LIMITS, BadConstraint, grammar_of, refuse_unusable
 from outrider.workers.constraints.matching import Matching
 from outrider.workers.constraints.schemas import ANNOTATIONS, KEPT
 from outrider.workers.draft import drafter
@@ -57,6 +58,19 @@ def mask_of(matching: Matching) -> NDArray[np.uint32]:
 
 def allowed(matching: Matching) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(mask_of(matching).view(np.uint8), bitorder="little")).tolist())
+
+
+def with_most_states(count: int) -> LLParserLimits:
+    """The limits of the library, but for the states that a lexer may be in."""
+    return LLParserLimits(
+        max_items_in_row=LIMITS.max_items_in_row,
+        initial_lexer_fuel=LIMITS.initial_lexer_fuel,
+        step_lexer_fuel=LIMITS.step_lexer_fuel,
+        step_max_items=LIMITS.step_max_items,
+        max_lexer_states=count,
+        max_grammar_size=LIMITS.max_grammar_size,
+        verbose_errors=False,
+    )
 
 
 def spelled(tokens: list[int]) -> bytes:
@@ -110,6 +124,30 @@ def test_what_may_come_depends_on_what_is_written_alone(name: str, seed: int) ->
         assert tried.forced == straight.forced == unasked.forced
         assert tried.take(token) and straight.take(token) and unasked.take(token)
     np.testing.assert_array_equal(mask_of(unasked), mask_of(straight))
+
+
+def test_rows_of_one_grammar_leave_each_other_room_in_the_lexer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library keeps the states of all rows under a grammar and gives up at too many: here at those of four rows."""
+    monkeypatch.setattr("outrider.workers.constraints.matching.LIMITS", with_most_states(3_000))
+    grammars = AtOnce(model("pocket"))
+    hungry = grammar_of({"kind": "regex", "value": "[a-z ]*a[a-z ]{20}"})
+    random = np.random.default_rng(0)
+    for _ in range(7):
+        together = grammars.matching(hungry, (END,))
+        tokens = wander(together, random)
+        alone = AtOnce(model("pocket")).matching(hungry, (END,))
+        assert all(map(alone.take, tokens))
+        np.testing.assert_array_equal(mask_of(together), mask_of(alone))
+        assert len(tokens) == 60 or together.ended
+        assert not together.problem and not alone.problem
+
+
+def test_what_no_lexer_has_room_for_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.workers.constraints.matching.LIMITS", with_most_states(100))
+    hungry = AtOnce(model("pocket")).matching(grammar_of({"kind": "regex", "value": "[a-z ]*a[a-z ]{20}"}), (END,))
+    wander(hungry, np.random.default_rng(0))
+    assert not allowed(hungry)
+    assert re.fullmatch("[^\n<]*too many states[^\n<]*", hungry.problem)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -1,8 +1,9 @@
 """How far a row's answer has come in its grammar, and what may come next.
 
 The set of allowed tokens is a function of the tokens written so far, and of nothing else: not of how many were tried and
-taken back, nor of where an earlier process stopped. Where the grammar forces text, llguidance spells it in tokens once, as
-the tokenizer would; that spelling is kept until it is used up, and no other is allowed.
+taken back, nor of where an earlier process stopped, nor of other rows with the same grammar. Where the grammar forces text,
+llguidance spells it in tokens once, as the tokenizer would; that spelling is kept until it is used up, and no other is
+allowed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -23,6 +25,37 @@ MOST_COMPILED = 64
 EVERYTHING = np.uint32(0xFFFFFFFF)
 LEAST_OPEN_SECONDS = 2e-4
 
+Result = TypeVar("Result")
+
+
+class CompiledGrammar:
+    """A grammar, and a matcher of it whose copies share one lexer.
+
+    The library keeps all states that the lexer of a grammar has been in, whoever brought it there, and gives up where they
+    are too many. So it may give up at a row for what other rows have written, or for what a draft proposed.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, grammar: str) -> None:
+        self.tokenizer = tokenizer
+        self._grammar = grammar
+        self._matcher = self._compile()
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be compiled; "" where it can."""
+        return self._matcher.get_error()
+
+    def copy(self) -> LLMatcher:
+        return self._matcher.deep_copy()
+
+    def with_new_lexer(self) -> LLMatcher:
+        """A copy whose lexer has been in no state yet; further copies share that one."""
+        self._matcher = self._compile()
+        return self.copy()
+
+    def _compile(self) -> LLMatcher:
+        return LLMatcher(self.tokenizer, self._grammar, log_level=0, limits=LIMITS)
+
 
 class Matching:
     """One row's place in its grammar. ``ends`` are the tokens that end it, the one that is written where it must end first.
@@ -34,20 +67,21 @@ class Matching:
     another token or a mask.
     """
 
-    def __init__(self, compiled: LLMatcher, tokenizer: LLTokenizer, ends: Sequence[int], vocabulary: int) -> None:
+    def __init__(self, compiled: CompiledGrammar, ends: Sequence[int], vocabulary: int) -> None:
         """``vocabulary`` is how many ids the model scores; a tokenizer may have more."""
         self._compiled = compiled
         self._vocabulary = vocabulary
-        self._tokenizer = tokenizer
-        self._matcher = compiled.deep_copy()
-        self._end_bit = tokenizer.eos_token
-        self._scratch = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+        self._tokenizer = compiled.tokenizer
+        self._matcher = compiled.copy()
+        self._end_bit = self._tokenizer.eos_token
+        self._scratch = np.zeros(-(-self._tokenizer.vocab_size // 32), np.uint32)
         self._ends = tuple(ends)
         # Those that the matcher has been through; the row stands behind the first so many of them.
         self._tokens: list[int] = []
         self._length = 0
         # After each of the tokens, and before the first: what is forced to come next, as far as it is spelled.
-        self._forced: list[tuple[int, ...]] = [self._spelled()]
+        self._forced: list[tuple[int, ...]] = [()]
+        self._forced[0] = self._surely(self._spelled)
 
     def __len__(self) -> int:
         return self._length
@@ -72,7 +106,7 @@ class Matching:
     @property
     def problem(self) -> str:
         """What the library gave up at; "" where it did not."""
-        return self._matcher.get_error()
+        return shortened(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def take(self, token: int) -> bool:
         """Go on with the token; False, and nothing is changed, where it may not come."""
@@ -86,16 +120,15 @@ class Matching:
                 return True
             self._come_back()
         if token in self._ends:
-            if not forced and not self._matcher.is_accepting() and self._matcher.validate_tokens([token]) != 1:
+            if not forced and not self._surely(lambda: self._may_end_by(token)):
                 return False
             self._go_on(token, ())
             return True
-        if not forced and self._matcher.validate_tokens([token]) != 1:
+        if not self._surely(lambda: self._consume(token, known=bool(forced))):
             return False
-        if not self._matcher.consume_token(token):
-            self._begin_again()
-            return False
-        self._go_on(token, forced[1:] or self._spelled())
+        self._go_on(token, forced[1:])
+        if not self.forced:
+            self._forced[-1] = self._surely(self._spelled)
         return True
 
     def allows(self, token: int) -> bool:
@@ -122,7 +155,7 @@ class Matching:
             return
         self._come_back()
         words = self._scratch
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._surely(lambda: self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes))
         if self._matcher.is_error():
             return
         end_word, end_bit = self._end_bit // 32, np.uint32(1 << self._end_bit % 32)
@@ -138,7 +171,22 @@ class Matching:
     def mend(self) -> None:
         """After the library gave up at something that was only tried."""
         if self._matcher.is_error():
-            self._begin_again()
+            self._begin_again(self._compiled.copy())
+
+    def _surely(self, step: Callable[[], Result]) -> Result:
+        """What the step gives. Where the library gives up at it, what it gives in a lexer that has only read this row."""
+        result = step()
+        if self._matcher.is_error():
+            self._begin_again(self._compiled.with_new_lexer())
+            result = step()
+        return result
+
+    def _may_end_by(self, token: int) -> bool:
+        return self._matcher.is_accepting() or self._matcher.validate_tokens([token]) == 1
+
+    def _consume(self, token: int, known: bool) -> bool:
+        """``known``: to be the only one that may come."""
+        return (known or self._matcher.validate_tokens([token]) == 1) and self._matcher.consume_token(token)
 
     def _spelled(self) -> tuple[int, ...]:
         forced = self._matcher.compute_ff_tokens()
@@ -165,12 +213,12 @@ class Matching:
         known = gone - (self._tokens[-1] in self._ends)  # the library was never told of an end
         del self._tokens[self._length :], self._forced[self._length + 1 :]
         if known and not self._matcher.rollback(known):
-            self._begin_again()
+            self._begin_again(self._compiled.copy())
 
-    def _begin_again(self) -> None:
+    def _begin_again(self, matcher: LLMatcher) -> None:
         """A matcher in which the library gave up stays like that: another one is brought to where the row stands."""
         del self._tokens[self._length :], self._forced[self._length + 1 :]
-        self._matcher = self._compiled.deep_copy()
+        self._matcher = matcher
         known = self._tokens[:-1] if self.ended else self._tokens
         if known:
             self._matcher.consume_tokens(list(known))
@@ -189,7 +237,7 @@ class Grammars:
         self._load = load
         self._vocabulary = vocabulary
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, CompiledGrammar] = OrderedDict()
 
     def load(self) -> LLTokenizer:
         if self._tokenizer is None:
@@ -201,13 +249,13 @@ class Grammars:
         tokenizer = self.load()
         compiled = self._compiled.get(grammar)
         if compiled is None:
-            compiled = self._compiled[grammar] = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+            compiled = self._compiled[grammar] = CompiledGrammar(tokenizer, grammar)
             if len(self._compiled) > MOST_COMPILED:
                 self._compiled.popitem(last=False)
         else:
             self._compiled.move_to_end(grammar)
-        if compiled.is_error():
-            raise BadConstraint(f"it cannot be compiled: {shortened(compiled.get_error())}")
+        if compiled.problem:
+            raise BadConstraint(f"it cannot be compiled: {shortened(compiled.problem)}")
         eos = tokenizer.eos_token
         first = [eos] if eos in ends else []
-        return Matching(compiled, tokenizer, [*first, *(end for end in ends if end != eos)], self._vocabulary)
+        return Matching(compiled, [*first, *(end for end in ends if end != eos)], self._vocabulary)
