@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from outrider.runner.validation_errors import must, shown
@@ -69,6 +69,17 @@ class OptionModel(BaseModel):
             for flag in (flag_of(cls, name), *option_of(field).spellings):
                 if (other := flags.setdefault(flag, name)) != name:
                     raise TypeError(f"{cls.__name__}.{name} and {other} are both {flag}")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML reads ``yes`` as true, which Python counts as 1."""
+        if isinstance(value, bool) and info.field_name is not None:
+            kind = cls.model_fields[info.field_name].annotation
+            kinds = {*(get_args(kind) or [kind])} - {type(None)}
+            if kinds in ({int}, {float}):
+                raise ValueError("be a whole number" if int in kinds else "be a number")
+        return value
 
     def check(self) -> None:
         """Refuse what no option can see by itself: those that do not go together."""
@@ -151,9 +162,21 @@ def _options_of(kind: type[OptionModel], path: Path) -> dict[str, Any]:
     return options
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses what YAML forbids and its readers let pass: a key that stands twice, of which the last would be taken."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f'the key "{key.value}" stands twice', key.start_mark)
+            seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as error:
         raise UsageError(f"--config: {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -162,4 +185,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise UsageError(f"--config: {path} must hold keys and values")
-    return {str(key).replace("-", "_"): value for key, value in content.items()}
+    named: dict[str, Any] = {}
+    for key in content:
+        name = str(key).replace("-", "_")
+        if name in named:
+            raise UsageError(f'{path}: the key "{name}" stands twice, as {named[name]} and {key}; leave out one')
+        named[name] = key
+    return {name: content[key] for name, key in named.items()}

@@ -38,6 +38,10 @@ def test_a_spec_is_frozen() -> None:
             "--format: must be 'auto', 'jsonl', 'text', 'csv', 'parquet' or 'arrow', got 'xml'",
         ),
         ({"draft_tokens": 65}, '--draft-tokens: must be a whole number from 0 to 64, or "auto", got 65'),
+        ({"max_tokens": True}, "--max-tokens: must be a whole number, got True"),
+        ({"replicas": False}, "--replicas: must be a whole number, got False"),
+        ({"temperature": True}, "--temperature: must be a number, got True"),
+        ({"draft_tokens": True}, '--draft-tokens: must be a whole number from 0 to 64, or "auto", got True'),
         ({"draft_tokens": -1}, '--draft-tokens: must be a whole number from 0 to 64, or "auto", got -1'),
     ],
 )
@@ -67,6 +71,12 @@ def test_options_go_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> 
         ("input: a\nassisted: 0\n", "FILE: assisted: must be true or false, got 0"),
         ("input: a\nassisted: false\ndraft: x\n", "--no-assisted runs without a draft, --draft x with one: leave out one"),
         ("input: a\njson: true\n", 'FILE: unknown key "json"; known are'),
+        ("input: a\nmax-tokens: yes\n", "FILE: max_tokens: must be a whole number, got True"),
+        ("input: a\nseed: 1\nseed: 2\n", '--config: FILE is not valid YAML: the key "seed" stands twice'),
+        (
+            "input: a\nmax-tokens: 8\nmax_tokens: 64\n",
+            'FILE: the key "max_tokens" stands twice, as max-tokens and max_tokens; leave out one',
+        ),
         ("- 1\n", "--config: FILE must hold keys and values"),
         ("a: [1\n", "--config: FILE is not valid YAML: while parsing a flow sequence"),
         ("a: \xff\x00", "--config: FILE is not valid YAML: unacceptable character"),
