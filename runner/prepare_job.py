@@ -14,7 +14,7 @@ from typing import Any
 
 import outrider
 from outrider.runner.hosts.start_anew import ANEW
-from outrider.runner.hosts.submit import ACCEPTED
+from outrider.runner.hosts.submit import ACCEPTED, absolute_model
 from outrider.runner.job.admission import admit
 from outrider.runner.job.directory import JOURNAL, describe, read_description
 from outrider.runner.job.identity import check_same, identity, kept_identity
@@ -180,6 +180,7 @@ def _description(
         "python": platform.python_version(),
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
         "spec": spec.model_dump(mode="json"),
+        "models": {"model": absolute_model(spec.model), "draft": absolute_model(spec.draft)},
         "identity": asked,
         "target": asdict(target),
         "draft": asdict(draft) if draft is not None else draft_name,

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from outrider.runner.hosts.submit import absolute_model
 from outrider.runner.job.directory import DESCRIPTION, open_job, read_description
 from outrider.runner.option import build_options
 from outrider.runner.options import JobSpec
@@ -27,5 +28,14 @@ def retry_spec(directory: Path, options: Mapping[str, Any]) -> JobSpec:
         raise JobError(f"{directory / DESCRIPTION} does not say how the job was run; run it by its own command once more")
     # A draft that is left out now takes with it what was said of it.
     left = GIVEN_ANEW | JobSpec.overruled({**kept, **options})
-    usual = {name: value for name, value in kept.items() if name not in left}
+    usual = {name: value for name, value in kept.items() if name not in left} | _models_elsewhere(description)
     return build_options(JobSpec, {**usual, **options, "out": directory})
+
+
+def _models_elsewhere(description: dict[str, Any]) -> dict[str, str]:
+    """The models whose paths led somewhere in the working directory in which the job ran, and do not in this one."""
+    kept, resolved = description["spec"], description.get("models")
+    if not isinstance(resolved, dict):  # of an older outrider
+        return {}
+    named = {name: kept[name] for name in ("model", "draft") if isinstance(kept.get(name), str)}
+    return {name: resolved[name] for name, model in named.items() if name in resolved and absolute_model(model) == model}

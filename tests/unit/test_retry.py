@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 from small_job import FakeTokenizerProcess
+from test_admission import MODEL_INFO
 from test_carried import admitted, answer
 from typer.testing import CliRunner
 
@@ -22,7 +23,7 @@ from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
 from outrider.runner.job.records import results_and_errors
 from outrider.runner.job.results import write_results
 from outrider.runner.options import JobSpec, build_spec
-from outrider.runner.prepare_job import prepare
+from outrider.runner.prepare_job import _description, prepare
 from outrider.runner.report.status import status_of
 from outrider.runner.retry import GIVEN_ANEW, retry_spec
 from outrider.workers.errors import JobChangedError, JobError, UsageError
@@ -166,6 +167,24 @@ def test_a_job_is_run_again_as_it_was_run(journal: Journal) -> None:
     directory = described(journal, max_tokens=5, batch=3, seed=9)
     spec = retry_spec(directory, {"batch": 4})
     assert (spec.out, spec.max_tokens, spec.batch, spec.seed, spec.skip_bad) == (directory, 5, 4, 9, True)
+
+
+def test_models_are_found_from_another_working_directory(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("target", "draft"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    spec = JobSpec(input=Path("in.jsonl"), model="target", draft="draft+lookup")
+    described_as = _description(spec, MODEL_INFO, None, "draft", {})
+    describe(journal.path.parent, journal, described_as)
+    journal.close()
+    assert (retry_spec(Path("job"), {}).model, retry_spec(Path("job"), {}).draft) == ("target", "draft+lookup")
+    monkeypatch.chdir(tmp_path / "other")
+    elsewhere = retry_spec(tmp_path / "job", {})
+    assert (elsewhere.model, elsewhere.draft) == (str(tmp_path / "target"), f"{tmp_path / 'draft'}+lookup")
+    assert retry_spec(tmp_path / "job", {"draft": "none"}).draft == "none"
 
 
 def test_a_draft_that_is_left_out_takes_with_it_what_was_said_of_it(journal: Journal) -> None:
