@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,9 @@ from outrider.runner.hosts.worker_errors import explain
 from outrider.runner.planning.core_holders import describe
 from outrider.runner.planning.placement import Plan, plan
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
-from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate
+from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, booked
+from outrider.runner.planning.topology import Topology
+from outrider.runner.planning.units import spared_core
 from outrider.workers.errors import JobError, PlacementError
 from outrider.workers.machine.pinning import Launch, Pin
 
@@ -76,9 +79,16 @@ class ClusterHosts:
         self._not_used: set[str] = set()
         # Those that have been said to give no answer.
         self._silent: set[str] = set()
-        # When Ray nodes without a replica were last asked who holds their cores; a new one is given some at once.
+        # When Ray nodes with room were last asked who holds their cores; a new one is given replicas at once.
         self._looked_at: dict[str, float] = {}
+        # By Ray node, also for those whose replicas have all lost their cores.
         self._plans: dict[str, list[ReplicaPlan]] = {}
+        # How many replicas of a Ray node have lost their cores to another run, and wait for some.
+        self._waiting: Counter[str] = Counter()
+        # The core that the first plan on a Ray node has left to Ray and the driver; empty where it has left none.
+        self._spared: dict[str, str] = {}
+        # Notes on plans, which are made again and again.
+        self._said: set[str] = set()
         self._lock = threading.Lock()
         self._news: SimpleQueue[str | ReplicaPlan] = SimpleQueue()
         self._closed = threading.Event()
@@ -113,9 +123,11 @@ class ClusterHosts:
 
     def release(self, plan: ReplicaPlan) -> None:
         with self._lock:
-            plans = self._plans.get(str(plan.target.node), [])
+            node = str(plan.target.node)
+            plans = self._plans.get(node, [])
             if plan in plans:
                 plans.remove(plan)
+                self._waiting[node] += 1
 
     def host(self, plan: ReplicaPlan) -> str:
         with self._lock:
@@ -147,7 +159,7 @@ class ClusterHosts:
         said = ""
         while True:
             try:
-                return self._plan_replicas(list(self._ray_nodes.values()), self._replicas)
+                return self._plan_replicas(list(self._ray_nodes.values()), self._replicas, self._say)
             except PlacementError as refusal:
                 held = {
                     name: holder for ray_node in self._ray_nodes.values() for name, holder in ray_node.report.held.items()
@@ -231,32 +243,36 @@ class ClusterHosts:
             self._not_used.add(each.id)
             self._news.put(f"note: {each.name} is not used: it {each.why}")
         self._admit(ray_nodes, self._news.put)
-        self._plan_on_idle_nodes()
+        self._plan_where_there_is_room()
 
-    def _plan_on_idle_nodes(self) -> None:
-        """Replica plans for Ray nodes that have none of this job's replicas."""
+    def _plan_where_there_is_room(self) -> None:
+        """Replica plans for Ray nodes that have none of this job's replicas, or of which some wait for cores."""
         now = time.monotonic()
         with self._lock:
             used = sum(map(len, self._plans.values()))
-            idle = [
-                ray_node
-                for node, ray_node in self._ray_nodes.items()
-                if not self._plans.get(node) and now - self._looked_at.get(node, 0.0) > LOOK_AGAIN_SECONDS
-            ]
-        wanted = None if self._replicas is None else min(self._replicas - used, self._share * len(idle))
-        if not idle or wanted == 0:
+            known = set(self._plans)
+            room = {
+                node: self._waiting[node] if self._plans.get(node) else self._share
+                for node in self._ray_nodes
+                if now - self._looked_at.get(node, 0.0) > LOOK_AGAIN_SECONDS
+            }
+            roomy = [self._ray_nodes[node] for node, replicas in room.items() if replicas]
+        wanted = None if self._replicas is None else min(self._replicas - used, sum(room.values()))
+        if not roomy or wanted == 0:
             return
-        self._refresh(idle)
+        self._refresh(roomy)
         while wanted is None or wanted > 0:
             try:
-                plans = self._plan_replicas(idle, wanted)
+                plans = self._plan_replicas(roomy, wanted, self._news.put)
             except PlacementError:
                 if wanted is None:
                     return
                 wanted -= 1
                 continue
+            for node in dict.fromkeys(str(each.target.node) for each in plans):
+                if node not in known:
+                    self._news.put(f"{self._ray_nodes[node].name} has joined the job")
             for each in plans:
-                self._news.put(f"{self.host(each)} has joined the job")
                 self._news.put(each)
             return
 
@@ -300,46 +316,89 @@ class ClusterHosts:
                 f"this job {', '.join(self._kind)} (OUTRIDER_ISA in Ray's environment makes hosts alike)"
             )
 
-    def _plan_replicas(self, ray_nodes: Sequence[RayNode], replicas: int | None) -> list[ReplicaPlan]:
+    def _plan_replicas(
+        self, ray_nodes: Sequence[RayNode], replicas: int | None, say: Callable[[str], None]
+    ) -> list[ReplicaPlan]:
         """Plan on the free cores of these Ray nodes, try the launches out there, and note what is taken."""
-        with self._lock:
-            everywhere = list(self._ray_nodes.values())
-            taken = {node: {lease for each in plans for lease in each.leases} for node, plans in self._plans.items()}
-        wanted = {ray_node.id for ray_node in ray_nodes}
-        free = [host for host in offered(everywhere, taken, self._replica_template.share_cores) if host.host in wanted]
-        wide = [host for host in free if host.usable_cores]
+        wide = [host for host in self._left(ray_nodes) if host.usable_cores]
         if not wide:
             raise PlacementError("no host has a free core")
+        first = {host.host: spared_core(host) for host in wide if host.planned_cores is None}
+        self._spared |= {node: "" if core is None else str(core.identity) for node, core in first.items()}
         made: list[Plan] = []
+        refused: list[PlacementError] = []
         if replicas is None:
-            refused = []
             for host in wide:
+                request = self._request_for_cores(len(host.usable_cores))
                 try:
-                    made.append(plan([host], self._sizes, self._request_for_cores(len(host.usable_cores))))
+                    made.append(plan([host], self._sizes, replace(request, devices_left=host.host in self._plans)))
                 except PlacementError as error:
                     refused.append(error)
-            if not made:
-                raise refused[0]
         else:
             narrowest = min(len(host.usable_cores) for host in wide)
-            request_for_cores = self._request_for_cores(
-                narrowest * len(wide) if replicas > len(wide) else narrowest * replicas
-            )
-            made.append(plan(wide, self._sizes, replace(request_for_cores, replicas=replicas)))
+            request = self._request_for_cores(narrowest * len(wide) if replicas > len(wide) else narrowest * replicas)
+            again = any(host.host in self._plans for host in wide)
+            made.append(plan(wide, self._sizes, replace(request, replicas=replicas, devices_left=again)))
+        self._note(made, wide, say)
+        if not made:
+            raise refused[0]
         launches = self._tried(made)
         paths = {
             ray_node.id: {path: ray_node.report.models[name].path for name, (path, _) in self._models.items()}
-            for ray_node in everywhere
+            for ray_node in self._ray_nodes.values()
         }
-        plans = [
-            each
-            for one in made
-            for each in self._replica_template.replicas(one, lambda node, pin: launches[node, pin], paths)
-        ]
+        plans: list[ReplicaPlan] = []
+        for one in made:
+            found = self._replica_template.replicas(one, lambda node, pin: launches[node, pin], paths)
+            node = str(found[0].target.node)
+            # Where nobody named a number, a Ray node has as many as its first plan gave it.
+            plans += found[: self._waiting[node]] if replicas is None and self._plans.get(node) else found
         with self._lock:
             for each in plans:
-                self._plans.setdefault(str(each.target.node), []).append(each)
+                node = str(each.target.node)
+                self._plans.setdefault(node, []).append(each)
+                self._waiting[node] = max(0, self._waiting[node] - 1)
         return plans
+
+    def _left(self, ray_nodes: Sequence[RayNode]) -> list[Topology]:
+        """What these Ray nodes have beside this job's replicas on them, and other runs."""
+        share = self._replica_template.share_cores
+        with self._lock:
+            everywhere = list(self._ray_nodes.values())
+            plans = {node: list(each) for node, each in self._plans.items()}
+        taken = {node: {lease for each in planned for lease in each.leases} for node, planned in plans.items()}
+        # Ray nodes on one host have one memory.
+        memory: dict[str, Counter[int]] = {}
+        for ray_node in everywhere:
+            memory.setdefault(ray_node.report.identity, Counter()).update(booked(plans.get(ray_node.id, ())))
+        identities = {ray_node.id: ray_node.report.identity for ray_node in everywhere}
+        wanted = {ray_node.id for ray_node in ray_nodes}
+        found = []
+        for host in offered(everywhere, taken, share):
+            if host.host not in wanted:
+                continue
+            host = host.less(memory[identities[host.host]])
+            if plans.get(host.host):
+                planned_cores = 0 if share else sum(lease.isdecimal() for lease in taken[host.host])
+                host = replace(host.without({self._spared[host.host]}), planned_cores=planned_cores)
+            found.append(host)
+        return found
+
+    def _note(self, made: Sequence[Plan], wide: Sequence[Topology], say: Callable[[str], None]) -> None:
+        """Once: what the plans have to say, and which Ray nodes none of them can use, whoever holds their cores now."""
+        notes = [f"note: {note}" for one in made for note in one.notes]
+        used = {actor.host for one in made for actor in one.actors}
+        for ray_node in (self._ray_nodes[host.host] for host in wide if host.host not in used):
+            report = replace(ray_node.report, held={})
+            [whole] = offered([replace(ray_node, report=report)], {}, share=True)
+            try:
+                plan([whole], self._sizes, replace(self._request_for_cores(len(whole.usable_cores)), replicas=None))
+            except PlacementError as error:
+                notes.append(f"note: {ray_node.name} is not used: {error}")
+        for note in dict.fromkeys(notes):
+            if note not in self._said:
+                self._said.add(note)
+                say(note)
 
     def _tried(self, made: Sequence[Plan]) -> dict[tuple[str, Pin], Launch]:
         pins: dict[str, list[Pin]] = {}

@@ -10,17 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sysfs_trees import build
+from sysfs_trees import GIB, build
 
 from outrider.kernels.library import KernelsUnavailable
 from outrider.runner.hosts import cluster, examination, host_report, ray_nodes
 from outrider.runner.hosts.cluster import ClusterHosts, warn_of_open_folders
 from outrider.runner.hosts.host_report import FoundModel, HostReport, open_ray_folder
 from outrider.runner.hosts.host_selection import RayNode, chosen_kind, declared_cores, numeric_kind, offered, refusals
-from outrider.runner.planning.placement import plan
+from outrider.runner.planning.accelerators import Accelerator
+from outrider.runner.planning.placement import PlannedActor, plan
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.replica_plan import ReplicaTemplate
-from outrider.runner.planning.topology import Topology, read_topology
+from outrider.runner.planning.topology import Topology, ray_resources, read_topology
 from outrider.workers import ray_compat
 from outrider.workers.errors import JobError
 from outrider.workers.machine.core_leases import Holder
@@ -168,6 +169,8 @@ class Cluster:
         self.answers: dict[tuple[str, str], tuple[float, Any]] = {}
         self.asked: list[tuple[str, str]] = []
         self.said: list[str] = []
+        # By host: the cores that other runs hold.
+        self.held: dict[str, tuple[int, ...]] = {}
         self.after: Callable[[], None] = lambda: None
         clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
         for module in (cluster, examination):
@@ -175,11 +178,18 @@ class Cluster:
             monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(cluster, "own_versions", lambda: OURS)
 
-    def hosts_of_a_job(self, models: dict[str, tuple[str, str]]) -> ClusterHosts:
+    def hosts_of_a_job(
+        self,
+        models: dict[str, tuple[str, str]],
+        target: int = 1000,
+        replicas: int | None = None,
+        devices: tuple[str, ...] = (),
+    ) -> ClusterHosts:
         head: Any = SimpleNamespace(lost=lambda: None, silent=False, answers=lambda: True)
         template = ReplicaTemplate(ModelSpec(models["big"][0], "native", "w4a8"), None, ReplicaSpec(4, 0))
-        request = PlacementRequest()
-        return ClusterHosts(template, ModelSizes(1000), None, lambda cores: request, models, None, self.said.append, head)
+        request = PlacementRequest(replicas=replicas, devices=devices)
+        sizes = ModelSizes(target)
+        return ClusterHosts(template, sizes, replicas, lambda cores: request, models, None, self.said.append, head)
 
     def slow(self, question: str, host: str, until: float, answer: Any = None) -> None:
         self.answers[question, host] = (until, answer)
@@ -189,7 +199,10 @@ class Cluster:
 
     def alive(self) -> list[dict[str, Any]]:
         one = {"Alive": True, "NodeManagerAddress": "10.0.0.1"}
-        others = [{**one, "NodeID": name, "NodeManagerHostname": name, "Resources": {"numa0": 4.0}} for name in self.hosts]
+        others = [
+            {**one, "NodeID": name, "NodeManagerHostname": name, "Resources": ray_resources(self.machines[name])}
+            for name in self.hosts
+        ]
         return [{**one, "NodeID": "driver", "NodeManagerHostname": "driver", "Resources": {}}, *others]
 
     def start(self, function: Callable[..., Any], node: str, *given: Any) -> tuple[str, str, int]:
@@ -212,10 +225,13 @@ class Cluster:
         question, host, _ = future
         _, answer = self.answers.get((question, host), (0.0, None))
         usual: dict[str, Any] = {
-            "look": HostReport(host, host, self.machines[host], {}, VERSIONS, "avx512"),
+            "look": HostReport(host, host, self.machines[host], self._holders(host), VERSIONS, "avx512"),
             "find_models": {"big": FoundModel("/models/big", "d")},
         }
         return usual[question] if answer is None else answer
+
+    def _holders(self, host: str) -> dict[str, Holder]:
+        return {str(core): Holder(str(core), 7) for core in self.held.get(host, ())}
 
     def ask(self, function: Callable[..., Any], arguments: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
         if function.__name__ == "try_out":
@@ -354,6 +370,92 @@ def test_a_host_that_joins_and_cannot_take_part_is_said_once(
         hosts._step()
     assert joined(hosts) == []
     assert there.said == ["note: lacking (10.0.0.1, lackin) is not used: it lacks the weights: it is not there"]
+
+
+def later(there: Cluster, hosts: ClusterHosts, held: tuple[int, ...] = ()) -> list[PlannedActor]:
+    """What is placed within a minute, while other runs hold some cores of the host "one"."""
+    there.held = {"one": held}
+    for _ in range(6):
+        there.now += 10.0
+        hosts._step()
+    return [each.target.actor for each in hosts.new_replica_plans(1)]
+
+
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_a_replica_that_lost_its_cores_gets_others_of_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: dict[str, tuple[str, str]], replicas: int | None
+) -> None:
+    there = Cluster(monkeypatch, tmp_path, ["one"])
+    there.machines["one"] = machine(tmp_path / "two nodes", nodes=2, cores=8)
+    hosts = there.hosts_of_a_job(big, replicas=replicas)
+    plans = hosts.open(0.0)
+    second = tuple(range(8, 16))
+    assert [plan.target.actor.cores for plan in plans] == [tuple(range(1, 8)), second]
+    assert later(there, hosts) == []
+    hosts.release(plans[1])
+    assert later(there, hosts, held=second) == [], "the first node's core 0 is left to Ray"
+    assert [actor.cores for actor in later(there, hosts)] == [second]
+    assert later(there, hosts) == [], "it has lost its cores once"
+    assert there.said == [], "no host has joined"
+
+
+def test_replicas_of_a_host_are_not_placed_anew_in_memory_of_one_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: dict[str, tuple[str, str]]
+) -> None:
+    there = Cluster(monkeypatch, tmp_path, ["one"])
+    memory: dict[int, int | None] = {0: 15 * GIB, 1: 15 * GIB}
+    there.machines["one"] = read_topology(build(tmp_path / "one", {0: [(0,), (1,)], 1: [(2,), (3,)]}, memory=memory))
+    hosts = there.hosts_of_a_job(big, target=10 * GIB)
+    there.held = {"one": (1,)}
+    plans = hosts.open(0.0)
+    assert [plan.target.actor.cores for plan in plans] == [(0,), (2, 3)]
+    hosts.release(plans[1])
+    [anew] = later(there, hosts, held=(2, 3))
+    assert (anew.cores, anew.memory) == ((1,), {0: 5 * GIB, 1: 5 * GIB})
+
+
+def test_a_replica_that_lost_its_card_gets_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: dict[str, tuple[str, str]]
+) -> None:
+    there = Cluster(monkeypatch, tmp_path, ["one"])
+    cards = tuple(Accelerator(f"cuda:{index}", "", 0, str(index)) for index in range(2))
+    there.machines["one"] = replace(there.machines["one"], accelerators=cards)
+    hosts = there.hosts_of_a_job(big, devices=("cuda:0", "cuda:1"))
+    plans = hosts.open(0.0)
+    hosts.release(plans[1])
+    assert [actor.device for actor in later(there, hosts)] == ["cuda:1"]
+
+
+def test_a_host_that_is_too_small_is_said_once_and_so_is_what_a_plan_has_to_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: dict[str, tuple[str, str]]
+) -> None:
+    there = Cluster(monkeypatch, tmp_path, ["busy", "joins", "large", "small"])
+    for name, memory in {"busy": 64, "joins": 9, "large": 16, "small": 8}.items():
+        tree = build(tmp_path / name, {0: [(0,), (1,)], 1: [(2,), (3,)]}, memory=dict.fromkeys((0, 1), memory * GIB))
+        there.machines[name] = read_topology(tree)
+    there.hosts = ["busy", "large", "small"]
+    there.held = {"busy": (0, 1, 2, 3)}
+    hosts = there.hosts_of_a_job(big, target=20 * GIB)
+    assert [each.target.node for each in hosts.open(0.0)] == ["large"]
+    fits, less = "target 21.47 GB a replica does not fit", "a smaller precision needs less"
+    assert there.said == [
+        f"note: spread over a socket: {fits} node 0, which has 17.18 GB",
+        f"note: small (10.0.0.1, small) is not used: {fits} the machine, which has 17.18 GB; {less}",
+    ]
+    there.said.clear()
+    there.hosts.append("joins")
+    for _ in range(6):
+        there.now += 10.0
+        hosts._step()
+    assert joined(hosts) == []
+    there.held.clear()
+    there.now += 10.0
+    hosts._step()
+    assert joined(hosts) == ["busy", "busy"]
+    assert there.said == [
+        f"note: joins (10.0.0.1, joins) is not used: {fits} the machine, which has 19.33 GB; {less}",
+        "busy (10.0.0.1, busy) has joined the job",
+    ]
 
 
 @pytest.mark.parametrize(
