@@ -124,6 +124,8 @@ def output_folder(directory: Path, out: Path | None) -> Path:
         if not os.access(directory, os.W_OK | os.X_OK):
             raise UsageError(f"{directory} cannot be written; name another directory with --out")
         return directory
+    if there(out / JOURNAL) and not (out / JOURNAL).samefile(directory / JOURNAL):
+        raise UsageError(f"--out: {out} holds another job, whose own files are called the same; name another directory")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

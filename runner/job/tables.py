@@ -31,7 +31,7 @@ from outrider.runner.job.carried import (
     json_columns,
     names_apart,
 )
-from outrider.runner.job.directory import check_apart, open_job, read_description, there
+from outrider.runner.job.directory import JOURNAL, check_apart, open_job, read_description, there
 from outrider.runner.job.input import KEY as INPUT
 from outrider.runner.job.journal import DONE, FAILED, Journal
 from outrider.runner.job.piped_input import has_no_name
@@ -106,6 +106,8 @@ def write_table(directory: Path, path: Path, form: str) -> Path:
     if not path.name:
         raise UsageError(f"{path} is not a name to write a table to; give one, such as {NAMES[form]}")
     check_apart("--out", path, directory)
+    if there(path.parent / JOURNAL):  # another job's
+        check_apart("--out", path, path.parent)
     with closing(open_job(directory)) as journal:
         check_not_input(path, directory, journal, form)
         if form == DATASET:

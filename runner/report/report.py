@@ -9,6 +9,7 @@ from outrider.runner.job.directory import DESCRIPTION, REPORT, open_job, output_
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.lock import is_held
 from outrider.runner.job.results import write_atomically
+from outrider.runner.job.tables import check_not_input
 from outrider.runner.report import statistics
 from outrider.runner.report.report_data import gather
 from outrider.workers.errors import JobError, first_line
@@ -37,7 +38,9 @@ def report_of(directory: Path, out: Path | None = None) -> tuple[Path, str | Non
     """The same for a job that is only a directory; with what there is to tell of its job.json."""
     with closing(open_job(directory)) as journal:
         _, note = read_description(directory, journal)
-        return write_report(journal, directory, bool(is_held(directory)), output_folder(directory, out)), note
+        folder = output_folder(directory, out)
+        check_not_input(folder / REPORT, directory, journal)
+        return write_report(journal, directory, bool(is_held(directory)), folder), note
 
 
 def drop_damaged_statistics(journal: Journal, directory: Path) -> str | None:

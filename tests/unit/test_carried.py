@@ -24,10 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 from test_admission import MODEL_INFO, FakeTokenizerProcess
+from typer.testing import CliRunner
 
 import outrider
 from examples import examples
-from outrider.runner.cli.main import main
+from outrider.runner.cli.main import app, main
 from outrider.runner.job import carried, tables
 from outrider.runner.job.admission import admit
 from outrider.runner.job.carried import CarriedReader, CarriedRows, names_apart
@@ -538,20 +539,38 @@ def test_the_input_is_not_written_over_by_a_table(tmp_path: Path, link: Any) -> 
     assert source.read_text() == other.read_text() == '{"prompt": "x"}\n'
 
 
-@pytest.mark.parametrize("name", ["results.jsonl", "errors.jsonl"])
+@pytest.mark.parametrize("name", ["results.jsonl", "errors.jsonl", "report.html"])
 def test_the_input_is_not_written_over_by_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     source = tmp_path / name
     source.write_text('{"prompt": "x"}\n')
-    admitted(tmp_path / "job", source).close()
-    monkeypatch.setattr(sys, "argv", ["outrider", "results", str(tmp_path / "job"), "-o", str(tmp_path)])
+    admitted(tmp_path / "job", source, format="jsonl").close()
+    command = "report" if name == "report.html" else "results"
+    monkeypatch.setattr(sys, "argv", ["outrider", command, str(tmp_path / "job"), "-o", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
     assert f"{name} is the input of" in capsys.readouterr().err
     assert source.read_text() == '{"prompt": "x"}\n'
-    assert [path.name for path in tmp_path.glob("*.jsonl")] == [name], "nothing is written"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [name], "nothing is written"
+
+
+@pytest.mark.parametrize("words", [("results",), ("results", "--format", "csv"), ("report",)])
+def test_another_jobs_directory_is_not_written_into(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
+    other = tmp_path / "other"
+    admitted(other, tmp_path / "in.jsonl").close()
+    before = sorted(other.iterdir())
+    done = CliRunner().invoke(app, [*words, str(job), "-o", str(other)])
+    assert isinstance(done.exception, UsageError) and f"--out: {other} holds another job" in str(done.exception)
+    with pytest.raises(UsageError, match=r"results.jsonl is a file of the job's own in"):
+        write_table(job, other / "results.jsonl", JSONL)
+    assert sorted(other.iterdir()) == before
+    (tmp_path / "link").symlink_to(job)
+    assert CliRunner().invoke(app, [*words, str(job), "-o", str(tmp_path / "link")]).exit_code == 0
 
 
 def test_nothing_is_written_into_a_directory_that_is_the_input(job: Path, tmp_path: Path) -> None:
