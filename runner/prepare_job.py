@@ -166,10 +166,15 @@ def _admit(
             file.unlink()
         raise
     if admitted.carried:
-        names = ", ".join(admitted.carried[:MOST_NAMES]) + (", …" if len(admitted.carried) > MOST_NAMES else "")
-        display.say(f"note: columns that go through to the results as they are: {names}")
+        display.say(f"note: columns that go through to the results as they are: {_listed(admitted.carried)}")
+    if admitted.left_out:
+        display.say(f"note: columns that are neither read nor carried: {_listed(admitted.left_out)}")
     for model in sorted(admitted.models - {spec.model}):
         display.say(f'note: rows ask for the model "{model}"; all are answered by -m {spec.model}')
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
 
 
 def _description(

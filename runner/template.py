@@ -57,9 +57,12 @@ class Template:
     def filled(self, row: Mapping[str, Any]) -> str:
         pieces = [self.texts[0]]
         for column, text in zip(self.columns, self.texts[1:], strict=True):
-            if row.get(column) is None:
+            value = row.get(column)
+            if value is None:
                 raise TemplateError(f'"{column}", which --template names, is {"null" if column in row else "missing"}')
-            pieces += (spelled(row[column]), text)
+            if isinstance(value, float) and not math.isfinite(value):  # JSON has no word for it
+                raise TemplateError(f'"{column}", which --template names, is {value}')
+            pieces += (spelled(value), text)
         return "".join(pieces)
 
 

@@ -52,12 +52,13 @@ TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 class Admitted:
     """How many rows there are, bad ones included where they may be skipped, and some of the models they ask for.
 
-    ``carried`` names the columns of a table that go through to the results.
+    ``carried`` names the columns of a table that go through to the results, ``left_out`` those that nothing reads.
     """
 
     rows: int
     models: set[str]
     carried: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def admit(
@@ -77,12 +78,14 @@ def admit(
 
     def check_and_describe() -> dict[str, Any]:
         journal.add_carried(rows.carried.take(last=True))
+        if rows.of_table and not journal.counts().rows:
+            raise UsageError(f"{source.name} has no rows; give a table that has some")
         _check_whole_input(spec, source, journal)
         return meta_of(source.digest)
 
     checked = _checked_rows(spec, source, rows, model_info, tokenizer_process, journal, models)
     journal.fill(checked, (), {}, check_and_describe)
-    return Admitted(journal.counts().rows, models, rows.carried_names)
+    return Admitted(journal.counts().rows, models, rows.carried_names, tuple(rows.left_out))
 
 
 def _check_whole_input(spec: JobSpec, source: Source | ArrowSource, journal: Journal) -> None:

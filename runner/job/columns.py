@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
+from outrider.runner.job.prompts import strictly_parsed
 from outrider.runner.job.requests import HARMLESS, Parameters, Request, RowError, parse_simple
 from outrider.runner.options import JobSpec
 from outrider.runner.template import Template, TemplateError
@@ -24,6 +26,10 @@ KEYS = frozenset(
     | Parameters.model_fields.keys()
     | HARMLESS.keys()
 )
+# What a name that is neither carried nor read may be a misspelling of; the other keys are words that tables have as well.
+MISSPELLED = KEYS - {"id", "n", *PROMPTS, *HARMLESS}
+# How much two spellings have in common: "maxtoken" and "maxtokens" 0.94, "top" and "stop" 0.86.
+NEAR = 0.9
 # In a CSV file these are texts, whatever they look like; other keys are spelled as in JSON.
 TEXTS = frozenset({"id", "prompt", "reasoning_effort"})
 ALL, NONE, AUTO = "all", "none", "auto"
@@ -61,6 +67,21 @@ class Columns:
     def is_read(self, name: str) -> bool:
         """Whether a column is looked at for the request itself."""
         return self.is_key(name) or name in self.needed
+
+    def left_out(self, names: Iterable[str]) -> list[str]:
+        """What is neither carried nor read. A key that is misspelled would be left out as well, and is refused."""
+        names = [] if self.carry is None else [name for name in names if not self.is_read(name) and name not in self.carry]
+        for name in names:
+            if (key := _near(name)) is not None:
+                raise RowError(
+                    f'"{short(name)}" is neither a key of a row nor carried: rename it if "{key}" is meant, or else name '
+                    "it in --carry"
+                )
+        return names
+
+    def claimed_id(self, row: Mapping[str, Any]) -> Any:
+        """What stands where a row says what it is called."""
+        return _number(row.get("id")) if self.is_key("id") else None
 
     def check(self, where: str, names: Iterable[str]) -> None:
         """Refuse a table that has no prompts, or not what was asked for."""
@@ -114,6 +135,18 @@ def _carry(asked: str) -> tuple[str, ...] | None:
     return () if asked == NONE else tuple(name.strip() for name in asked.split(","))
 
 
+@lru_cache(maxsize=1000)
+def _near(name: str) -> str | None:
+    """The key that a name is a misspelling of, if it is one."""
+    keys = {_letters(key): key for key in MISSPELLED}
+    close = get_close_matches(_letters(name), keys, n=1, cutoff=NEAR)
+    return keys[close[0]] if close else None
+
+
+def _letters(name: str) -> str:
+    return name.lower().translate({ord(mark): None for mark in "_- "})
+
+
 def _number(value: Any) -> Any:
     """A number as a line of JSON would have it: tables have 16.0 where a column has gaps, and NaN for what is not there."""
     if isinstance(value, Decimal) and value.is_finite():
@@ -138,13 +171,26 @@ def from_text(name: str, text: str) -> Any:
     if name in TEXTS:
         return text if text or name == "prompt" else None
     if name == "stop" and text and not text.lstrip().startswith("["):
-        return text
+        return _quoted(text)
     text = text.strip()
     if not text:
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
-        return json.loads(text)
+        return strictly_parsed(text)
+    except RowError as error:
+        raise RowError(f'"{name}": {error}') from None
     except (ValueError, RecursionError):
         raise RowError(f'"{name}" must be spelled as in JSON, got {shown(text)}') from None
+
+
+def _quoted(text: str) -> str:
+    """What a bare text is: itself, or what it spells where it is a text of JSON."""
+    try:
+        spelled = strictly_parsed(text) if text[0] == text[-1] == '"' else text
+    except RowError:
+        raise
+    except ValueError:
+        return text
+    return str(spelled)

@@ -46,6 +46,9 @@ class Mapping(Protocol):
 
     def __call__(self, entry: dict[str, Any], line: int) -> Request: ...
 
+    def claimed_id(self, entry: dict[str, Any]) -> object:
+        """What stands where a row says what it is called."""
+
 
 def check_input(path: Path, split: str | None = None) -> None:
     """Refuse what is not there, not readable or empty, before anything else is looked at."""
@@ -98,9 +101,9 @@ def _read_row(line: bytes, number: int, jsonl: bool, mapping: Mapping | None) ->
     try:
         return _parse_json_line(line, number, mapping) if jsonl else _parse_text_line(line, number, mapping)
     except RowError as error:
-        return BadRow(_claimed_id(line, number), number, str(error))
+        return BadRow(_claimed_id(line, number, mapping), number, str(error))
     except Exception as error:  # one row is never the end of the others
-        return unexpected(_claimed_id(line, number), number, "read", error)
+        return unexpected(_claimed_id(line, number, mapping), number, "read", error)
 
 
 def unexpected(custom_id: str, line: int, what: str, error: Exception) -> BadRow:
@@ -147,7 +150,7 @@ def load_object(raw: bytes) -> dict[str, Any]:
     """What a line of JSON holds, strictly read."""
     text = _decode(raw)
     try:
-        entry = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
+        entry = strictly_parsed(text)
     except json.JSONDecodeError as error:
         hint = "; let lines end with a line feed (\\n)" if "\r" in text else ""
         hint = "; the line holds a NUL: convert the file to UTF-8" if "\0" in text else hint
@@ -159,10 +162,16 @@ def load_object(raw: bytes) -> dict[str, Any]:
     except ValueError as error:  # Python reads no numbers of more than 4,300 digits
         said = "a number has too many digits" if "digits" in str(error) else str(error)
         raise RowError(f"not valid JSON: {said}") from None
-    if SURROGATE.search(text):
-        _refuse_halves(entry)
     if not isinstance(entry, dict):
         raise RowError(f"a line must be a JSON object, got {text[:40]!r}")
+    return entry
+
+
+def strictly_parsed(text: str) -> Any:
+    """JSON, of which nothing may be read in two ways: what is wrong with a value is a ``RowError``."""
+    entry = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
+    if SURROGATE.search(text):
+        _refuse_halves(entry)
     return entry
 
 
@@ -191,12 +200,16 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
 
 
-def _claimed_id(raw: bytes, number: int) -> str:
-    """The id that a bad row would have had: its error record should carry it."""
+def _claimed_id(raw: bytes, number: int, mapping: Mapping | None) -> str:
     try:
         entry = json.loads(raw)
-        claimed = entry.get("custom_id", entry.get("id"))
+        claimed = entry.get("custom_id", entry.get("id")) if mapping is None else mapping.claimed_id(entry)
     except (ValueError, AttributeError, RecursionError):
         claimed = None
+    return id_of_bad(claimed, number)
+
+
+def id_of_bad(claimed: object, number: int) -> str:
+    """The id that a bad row would have had: its error record should carry it."""
     usable = isinstance(claimed, str | int) and not isinstance(claimed, bool) and claimed != ""
     return str(claimed) if usable and not HALF.search(str(claimed)) else str(number)

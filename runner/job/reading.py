@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from outrider.runner.job.arrow_input import ArrowSource, check_spelled, python_rows
 from outrider.runner.job.carried import CarriedRows
 from outrider.runner.job.columns import Columns, columns_of, from_text
 from outrider.runner.job.csv_rows import CsvFile, CsvRow
-from outrider.runner.job.prompts import BadRow, read_rows, unexpected
+from outrider.runner.job.prompts import BadRow, id_of_bad, read_rows, unexpected
 from outrider.runner.job.requests import Request, RowError, parse_openai
 from outrider.runner.job.source import Source
 from outrider.runner.options import JobSpec
@@ -30,20 +30,29 @@ class InputRows:
         self.carried = CarriedRows()
         # Of tables all columns that are carried, of lines those that came so far.
         self.carried_names: tuple[str, ...] = ()
+        # What is neither carried nor read, likewise.
+        self.left_out: dict[str, None] = {}
         self._source, self._spec = source, spec
         self._columns = columns_of(spec)
+
+    @property
+    def of_table(self) -> bool:
+        """Whether the rows have columns in common, be there rows or not."""
+        if isinstance(self._source, ArrowSource):
+            return True
+        return self._spec.format == CSV or (self._spec.format == "auto" and self._source.suffix in CSV_SUFFIXES)
 
     def __iter__(self) -> Iterator[Request | BadRow]:
         if isinstance(self._source, ArrowSource):
             return self._arrow(self._source, self._columns or Columns())
-        if self._spec.format == CSV or (self._spec.format == "auto" and self._source.suffix in CSV_SUFFIXES):
+        if self.of_table:
             return self._csv(self._source, self._columns or Columns())
         if self._columns is None:
             return read_rows(self._source, self._spec.format)
         return self._lines(self._source, self._columns)
 
     def _lines(self, source: Source, columns: Columns) -> Iterator[Request | BadRow]:
-        mapped = _Mapped(columns)
+        mapped = _Mapped(columns, self.left_out)
         names: dict[str, None] = {}
         read = unread = False
         for row in read_rows(source, self._spec.format, mapped):
@@ -93,28 +102,46 @@ class InputRows:
     def _begin(self, columns: Columns, name: str, names: list[str]) -> None:
         columns.check(name, names)
         self.carried_names = tuple(each for each in names if columns.is_carried(each))
+        try:
+            self.left_out |= dict.fromkeys(columns.left_out(names))
+        except RowError as error:
+            raise UsageError(f"{name}: {error}") from None
 
 
 class _Mapped:
     """What a line of JSON, or of text, becomes by columns."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, left_out: dict[str, None]) -> None:
         self._columns = columns
+        self._left_out = left_out
         self.own_prompt = columns.own_prompt
         # Of the names that are to be carried: those that are keys of a batch line, or of its body.
         self.not_carried: set[str] = set()
         self._carried: dict[str, Any] | None = None
 
     def __call__(self, entry: dict[str, Any], line: int) -> Request:
-        if self.own_prompt and ("body" in entry or "custom_id" in entry):
+        if self._is_batch_line(entry):
             others = {name: value for name, value in entry.items() if name not in OF_OPENAI}
             self._carried = {name: value for name, value in others.items() if self._columns.is_carried(name)}
             body = entry.get("body")
             keys = {*(entry.keys() & OF_OPENAI), *(body if isinstance(body, dict) else ())}
             self.not_carried |= keys.intersection(self._columns.carry or ())
+            self._leave_out(others)
             return parse_openai({name: value for name, value in entry.items() if name in OF_OPENAI}, line)
         self._carried = {name: value for name, value in entry.items() if self._columns.is_carried(name)}
+        self._leave_out(entry)
         return self._columns.request(entry, line)
+
+    def claimed_id(self, entry: dict[str, Any]) -> object:
+        return entry.get("custom_id") if self._is_batch_line(entry) else self._columns.claimed_id(entry)
+
+    def _is_batch_line(self, entry: dict[str, Any]) -> bool:
+        return self.own_prompt and ("body" in entry or "custom_id" in entry)
+
+    def _leave_out(self, names: Iterable[str]) -> None:
+        left_out = self._columns.left_out(names)
+        if len(self._left_out) < MOST_NAMES:
+            self._left_out |= dict.fromkeys(left_out)
 
     def taken(self) -> dict[str, Any] | None:
         """What is carried of the line that was last looked at, once; None of one that could not be read."""
@@ -133,7 +160,7 @@ def _of_csv(row: CsvRow, columns: Columns) -> Request | BadRow:
             if columns.is_read(name)
         }
     except RowError as error:
-        return BadRow(_claimed_id(row.values, row.line), row.line, str(error))
+        return BadRow(id_of_bad(columns.claimed_id(row.values), row.line), row.line, str(error))
     return _requested(columns, values, row.line)
 
 
@@ -141,12 +168,6 @@ def _requested(columns: Columns, row: Mapping[str, Any], line: int, of_arrow: bo
     try:
         return columns.request(row, line, of_arrow)
     except RowError as error:
-        return BadRow(_claimed_id(row, line), line, str(error))
+        return BadRow(id_of_bad(columns.claimed_id(row), line), line, str(error))
     except Exception as error:  # one row is never the end of the others
-        return unexpected(_claimed_id(row, line), line, "read", error)
-
-
-def _claimed_id(row: Mapping[str, Any], line: int) -> str:
-    """The id that a bad row would have had: its error record should carry it."""
-    claimed = row.get("id")
-    return str(claimed) if isinstance(claimed, str | int) and not isinstance(claimed, bool) and claimed != "" else str(line)
+        return unexpected(id_of_bad(columns.claimed_id(row), line), line, "read", error)

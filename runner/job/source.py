@@ -90,7 +90,7 @@ class Source:
             beginning = stream.peek(BEGINNING)
             if kind is not None and (again := _compression(stream)):
                 raise UsageError(f"{self.name} is compressed twice ({again} within {kind}); decompress it once")
-            _refuse_foreign(self.name, beginning)
+            _refuse_foreign(self.name, beginning, kind)
             yield raw, stream
 
 
@@ -192,12 +192,14 @@ def _compression(stream: Stream) -> str | None:
     return next((kind for kind, magic in MAGIC.items() if beginning.startswith(magic)), None)
 
 
-def _refuse_foreign(name: str, beginning: bytes) -> None:
+def _refuse_foreign(name: str, beginning: bytes, within: str | None) -> None:
     """What is no text in UTF-8 is said once, and not for each of its lines."""
     for kind, magic in OTHER_COMPRESSIONS.items():
         if beginning.startswith(magic) and (kind != "bzip2" or beginning[4:10] == b"1AY&SY"):
             raise UsageError(f"{name} is compressed by {kind}; outrider reads gzip and zstandard: decompress it")
     for kind, magic in TABLES.items():
+        if beginning.startswith(magic) and within is not None:
+            raise UsageError(f"{name} holds {kind} within {within}; decompress it")
         if beginning.startswith(magic):
             raise UsageError(f"{name} is {kind}, which has no lines; outrider run reads it with --format {kind.lower()}")
     for encoding, marks in WIDE_ENCODINGS.items():

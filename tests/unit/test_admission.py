@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from outrider.runner.job.admission import admit, samples_of
+from outrider.runner.job.input import open_input
 from outrider.runner.job.journal import FAILED, Counts, Journal, StoredRow
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.job.row_seed import derived_seed
@@ -207,6 +210,19 @@ def test_a_row_without_an_id_of_its_own_takes_none_from_others(journal: Journal,
 def test_an_input_of_blank_lines_is_refused(journal: Journal) -> None:
     with pytest.raises(UsageError, match="holds no prompts, only blank lines"):
         admitted(journal, "\n  \n\n")
+    assert not journal.filled
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.parquet"])
+def test_a_table_without_rows_is_refused_as_one(journal: Journal, name: str) -> None:
+    path = journal.path.with_name(name)
+    if name == "in.csv":
+        path.write_text("id,prompt\n")
+    else:
+        parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], "string")}), path)
+    source = open_input(path, path.parent, print)
+    with pytest.raises(UsageError, match=f"{name} has no rows; give a table that has some"):
+        admit(JobSpec(input=path), source, MODEL_INFO, FakeTokenizerProcess(), journal, identified)  # type: ignore[arg-type]
     assert not journal.filled
 
 

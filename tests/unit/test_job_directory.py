@@ -394,6 +394,12 @@ def test_a_users_own_files_are_left_as_they_are(heard: Heard) -> None:
     assert {path.name: path.read_text() for path in Path("job").iterdir()} == dict.fromkeys(own, "mine")
 
 
+def test_columns_that_nothing_reads_are_told(heard: Heard) -> None:
+    run_job(spec_of('{"prompt": "x", "max_tokens": 3, "label": 1, "topic": 2}', carry="label"), heard)
+    assert "note: columns that go through to the results as they are: label" in heard.said
+    assert "note: columns that are neither read nor carried: topic" in heard.said
+
+
 def test_only_a_job_that_ran_before_is_resumed(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     record = Journal.record
 

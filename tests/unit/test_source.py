@@ -99,6 +99,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, form: str) -> None:
         ("a.gz", TEXT, "does not hold gzip data, which its name says; rename it"),
         ("a.zst", gzip.compress(TEXT), "does not hold zstandard data, which its name says; rename it"),
         ("a.gz", gzip.compress(gzip.compress(TEXT)), "is compressed twice (gzip within gzip); decompress it once"),
+        ("a.parquet.gz", gzip.compress(b"PAR1" + TEXT), "holds Parquet within gzip; decompress it"),
         ("a", lzma.compress(TEXT), "is compressed by xz; outrider reads gzip and zstandard: decompress it"),
         ("a", bz2.compress(TEXT), "is compressed by bzip2; outrider reads gzip and zstandard: decompress it"),
         ("a", b"PK\x03\x04...", "is compressed by zip; outrider reads gzip and zstandard: decompress it"),

@@ -82,10 +82,33 @@ def test_columns_with_names_of_keys_are_keys_and_others_are_carried(tmp_path: Pa
     assert first.model is None, "whose column that is nobody knows"
 
 
-@pytest.mark.parametrize(("cell", "stop"), [("\n", ("\n",)), ("\nQ:", ("\nQ:",)), (" END", (" END",)), ("", ())])
+@pytest.mark.parametrize(
+    ("cell", "stop"),
+    [
+        *(("\n", ("\n",)), ("\nQ:", ("\nQ:",)), (" END", (" END",)), ("", ())),
+        *(('""\\n""', ("\n",)), ('""a\\""""', ('a"',)), ('""', ('"',)), ('""a""b""', ('"a"b"',)), ('""a', ('"a',))),
+    ],
+)
 def test_a_bare_stop_is_the_text_of_its_cell(tmp_path: Path, cell: str, stop: tuple[str, ...]) -> None:
     (row,) = read(written(tmp_path / "in.csv", f'prompt,stop\nx,"{cell}"\n'))
     assert isinstance(row, Request) and (row.parameters.stop or ()) == stop
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "said"),
+    [
+        ("logit_bias", '{"5": 100, "5": -100}', '"logit_bias": the key "5" stands twice in one object; leave out one'),
+        ("temperature", "NaN", "\"temperature\" must be spelled as in JSON, got 'NaN'"),
+        ("logit_bias", '{"5": Infinity}', '"logit_bias" must be spelled as in JSON'),
+        ("stop", '["\\ud800"]', '"stop": half of a surrogate pair'),
+        ("stop", '"\\ud800"', "half of a surrogate pair"),
+    ],
+)
+def test_json_in_a_cell_is_read_as_strictly_as_a_line(tmp_path: Path, name: str, cell: str, said: str) -> None:
+    text = io.StringIO()
+    csv.writer(text).writerows([["prompt", name], ["x", cell]])
+    [(line, problem)] = problems(written(tmp_path / "in.csv", text.getvalue()))
+    assert line == 2 and said in problem
 
 
 TOOL = {
@@ -156,6 +179,55 @@ def test_lines_that_cannot_be_read_are_told_before_columns_that_none_has(tmp_pat
     assert len(problems(file, carry="label")) == 3, "they may have it"
     with pytest.raises(UsageError, match=r'--carry: no line of .*in\.jsonl has "label"; leave it out'):
         read(file, carry="label", skip_bad=True)
+
+
+def left_out(path: Path, **options: Any) -> list[str]:
+    spec = JobSpec(input=path, **options)
+    reader = InputRows(open_input(path, path.parent, print, spec.format, spec.split), spec)
+    assert all(isinstance(row, Request) for row in reader)
+    return list(reader.left_out)
+
+
+@pytest.mark.parametrize("carry", ["label", "none"])
+def test_what_is_neither_carried_nor_read_is_named(tmp_path: Path, carry: str) -> None:
+    table = written(tmp_path / "in.csv", "prompt,top,label,N\nx,1,2,3\n")
+    lines = written(tmp_path / "in.jsonl", '{"prompt": "x", "top": 1}\n{"prompt": "y", "label": 2, "N": 3, "seed": 1}\n')
+    expected = ["top", "N"] if carry == "label" else ["top", "label", "N"]
+    assert left_out(table, carry=carry) == left_out(lines, carry=carry) == expected
+    assert left_out(table, template="{top}{label}{N}", carry="label") == ["prompt"], "what the prompt is made of is read"
+    assert left_out(table) == left_out(lines, carry="all") == []
+
+
+@pytest.mark.parametrize("name", ["max_token", "maxTokens", "Max-Tokens", "max tokns"])
+def test_a_misspelled_key_is_not_left_out_in_silence(tmp_path: Path, name: str) -> None:
+    said = f'"{name}" is neither a key of a row nor carried: rename it if "max_tokens" is meant, or else name it in --carry'
+    table = written(tmp_path / "in.csv", f"prompt,label,{name}\nx,1,2\n")
+    lines = written(tmp_path / "in.jsonl", f'{{"prompt": "x", "label": 1}}\n{{"prompt": "x", "{name}": 1}}\n')
+    for carry in ("label", "none"):
+        with pytest.raises(UsageError, match=f"^{tmp_path}/in.csv: {said}$"):
+            read(table, carry=carry)
+        assert problems(lines, carry=carry) == [(2, said)]
+    for file in (table, lines):
+        assert left_out(file, carry=f"label,{name}") == []
+
+
+def test_an_id_that_is_carried_is_no_rows_id(tmp_path: Path) -> None:
+    """And of a bad row no more than of a good one."""
+    lines = written(tmp_path / "in.jsonl", '{"id": 2, "prompt": ""}\n{"id": 1, "prompt": "a"}\n')
+    table = written(tmp_path / "in.csv", "id,prompt,seed\n2,,\n1,a,\n4,a,x\n")
+    assert [row.custom_id for row in read(lines, carry="id")] == ["1", "2"]
+    assert [row.custom_id for row in read(table, carry="id")] == ["2", "3", "4"]
+    assert [row.custom_id for row in read(lines, carry="none")] == ["2", "1"]
+    batch = written(tmp_path / "b.jsonl", '{"custom_id": "c", "body": {}}\n')
+    assert [row.custom_id for row in read(batch, carry="none")] == ["c"]
+    assert [row.custom_id for row in read(batch, template="{x}")] == ["1"], "there it is a column"
+
+
+def test_a_bad_row_keeps_an_id_that_a_table_has_as_a_float(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"id": [10.0, 20.0, None], "prompt": ["a", "", ""]}), tmp_path / "in.parquet")
+    assert [row.custom_id for row in read(tmp_path / "in.parquet")] == ["10", "20", "3"]
+    lines = written(tmp_path / "in.jsonl", '{"id": 7.0, "prompt": ""}\n')
+    assert [row.custom_id for row in read(lines, carry="all")] == ["7"]
 
 
 def test_columns_of_lines_are_known_by_their_names(tmp_path: Path) -> None:

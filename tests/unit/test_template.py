@@ -48,6 +48,9 @@ def test_a_name_is_a_name_and_nothing_of_python(name: str) -> None:
 def test_a_value_that_is_not_there_is_said_so() -> None:
     with pytest.raises(TemplateError, match='"a", which --template names, is null'):
         Template.parse("{a}").filled({"a": None})
+    for value, said in ((float("nan"), "nan"), (float("inf"), "inf"), (float("-inf"), "-inf")):
+        with pytest.raises(TemplateError, match=f'"a", which --template names, is {said}'):
+            Template.parse("{a}").filled({"a": value})
     assert Template.parse("{a}|").filled({"a": ""}) == "|"
 
 
