@@ -31,6 +31,8 @@ QUEUE_DEPTH = 2
 SIGN_SECONDS = 60.0
 # A draft that dies this often is left dead: the job goes on without.
 MOST_DRAFT_DEATHS = 5
+# A draft whose cores another run holds is tried again so often.
+DRAFT_AGAIN_SECONDS = 30.0
 
 
 # States
@@ -286,6 +288,9 @@ class _Replica:
     plan: ReplicaPlan
     state: State
     draft_deaths: int = 0
+    # When its draft found its cores held by another run, and whether that has been said since it was up the last time.
+    draft_held_since: float | None = None
+    draft_waits: bool = False
 
 
 class Lifecycle:
@@ -329,9 +334,10 @@ class Lifecycle:
                 return self._lose_target(replica, failure, unsent, now)
             case DraftReady(replica):
                 self._draft_ever_up = True
+                self._replicas[replica].draft_waits = False
                 return [IntroduceDraft(replica)]
             case DraftDied(replica, failure):
-                return self._lose_draft(replica, failure)
+                return self._lose_draft(replica, failure, now)
             case HostLives(replica):
                 return self._died(replica)
             case HostWillTell(replica):
@@ -347,10 +353,11 @@ class Lifecycle:
                 self._draining = True
                 return []
             case Tick():
-                return [*self._overdue(now), *self._give_up(now)]
+                return [*self._overdue(now), *self._drafts_due(now), *self._give_up(now)]
 
     def _start(self, replica: int, now: float) -> list[Instruction]:
         self._enter(replica, Starting(now))
+        self._replicas[replica].draft_held_since = None
         return [Start(replica)]
 
     def _target_is_up(self, replica: int) -> list[Instruction]:
@@ -398,18 +405,26 @@ class Lifecycle:
             Tell(schedule.ReplicaDown(replica, doubt.reason, doubt.unsent)),
         ]
 
-    def _lose_draft(self, replica: int, failure: Failure) -> list[Instruction]:
+    def _lose_draft(self, replica: int, failure: Failure, now: float) -> list[Instruction]:
         if isinstance(failure.error, UsageError) and not self._draft_ever_up:
             return [EndJob(failure.error)]
         if failure.host_gone:
             return self._lose_host(replica, failure.reason)
         state = self._replicas[replica]
+        if isinstance(failure.error, LeaseError):
+            return self._await_draft_cores(replica, failure.error, now)
         state.draft_deaths += 1
         recorded = Record(Loss.DRAFT, replica, failure.reason)
         if state.draft_deaths < MOST_DRAFT_DEATHS:
             return [recorded, StartDraft(replica)]
         without = f"replica {replica} goes on without a draft, which died again and again: {failure.reason}"
         return [recorded, Note(without)]
+
+    def _await_draft_cores(self, replica: int, held: LeaseError, now: float) -> list[Instruction]:
+        """Nothing has died: the target decodes plainly until they are free."""
+        state = self._replicas[replica]
+        said, state.draft_waits, state.draft_held_since = state.draft_waits, True, now
+        return [] if said else [Note(f"the draft of replica {replica} waits for cores: {held}")]
 
     def _lose_host(self, replica: int, reason: str) -> list[Instruction]:
         return [Record(Loss.HOST, replica, reason), *self._withdraw(replica)]
@@ -441,6 +456,15 @@ class Lifecycle:
                     yield from self._lose_target(number, Failure(late, str(late)), frozenset(), now)
                 case Doubtful(since) if now - since > SIGN_SECONDS:
                     yield from self._died(number)
+
+    def _drafts_due(self, now: float) -> Iterator[Instruction]:
+        """Drafts that found their cores held, and may find them free by now."""
+        for number, replica in self._replicas.items():
+            since = replica.draft_held_since
+            wanted = not self._draining and isinstance(replica.state, Starting | Up)
+            if wanted and since is not None and now - since > DRAFT_AGAIN_SECONDS:
+                replica.draft_held_since = None
+                yield StartDraft(number)
 
     def _give_up(self, now: float) -> Iterator[Instruction]:
         if self._draining:

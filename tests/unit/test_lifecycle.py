@@ -9,6 +9,7 @@ from driver_world import PLAN
 
 from outrider.runner.driving import lifecycle, schedule
 from outrider.runner.driving.lifecycle import (
+    DRAFT_AGAIN_SECONDS,
     MOST_DRAFT_DEATHS,
     SIGN_SECONDS,
     AskHost,
@@ -158,6 +159,32 @@ def test_cores_that_another_run_holds_are_waited_for() -> None:
         Tell(schedule.ReplicaLost(0)),
     ]
     assert machine.state(0) == Lost()
+
+
+def test_a_draft_whose_cores_another_run_holds_is_no_death_and_is_tried_again() -> None:
+    machine = made(up=[0])
+    held = LeaseError("core 1 is held by process 5")
+    for attempt in range(2 * MOST_DRAFT_DEATHS):
+        now = attempt * (DRAFT_AGAIN_SECONDS + 1.0)
+        said = told(machine, DraftDied(0, Failure(held, str(held), raised=True)), now=now)
+        assert said == ([] if attempt else [Note("the draft of replica 0 waits for cores: core 1 is held by process 5")])
+        assert told(machine, Tick(), now=now + DRAFT_AGAIN_SECONDS) == []
+        assert told(machine, Tick(), Tick(), now=now + DRAFT_AGAIN_SECONDS + 0.1) == [StartDraft(0)]
+    assert told(machine, DraftReady(0)) == [IntroduceDraft(0)]
+    assert told(machine, DraftDied(0, DIED)) == [Record(Loss.DRAFT, 0, "its process died"), StartDraft(0)]
+    assert len(told(machine, DraftDied(0, Failure(held, str(held), raised=True)))) == 1, "it waits once more"
+
+
+def test_a_draft_is_not_tried_again_without_its_target_and_comes_with_the_next_one() -> None:
+    held = LeaseError("core 1 is held by process 5")
+    waits = DraftDied(0, Failure(held, str(held), raised=True))
+    later = 1000.0
+    machine = made(2, up=[0, 1])
+    told(machine, waits, TargetDied(0, DIED), HostLives(0))
+    assert told(machine, Tick(), now=later) == []
+    assert told(machine, RestartWanted(0), Tick(), now=later) == [Start(0)]
+    told(machine, TargetReady(0), waits, Drain(), now=later)
+    assert told(machine, Tick(), now=2 * later) == [], "nothing is started any more"
 
 
 def test_cores_that_come_free_go_to_the_replica_that_lost_its_own_and_then_to_new_ones() -> None:
