@@ -46,6 +46,14 @@ class PreparedJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Called:
+    """The names of the input and of the target in messages about rows, where those are not their paths."""
+
+    input: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedModels:
     """A target with its draft: what is known of them, and how they will be run."""
 
@@ -86,6 +94,7 @@ def prepare(
     display: Watcher,
     again: bool = False,
     helper: TokenizerProcess | None = None,
+    called: Called | None = None,
 ) -> PreparedJob:
     """The job that the directory holds, or a new one there. ``again``: that one, and its failed rows are put back.
 
@@ -94,6 +103,8 @@ def prepare(
     with nullcontext(helper) if helper is not None else TokenizerProcess() as tokenizer_process:
         models = prepare_models(spec, tokenizer_process, display.say)
         target, chosen = models.target, models.target_model
+        if called is not None:
+            target = replace(target, name=called.model)
         asked_with = partial(identity, spec, target, engine=chosen.engine, precision=chosen.precision)
         journal = Journal(directory / JOURNAL)
         if journal.filled:
@@ -103,7 +114,7 @@ def prepare(
         elif again:
             raise UsageError(f"{directory} holds no job yet: its input has not been accepted")
         else:
-            _admit(spec, target, tokenizer_process, journal, asked_with, display)
+            _admit(spec, target, tokenizer_process, journal, asked_with, display, called)
     if spec.address is not None:
         display.say(f"{journal.counts().rows:,} {ACCEPTED}; results will be in {directory.resolve()}")
     describe(directory, journal, _description(spec, target, models.draft, models.draft_name, journal.meta("identity")))
@@ -148,10 +159,12 @@ def _admit(
     journal: Journal,
     asked_with: Callable[[str], dict[str, Any]],
     display: Watcher,
+    called: Called | None,
 ) -> None:
     """Fill the journal of a new job; a refused input leaves no half of one behind."""
     spec.check_new()
-    source = open_input(spec.input, journal.path.parent, display.say, spec.format, spec.split)
+    input_called = None if called is None else called.input
+    source = open_input(spec.input, journal.path.parent, display.say, spec.format, spec.split, input_called)
 
     def meta_of(digest: str) -> dict[str, Any]:
         return {"identity": asked_with(digest), INPUT: describe_input(spec.input, source)}

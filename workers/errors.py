@@ -8,6 +8,7 @@
     │   └── PlacementError    a request that this machine cannot grant
     ├── JobError              the job cannot run as it stands: exit code 1
     │   ├── JobHeldError      another process runs it
+    │   ├── NoSpaceError      a disk is full, or no more files can be opened, which may be over in a moment
     │   ├── JobChangedError   the same directory, another input, model or parameter
     │   ├── JobStoppedError   somebody else has ended the process of a job that a program waits for: exit code 130
     │   ├── RayLostError      the Ray under the job has died; the command can be run again as it stands
@@ -19,6 +20,11 @@ All of them cross process borders: every argument is positional and kept by ``Ex
 """
 
 from __future__ import annotations
+
+import errno
+
+# Of ``OSError``: what may be had again in a moment.
+MOMENTARY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 
 
 class OutriderError(Exception):
@@ -65,6 +71,10 @@ class JobHeldError(JobError):
     pass
 
 
+class NoSpaceError(JobError):
+    pass
+
+
 class JobChangedError(JobError):
     pass
 
@@ -88,6 +98,11 @@ class WorkerError(OutriderError):
 def first_line(error: BaseException) -> str:
     """What a foreign exception says, short enough for a sentence of ours; its class where it says nothing."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), error.__class__.__name__)
+
+
+def unwritable(error: OSError, sentence: str, kind: type[OutriderError] = JobError) -> OutriderError:
+    """``kind`` where the same try would fail again."""
+    return NoSpaceError(sentence) if error.errno in MOMENTARY else kind(sentence)
 
 
 class LeaseError(WorkerError):

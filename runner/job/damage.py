@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from outrider.workers.errors import JobError
+from outrider.workers.errors import JobError, NoSpaceError
 
 # A larger file is looked at only where its rows and records are: reading all of it takes seconds a gigabyte.
 MOST_BYTES_CHECKED = 1 << 30
 DONE = 1
 # The bits of SQLite's codes that say what kind of error it is; those above say where it came about.
 PRIMARY = 0xFF
+# A disk that is full, or no more files that can be opened: another try may succeed.
+MOMENTARY = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 WHAT_TO_DO = "put back a copy of it, or begin the job anew in another directory with --out"
 # Whether a record is what its row's state says: of the row, an answer or an error, on one line.
 WHOLE = """
@@ -35,18 +37,24 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise JobError(f"{path} cannot be used: {error}{_what_to_do(error)}") from error
+        kind = NoSpaceError if _code(error) in MOMENTARY else JobError
+        raise kind(f"{path} cannot be used: {error}{_what_to_do(error)}") from error
     except sqlite3.Error as error:
         raise JobError(f"{path} cannot be used: {error}") from error
 
 
+def _code(error: sqlite3.DatabaseError) -> int:
+    # What the sqlite3 module says of itself has none.
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+    return code & PRIMARY
+
+
 def _what_to_do(error: sqlite3.DatabaseError) -> str:
-    # What the sqlite3 module says of itself has no code.
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & PRIMARY
+    code = _code(error)
     if code == sqlite3.SQLITE_FULL:
-        return "; free some space, and the same command goes on"
+        return "; free some space, then the job can go on"
     if code == sqlite3.SQLITE_IOERR:
-        return "; see that its disk works and has space, and the same command goes on"
+        return "; see that its disk works and has space, then the job can go on"
     return "" if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError) else f"; {WHAT_TO_DO}"
 
 

@@ -28,16 +28,20 @@ def kept_identity(journal: Journal) -> dict[str, Any]:
     return {name: value for name, value in usual.items() if value is not PydanticUndefined} | kept if kept else kept
 
 
+def differences(kept: dict[str, Any], asked: dict[str, Any]) -> str:
+    """What is other now than it was, each then and now; empty where nothing is."""
+    different = [key for key in sorted(kept.keys() | asked.keys()) if kept.get(key) != asked.get(key)]
+    return "; ".join(f"{key}: {_short(kept.get(key))} then, {_short(asked.get(key))} now" for key in different)
+
+
 def check_same(kept: dict[str, Any], asked: dict[str, Any], what: str, directory: Path) -> None:
     """Refuse to go on with a job that would have two kinds of rows in it."""
-    different = [key for key in sorted(kept.keys() | asked.keys()) if kept.get(key) != asked.get(key)]
-    if "model" in different and not is_of_this_kind(str(kept.get("model"))):
+    if kept.get("model") != asked.get("model") and not is_of_this_kind(str(kept.get("model"))):
         raise JobChangedError(
             f"{directory} holds a job that was begun by an older outrider, which knew a model's weights by other means, so "
             "whether they are the same cannot be told: finish it with that version, or give another directory with --out"
         )
-    if different:
-        shown = "; ".join(f"{key}: {_short(kept.get(key))} then, {_short(asked.get(key))} now" for key in different)
+    if shown := differences(kept, asked):
         raise JobChangedError(
             f"{directory} holds a job with {what} other than now ({shown}); "
             "run it as it was begun, or give another directory with --out"

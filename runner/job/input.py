@@ -18,12 +18,20 @@ KEY = "input"
 
 
 def open_input(
-    path: Path, directory: Path, say: Callable[[str], None], form: str = "auto", split: str | None = None
+    path: Path,
+    directory: Path,
+    say: Callable[[str], None],
+    form: str = "auto",
+    split: str | None = None,
+    called: str | None = None,
 ) -> Source | ArrowSource:
-    """The input of a new job. What can be read only once is kept first; what a run that was killed has kept is used."""
+    """The input of a new job. What can be read only once is kept first; what a run that was killed has kept is used.
+
+    ``called`` is its name in messages, where that is not its path.
+    """
     if not piped.is_piped(path):
         check_input(path, split)
-        return _source(path, None, form, split)
+        return _source(path, called, form, split)
     if split is not None:
         raise UsageError(f"--split: {piped.called(path)} has no splits; leave it out")
     kept = directory / piped.KEPT

@@ -20,7 +20,7 @@ from typing import IO, Any
 from outrider.runner.job.carried import CarriedReader, spliced
 from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
 from outrider.workers.constraints.tool_forms import MISTRAL, calls_of
-from outrider.workers.errors import JobError, OutriderError
+from outrider.workers.errors import JobError, OutriderError, unwritable
 from outrider.workers.messages import Logprobs, RowResult
 from outrider.workers.models.reasoning import Split, split
 
@@ -213,7 +213,7 @@ def atomically(path: Path, kind: type[OutriderError] = JobError) -> Iterator[IO[
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
     except OSError as error:
-        raise kind(f"{path} cannot be written: {error.strerror}") from None
+        raise unwritable(error, f"{path} cannot be written: {error.strerror}", kind) from None
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from outrider.runner.job.directory import held
+from outrider.runner.job.directory import JOURNAL, held, is_job
 from outrider.runner.job.journal import FAILED, Journal
 from outrider.runner.job.prompts import BadRow, lines_of, load_object
 from outrider.runner.job.requests import RowError, frame_of
@@ -27,13 +27,14 @@ from outrider.runner.job.source import Source
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.option import build_options
 from outrider.runner.options import JobSpec
-from outrider.runner.prepare_job import prepare
+from outrider.runner.prepare_job import Called, prepare
 from outrider.runner.printable import printable
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.serve.batch_requests import error_entry
 from outrider.runner.serve.link import Line, Message, server_line
+from outrider.runner.serve.names import INPUT, shown_to_clients
 from outrider.runner.validation_errors import shown
-from outrider.workers.errors import OutriderError, UsageError
+from outrider.workers.errors import JobChangedError, NoSpaceError, OutriderError, UsageError
 
 MOST_ERRORS = 50
 REPEATED = re.compile(r'.*?:(\d+): (the id ".*" stands in line \d+ already; ids must differ)', re.DOTALL)
@@ -98,19 +99,28 @@ def _admitted(asked: Message, line: Line, helper: TokenizerProcess) -> Message:
                 errors := list(islice(foreign_rows(spec.input, asked["endpoint"], asked["model"]), MOST_ERRORS))
             ):
                 return {"refused": errors}
-            with closing(prepare(spec, directory, Notes(line), helper=helper).journal) as journal:
+            called = Called(INPUT, asked["model"])
+            with closing(prepare(spec, directory, Notes(line), helper=helper, called=called).journal) as journal:
                 if errors := list(islice(repeated_rows(journal), MOST_ERRORS)):
                     return {"refused": errors}
                 return {"admitted": journal.counts().rows}
     except UsageError as error:
-        return {"refused": [error_entry("invalid_request", printable(error))]}
+        return {"refused": [error_entry("invalid_request", shown_to_clients(error, directory, directory.name))]}
+    except NoSpaceError as error:
+        return {"later": printable(error)}
+    except JobChangedError as error:
+        if is_job(directory):
+            # Its rows have been admitted before. Whoever takes it up says what is other than then, and its window goes on.
+            with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
+                return {"admitted": journal.counts().rows}
+        return {"broken": shown_to_clients(error, directory, directory.name)}
     except OutriderError as error:
-        return {"broken": printable(error)}
+        return {"broken": shown_to_clients(error, directory, directory.name)}
 
 
 def foreign_rows(path: Path, endpoint: str, model: str) -> Iterator[dict[str, Any]]:
     """Lines that are no rows of this batch, whatever their bodies ask for."""
-    for number, line in lines_of(Source(path)):
+    for number, line in lines_of(Source(path, INPUT)):
         if isinstance(line, BadRow):
             yield error_entry(line.code, line.message, number)
             continue

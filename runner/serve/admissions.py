@@ -6,6 +6,7 @@ Small inputs have a process of their own, so that none waits for a large one.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 from outrider.runner.options import JobSpec
 from outrider.runner.serve.link import Child, Message
 from outrider.runner.serve.names import INPUT
-from outrider.runner.serve.running import Admitted, BatchJob, Broken, Hear, Left, Refused
+from outrider.runner.serve.running import FREED_SECONDS, Admitted, BatchJob, Broken, Hear, Left, Refused
 from outrider.workers.errors import JobError
 
 # A few thousand rows, which take a second or two.
@@ -40,7 +41,10 @@ class _Lane:
 
 
 class Admissions:
-    """``hear`` gets ``Admitted``, ``Refused`` or ``Broken`` of each batch, ``Left`` if it is stopped before."""
+    """``hear`` gets ``Admitted``, ``Refused`` or ``Broken`` of each batch, ``Left`` if it is stopped before.
+
+    One whose journal could not be written for want of space is checked again in a while.
+    """
 
     def __init__(
         self, specs: Mapping[str, JobSpec], hear: Hear, say: Callable[[str], None], child: Callable[..., Child] = Child
@@ -51,6 +55,8 @@ class Admissions:
         self._child = child
         self._lock = threading.RLock()
         self._small, self._large = _Lane(stays=True), _Lane(stays=False)
+        # When they are checked again.
+        self._later: dict[str, tuple[float, BatchJob]] = {}
         self._closing = False
 
     def add(self, job: BatchJob) -> None:
@@ -61,6 +67,8 @@ class Admissions:
 
     def stop(self, batch: str) -> None:
         with self._lock:
+            if self._later.pop(batch, None) is not None:
+                self._hear(Left(batch, whole=False))
             for lane in (self._small, self._large):
                 if lane.job is not None and lane.job.batch == batch:
                     lane.kill()
@@ -73,6 +81,9 @@ class Admissions:
         with self._lock:
             if not self._closing and self._small.child is None:
                 self._start(self._small)
+            now = time.monotonic()
+            for batch in [batch for batch, (due, _) in self._later.items() if now >= due]:
+                self.add(self._later.pop(batch)[1])
             for lane in (self._small, self._large):
                 self._next(lane)
 
@@ -115,15 +126,17 @@ class Admissions:
                     self._say(f"{job.batch}: {note}")
                     return
                 case {"admitted": rows}:
-                    event: Admitted | Refused | Broken = Admitted(job.batch, rows)
+                    self._hear(Admitted(job.batch, rows))
                 case {"refused": errors}:
-                    event = Refused(job.batch, errors)
+                    self._hear(Refused(job.batch, errors))
+                case {"later": sentence}:
+                    self._say(f"{job.batch}: {sentence}; this is tried again")
+                    self._later[job.batch] = time.monotonic() + FREED_SECONDS, job
                 case {"broken": sentence}:
-                    event = Broken(job.batch, sentence)
+                    self._hear(Broken(job.batch, sentence))
             lane.job = None
-            self._hear(event)
             # One that has stumbled may do so again.
-            if isinstance(event, Broken) or not (lane.stays or lane.waiting):
+            if "broken" in said or not (lane.stays or lane.waiting):
                 lane.kill()
             else:
                 self._next(lane)

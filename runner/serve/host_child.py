@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,9 +32,10 @@ from outrider.runner.prepare_job import prepare_models
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
 from outrider.runner.serve.link import Line, Message, server_line
-from outrider.runner.serve.running import Progress, StopAtOnceError
+from outrider.runner.serve.names import shown_to_clients
+from outrider.runner.serve.running import FREED_SECONDS, Progress, StopAtOnceError
 from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText, refusal_of
-from outrider.workers.errors import JobHeldError, OutriderError, UsageError
+from outrider.workers.errors import JobChangedError, JobHeldError, NoSpaceError, OutriderError, UsageError
 
 if TYPE_CHECKING:
     from outrider.runner.serve.shared_jobs import Job
@@ -98,7 +99,9 @@ class _Host:
         spec, say = self._spec, self._say
         with TokenizerProcess() as tokenizer_process:
             self._tokenizer_process = tokenizer_process
-            self._models = models = prepare_models(spec, tokenizer_process, say)
+            models = prepare_models(spec, tokenizer_process, say)
+            # Clients know it by the name that it is served by.
+            self._models = models = replace(models, target=replace(models.target, name=self._name))
             template = models.replica_template(spec, 0)
             asking = partial(placement_request_of, spec, template.movable)
             options = (spec.wait_for_cores, say, spec.metrics_port, spec.start_deadline)
@@ -184,9 +187,9 @@ class _Host:
             wanted.again = now + AGAIN_SECONDS
             if now - wanted.since < HELD_SECONDS:
                 return
-            self._line.send({"broken": wanted.batch, "sentence": printable(error)})
+            self._give_up(wanted.batch, wanted.directory, error)
         except OutriderError as error:
-            self._line.send({"broken": wanted.batch, "sentence": printable(error)})
+            self._give_up(wanted.batch, wanted.directory, error)
         else:
             self._tell_progress(job, now)
             self._driver.offer()
@@ -207,7 +210,10 @@ class _Host:
         try:
             self._jobs.leave(job)
         except OutriderError as error:
-            self._line.send({"broken": job.batch, "sentence": printable(error)})
+            if whole:
+                self._give_up(job.batch, job.directory, error)
+            else:
+                self._break_off(job.batch, job.directory, error)
         else:
             self._line.send({"left": job.batch, "whole": whole})
 
@@ -217,7 +223,7 @@ class _Host:
             self._line.send({"left": batch, "whole": False})
         for job in [job for job in self._jobs.jobs.values() if job.batch == batch]:
             self._driver.withdraw(job)
-            self._leave(job, job.whole)
+            self._leave(job, whole=False)
 
     def _found_broken(self, job: Job, error: OutriderError) -> None:
         """Told amid something else, so that what follows from it comes later."""
@@ -229,7 +235,22 @@ class _Host:
         self._driver.withdraw(job)
         with suppress(OutriderError):  # of the same journal; the first is told
             self._jobs.leave(job)
-        self._line.send({"broken": job.batch, "sentence": printable(error)})
+        self._told.pop(job.batch, None)
+        self._give_up(job.batch, job.directory, error)
+
+    def _give_up(self, batch: str, directory: Path, error: OutriderError) -> None:
+        """For now, where it may yet go on: here in a while, or with another start of the server."""
+        if isinstance(error, NoSpaceError):
+            now = time.monotonic()
+            self._wanted.append(_Wanted(batch, directory, now, now + FREED_SECONDS))
+            self._say(f"{batch}: {error}; this is tried again")
+        elif isinstance(error, JobChangedError):
+            self._line.send({"waits": batch, "sentence": printable(error)})
+        else:
+            self._break_off(batch, directory, error)
+
+    def _break_off(self, batch: str, directory: Path, error: OutriderError) -> None:
+        self._line.send({"broken": batch, "sentence": shown_to_clients(error, directory, directory.name)})
 
     def _say(self, text: str) -> None:
         self._line.send({"note": printable(text)})
@@ -299,8 +320,9 @@ class _Host:
         try:
             act()
         except Exception as error:
-            said = printable(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
-            self._line.send({"answer": request, "error": [500, said]})
+            said = str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
+            told = shown_to_clients(said, self._models.target.path, self._name)
+            self._line.send({"answer": request, "error": [500, told]})
 
 
 def _raise_stop() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from outrider.runner.options import JobSpec
 from outrider.runner.serve.admissions import Admissions, options_of
 from outrider.runner.serve.link import Child, Message
+from outrider.runner.serve.names import shown_to_clients
 from outrider.runner.serve.running import Answer, BatchJob, Broken, Hear, Left, Progress
 from outrider.workers.errors import JobError
 
@@ -47,6 +48,8 @@ class _Model:
     child: Child | None = None
     since: float = 0.0
     batches: dict[str, BatchJob] = field(default_factory=dict)
+    # Begun with other options than now: they wait for another start of the server, or until they are stopped.
+    others: dict[str, BatchJob] = field(default_factory=dict)
     stopping: set[str] = field(default_factory=set)
     asked: dict[str, _Asked] = field(default_factory=dict)
     deaths: int = 0
@@ -103,9 +106,10 @@ class ModelHosts:
         with self._lock:
             self._admissions.stop(batch)
             for model in self._models.values():
-                if model.batches.pop(batch, None) is None:
+                waits = model.others.pop(batch, None) is not None
+                if model.batches.pop(batch, None) is None and not waits:
                     continue
-                if model.child is None:
+                if waits or model.child is None:
                     self._hear(Left(batch, whole=False))
                 else:
                     model.stopping.add(batch)
@@ -223,6 +227,13 @@ class ModelHosts:
                     model.batches.pop(batch, None)
                     model.stopping.discard(batch)
                     self._hear(Left(batch, whole))
+                case {"waits": batch, "sentence": sentence}:
+                    self._say(f"{model.name}: {sentence}")
+                    if (job := model.batches.pop(batch, None)) is not None:
+                        model.others[batch] = job
+                    elif batch in model.stopping:
+                        model.stopping.discard(batch)
+                        self._hear(Left(batch, whole=False))
                 case {"broken": batch, "sentence": sentence}:
                     model.batches.pop(batch, None)
                     model.stopping.discard(batch)
@@ -258,10 +269,11 @@ class ModelHosts:
             model.not_before = time.monotonic() + min(LONGEST_PAUSE, PAUSE_SECONDS * 2 ** (model.deaths - 1))
             self._say(f"{model.name}: {why}; it is started again")
             if model.deaths >= MOST_DEATHS:
+                told = shown_to_clients(why, model.spec.model, model.name)
                 for batch in model.batches:
-                    self._hear(Broken(batch, why))
+                    self._hear(Broken(batch, told))
                 model.batches.clear()
-                self._refuse_all(model, (500, why))
+                self._refuse_all(model, (500, told))
 
     def _refuse_all(self, model: _Model, error: tuple[int, str]) -> None:
         for asked in model.asked.values():

@@ -6,6 +6,7 @@ import re
 import secrets
 from pathlib import Path
 
+from outrider.runner.printable import printable
 from outrider.runner.serve.api_errors import no_such
 
 FILE, BATCH = re.compile(r"file-[0-9a-f]{24}"), re.compile(r"batch_[0-9a-f]{24}")
@@ -18,6 +19,12 @@ def new_file_id() -> str:
 
 def new_batch_id() -> str:
     return f"batch_{secrets.token_hex(12)}"
+
+
+def shown_to_clients(said: object, path: object, name: str) -> str:
+    """What is said, with a name in the place of where something lies on the server."""
+    place = printable(path)
+    return printable(said).replace(place, name) if "/" in place else printable(said)
 
 
 class Folders:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+# What could not be written is tried again after so long: a disk that is full may have been freed by then.
+FREED_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
@@ -92,11 +95,17 @@ class Runner(Protocol):
     """Nothing of it waits. It tells what comes of what it was asked, from threads of its own."""
 
     def admit(self, job: BatchJob) -> None:
-        """Check the batch's input and write its journal: ``Admitted`` or ``Refused`` follows, or ``Broken``."""
+        """Check the batch's input and write its journal: ``Admitted`` or ``Refused`` follows, or ``Broken``.
+
+        Where the disk is full it is tried again.
+        """
         ...
 
     def run(self, job: BatchJob) -> None:
-        """Do its rows, in turn with those of other batches: ``Progress``, and then ``Left`` or ``Broken``."""
+        """Do its rows, in turn with those of other batches: ``Progress``, and then ``Left`` or ``Broken``.
+
+        Where the disk is full it is tried again. A batch that was begun with other options waits until it is stopped.
+        """
         ...
 
     def stop(self, batch: str) -> None:

@@ -31,7 +31,18 @@ from outrider.runner.serve.api_errors import ApiError, no_such
 from outrider.runner.serve.batch_requests import error_entry
 from outrider.runner.serve.finalizing import counts_of, draw_report, write_files
 from outrider.runner.serve.names import FILE, INPUT, Folders, new_batch_id, new_file_id
-from outrider.runner.serve.running import Admitted, BatchJob, Broken, Event, Hear, Left, Progress, Refused, Runner
+from outrider.runner.serve.running import (
+    FREED_SECONDS,
+    Admitted,
+    BatchJob,
+    Broken,
+    Event,
+    Hear,
+    Left,
+    Progress,
+    Refused,
+    Runner,
+)
 from outrider.runner.serve.store import ENDED, OUTPUT, Batch, File, Store
 from outrider.runner.serve.store import ERRORS as ERROR_FILE
 from outrider.workers.errors import OutriderError
@@ -43,7 +54,6 @@ TICK_SECONDS = 0.5
 SECONDS_BETWEEN_COUNTS = 30.0
 # Speed is that of the last while.
 SPEED_SECONDS = 60.0
-AGAIN_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -203,7 +213,7 @@ class Service:
                 said = f"Cannot cancel a batch with status '{batch.status}'."
                 raise ApiError(409, said, "status", "batch_not_cancellable")
             batch = self._store.change(name, self._ends("cancelled", "cancelling"))
-            self.runner.stop(name)
+            self._stop(batch)
             return self._with_counts(batch)
 
     def has_report(self, name: str) -> bool:
@@ -285,7 +295,12 @@ class Service:
         match event:
             case Admitted(name, rows):
                 if batch.ending is None:
-                    self._run_batch(self._store.change(name, self._begins(rows)))
+                    batch = self._store.change(name, self._begins(rows))
+                    if self._is_over(batch):
+                        self._store.change(name, self._ends("expired"))
+                        self._finalize(name)
+                    else:
+                        self._run_batch(batch)
                 else:
                     self._finalize(name)  # nobody holds its directory any more
             case Refused(name, errors):
@@ -325,12 +340,12 @@ class Service:
 
     def tick(self) -> None:
         """What time brings: windows that are over, files that could not be written, counts that are kept."""
-        now = self._now()
         with self._lock:
             for batch in self._store.unended():
-                if batch.ending is None and now >= batch.shown["expires_at"]:
-                    self._store.change(batch.id, self._ends("expired"))
-                    self.runner.stop(batch.id)
+                # One that is being checked expires when its rows are known, each of which then has its error.
+                checked = batch.status != "validating" or batch.model not in self.models
+                if batch.ending is None and checked and self._is_over(batch):
+                    self._stop(self._store.change(batch.id, self._ends("expired")))
                 if (due := self._retry.get(batch.id)) is not None and time.monotonic() >= due:
                     del self._retry[batch.id]
                     self._finalize(batch.id)
@@ -342,11 +357,11 @@ class Service:
     def _resume(self, batch: Batch) -> None:
         if batch.ending is not None:
             self._finalize(batch.id)
-        elif batch.model is None or batch.model not in self.models:
-            said = (
-                f'the model "{batch.model}" is not served any more; start outrider serve with it, and send the batch anew'
-            )
-            self._handle(Broken(batch.id, said))
+        elif batch.model is None:
+            self._fail(batch.id, [error_entry("model_not_found", "its rows ask for no model that is served here")])
+        elif batch.model not in self.models:
+            said = '%s waits: the model "%s" is not served any more; start outrider serve with it, or cancel the batch'
+            logger.warning(said, batch.id, batch.model)
         elif batch.status == "validating":
             self.runner.admit(self._job(batch))
         else:
@@ -354,6 +369,16 @@ class Service:
             if counts is not None:
                 self._store.change(batch.id, _counted(counts.done, counts.failed))
             self._run_batch(batch)
+
+    def _is_over(self, batch: Batch) -> bool:
+        over: bool = self._now() >= batch.shown["expires_at"]
+        return over
+
+    def _stop(self, batch: Batch) -> None:
+        if batch.model in self.models:
+            self.runner.stop(batch.id)
+        else:
+            self._finalize(batch.id)  # nobody has it
 
     def _run_batch(self, batch: Batch) -> None:
         # The rows stand in the journal by now.
@@ -414,10 +439,10 @@ class Service:
             self._write_files(name)
         except OutriderError as error:
             logger.error("%s: %s; this is tried again", name, error)
-            self._retry[name] = time.monotonic() + AGAIN_SECONDS
+            self._retry[name] = time.monotonic() + FREED_SECONDS
         except Exception:
             logger.exception("%s could not be written", name)
-            self._retry[name] = time.monotonic() + AGAIN_SECONDS
+            self._retry[name] = time.monotonic() + FREED_SECONDS
         finally:
             self._finalizing.discard(name)
 

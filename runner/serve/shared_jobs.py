@@ -16,7 +16,7 @@ from outrider.runner.driving import schedule
 from outrider.runner.driving.job_record import JobRecord
 from outrider.runner.driving.replica import Replica
 from outrider.runner.job.directory import JOURNAL, describe, held
-from outrider.runner.job.identity import check_same, kept_identity
+from outrider.runner.job.identity import differences, kept_identity
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.planning.replica_plan import ReplicaPlan
@@ -25,7 +25,7 @@ from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.summary import summarize
 from outrider.runner.report.trace import TraceFile
 from outrider.runner.serve.single_rows import SingleRows
-from outrider.workers.errors import OutriderError
+from outrider.workers.errors import JobChangedError, OutriderError
 from outrider.workers.messages import Harvest, PartialTokens, Row, RowFailure, RowResult, TargetCounters, WorkerReport
 
 ROW_BITS = 40
@@ -126,11 +126,11 @@ class SharedJobs:
             kept = kept_identity(journal)
             # Which rows there are was settled when they were admitted.
             now = {**asked(str(kept.get("input"))), "skip_bad": kept.get("skip_bad")}
-            check_same(kept, now, "a model or parameter", directory)
+            _check_as_begun(batch, kept, now)
             if (path := journal.meta("numeric_path")) is None:
                 journal.set_meta("numeric_path", self.path)
             else:
-                check_same(path, self.path, "a numeric path", directory)
+                _check_as_begun(batch, path, self.path)
             record = JobRecord(journal, self._model, self._replicas, self._trace, self._host_of)
             for (_, role), (replica, report) in self._actors.items():
                 record.actor_is_up(replica, role, report)
@@ -289,6 +289,14 @@ class SharedJobs:
         for row in rows:
             found.setdefault(job_of(row), []).append(row - first_row(job_of(row)))
         return [(self.jobs[number], own) for number, own in found.items() if number in self.jobs]
+
+
+def _check_as_begun(batch: str, kept: dict[str, Any], now: dict[str, Any]) -> None:
+    if found := differences(kept, now):
+        raise JobChangedError(
+            f"{batch} waits: its rows were begun with something else than now ({found}); "
+            "start outrider serve as it was then, or cancel the batch"
+        )
 
 
 class _Share:

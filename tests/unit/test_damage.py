@@ -19,7 +19,7 @@ from outrider.runner.job.journal import DONE, Counts, Journal, StoredRow
 from outrider.runner.job.results import error_record, result_record, write_results
 from outrider.runner.report.report import drop_damaged_statistics, write_report
 from outrider.runner.report.statistics import JobStatistics
-from outrider.workers.errors import JobError, OutriderError
+from outrider.workers.errors import JobError, NoSpaceError, OutriderError
 from outrider.workers.messages import RowResult
 
 REQUEST: dict[str, Any] = {
@@ -245,18 +245,20 @@ def test_one_that_is_a_link_to_itself(job: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "kind", "said"),
     [
-        (sqlite3.SQLITE_FULL, "; free some space, and the same command goes on"),
-        (sqlite3.SQLITE_IOERR_FSYNC, "; see that its disk works and has space, and the same command goes on"),
-        (sqlite3.SQLITE_BUSY, ""),
-        (None, ""),
+        (sqlite3.SQLITE_FULL, NoSpaceError, "; free some space, then the job can go on"),
+        (sqlite3.SQLITE_IOERR_FSYNC, NoSpaceError, "; see that its disk works and has space, then the job can go on"),
+        (sqlite3.SQLITE_CANTOPEN, NoSpaceError, ""),
+        (sqlite3.SQLITE_BUSY, JobError, ""),
+        (None, JobError, ""),
     ],
 )
-def test_a_full_or_failing_disk_is_no_damage(tmp_path: Path, code: int | None, said: str) -> None:
+def test_a_full_or_failing_disk_is_no_damage(tmp_path: Path, code: int | None, kind: type[JobError], said: str) -> None:
     error = sqlite3.OperationalError("so says SQLite")
     if code is not None:
         error.sqlite_errorcode = code
     with pytest.raises(JobError) as told, translated(tmp_path / "job.db"):
         raise error
     assert str(told.value) == f"{tmp_path / 'job.db'} cannot be used: so says SQLite{said}"
+    assert type(told.value) is kind, "which says whether another try may succeed"

@@ -161,7 +161,7 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing(full: Journal) -> None:
     pages = full._query("PRAGMA page_count")[0][0]
     full._query(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(
-        JobError, match=r"job.db cannot be used: database or disk is full; free some space, and the same command goes on$"
+        JobError, match=r"job.db cannot be used: database or disk is full; free some space, then the job can go on$"
     ):
         full.record([(0, "x" * 1_000_000)], [])
     full._query("PRAGMA max_page_count = 100000")

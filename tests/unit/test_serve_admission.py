@@ -16,8 +16,10 @@ from outrider.runner.job.directory import JOURNAL
 from outrider.runner.job.journal import FAILED, Journal
 from outrider.runner.job.results import message_of
 from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.serve import admission_child
 from outrider.runner.serve.admission_child import MOST_ERRORS, Notes, _admitted
 from outrider.runner.serve.link import Line
+from outrider.workers.errors import JobChangedError, NoSpaceError
 
 
 def admitted(folder: Path, content: str) -> dict[str, Any]:
@@ -57,6 +59,28 @@ def test_what_is_no_row_refuses_all_of_it_before_anything_is_written(tmp_path: P
 def test_the_first_errors_are_told(tmp_path: Path) -> None:
     refused = admitted(tmp_path, line("a") + "[]\n" * 200)["refused"]
     assert [each["line"] for each in refused] == list(range(2, 2 + MOST_ERRORS))
+
+
+def test_a_disk_that_is_full_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = mock.Mock(side_effect=NoSpaceError("job.db cannot be used: database or disk is full"))
+    with monkeypatch.context() as full:
+        full.setattr(admission_child, "prepare", prepare)
+        assert admitted(tmp_path, line("a")) == {"later": "job.db cannot be used: database or disk is full"}
+    assert admitted(tmp_path, line("a")) == {"admitted": 1}
+    prepare.side_effect = JobChangedError("its model is another one")
+    monkeypatch.setattr(admission_child, "prepare", prepare)
+    assert admitted(tmp_path, line("a")) == {"admitted": 1}, "whoever runs it says what is other than then"
+
+
+def test_clients_read_nothing_of_where_files_lie(tmp_path: Path) -> None:
+    assert admitted(tmp_path, line("a") + line("b", nonsense=1) + line("c", prompt="x" * 200)) == {"admitted": 3}
+    with closing(Journal(tmp_path / JOURNAL)) as journal:
+        unknown, long = (message_of(record) for record in journal.records(FAILED))
+    assert unknown == 'input.jsonl:2: unknown parameter "nonsense"; remove it'
+    assert long.startswith("input.jsonl:3: the prompt has 200 tokens, and small holds ")
+    (tmp_path / JOURNAL).unlink()
+    [refused] = admitted(tmp_path, "\n")["refused"]
+    assert refused["message"] == "input.jsonl holds no prompts, only blank lines; give one prompt a line"
 
 
 def test_what_preparing_says_goes_to_the_server() -> None:

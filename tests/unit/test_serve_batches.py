@@ -256,6 +256,9 @@ def test_a_batch_that_is_ended_as_its_check_ends_is_ended(tmp_path: Path, ending
     world.service.handle_events()
     until(lambda: status_of(world, name) == ending, ending)
     assert world.runner.jobs == {}
+    if ending == "expired":
+        batch = world.service.retrieve(name)
+        assert batch["error_file_id"] is not None and batch["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
     world.service.close()
 
 
@@ -401,16 +404,18 @@ def test_what_a_killed_upload_has_left_is_removed(tmp_path: Path) -> None:
         assert list((tmp_path / "data" / "batches").iterdir()) == []
 
 
-def test_a_batch_of_a_model_that_is_served_no_more_fails_with_what_to_do(tmp_path: Path) -> None:
+def test_a_batch_of_a_model_that_is_served_no_more_waits_for_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     world = World(tmp_path / "data", at_once=False)
     with world.client() as client:
-        batch = create(client, line("a"))
-        until(lambda: batch.id in world.runner.jobs, "run of the batch")
+        batch, cancelled = create(client, line("a")), create(client, line("b"))
+        until(lambda: {batch.id, cancelled.id} == set(world.runner.jobs), "run of the batches")
     with World(tmp_path / "data", models=("other",)).client() as client:
-        done = ended(client, batch.id)
-        assert done.status == "failed"
-        assert done.errors is not None and done.errors.data is not None
-        assert "is not served any more" in (done.errors.data[0].message or "")
+        client.batches.cancel(cancelled.id)
+        assert ended(client, cancelled.id).status == "cancelled"
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+    assert f'{batch.id} waits: the model "small" is not served any more' in caplog.text
+    with World(tmp_path / "data").client() as client:
+        assert ended(client, batch.id).status == "completed"
 
 
 @pytest.mark.slow

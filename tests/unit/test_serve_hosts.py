@@ -6,18 +6,21 @@ import errno
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from outrider.runner.options import JobSpec, ServeSpec
-from outrider.runner.serve import admissions, link, model_hosts
+from outrider.runner.serve import admissions, host_child, link, model_hosts
 from outrider.runner.serve.admission_child import foreign_rows
+from outrider.runner.serve.host_child import _Host, _Wanted
 from outrider.runner.serve.link import Child, Line
 from outrider.runner.serve.model_hosts import MOST_DEATHS, ModelHosts
-from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Event, Left, Progress, Refused
+from outrider.runner.serve.running import FREED_SECONDS, Admitted, Answer, BatchJob, Broken, Event, Left, Progress, Refused
 from outrider.runner.serve.serve import _job_specs, named_models
-from outrider.workers.errors import JobError, UsageError
+from outrider.workers.errors import JobChangedError, JobError, NoSpaceError, OutriderError, UsageError
 
 
 class FakeChild:
@@ -183,6 +186,101 @@ def test_a_process_that_has_stumbled_admits_no_other() -> None:
     assert world.child() is not first and [each["admit"] for each in world.child().sent] == ["second"]
 
 
+def test_what_a_full_disk_kept_from_being_checked_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(admissions.time, "monotonic", lambda: now)
+    world = Hosts()
+    for name in ("first", "second", "third"):
+        world.hosts.admit(job(name))
+    child = world.child()
+    child.hear({"later": "the disk is full"})
+    child.hear({"later": "the disk is full"})
+    assert world.said == [f"{name}: the disk is full; this is tried again" for name in ("first", "second")]
+    child.hear({"admitted": 1})
+    assert world.heard == [Admitted("third", 1)], "it did not wait for those"
+    world.hosts.stop("second")
+    assert world.heard[-1] == Left("second", whole=False)
+    now = FREED_SECONDS
+    world.hosts._admissions.look()
+    assert [each["admit"] for each in child.sent] == ["first", "second", "third", "first"]
+
+
+class Journals:
+    """What ``_Host`` asks of ``SharedJobs``; ``problem`` is what a journal has to complain about."""
+
+    def __init__(self, problem: OutriderError | None = None) -> None:
+        self.problem = problem
+        self.jobs: dict[int, Any] = {}
+        self.path = {"engine": "fake"}
+
+    def open(self, batch: str, directory: Path, asked: object) -> Any:
+        if self.problem is not None:
+            raise self.problem
+        counters = SimpleNamespace(done=0, failed=0, tokens=0, proposed=0, accepted=0, seconds=0.0)
+        record = SimpleNamespace(counters=counters)
+        self.jobs[1] = SimpleNamespace(number=1, batch=batch, directory=directory, record=record, whole=False, broken=False)
+        return self.jobs[1]
+
+    def leave(self, job: Any) -> None:
+        del self.jobs[job.number]
+        if self.problem is not None:
+            raise self.problem
+
+
+def host(journals: Journals, wanted: str = "batch") -> tuple[Any, list[dict[str, Any]]]:
+    said: list[dict[str, Any]] = []
+    made: Any = _Host({"options": {"input": "-"}, "name": "small"}, mock.Mock(send=said.append))
+    made._jobs, made._driver, made._models = journals, mock.Mock(), mock.Mock()
+    made._wanted.append(_Wanted(wanted, Path("/data/batches") / wanted, 0.0))
+    return made, said
+
+
+def test_a_batch_that_a_full_disk_stops_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_child.time, "monotonic", lambda: 100.0)
+    journals = Journals()
+    made, said = host(journals)
+    made._take_up(made._wanted[0], 0.0)
+    [job] = journals.jobs.values()
+    journals.problem = NoSpaceError("/data/batches/batch/job.db cannot be used: database or disk is full")
+    made._break(job, journals.problem)
+    assert made._driver.withdraw.call_args.args == (job,), "its rows are let go"
+    [again] = made._wanted
+    assert (again.batch, again.again) == ("batch", 100.0 + FREED_SECONDS)
+    made._take_up(again, 130.0)
+    assert [each.again for each in made._wanted] == [100.0 + FREED_SECONDS], "it is full still"
+    assert [next(iter(each)) for each in said] == ["progress", "note", "note"]
+    assert said[-1]["note"].endswith("database or disk is full; this is tried again")
+    journals.problem = None
+    made._take_up(made._wanted[0], 160.0)
+    assert list(journals.jobs) == [1] and made._wanted == []
+    made._stop("batch")
+    assert said[-1] == {"left": "batch", "whole": False}
+
+
+def test_what_breaks_for_good_is_told_without_the_servers_paths() -> None:
+    made, said = host(Journals(JobError("/data/batches/batch/job.db is damaged: it is no database")))
+    made._take_up(made._wanted[0], 0.0)
+    assert said == [{"broken": "batch", "sentence": "batch/job.db is damaged: it is no database"}]
+
+
+def test_a_batch_that_was_begun_with_other_options_waits_and_keeps_no_model() -> None:
+    made, said = host(Journals(JobChangedError("batch waits: temperature: 0.0 then, 0.5 now")))
+    made._take_up(made._wanted[0], 0.0)
+    assert made._wanted == [] and list(said[0]) == ["waits", "sentence"]
+    world = Hosts()
+    world.hosts.run(job("batch"))
+    world.look()
+    world.child().hear(said[0])
+    assert world.said == ["small: batch waits: temperature: 0.0 then, 0.5 now"] and world.heard == []
+    assert not world.hosts._models["small"].wanted
+    world.hosts.stop("batch")
+    assert world.heard == [Left("batch", whole=False)], "when its window is over, or it is cancelled"
+    world.hosts.run(job("other"))
+    world.hosts.stop("other")
+    world.child().hear({"waits": "other", "sentence": "other waits"})
+    assert world.heard[-1] == Left("other", whole=False), "it was stopped as it was taken up"
+
+
 def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is short of memory for a moment loses neither a batch nor the thread that takes turns."""
     world = Hosts()
@@ -283,9 +381,10 @@ def test_a_model_that_cannot_be_used_is_not_tried_again_for_the_same_batch() -> 
     world = Hosts("only")
     world.hosts.run(job("batch", "only"))
     world.look()
-    world.child().hear({"error": "the model is gone", "hopeless": True})
+    world.child().hear({"error": "/models/only is gone", "hopeless": True})
     world.child().end()
-    assert world.heard == [Broken("batch", "the model is gone")]
+    assert world.heard == [Broken("batch", "only is gone")]
+    assert world.said == ["only: /models/only is gone; it is started again"], "where it lies, no client reads"
 
 
 def test_a_batch_is_stopped_wherever_it_is() -> None:

@@ -184,7 +184,7 @@ def test_a_job_of_another_numeric_path_is_refused(monkeypatch: pytest.MonkeyPatc
     with closing(Journal(directory / "job.db")) as journal:
         journal.set_meta("numeric_path", {"engine": "another"})
     shared.jobs.path = {"engine": "fake"}
-    with pytest.raises(JobChangedError, match="numeric path"):
+    with pytest.raises(JobChangedError, match=r"old waits: .*engine: another then, fake now"):
         shared.open("old")
     assert not shared.jobs.jobs
     with closing(Journal(directory / "job.db")) as journal:
