@@ -121,7 +121,7 @@ def test_a_record_has_them_apart() -> None:
 def test_a_template_is_given_a_rows_options(tmp_path: Path) -> None:
     path = thinking(tmp_path / "model", TEMPLATE).path
     tokenizer = Tokenizer(path)
-    assert tokenizer.template_variables == {"enable_thinking", "eager"}
+    assert tokenizer.template_variables(tools=False) == {"enable_thinking", "eager"}
     assert tokenizer.reasoning_tags == ReasoningTags("<think>", "</think>", (7,))
     asked: list[Any] = [CAT, {"messages": CAT, "options": {"enable_thinking": False}}]
     asked += [{"messages": CAT, "options": {"eager": 1}}, {"messages": CAT, "options": {"thinking": True}}]
@@ -134,9 +134,27 @@ def test_a_template_is_given_a_rows_options(tmp_path: Path) -> None:
     ]
 
 
+def test_options_are_those_of_the_template_that_a_row_is_written_by(tmp_path: Path) -> None:
+    """Some models have one for rows with tools beside the usual one."""
+    path = Path(thinking(tmp_path / "model", "{{ messages[0].content }}{% if eager %} cat{% endif %}").path)
+    (path / "additional_chat_templates").mkdir()
+    with_tools = "{{ tools | tojson }} {{ messages[0].content }}{% if careful %} cat{% endif %}"
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text(with_tools)
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+
+    def asked(option: str, *tools: Any) -> tuple[int, ...] | str:
+        [answer] = encode(str(path), [{"messages": CAT, "options": {option: True}, "tools": list(tools)}])
+        return answer
+
+    assert asked("eager") == (2, 2)
+    assert "(it knows eager)" in asked("careful")
+    assert asked("careful", tool)[-2:] == (2, 2)
+    assert "(it knows careful)" in asked("eager", tool)
+
+
 def test_without_tags_in_the_template_nothing_is_told_apart(tmp_path: Path) -> None:
     tokenizer = Tokenizer(thinking(tmp_path / "model", "{{ messages[0].content }}").path)
-    assert tokenizer.reasoning_tags is None and not tokenizer.template_variables
+    assert tokenizer.reasoning_tags is None and not tokenizer.template_variables(tools=False)
     assert Tokenizer(thinking(tmp_path / "none", None).path).reasoning_tags is None
 
 

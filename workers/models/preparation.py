@@ -276,7 +276,7 @@ def _encode_chats(path: str, conversations: list[Any]) -> list[tuple[int, ...] |
         """A list of messages, or these beside options for the template and tools."""
         whole = conversation if isinstance(conversation, dict) else {"messages": conversation}
         messages, options, tools = whole["messages"], whole.get("options", {}), whole.get("tools", ())
-        refuse_unknown(tokenizer.template_variables if options else frozenset(), options)
+        refuse_unknown(tokenizer.template_variables(bool(tools)) if options else frozenset(), options)
         refuse_left_out(tokenizer.render, messages, options, bool(tools))
         text = tokenizer.render(messages, options, tools)
         refuse_unsaid(text, tools)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from jinja2 import Environment, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -22,6 +24,7 @@ class Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+@lru_cache(maxsize=4)  # a model may have a template for rows with tools beside the usual one
 def template_variables(template: str) -> frozenset[str]:
     environment = Environment(extensions=[Generation, "jinja2.ext.loopcontrols"])
     return frozenset(meta.find_undeclared_variables(environment.parse(template))) - GIVEN - environment.globals.keys()

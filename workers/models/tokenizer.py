@@ -111,11 +111,10 @@ class Tokenizer:
         )
         return text
 
-    @cached_property
-    def template_variables(self) -> frozenset[str]:
-        """What the chat template asks for beside what every template is given."""
+    def template_variables(self, tools: bool) -> frozenset[str]:
+        """What the chat template asks for beside what every template is given, where a row has tools or has none."""
         given = frozenset(map(str, self._whole.special_tokens_map))
-        return template_variables(self._template()) - given
+        return template_variables(self._template(tools)) - given
 
     @cached_property
     def reasoning_tags(self) -> ReasoningTags | None:
@@ -131,9 +130,9 @@ class Tokenizer:
             return None
         return ReasoningTags(OPENING_TAG, CLOSING_TAG, tuple(self.encode_rendered(OPENING_TAG)))
 
-    def _template(self) -> str:
-        """Of several, the one that is used where a row has no tools."""
-        text: str = self._whole.get_chat_template()
+    def _template(self, tools: bool = False) -> str:
+        """Of several, the one that is used where a row has tools, or has none."""
+        text: str = self._whole.get_chat_template(tools=[] if tools else None)
         return text
 
     def encode_rendered(self, text: str) -> list[int]:
