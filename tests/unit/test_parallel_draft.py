@@ -25,7 +25,9 @@ from outrider.workers.errors import ModelError
 from outrider.workers.messages import Advance, DraftReply, DraftRequest, ModelSpec, ReplicaSpec, Row, Sampling
 from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import find
+from outrider.workers.models.opening import open_model
 from outrider.workers.models.preparation import prepare_pair
+from outrider.workers.models.tokenizer import Tokenizer
 from outrider.workers.speculation import MOST_CANDIDATES, DraftCost, LayoutKind, round_seconds
 from outrider.workers.target.slots import best_request
 
@@ -336,3 +338,19 @@ def test_the_bundled_one_goes_with_the_bundled_target() -> None:
     assert draft.mask_token >= target.vocabulary, "an id that the tokenizer never gives"
     assert draft.vocabulary == draft.mask_token + 1
     assert sum(file.stat().st_size for file in Path(draft.path).iterdir()) <= 4 << 20
+
+
+@pytest.mark.slow
+def test_the_bundled_one_gains_a_token_a_round() -> None:
+    """At six candidates a round over the prompts of the examples, where it writes 3.3 tokens a round."""
+    target, draft, _, _ = prepare_pair("pocket", "pocket-parallel")
+    assert draft is not None
+    ids = Tokenizer(target.path)
+    lines = map(json.loads, (Path(__file__).parents[2] / "examples" / "prompts.jsonl").read_text().splitlines())
+    asked = [(line["prompt"], line.get("max_tokens", 64)) for line in lines if "prompt" in line]
+    rows = [Row(key, tuple(ids.encode(prompt)), most, GREEDY) for key, (prompt, most) in enumerate(asked)]
+    by_draft = draft_of(open_model(ModelSpec(draft.path, "native", "w8a8", threads=1)), mask_token=draft.mask_token)
+    model = open_model(ModelSpec(target.path, "native", "w4a8", threads=1))
+    _, verifier = write(target_of(model, 8, 6, by_draft, tokenizer=ids), rows)
+    assert len(rows) > 15
+    assert verifier.counters.tokens >= 2 * verifier.counters.row_rounds
