@@ -15,7 +15,8 @@ there are no grouped queries and 1.16 billion parameters, with 4 there are 1.00.
 seconds; those in decoding leave out the time of reading prompts. In a lane no prompt comes twice where the file has
 enough of them: then outrider keeps what a job would, earlier answers for suffixes and what its draft learned from them.
 
-`--json` is written behind every engine, and the same command goes on with it: engines that ended well are not run again.
+`--json` is written behind every engine, and the same command goes on with it: engines that ended well are not run again,
+and those that ran with other code than the working copy's are named.
 With `--minutes` the race stops before an engine that would start later, so that it can be run in pieces.
 """
 
@@ -39,8 +40,8 @@ from peaks import Peaks
 from stream import Stream
 
 from benchmarks.race.engines import Entry, Failed, Running, started
-from benchmarks.race.programs.protocol import Request, Setup, numbered_modes
-from benchmarks.race.report import AGAIN, OURS, Lane, Ran, read_races, shown, write_races
+from benchmarks.race.programs.protocol import Request, Setup, numbered_modes, working_copy
+from benchmarks.race.report import AGAIN, OURS, Lane, Ran, of_other_code, read_races, shown, write_races
 from outrider.workers.models.model_info import POCKET, find
 from outrider.workers.models.packed_cache import cache_directory
 from outrider.workers.models.tokenizer import Tokenizer
@@ -162,7 +163,7 @@ def measured(entry: Entry, target: Path, draft: Path, machine: Machine, argument
     if entry.program == "vllm_.py":
         for source in (target, draft):
             quantised_for_vllm(source, arguments.work)
-    ran = Ran(entry.name, entry.kind, *machine.now())
+    ran = Ran(entry.name, entry.kind, *machine.now(), code=working_copy())
     began = time.monotonic()
     try:
         with started(entry, setup, log) as running:
@@ -267,6 +268,8 @@ def main() -> None:
     for kv_heads in numbers(arguments.kv_heads):
         target, draft = models(kv_heads, arguments.draft_noise)
         race = races.setdefault(headline(target, draft, arguments), [])
+        for sentence in of_other_code(race, working_copy()):
+            print(f"note: {sentence}", file=sys.stderr, flush=True)
         for entry in not_run(race, entries(arguments)):
             if time.monotonic() > latest:
                 print(f"{entry.name} beside {target.name} is left for the next time", file=sys.stderr, flush=True)
@@ -275,7 +278,7 @@ def main() -> None:
             if arguments.json is not None and not arguments.prepare:
                 write_races(arguments.json, races)
     for title, race in races.items():
-        print(f"{title}\n\n{shown(race)}\n")
+        print(f"{title}\n\n{shown(race, working_copy())}\n")
 
 
 if __name__ == "__main__":

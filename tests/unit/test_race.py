@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,8 @@ import pytest
 from benchmarks.race import engines
 from benchmarks.race.__main__ import asked_for, entries, keep, modes_of, not_run, turns
 from benchmarks.race.engines import Entry, Failed, started
-from benchmarks.race.programs.protocol import Answer, Request, Setup, timed
-from benchmarks.race.report import Lane, Ran, against, read_races, same, shown, table, write_races
+from benchmarks.race.programs.protocol import Answer, Request, Setup, timed, working_copy
+from benchmarks.race.report import Lane, Ran, against, of_other_code, read_races, same, shown, table, write_races
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = Setup("target", "draft", 2, "w4a8", [3], 200, 8, "work")
@@ -129,7 +131,14 @@ def test_we_are_held_against_the_best_of_the_others() -> None:
     ]
     alone, eight = against(lanes)
     times_each = {"slow": 8.0, "quick": 4.0}
-    assert alone["rate"] == {"ours": 96.0, "best": 24.0, "of": "quick, k=3", "times": 4.0, "times_each": times_each}
+    assert alone["rate"] == {
+        "ours": 96.0,
+        "with": "outrider w4a8, auto",
+        "best": 24.0,
+        "of": "quick, k=3",
+        "times": 4.0,
+        "times_each": times_each,
+    }
     assert eight == {"batch": 8}
 
 
@@ -143,10 +152,52 @@ def test_a_race_is_kept_and_goes_on_with_what_has_not_ended_well(tmp_path: Path)
     assert kept == {"one target": race, "another": []}
     assert not_run(kept["one target"], entries) == entries[1:]
     assert not_run(kept["another"], entries) == entries
-    assert "failed: no memory" in shown(race)
+    assert "failed: no memory" in shown(race, "")
     keep(race, Ran("vLLM int4", "int4 k=3", 38.0, 510))
     assert [ran.kind for ran in race] == ["int4", "int4 k=3"]
-    assert "failed" not in shown(race)
+    assert "failed" not in shown(race, "")
+
+
+def test_lanes_of_other_code_are_named(tmp_path: Path) -> None:
+    old, new = (Ran("outrider w4a8", kind, 40.5, 500, code=code) for kind, code in (("w4a8", "at 1"), ("w8a8", "at 2")))
+    sentence = "outrider w4a8 (w4a8) ran with a working copy at 1, this one is at 2"
+    assert of_other_code([old, new], "at 2") == [sentence]
+    assert f"* {sentence}" in shown([old, new], "at 2")
+    assert "this one is" not in shown([new], "at 2")
+    write_races(tmp_path / "race.json", {"one": [old]})
+    # What an earlier race wrote says nothing of its code.
+    (tmp_path / "race.json").write_text((tmp_path / "race.json").read_text().replace(', "code": "at 1"', ""))
+    kept = read_races(tmp_path / "race.json")["one"]
+    assert of_other_code(kept, "at 2") == [sentence.replace("at 1", "of no commit that is known")]
+
+
+def test_a_working_copy_is_its_commit_and_its_changes(tmp_path: Path) -> None:
+    assert working_copy(tmp_path) == "of no commit that is known"
+    file, git = tmp_path / "file", ["git", "-C", str(tmp_path), "-c", "user.name=one", "-c", "user.email=one@two.three"]
+    file.write_text("1")
+    for words in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    clean = working_copy(tmp_path)
+    seen = [clean]
+    for text in ("2", "3"):
+        file.write_text(text)
+        assert working_copy(tmp_path).startswith(f"{clean} and changes (")
+        seen.append(working_copy(tmp_path))
+    assert len(set(seen)) == 3, "other changes are other code"
+    file.write_text("1")
+    assert working_copy(tmp_path) == clean
+
+
+def test_llama_cpp_is_told_with_its_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "llama-batched-bench"
+    program.write_text("#!/bin/sh\necho version: 9")
+    program.chmod(0o755)
+    monkeypatch.syspath_prepend(engines.PROGRAMS)
+    llamacpp = importlib.import_module("llamacpp_")
+    monkeypatch.setattr(llamacpp, "convert", lambda source, out: out)
+    about = llamacpp.LlamaCpp(replace(SETUP, kind=str(tmp_path))).about
+    assert about.startswith("llama.cpp 9, Q4_0, head in Q8_0, its own programs, -t 2 -tb 2 (plain: -b 512 -ub 512; ")
+    assert "lookup k=3: --spec-type ngram-simple --spec-ngram-simple-size-n 2 --spec-ngram-simple-size-m 3" in about
 
 
 def test_texts_are_compared_with_the_own_plain_ones() -> None:

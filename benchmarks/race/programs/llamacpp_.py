@@ -16,7 +16,8 @@ from llama_gguf import convert
 from protocol import LOOKUP, Answer, Request, Setup, candidates, numbered_modes, serve
 
 # The tokens of one pass over prompts.
-BATCH = 512
+PASS = "-b 512 -ub 512"
+GREEDY = "--temp 0 --ignore-eos"
 # Of its kinds of lookup and their lengths (2, 3, 4) the best on HumanEval: 65 tokens/s where the others had 42 to 62.
 NGRAM = 2
 DECODED = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds")
@@ -33,9 +34,11 @@ class LlamaCpp:
             for path in (setup.target, setup.draft)
         )
         self.modes = {"plain": setup.most_rows, **dict.fromkeys(numbered_modes(setup.draft_tokens), 1)}
-        version = self._run("llama-batched-bench", "--version")
-        found = re.search(r"version: (.+)", version)
-        self.about = f"llama.cpp {found[1] if found else 'of unknown version'}, Q4_0, head in Q8_0, its own programs"
+        found = re.search(r"version: (.+)", self._run("llama-batched-bench", "--version"))
+        version = found[1] if found else "of unknown version"
+        assisted = "; ".join(f"{mode}: {' '.join(self._by(mode))}" for mode in numbered_modes(setup.draft_tokens))
+        flags = f"{' '.join(self._threads())} (plain: {PASS}; assisted: {GREEDY}; {assisted})"
+        self.about = f"llama.cpp {version}, Q4_0, head in Q8_0, its own programs, {flags}"
 
     def answer(self, request: Request) -> Answer:
         if request.mode == "plain":
@@ -46,7 +49,7 @@ class LlamaCpp:
 
     def _batch(self, rows: int, prompt: int, new_tokens: int) -> Answer:
         context = rows * (prompt + new_tokens + 8)
-        sizes = f"-c {context} -b {BATCH} -ub {BATCH} -npp {prompt} -ntg {new_tokens} -npl {rows} --output-format jsonl"
+        sizes = f"-c {context} {PASS} -npp {prompt} -ntg {new_tokens} -npl {rows} --output-format jsonl"
         printed = self._run("llama-batched-bench", "-m", self._target, *self._threads(), *sizes.split())
         [line] = [json.loads(line) for line in printed.splitlines() if line.startswith("{") and '"t_tg"' in line]
         return Answer(line["t"], rows * new_tokens, line["t_tg"], None, 1.0)
@@ -60,7 +63,7 @@ class LlamaCpp:
 
     def _speculate(self, text: str, by: list[str], new_tokens: int) -> tuple[float, int, float, int]:
         """Seconds, tokens that were written, in how many seconds, and rounds."""
-        sizes = f"-c {self._setup.longest} -n {new_tokens} --temp 0 --ignore-eos".split()
+        sizes = f"-c {self._setup.longest} -n {new_tokens} {GREEDY}".split()
         words = ("-m", self._target, *self._threads(), *sizes, *by, "-p", text)
         printed = self._run("llama-speculative-simple", *words)
         decoded, encoded, accepted = (pattern.search(printed) for pattern in (DECODED, ENCODED, ACCEPTED))

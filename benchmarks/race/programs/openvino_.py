@@ -35,7 +35,10 @@ class OpenVino:
         self._assisted = pipeline(str(target), scheduler, "CPU", settings | {"draft_model": beside})
         self._lookup = pipeline(str(target), scheduler, "CPU", settings | {"prompt_lookup": True})
         self.modes = dict.fromkeys(["plain", *numbered_modes(setup.draft_tokens)], setup.most_rows)
-        self.about = f"OpenVINO GenAI {openvino_genai.get_version()}, ContinuousBatchingPipeline, int4 groups of 128"
+        self.about = (
+            f"OpenVINO GenAI {openvino_genai.get_version()}, ContinuousBatchingPipeline, {EXPORT}, {settings}, "
+            f"cache_size={CACHE_GB} max_num_seqs={setup.most_rows} enable_prefix_caching=False, max_ngram_size={NGRAM}"
+        )
 
     def answer(self, request: Request) -> Answer:
         tensors = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in request.prompts]

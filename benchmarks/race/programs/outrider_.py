@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from protocol import Answer, Request, Setup, serve, timed
+from protocol import Answer, Request, Setup, serve, timed, working_copy
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from unleased import unleased_replica
@@ -34,7 +34,7 @@ class Outrider:
         self._key = 0
         self._opened: tuple[int, bool] | None = None
         self.modes = dict.fromkeys(("plain", "auto", WITH_SUFFIXES), setup.most_rows)
-        self.about = f"the working copy, {setup.kind}"
+        self.about = f"the working copy {working_copy()}, {setup.kind}"
 
     def answer(self, request: Request) -> Answer:
         wanted = len(request.prompts), request.mode == WITH_SUFFIXES

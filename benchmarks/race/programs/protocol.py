@@ -6,15 +6,19 @@ request a line, a batch of rows to be written in one of its modes, and one answe
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 LOOKUP = "lookup "
+HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,19 @@ def serve(kind: type[Engine]) -> None:
     say({"modes": engine.modes, "about": engine.about})
     for line in sys.stdin:
         say(asdict(engine.answer(Request(**json.loads(line)))))
+
+
+def working_copy(folder: Path = HERE) -> str:
+    """The commit that a folder's files are of, and a digest of what was changed since."""
+
+    def git(*words: str) -> bytes:
+        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=True).stdout
+
+    try:
+        commit, changes = git("describe", "--always", "--abbrev=10").decode().strip(), git("diff", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return "of no commit that is known"
+    return f"at {commit}" + (f" and changes ({hashlib.sha256(changes).hexdigest()[:10]})" if changes else "")
 
 
 def candidates(mode: str) -> int:

@@ -9,6 +9,15 @@ import transformers
 from protocol import Answer, Request, Setup, candidates, serve, timed
 from transformers import AutoModelForCausalLM
 
+# Every answer has the asked length, and every round the asked number of candidates.
+SETTINGS = {
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "do_sample": False,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.0,
+}
+
 
 class Transformers:
     def __init__(self, setup: Setup) -> None:
@@ -18,14 +27,14 @@ class Transformers:
         self._passes = 0
         self._target.register_forward_pre_hook(self._count)
         self.modes = {"plain": setup.most_rows, **{f"k={count}": 1 for count in setup.draft_tokens}}
-        self.about = f"transformers {transformers.__version__}, torch {torch.__version__}, bf16, sdpa attention"
+        versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
+        self.about = f"{versions}, bf16, sdpa attention, {setup.threads} threads, {SETTINGS}"
 
     def _load(self, path: str) -> Any:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
         settings = model.generation_config
-        # Every answer has the asked length, and every round the asked number of candidates.
-        settings.eos_token_id, settings.pad_token_id, settings.do_sample = None, 0, False
-        settings.num_assistant_tokens_schedule, settings.assistant_confidence_threshold = "constant", 0.0
+        for name, value in SETTINGS.items():
+            setattr(settings, name, value)
         return model
 
     def _count(self, *_: Any) -> None:

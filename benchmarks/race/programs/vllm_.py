@@ -19,6 +19,8 @@ os.environ.setdefault("VLLM_CPU_INT4_W4A8", "1")
 import vllm
 from vllm import LLM, SamplingParams
 
+# What is said of its environment.
+SETTINGS = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_INT4_W4A8")
 # The longest that is looked for of a row's last tokens.
 NGRAM = 3
 MAKERS = {"int4": awq, "bf16": lambda source, work: source}
@@ -28,22 +30,20 @@ class Vllm:
     def __init__(self, setup: Setup) -> None:
         precision, _, mode = setup.kind.partition(" ")
         target, draft = (made(Path(path), precision, Path(setup.work)) for path in (setup.target, setup.draft))
-        more: dict[str, Any] = {}
+        options: dict[str, Any] = {
+            "dtype": "bfloat16",
+            "max_model_len": setup.longest,
+            "max_num_seqs": setup.most_rows,
+            "enable_prefix_caching": False,
+        }
         if mode:
             lookup = {"method": "ngram", "prompt_lookup_max": NGRAM, "prompt_lookup_min": 1}
             by = lookup if mode.startswith(LOOKUP) else {"method": "draft_model", "model": str(draft)}
-            more["speculative_config"] = {**by, "num_speculative_tokens": candidates(mode)}
-        self._engine = LLM(
-            model=str(target),
-            dtype="bfloat16",
-            max_model_len=setup.longest,
-            max_num_seqs=setup.most_rows,
-            enable_prefix_caching=False,
-            disable_log_stats=False,
-            **more,
-        )
+            options["speculative_config"] = {**by, "num_speculative_tokens": candidates(mode)}
+        self._engine = LLM(model=str(target), disable_log_stats=False, **options)
         self.modes = {mode or "plain": setup.most_rows}
-        self.about = f"vLLM {vllm.__version__}, {precision}"
+        set_to = " ".join(f"{name}={os.environ[name]}" for name in SETTINGS)
+        self.about = f"vLLM {vllm.__version__}, {precision}, {set_to}, {options}"
 
     def answer(self, request: Request) -> Answer:
         prompts = [{"prompt_token_ids": prompt} for prompt in request.prompts]
