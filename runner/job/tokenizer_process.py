@@ -129,6 +129,10 @@ class TokenizerProcess:
         """A JobChangedError where the files are no longer those that it describes."""
         self._ask_again(_check_unchanged, model_info.path, model_info.digest)
 
+    def check_quantisable(self, path: str, out: str) -> None:
+        """A ModelError or UsageError where no smaller checkpoint can be made of it, or not there."""
+        self._ask_again(_check_quantisable, path, out)
+
     def native_refuses(self, path: str) -> str | None:
         """Why the native engine cannot run the model; None where it can."""
         return self._ask_again(_native_refuses, path)
@@ -359,6 +363,12 @@ def _native_refuses(path: str) -> str | None:
     from outrider.workers.models.opening import native_supports
 
     return native_supports(path)
+
+
+def _check_quantisable(path: str, out: str) -> None:
+    from outrider.workers.quantising.quantisable import check_quantisable
+
+    check_quantisable(Path(path), Path(out))
 
 
 def _check_weights(path: str, engine: str, allow_pickle: bool, precision: str) -> None:

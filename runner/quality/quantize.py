@@ -34,12 +34,13 @@ def quantize(spec: QuantizeSpec) -> None:
         raise UsageError(f"--method: {spec.method} is not for {spec.bits} bits; choose one of {known}")
     with ProgressLine(console()) as line, TokenizerProcess() as tokenizer_process:
         card, _ = tokenizer_process.prepare_scoring(spec.model, None, line.say)
+        out = str(spec.out.absolute())
+        tokenizer_process.check_quantisable(card.path, out)
         windows: list[Tokens] = []
         if spec.method != "rtn":
             windows = _windows(spec, card, tokenizer_process, line.say)
         elif spec.calibration is not None:
             raise UsageError("--calibration: rtn rounds without any; leave it out, or choose another --method")
-        out = str(spec.out.absolute())
         asked = (spec.bits, spec.method, spec.group, tuple(windows))
         request = (card.path, out, *asked, card.digest, spec.allow_pickle)
         line.show("starting")

@@ -614,6 +614,19 @@ def test_the_command_line_gives_the_bits_as_a_number(tmp_path: Path) -> None:
     assert isinstance(refused.exception, UsageError) and str(refused.exception) == "--bits: must be 4 or 8, got 3"
 
 
+def test_what_cannot_be_is_refused_before_cores_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantize_module, "placed_process", lambda *arguments: pytest.fail("it waits for cores"))
+    model = Path(shutil.copytree(find("pocket"), tmp_path / "model"))
+    asked = {"model": str(model), "bits": 4, "method": "rtn"}
+    with pytest.raises(UsageError, match=r"--out: .*/model is there already; name a folder that is not, or remove it"):
+        quantize(build_options(QuantizeSpec, {**asked, "out": model}))
+    config = json.loads((model / "config.json").read_text())
+    scheme = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    (model / "config.json").write_text(json.dumps(config | {"quantization_config": scheme}))
+    with pytest.raises(ModelError, match=r"model is quantised already \(awq\); give the checkpoint that it was made from"):
+        quantize(build_options(QuantizeSpec, {**asked, "out": tmp_path / "new"}))
+
+
 def test_a_gguf_file_is_refused_by_name(tmp_path: Path) -> None:
     save_small(tmp_path)
     path = write_gguf(tmp_path, tmp_path / "model.gguf", mostly("F32"), "llama")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from outrider.workers.errors import JobChangedError, UsageError, first_line
 from outrider.workers.models.headers import INDEX
-from outrider.workers.models.model_info import described, weight_files
+from outrider.workers.models.model_info import described
 
 SUFFIX = ".unfinished"
 PLAN = "plan.json"
@@ -155,11 +155,3 @@ def _sync(folder: Path) -> None:
 
 def digest_of_tokens(windows: Tensor) -> str:
     return hashlib.sha256(windows.to(torch.int64).numpy().tobytes()).hexdigest()
-
-
-def check_free(out: Path, source: Path) -> None:
-    """Refuse a place that holds something, or the model itself."""
-    if out.exists() or out.is_symlink():
-        raise UsageError(f"--out: {out} is there already; name a folder that is not, or remove it")
-    if not weight_files(source):
-        raise UsageError(f"{source} holds no weights")

@@ -12,18 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.kernels.program import RECURRENT, Format, Kind, Program
+from outrider.kernels.program import Format, Program
 from outrider.kernels.program import Tensor as Named
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.families import build_program
-from outrider.workers.models.files import read_json
-from outrider.workers.models.formats.gguf.file import is_gguf
-from outrider.workers.models.language_model import sees
 from outrider.workers.models.model_info import check_unchanged, read_model_info
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.quantising.compressed import description, tensors_of
-from outrider.workers.quantising.folder import THREADS, Folder, check_free, digest_of_tokens
+from outrider.workers.quantising.folder import THREADS, Folder, digest_of_tokens
 from outrider.workers.quantising.forward import Buffers, Forward
 from outrider.workers.quantising.grids import Form
 from outrider.workers.quantising.layers import Layer, layers_of
@@ -34,6 +31,7 @@ from outrider.workers.quantising.methods import (
     best_of,
     rounded_in_all_ways,
 )
+from outrider.workers.quantising.quantisable import check_free, described_program
 
 # Raised with whatever changes the bytes that come of a plan: a run that was killed goes on with its own version only.
 VERSION = 3
@@ -71,23 +69,8 @@ class Made:
 
 
 def program_of(path: Path, allow_pickle: bool = False) -> tuple[Program, dict[str, Any]]:
-    """Of a checkpoint that can be made smaller, and its configuration; a ModelError says why another cannot be."""
-    if is_gguf(path):
-        raise ModelError(f"{path} is a GGUF file, which is not quantised again; give the checkpoint that it was made from")
-    file = path / "config.json"
-    values = read_json(file)
-    if sees(values):
-        raise ModelError(
-            f"{path} is a model that sees as well, and is not quantised; run it with --precision w4a8 as it is"
-        )
-    if values.get("quantization_config"):
-        method = dict(values["quantization_config"]).get("quant_method", "unknown")
-        raise ModelError(f"{path} is quantised already ({method}); give the checkpoint that it was made from")
-    program = build_program(values, Format.W4A8, source=str(file))
-    if any(op.kind in RECURRENT for op in program.ops):
-        raise ModelError(f"{path} has a recurrent state, and is not quantised; run it with --precision w4a8 as it is")
-    if any(op.kind is Kind.EXPERTS for op in program.ops):
-        raise ModelError(f"{path} is a mixture of experts, which is not quantised; run it with --precision w4a8 as it is")
+    """Of a checkpoint that can be made smaller, with the head that its weights hold, and its configuration."""
+    program, values = described_program(path)
     checkpoint = open_checkpoint(path, allow_pickle)
     try:
         untied = has_untied_head(program, checkpoint)
@@ -95,7 +78,7 @@ def program_of(path: Path, allow_pickle: bool = False) -> tuple[Program, dict[st
         checkpoint.close()
     if untied:
         values = values | {"tie_word_embeddings": False}
-        program = build_program(values, Format.W4A8, source=str(file))
+        program = build_program(values, Format.W4A8, source=str(path / "config.json"))
     return program, values
 
 

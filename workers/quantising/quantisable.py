@@ -1,0 +1,48 @@
+"""Whether a checkpoint can be made smaller, and its place is free: told without torch, before anybody waits for cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from outrider.kernels.program import RECURRENT, Format, Kind, Program
+from outrider.workers.errors import ModelError, UsageError
+from outrider.workers.models.families import build_program
+from outrider.workers.models.files import read_json
+from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.language_model import sees
+from outrider.workers.models.model_info import weight_files
+
+
+def check_quantisable(path: Path, out: Path) -> None:
+    check_free(out, path)
+    described_program(path)
+
+
+def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
+    """What its config.json says, and the program of that; a ModelError says why a checkpoint cannot be made smaller."""
+    if is_gguf(path):
+        raise ModelError(f"{path} is a GGUF file, which is not quantised again; give the checkpoint that it was made from")
+    file = path / "config.json"
+    values = read_json(file)
+    if sees(values):
+        raise ModelError(
+            f"{path} is a model that sees as well, and is not quantised; run it with --precision w4a8 as it is"
+        )
+    if values.get("quantization_config"):
+        method = dict(values["quantization_config"]).get("quant_method", "unknown")
+        raise ModelError(f"{path} is quantised already ({method}); give the checkpoint that it was made from")
+    program = build_program(values, Format.W4A8, source=str(file))
+    if any(op.kind in RECURRENT for op in program.ops):
+        raise ModelError(f"{path} has a recurrent state, and is not quantised; run it with --precision w4a8 as it is")
+    if any(op.kind is Kind.EXPERTS for op in program.ops):
+        raise ModelError(f"{path} is a mixture of experts, which is not quantised; run it with --precision w4a8 as it is")
+    return program, values
+
+
+def check_free(out: Path, source: Path) -> None:
+    """Refuse a place that holds something, and a model without weights."""
+    if out.exists() or out.is_symlink():
+        raise UsageError(f"--out: {out} is there already; name a folder that is not, or remove it")
+    if not weight_files(source):
+        raise UsageError(f"{source} holds no weights")
