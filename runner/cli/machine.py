@@ -36,6 +36,8 @@ def _topology(given: dict[str, Any], json_: Annotated[bool, typer.Option("--json
     from outrider.workers.ray_compat import longest_below_folder
 
     spec = build_options(TopologySpec, given)
+    planned = spec.plan or spec.model is not None or spec.model_bytes is not None
+    _refuse_unread(spec, planned, json_)
     if spec.ray_folder:
         typer.echo(lasting_folder("ray", longest_below_folder()))
         return
@@ -44,11 +46,11 @@ def _topology(given: dict[str, Any], json_: Annotated[bool, typer.Option("--json
         typer.echo(json.dumps(resources_of(machine)))
         return
     if spec.ray_labels:
-        typer.echo(",".join(f"{name}={value}" for name, value in labels_of(machine).items()))
+        typer.echo(",".join(f"{name}={value}" for name, value in labels_of(machine, spec.sysfs is None).items()))
         return
     made: Plan | None = None
     refusal: PlacementError | None = None
-    if spec.plan or spec.model is not None or spec.model_bytes is not None:
+    if planned:
         sizes, request = _asked_by_run(spec, len(machine.usable_cores))
         try:
             made = plan([machine], sizes, request)
@@ -61,6 +63,27 @@ def _topology(given: dict[str, Any], json_: Annotated[bool, typer.Option("--json
         topology_view.draw(_console(), machine, made)
     if refusal is not None:
         raise refusal
+
+
+def _refuse_unread(spec: TopologySpec, planned: bool, json_: bool) -> None:
+    """One thing is printed a time, and an option that it does not depend on is refused."""
+    from outrider.runner.option import flag_of
+    from outrider.runner.options import TopologySpec
+    from outrider.workers.errors import UsageError
+
+    for_ray = [flag_of(TopologySpec, name) for name in ("ray_resources", "ray_folder", "ray_labels") if getattr(spec, name)]
+    asked = [*for_ray, *(["--json"] if json_ else []), *(["--plan"] if spec.plan else [])]
+    if for_ray and len(asked) > 1:
+        raise UsageError(f"{asked[0]} prints what ray start takes, and nothing else: leave out {' and '.join(asked[1:])}")
+    if spec.ray_folder and spec.sysfs is not None:
+        raise UsageError("--ray-folder is a folder of this machine, --sysfs another machine's: leave out one")
+    of_a_plan = spec.model_fields_set - {"sysfs", "plan", "ray_resources", "ray_folder", "ray_labels"}
+    if of_a_plan and for_ray:
+        unread = flag_of(TopologySpec, min(of_a_plan))
+        raise UsageError(f"{unread} is about a plan, which {for_ray[0]} does not print: leave it out")
+    if of_a_plan and not planned:
+        unread = flag_of(TopologySpec, min(of_a_plan))
+        raise UsageError(f"{unread} is about a plan: ask for one with --plan and -m MODEL, or leave it out")
 
 
 def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, PlacementRequest]:

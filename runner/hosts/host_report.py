@@ -96,14 +96,18 @@ def about_open_folder(folder: str) -> tuple[str, str]:
     )
 
 
-def labels_of(topology: Topology) -> dict[str, str]:
-    """What a host says of itself beyond its resources, for people who look at Ray's nodes."""
+def labels_of(topology: Topology, is_this_machine: bool) -> dict[str, str]:
+    """What a host says of itself beyond its resources, for people who look at Ray's nodes.
+
+    A saved /sys does not tell which instruction set its machine has.
+    """
     with_cores = [node for node in topology.nodes if node.cores]
-    return {
+    labels = {
         "outrider/sockets": str(len(topology.sockets)),
-        "outrider/nodes-per-socket": str(len(with_cores) // max(1, len(topology.sockets))),
-        "outrider/instruction-set": _instruction_set(),
+        # Some virtual machines say that each of a node's CPUs is a socket.
+        "outrider/nodes-per-socket": str(max(1, len(with_cores) // max(1, len(topology.sockets)))),
     }
+    return labels | ({"outrider/instruction-set": _instruction_set()} if is_this_machine else {})
 
 
 def _identity() -> str:

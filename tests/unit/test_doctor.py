@@ -313,6 +313,37 @@ def test_misuse_is_a_sentence(words: list[str], error: type[Exception]) -> None:
     assert isinstance(done.exception, error)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--ray-labels", "--ray-resources", "--plan"],
+            "--ray-resources prints what ray start takes, and nothing else: leave out --ray-labels and --plan",
+        ),
+        (["--ray-folder", "--json"], "--ray-folder prints what ray start takes, and nothing else: leave out --json"),
+        (
+            ["--ray-folder", "--sysfs", "."],
+            "--ray-folder is a folder of this machine, --sysfs another machine's: leave out one",
+        ),
+        (["--replicas", "2"], "--replicas is about a plan: ask for one with --plan and -m MODEL, or leave it out"),
+        (["--draft", "none", "--json"], "--draft is about a plan: ask for one with --plan and -m MODEL, or leave it out"),
+        (["--ray-labels", "-m", "pocket"], "--model is about a plan, which --ray-labels does not print: leave it out"),
+    ],
+)
+def test_an_option_that_is_not_read_is_refused(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["topology", *words])
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == said
+
+
+def test_ray_labels_of_another_machine_are_its_own(tmp_path: Path) -> None:
+    tree = build(tmp_path, {0: [(0,), (1,)]})
+    for core in (0, 1):
+        write(tree / f"devices/system/cpu/cpu{core}/topology/physical_package_id", str(core))
+    done = CliRunner().invoke(app, ["topology", "--sysfs", str(tree), "--ray-labels"])
+    assert done.stdout.strip() == "outrider/sockets=2,outrider/nodes-per-socket=1"
+
+
 def test_the_drawing_shows_who_sits_where(tmp_path: Path) -> None:
     tree = build(tmp_path, {0: [(0,), (2,)], 1: [(1,), (3,)], 4: []}, {0: 0, 1: 1, 4: 0})
     accelerator(tree, "0000:3a:00.0", "0x10de", "0x030200", 1)
