@@ -69,18 +69,24 @@ def check_free(directory: Path, piped: bool) -> None:
         found += kept
         if holder:
             found.append(LOCK)
-    try:
-        if (directory / JOURNAL).stat().st_size:
-            return
-        # A journal is empty for a moment when it is made, but then nothing else of the job has been written.
-        if DESCRIPTION in found:
-            raise damaged(directory / JOURNAL, f"it is empty, and {DESCRIPTION} tells of a job")
-    except OSError:
-        pass  # there is none
-    if found:
+    _check_not_emptied(directory)
+    if found and not _has_bytes(directory / JOURNAL):
         raise UsageError(
             f"--out: {directory} holds a file {found[0]} that is not this job's and would be written over; name another"
         )
+
+
+def _check_not_emptied(directory: Path) -> None:
+    """A journal is empty for a moment when it is made, but then nothing else of the job has been written."""
+    if there(directory / DESCRIPTION) and there(directory / JOURNAL) and not _has_bytes(directory / JOURNAL):
+        raise damaged(directory / JOURNAL, f"it is empty, and {DESCRIPTION} tells of a job")
+
+
+def _has_bytes(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _holder(lock: Path) -> bytes:
@@ -112,6 +118,7 @@ def open_job(directory: Path) -> Journal:
             raise UsageError(f"{directory} is not a job directory: it has no {JOURNAL}")
     except OSError as error:
         raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
+    _check_not_emptied(directory)
     journal = Journal(directory / JOURNAL, read_only=True)
     if not journal.filled:
         raise UsageError(f"{directory} holds no job yet: its input has not been accepted")

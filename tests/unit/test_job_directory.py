@@ -36,7 +36,7 @@ from outrider.runner.job.lock import is_held
 from outrider.runner.options import JobSpec
 from outrider.runner.report.display import Display
 from outrider.runner.run_job import run_job
-from outrider.workers.errors import JobChangedError, JobError, JobHeldError, UsageError
+from outrider.workers.errors import JobChangedError, JobError, JobHeldError, PlacementError, UsageError
 from outrider.workers.models.digests import KIND
 from outrider.workers.models.model_info import ModelInfo
 
@@ -194,6 +194,8 @@ def test_an_empty_journal_beside_what_a_job_was_is_damaged(tmp_path: Path) -> No
         (tmp_path / name).touch()
     with pytest.raises(JobError, match=r"job\.db is damaged: it is empty, and job\.json tells of a job; put back a copy"):
         check_free(tmp_path, piped=False)
+    with pytest.raises(JobError, match=r"job\.db is damaged: it is empty"):
+        open_job(tmp_path)
 
 
 def test_a_place_that_cannot_be_a_job(tmp_path: Path) -> None:
@@ -382,6 +384,12 @@ def test_an_input_that_is_refused_leaves_nothing_behind(heard: Heard) -> None:
         run_job(spec_of(ROW, BAD), heard)
     assert not Path("job").exists()
     assert run_job(spec_of(ROW), heard).summary["done"] == 1
+
+
+def test_a_job_for_which_this_machine_is_too_small_leaves_nothing_behind(heard: Heard) -> None:
+    with pytest.raises(PlacementError):
+        run_job(spec_of(ROW, replicas=4096), heard)
+    assert not Path("job").exists()
 
 
 def test_a_users_own_files_are_left_as_they_are(heard: Heard) -> None:
