@@ -59,9 +59,14 @@ class Submitted:
     def ended(self) -> bool:
         return self.state in ENDED
 
+    def is_at(self, directory: Path) -> bool:
+        """Whether this is the job of a directory, however that is spelled: with .. or by a link."""
+        return os.path.realpath(self.directory) == os.path.realpath(directory)
+
 
 def job_id(directory: Path) -> str:
     """The same for the same directory, and recognised by people."""
+    directory = Path(os.path.realpath(directory))
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", directory.name).strip("-") or "job"
     return f"outrider-{name[:40]}-{hashlib.sha256(os.fsencode(directory)).hexdigest()[:8]}"
 
@@ -157,8 +162,8 @@ class JobServer:
 
     def find(self, job: str) -> Submitted:
         """By directory (its latest sending) or by id."""
-        directory = str(Path.cwd() / Path(job).expanduser())
-        found = [each for each in self.all() if job in (each.id, each.id.rpartition("-")[0]) or each.directory == directory]
+        directory = Path.cwd() / Path(job).expanduser()
+        found = [each for each in self.all() if job in (each.id, each.id.rpartition("-")[0]) or each.is_at(directory)]
         if not found:
             raise UsageError(f"{self.address} has seen no job {job}; outrider list shows those it has")
         return found[-1]
@@ -166,7 +171,7 @@ class JobServer:
     def submit(self, spec: JobSpec) -> Submitted:
         assert spec.out is not None
         base = job_id(spec.out)
-        earlier = [job for job in self.all() if job.directory == str(spec.out)]
+        earlier = [job for job in self.all() if job.is_at(spec.out)]
         if earlier and not earlier[-1].ended:
             raise JobHeldError(f"{spec.out} is being run as {earlier[-1].id}; outrider logs -f {earlier[-1].id} follows it")
         attempt = earlier[-1].attempt + 1 if earlier else 1

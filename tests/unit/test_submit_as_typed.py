@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from outrider.runner.cli.arguments import given
 from outrider.runner.cli.cluster import _spec
 from outrider.runner.hosts.submit import (
     AGENT_SECONDS,
+    DIRECTORY,
     NO_AGENT,
     POLL_SECONDS,
+    JobServer,
     absolute,
     absolute_model,
     command_line,
@@ -23,7 +26,7 @@ from outrider.runner.hosts.submit import (
     once_there_is_an_agent,
 )
 from outrider.runner.options import JobSpec, build_spec
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import JobHeldError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,45 @@ def test_a_directory_and_a_link_that_leads_nowhere_are_said_in_full(
     assert absolute_model("model+lookup") == f"{tmp_path}/model+lookup"
     assert absolute_model("model+suffix") == f"{tmp_path}/model+suffix"
     assert absolute_model("loop") == f"{tmp_path}/loop"
+
+
+class Jobs:
+    """What Ray's job server has seen."""
+
+    def __init__(self, *directories: Path) -> None:
+        self.jobs = [
+            SimpleNamespace(
+                metadata={DIRECTORY: str(directory)},
+                submission_id=f"{job_id(directory)}-1",
+                status="RUNNING",
+                start_time=1000,
+                message="",
+            )
+            for directory in directories
+        ]
+
+    def list_jobs(self) -> list[Any]:
+        return self.jobs
+
+
+def test_a_job_is_found_however_its_directory_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("b")
+    spellings = [tmp_path / "b/job", tmp_path / "a/../b/job", tmp_path / "link/job"]
+    assert len({job_id(each) for each in spellings}) == 1
+    assert job_id(tmp_path / "a/job") != job_id(tmp_path / "b/job")
+    server = object.__new__(JobServer)
+    server.address = "http://here"
+    server._client = Jobs(spellings[1])
+    monkeypatch.chdir(tmp_path / "b")
+    for spelling in ("job", "../link/job", *map(str, spellings)):
+        assert server.find(spelling).directory == str(spellings[1])
+    with pytest.raises(UsageError, match=r"has seen no job \.\./a/job"):
+        server.find("../a/job")
+    for directory in spellings:
+        with pytest.raises(JobHeldError, match="is being run as outrider-job-"):
+            server.submit(build_spec({"input": "rows.jsonl", "out": directory}))
 
 
 def test_every_option_has_its_key_and_every_key_its_option() -> None:
