@@ -16,16 +16,18 @@ import outrider
 from outrider.runner.hosts.start_anew import ANEW
 from outrider.runner.hosts.submit import ACCEPTED, absolute_model
 from outrider.runner.job.admission import admit
-from outrider.runner.job.directory import JOURNAL, describe, read_description
+from outrider.runner.job.directory import JOURNAL, describe, read_description, there
 from outrider.runner.job.identity import check_same, identity, kept_identity
 from outrider.runner.job.input import KEY as INPUT
 from outrider.runner.job.input import describe_input, digest_of_resumed_input, open_input
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.model_choice import choose_models, is_movable, replica_spec_of
+from outrider.runner.model_choice import choose_models, is_movable, placement_request_of, replica_spec_of
 from outrider.runner.options import JobSpec
+from outrider.runner.planning.placement import plan
 from outrider.runner.planning.placement_request import ModelSizes
 from outrider.runner.planning.replica_plan import ReplicaTemplate, loaded_bytes
+from outrider.runner.planning.topology import read_topology
 from outrider.runner.report.display import Watcher
 from outrider.runner.report.report import drop_damaged_statistics
 from outrider.workers.errors import JobChangedError, UsageError
@@ -106,6 +108,9 @@ def prepare(
         if called is not None:
             target = replace(target, name=called.model)
         asked_with = partial(identity, spec, target, engine=chosen.engine, precision=chosen.precision)
+        # A helper is that of a server, whose replicas run already.
+        if helper is None and spec.address is None and not there(directory / JOURNAL):
+            _check_fits_here(spec, models)
         journal = Journal(directory / JOURNAL)
         if journal.filled:
             _check_goes_on(spec, directory, journal, asked_with, display, again)
@@ -120,6 +125,13 @@ def prepare(
     describe(directory, journal, _description(spec, target, models.draft, models.draft_name, journal.meta("identity")))
     template = models.replica_template(spec, journal.counts().pending)
     return PreparedJob(journal, template, models.sizes(), models.model_infos)
+
+
+def _check_fits_here(spec: JobSpec, models: PreparedModels) -> None:
+    """Refuse what this machine could not place if all of it were free, before a directory is left for it."""
+    machine = read_topology()
+    movable = models.replica_template(spec, 0).movable
+    plan([machine], models.sizes(), placement_request_of(spec, movable, len(machine.usable_cores)))
 
 
 def _check_goes_on(
