@@ -170,7 +170,7 @@ def _id(row: StoredRow) -> str:
 
 
 def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False)
+    return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
 
 def write_results(journal: Journal, directory: Path) -> tuple[Path, Path]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families.settings import configuration
@@ -182,8 +183,6 @@ def test_a_row_crosses_the_switch_of_its_rope_and_comes_back(family):
 
 def test_weights_that_are_missing_or_not_numbers_are_named(tmp_path):
     folder = save(tmp_path / "nan", "llama", RAGGED["llama"])
-    from safetensors.torch import load_file, save_file
-
     weights = load_file(folder / "model.safetensors")
     broken = {**weights, "model.norm.weight": torch.full((32,), float("nan"))}
     save_file(broken, folder / "model.safetensors", metadata={"format": "pt"})
@@ -193,6 +192,29 @@ def test_weights_that_are_missing_or_not_numbers_are_named(tmp_path):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r'lacks 1 of its weights, first "model\.layers\.1\.mlp\.up_proj\.weight"'):
         load_hf(ModelSpec(str(folder), "hf", "fp32"))
+
+
+def test_weights_whose_sum_is_too_large_for_fp16_are_sound_and_those_that_are_too_large_are_told(tmp_path: Path) -> None:
+    folder = save(tmp_path / "half", "llama", RAGGED["llama"])
+    weights = {name: weight.half() for name, weight in load_file(folder / "model.safetensors").items()}
+    wide = {**weights, "model.layers.0.mlp.up_proj.weight": torch.full((48, 32), 60.0).half()}
+    save_file(wide, folder / "model.safetensors", metadata={"format": "pt"})
+    load_hf(ModelSpec(str(folder), "hf", "fp16"))
+    wide = {**weights, "model.layers.0.mlp.up_proj.weight": torch.full((48, 32), 1e5)}
+    save_file(wide, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r'up_proj\.weight" holds a value that is too large for fp16; choose bf16'):
+        load_hf(ModelSpec(str(folder), "hf", "fp16"))
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom"])
+def test_a_model_whose_scores_are_not_numbers_in_fp16_is_refused(tmp_path: Path, family: str) -> None:
+    folder = save(tmp_path / family, family, {**RAGGED, **ROW_BY_ROW}[family])
+    weights = load_file(folder / "model.safetensors")
+    widened = {name: weight * (3e3 if "mlp" in name and weight.dim() > 1 else 1.0) for name, weight in weights.items()}
+    save_file(widened, folder / "model.safetensors", metadata={"format": "pt"})
+    load_hf(ModelSpec(str(folder), "hf", "bf16"))
+    with pytest.raises(ModelError, match="gives scores that are not numbers in fp16; choose another precision, bf16 or"):
+        load_hf(ModelSpec(str(folder), "hf", "fp16"))
 
 
 def test_a_bin_checkpoint_is_read_without_running_it(tmp_path):

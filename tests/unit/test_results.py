@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.results import error_record, result_record, write_atomically, write_results
 from outrider.workers.errors import JobError
-from outrider.workers.messages import RowResult
+from outrider.workers.messages import Logprobs, RowResult
 
 
 def stored(kind: str = "completion", number: int = 3) -> StoredRow:
@@ -63,6 +65,12 @@ def test_a_record_is_one_line_and_the_same_bytes_every_time() -> None:
     assert one == two
     assert "\n" not in one
     assert json.loads(one)["response"]["body"]["choices"][0]["text"] == "a\nb\u2028c"
+
+
+def test_nothing_is_written_that_json_does_not_know() -> None:
+    odd = replace(result("x", (5,)), logprobs=Logprobs((math.nan,), ((),), {5: b"x"}, (0,)))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        result_record(stored(), [odd], "m")
 
 
 def test_ids_differ_between_rows() -> None:

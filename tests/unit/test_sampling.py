@@ -121,6 +121,18 @@ def test_log_probabilities_are_those_of_the_softmax(logits: np.ndarray, count: i
         assert value == pytest.approx(wanted, rel=1e-14, abs=1e-14)
 
 
+def test_no_probability_at_all_is_a_number_that_json_knows() -> None:
+    found = log_probabilities(np.array([0.0, -np.inf], np.float32), 0, 2)
+    assert found == [(0, 0.0), (0, 0.0), (1, -9999.0)]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=1, top_k=1)])
+@pytest.mark.parametrize("logit", [np.nan, np.inf])
+def test_a_choice_among_scores_that_are_not_numbers_has_no_margin(sampling: Sampling, logit: float) -> None:
+    assert np.isnan(choose(np.array([1.0, 3.0, logit], np.float32), sampling, 5)[1])
+    assert choose(np.array([1.0, -np.inf, 3.0], np.float32), Sampling(), 5) == (2, 2.0)
+
+
 def test_a_bias_for_a_token_that_a_smaller_draft_lacks_is_passed_over() -> None:
     """The target's vocabulary may be the larger one, and the draft is handed the same sampling."""
     sampling = Sampling(logit_bias=((2, 50.0), (9, 100.0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from examples import examples
 from outrider.workers import speculation
 from outrider.workers.engines.costs import CostCurve
+from outrider.workers.engines.engine import Chosen, Feed
 from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
 from outrider.workers.speculation import LEAST_RUNNER_UP, MOST_RUNNERS_UP, CandidateRequest
 from outrider.workers.target import verifier as verify
@@ -276,6 +278,22 @@ def test_a_row_that_cannot_be_run_fails_alone(prompt: tuple[int, ...], message: 
     ended = finish(verifier(engine, NoProposer(), 1), [Row(1, prompt, 5), good])
     assert ended.pop(1) == RowFailure(1, message)
     assert_plain([good], ended)
+
+
+def test_a_row_whose_scores_are_not_numbers_fails_alone() -> None:
+    class Overflowing(FakeEngine):
+        def _feed(self, feed: Feed) -> Chosen:
+            chosen = super()._feed(feed)
+            if feed.row == 1 and len(self.rows[1]) >= 4:
+                chosen.margins[:] = [math.nan] * len(chosen.tokens)
+            return chosen
+
+    good = Row(2, (1, 2), 5)
+    ended = finish(verifier(Overflowing(CONTEXT), NoProposer(), 2, end=()), [Row(1, (1, 2), 5), good])
+    failure = ended.pop(1)
+    assert isinstance(failure, RowFailure)
+    assert failure.message.startswith("behind 2 tokens the model's scores are not numbers")
+    assert_plain([good], ended, end=())
 
 
 def test_a_finished_rows_place_is_taken_in_the_very_next_pass() -> None:

@@ -85,7 +85,7 @@ class Chosen:
     """The tokens chosen for one feed, first position first.
 
     ``margins`` are the distances between the best and the second-best score: how clear each choice was. On an engine that
-    is not exact, a margin close to the kernels' rounding is where two runs may differ.
+    is not exact, a margin close to the kernels' rounding is where two runs may differ. NaN: the scores were not numbers.
     ``logprobs`` holds, where the feed asked, for each choice (token, log-probability): its own, then the likeliest.
     Behind the feed's own choices stand those after its branches. ``runners_up`` are the tokens with the second-best scores
     (-1: there is none), where an engine tells them. ``states`` [tokens fed, columns] are bf16, where the feed asked.

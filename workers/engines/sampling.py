@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from outrider.kernels import arithmetic
 from outrider.workers.messages import Sampling
 
+# For none at all, as OpenAI has it: JSON knows no infinity.
+LEAST_LOG_PROBABILITY = -9999.0
 NO_COUNTS: Mapping[int, int] = {}
 Mask = NDArray[np.uint32]
 
@@ -79,8 +81,10 @@ def choose(
 ) -> tuple[int, float]:
     """The token for one position (the number of tokens before it) and its margin over the second best.
 
-    -1 where none is allowed.
+    -1 where none is allowed. Where a logit is NaN or infinitely large nothing is known: the margin is NaN.
     """
+    if not logits.max() < np.inf:
+        return int(logits.argmax()), np.nan
     scores = process(logits, sampling, prompt, written, mask)
     if not sampling.greedy:
         scores = scores + arithmetic.gumbel(sampling.seed, sampling.sample, position, scores.size)
@@ -98,4 +102,4 @@ def log_probabilities(logits: NDArray[np.float32], chosen: int, count: int) -> l
     highest = scores.max()
     total = arithmetic.log(np.array([arithmetic.lane_sum(arithmetic.exp(scores - highest))]))[0]
     tokens = [chosen, *_ranked(scores)[:count].tolist()]
-    return [(token, float((scores[token] - highest) - total)) for token in tokens]
+    return [(token, max(float((scores[token] - highest) - total), LEAST_LOG_PROBABILITY)) for token in tokens]

@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.workers.engines.engine import Feed
-from outrider.workers.engines.hf import HfEngine
+from outrider.workers.engines.hf import HfEngine, vocabulary_of
 from outrider.workers.engines.hf_masks import NotHonoured
 from outrider.workers.engines.hf_rows import HfRowEngine
 from outrider.workers.errors import ModelError, first_line
@@ -50,9 +50,10 @@ def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[st
             model = _load_weights(model_info, DTYPES[spec.precision], spec)
             said = f"{model_info.name}: without Intel's extension {extension}, since with it {trouble}"
         notes.append(said)
+    expected = _probed(model, model_info, spec)
     if way.ragged:
         engine = HfEngine(model, model_info.context, fused=spec.fast_attention)
-        if _ragged_agrees(engine):
+        if _ragged_agrees(engine, expected):
             return engine, model_info, notes
         engine.release()
         alone = find_way(model.config, spec.fast_attention, ragged=False)
@@ -94,14 +95,25 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
         # Else its library takes tensors for itself.
         refuse_strays(report.get("unexpected_keys") or (), quantised=False)
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter.sum()):
-            raise ModelError(f'{model_info.name}: the weight "{name}" holds a value that is not a number')
+        _check_finite(model_info, name, parameter)
     if spec.device == "cpu":
         _leave_the_files(model)
     elif spec.device.startswith("cuda"):
         # cuDNN's attention makes a plan for every length that a row comes to, in more than twice the time of a whole pass.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return model.eval().to(spec.device)
+
+
+def _check_finite(model_info: ModelInfo, name: str, weight: torch.Tensor) -> None:
+    """Every value of a weight, where its sum leaves a doubt: that of finite values may be infinite."""
+    if torch.isfinite(weight.sum(dtype=torch.float32)) or torch.isfinite(weight).all():
+        return
+    if weight.dtype is torch.float16 and model_info.dtype != "float16" and not torch.isnan(weight).any():
+        raise ModelError(
+            f'{model_info.name}: the weight "{name}" holds a value that is too large for fp16; choose bf16 or fp32 '
+            "(--precision, of a draft --draft-precision)"
+        )
+    raise ModelError(f'{model_info.name}: the weight "{name}" holds a value that is not a number')
 
 
 def _leave_the_files(model: PreTrainedModel) -> None:
@@ -145,17 +157,32 @@ def _optimize(model: PreTrainedModel) -> tuple[PreTrainedModel, str | None]:
 
 
 @torch.inference_mode()
-def _ragged_agrees(engine: HfEngine) -> bool:
+def _probed(model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> torch.Tensor:
+    """The logits after a probe by the model's own attention; a ModelError where they are not numbers."""
+    probe = torch.tensor([_probe_of(vocabulary_of(model))], device=model.device)
+    logits: torch.Tensor = model(input_ids=probe, use_cache=False).logits[0, -1].float().cpu()
+    # A NaN is not less.
+    if not logits.max() < torch.inf:
+        raise ModelError(
+            f"{model_info.name} gives scores that are not numbers in {spec.precision}; choose another precision, bf16 or "
+            "fp32 in place of fp16 (--precision, of a draft --draft-precision)"
+        )
+    return logits
+
+
+def _probe_of(vocabulary: int) -> list[int]:
+    return [token % vocabulary for token in PROBE]
+
+
+@torch.inference_mode()
+def _ragged_agrees(engine: HfEngine, expected: torch.Tensor) -> bool:
     """Whether a probe fed in two pieces, beside another row, gives the logits of the model's own attention.
 
     What a model asks for was found out on a small twin of it, on the CPU in fp32. This is the model itself: its precision,
     its device and the kernels of both.
     """
     model = engine.model
-    probe = [token % engine.vocabulary for token in PROBE]
-    model.set_attn_implementation(engine.own_attention)
-    expected = model(input_ids=torch.tensor([probe], device=model.device), use_cache=False).logits[0, -1].float().cpu()
-    model.set_attn_implementation(engine.attention)
+    probe = _probe_of(engine.vocabulary)
     for row in (0, 1):
         engine.open(row, Sampling(), len(probe))
     try:

@@ -32,6 +32,10 @@ class NoSuchToken(Exception):
     """The row's constraint allows none of the tokens that the model can write; what the library says of it, if anything."""
 
 
+class BadScores(Exception):
+    """The model's scores behind the row's last token are not numbers."""
+
+
 @dataclass(slots=True)
 class LiveRow:
     """``tokens`` are the prompt and everything committed; the cache may lag behind them.

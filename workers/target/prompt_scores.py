@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outrider.workers.engines.engine import Engine, Feed
+from outrider.workers.engines.sampling import LEAST_LOG_PROBABILITY
 from outrider.workers.messages import Sampling
 
 # Scores of one pass, as float32.
@@ -31,7 +32,7 @@ def prompt_scores(engine: Engine, row: int, prompt: Sequence[int], likeliest: in
                 # The first of equals, as everywhere.
                 best = np.argsort(-scores, kind="stable")[:likeliest]
                 named = [prompt[position], *map(int, best)]
-                entries.append([(token, float(scores[token])) for token in named])
+                entries.append([(token, max(float(scores[token]), LEAST_LOG_PROBABILITY)) for token in named])
     finally:
         engine.close(row)
     return entries

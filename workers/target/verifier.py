@@ -19,7 +19,7 @@ from outrider.workers.speculation import LayoutKind
 from outrider.workers.target.asking_policy import AskingPolicy
 from outrider.workers.target.constraints import MaskMaker, fitting
 from outrider.workers.target.forecast import Forecast, Round
-from outrider.workers.target.live_row import LiveRow, NoSuchToken, as_far_as_usable, context_of, problem_of
+from outrider.workers.target.live_row import BadScores, LiveRow, NoSuchToken, as_far_as_usable, context_of, problem_of
 from outrider.workers.target.prompt_scores import prompt_scores
 from outrider.workers.target.proposers import NO_PROPOSAL, PendingProposals, Proposal, Proposer, Source
 from outrider.workers.target.statistics import TargetStatistics
@@ -128,7 +128,7 @@ class Verifier:
         for live, proposal, answer, count in zip(rows, proposals, answers, held, strict=True):
             try:
                 reason = self._commit(live, proposal, answer, count)
-            except NoSuchToken as error:
+            except (NoSuchToken, BadScores) as error:
                 self._rows.remove(live)
                 ended.append(self._fail(live, error))
                 continue
@@ -257,6 +257,8 @@ class Verifier:
         self.engine.truncate(live.row.key, live.cached)
         reason, committed, written = None, 0, len(live.tokens)
         for index in taken:
+            if math.isnan(answer.margins[index]):
+                raise BadScores
             reason = live.append(answer.tokens[index], self._end_tokens, self.engine.context)
             live.took(index)
             committed += 1
@@ -364,6 +366,9 @@ class Verifier:
             live.acceptance = self.policy.belief_of_a_new_row()
             if row.echo is not None and row.logprobs is not None:
                 live.prompt_scores = prompt_scores(self.engine, SCORED_ROW, row.prompt, row.logprobs)
+                if any(math.isnan(value) for entry in live.prompt_scores for _, value in entry):
+                    yield self._fail(live, BadScores())
+                    continue
             reason = live.resume(self._end_tokens, self.engine.context)
             if reason is None:
                 reason, forced = live.append_forced(self._end_tokens, self.engine.context)
@@ -381,9 +386,15 @@ class Verifier:
         self._close(live)
         return live.result(reason)
 
-    def _fail(self, live: LiveRow, error: NoSuchToken) -> RowFailure:
-        """The model has no token, or the library no patience, for what the answer must be."""
+    def _fail(self, live: LiveRow, error: NoSuchToken | BadScores) -> RowFailure:
+        """The model has no token, or the library no patience, for what the answer must be; or its scores say nothing."""
         self._close(live)
+        if isinstance(error, BadScores):
+            return RowFailure(
+                live.row.key,
+                f"behind {len(live.tokens) - len(live.row.prompt)} tokens the model's scores are not numbers: in fp16 none "
+                "is beyond 65,504; choose --precision bf16 or fp32",
+            )
         why = f": {error}" if str(error) else ""
         return RowFailure(
             live.row.key,
