@@ -104,12 +104,15 @@ def _check_whole_input(spec: JobSpec, source: Source | ArrowSource, journal: Jou
 
 
 def _refuse(source: Source | ArrowSource, journal: Journal, repeated: RepeatedId) -> None:
-    """The first row with an id keeps it. Whatever its line holds, no other one stands in the results under it."""
+    """The first row with an id keeps it. Whatever its line holds, no other one stands in the results under it.
+
+    Of one that is wrong otherwise too both are told.
+    """
     message = f'the id "{repeated.custom_id}" stands in line {repeated.earlier_line} already; ids must differ'
     failed = _failed_row(source, repeated.row, BadRow(str(repeated.line), repeated.line, message))
     record = failed.record
     if repeated.record is not None:
-        record = error_record(failed.stored, INVALID, message_of(repeated.record))
+        record = error_record(failed.stored, INVALID, f"{message_of(repeated.record)}; {message}")
     journal.refuse(repeated.row, failed.stored.custom_id, record)
 
 

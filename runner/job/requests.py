@@ -28,7 +28,15 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "suffix": (),
     "functions": ([],),
 }
-IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+IGNORED: dict[str, tuple[type, str]] = {
+    "model": (str, "a text"),
+    "user": (str, "a text"),
+    "metadata": (dict, "an object"),
+    "store": (bool, "true or false"),
+    "service_tier": (str, "a text"),
+    "safety_identifier": (str, "a text"),
+    "prompt_cache_key": (str, "a text"),
+}
 # What a message may hold besides what we read of it, with the values that say nothing; any other is refused by name.
 SILENT_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
     "refusal": (None,),
@@ -153,6 +161,9 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
     """A line of OpenAI's batch format."""
     custom_id, body = frame_of(entry)
     url = entry.get("url")
+    for key, (kind, called) in IGNORED.items():
+        if body.get(key) is not None and not isinstance(body[key], kind):
+            raise RowError(f'"{key}" must be {called}, got {shown(body[key])}')
     fields, model = _clean(body), _model(body)
     if url == "/v1/completions":
         if "messages" in fields:

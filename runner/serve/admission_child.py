@@ -37,7 +37,7 @@ from outrider.runner.validation_errors import shown
 from outrider.workers.errors import JobChangedError, NoSpaceError, OutriderError, UsageError
 
 MOST_ERRORS = 50
-REPEATED = re.compile(r'.*?:(\d+): (the id ".*" stands in line \d+ already; ids must differ)', re.DOTALL)
+REPEATED = re.compile(r'.*?:(\d+): (?:.*; )?(the id ".*" stands in line \d+ already; ids must differ)', re.DOTALL)
 KEYS = ("custom_id", "method", "url", "body")
 NO_JSON = "This line is not parseable as valid JSON."
 
@@ -146,7 +146,7 @@ def _foreign(row: dict[str, Any], endpoint: str, model: str) -> tuple[str, str, 
         return "invalid_url", said, "url"
     asked = body.get("model")
     if asked is not None and asked != model:
-        said = f'"model" is {shown(asked)}, and {shown(model)} in the first row: a batch has one model'
+        said = f'"model" is {shown(asked)}, and {shown(model)} is the batch\'s: all rows of a batch ask for one model'
         return "mismatched_model", said, "body.model"
     return None
 

@@ -14,8 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
+from outrider.runner.job.prompts import strictly_parsed
+from outrider.runner.job.requests import RowError
 from outrider.runner.serve import page, single, uploads
 from outrider.runner.serve.api_errors import SERVER, ApiError, no_such
 from outrider.runner.serve.auth import Authentication
@@ -28,6 +30,8 @@ from outrider.workers.errors import OutriderError
 logger = logging.getLogger("outrider.serve")
 
 MOST_BODY_BYTES = 1 << 20
+SPARE_LEVELS = 100
+STUMBLED = "the server has stumbled; its own output says over what"
 USUAL_BATCHES, MOST_BATCHES = 20, 100
 USUAL_FILES = MOST_FILES = 10_000
 
@@ -86,6 +90,7 @@ class _Api:
         self._most_upload = most_upload
 
     async def upload(self, request: Request) -> Response:
+        _uncompressed(request)
         kind = request.headers.get("content-type", "")
         file = await uploads.receive(kind, request.stream(), self._store, self._folders, self._most_upload)
         return JSONResponse(file.shown())
@@ -167,6 +172,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 async def _json(request: Request, most: int) -> Any:
+    _uncompressed(request)
     pieces, size = [], 0
     async for some in request.stream():
         size += len(some)
@@ -174,16 +180,22 @@ async def _json(request: Request, most: int) -> Any:
             raise ApiError(413, f"the request is larger than {most:,} bytes", code="request_too_large")
         pieces.append(some)
     try:
-        body = json.loads(b"".join(pieces), parse_constant=_no_number)
-        # Half a surrogate pair is no text, and what is nested too deeply could not be handed on.
-        json.dumps(body, ensure_ascii=False).encode()
+        body = strictly_parsed(b"".join(pieces).decode("utf-8-sig"))
+        # What is nested too deeply could not be handed on, within what stands around it there.
+        around = body
+        for _ in range(SPARE_LEVELS):
+            around = [around]
+        json.dumps(around)
         return body
+    except RowError as error:
+        raise ApiError(400, f"the request is not valid JSON: {error}", code="invalid_json") from None
     except (ValueError, RecursionError):
         raise ApiError(400, "the request is not valid JSON", code="invalid_json") from None
 
 
-def _no_number(name: str) -> Any:
-    raise ValueError(name)
+def _uncompressed(request: Request) -> None:
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+        raise ApiError(415, f'"Content-Encoding: {coding}" is not supported; send the request as it is', "Content-Encoding")
 
 
 def _query(request: Request, *known: str) -> dict[str, str]:
@@ -208,12 +220,21 @@ async def _refusal(request: Request, error: Exception) -> Response:
 async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     said = f"Unknown request URL: {request.method} {request.url.path}."
-    return JSONResponse(ApiError(error.status_code, said, code="unknown_url").body(), error.status_code)
+    headers = {"Allow": ", ".join(_methods(request))} if error.status_code == 405 else None
+    return JSONResponse(ApiError(error.status_code, said, code="unknown_url").body(), error.status_code, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Of the address, over all that is done there."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    there = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in there for method in route.methods or ()})
 
 
 async def _failure(request: Request, error: Exception) -> Response:
+    """What it says names files of the server's."""
     logger.error("%s", error)
-    return JSONResponse(ApiError(500, str(error), kind=SERVER).body(), 500)
+    return JSONResponse(ApiError(500, STUMBLED, kind=SERVER).body(), 500)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -222,5 +243,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    said = "the server has stumbled; its own output says over what"
-    return JSONResponse(ApiError(500, said, kind=SERVER).body(), 500)
+    return JSONResponse(ApiError(500, STUMBLED, kind=SERVER).body(), 500)

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from outrider.runner.job.results import atomically
 from outrider.runner.serve.api_errors import ApiError, not_a_key
 from outrider.workers.errors import UsageError
 
@@ -26,25 +27,31 @@ PAGE, REPORTS = "/page/", "/page/reports/"
 
 def keys_of(path: Path | None, data: Path) -> tuple[Path, list[str]]:
     """The keys that are asked for, one a line of a file that is its user's alone; one is made where no file is named."""
-    made = data / KEY_FILE
-    if path is None and not made.exists():
-        handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as stream:
-            stream.write(f"sk-outrider-{secrets.token_urlsafe(32)}\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-    found = made if path is None else path
+    found = data / KEY_FILE if path is None else path
+    option = "--data" if path is None else "--api-key-file"
+    if path is None and _is_empty(found):
+        with atomically(found, UsageError) as stream:
+            os.fchmod(stream.fileno(), 0o600)
+            stream.write(f"sk-outrider-{secrets.token_urlsafe(32)}\n".encode())
     try:
         about = found.stat()
         keys = [line.strip() for line in found.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"--api-key-file: {found} cannot be read: {why}") from None
+        raise UsageError(f"{option}: {found} cannot be read: {why}") from None
     if about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(f"--api-key-file: others may use {found}; make it its user's alone: chmod 600 {found}")
+        raise UsageError(f"{option}: others may use {found}; make it its user's alone: chmod 600 {found}")
     if not keys:
-        raise UsageError(f"--api-key-file: {found} holds no key; write one a line")
+        raise UsageError(f"{option}: {found} holds no key; write one a line")
     return found, keys
+
+
+def _is_empty(path: Path) -> bool:
+    """As a disk that was full may have left it. What cannot be read is not."""
+    try:
+        return not path.stat().st_size
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
 
 
 def page_token(keys: Sequence[str]) -> str:
@@ -74,7 +81,9 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        if not self._is_called(headers.get(b"host", b"").decode("latin-1")):
+        # A browser always says whom it calls; what asks for /health may not.
+        nameless = b"host" not in headers and scope["path"] in OPEN
+        if not nameless and not self._is_called(headers.get(b"host", b"").decode("latin-1")):
             refusal = ApiError(421, "this server does not go by that name; see --hostname", "Host", "unknown_host")
             await _refused(refusal)(scope, receive, send)
         elif scope["path"] in OPEN or self._may(scope, headers):

@@ -16,11 +16,19 @@ LOOK_SECONDS = 0.1
 
 class HttpServer(uvicorn.Server):
     """``begin`` is called when it was told to stop, ``refuse`` when open requests have had their time: the config's
-    ``timeout_graceful_shutdown``, or until it is ``told_again``.
+    ``timeout_graceful_shutdown``, or until it is ``told_again``. ``told_before``: by a signal that came before uvicorn
+    looked for any.
     """
 
-    def __init__(self, config: uvicorn.Config, begin: Callable[[], None], refuse: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        begin: Callable[[], None],
+        refuse: Callable[[], None],
+        told_before: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__(config)
+        self._told_before = told_before
         self._begin = begin
         self._refuse = refuse
         self.told_again = False
@@ -31,6 +39,11 @@ class HttpServer(uvicorn.Server):
             self.told_again = True
         else:
             super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._told_before():
+            self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._begin()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outrider.runner.printable import printable
 from outrider.runner.serve.api_errors import no_such
+from outrider.workers.errors import UsageError
 
 FILE, BATCH = re.compile(r"file-[0-9a-f]{24}"), re.compile(r"batch_[0-9a-f]{24}")
 INPUT = "input.jsonl"
@@ -36,7 +37,10 @@ class Folders:
 
     def make(self) -> None:
         for folder in (self.files, self.batches):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"--data: {folder} cannot be written: {error.strerror}") from None
 
     def file(self, name: str) -> Path:
         """What was uploaded under this id."""

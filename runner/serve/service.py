@@ -54,6 +54,7 @@ TICK_SECONDS = 0.5
 SECONDS_BETWEEN_COUNTS = 30.0
 # Speed is that of the last while.
 SPEED_SECONDS = 60.0
+MOST_DELETED = 10_000
 
 
 @dataclass(slots=True)
@@ -106,6 +107,8 @@ class Service:
         self._closed = threading.Event()
         self._finalizer = ThreadPoolExecutor(1, "finalize")
         self._finalizing: set[str] = set()
+        # Where files stood in the list, the latest that were deleted.
+        self._deleted: dict[str, int] = {}
         self._retry: dict[str, float] = {}
         # What was told and could not be written.
         self._unhandled: list[Event] = []
@@ -133,7 +136,8 @@ class Service:
     # Files
 
     def list_files(self, purpose: str | None, after: str | None, limit: int, newest_first: bool) -> dict[str, Any]:
-        behind = None if after is None else self.file(after).number
+        # Whoever deletes what a page has listed asks for the next one by the last of them.
+        behind = None if after is None else self._deleted.get(after) or self.file(after).number
         found = self._store.files(purpose, behind, limit + 1, newest_first)
         return _page([file.shown() for file in found], limit)
 
@@ -154,6 +158,9 @@ class Service:
             file = self.file(name)
             path = self.path_of(file)
             self._store.remove_file(name)
+            self._deleted[name] = file.number
+            if len(self._deleted) > MOST_DELETED:
+                del self._deleted[next(iter(self._deleted))]
             path.unlink(missing_ok=True)
             if file.batch is not None and not self._store.files_of(file.batch):
                 _remove(self._folders.batch(file.batch))

@@ -88,11 +88,15 @@ def _checked_stream(streamed: object, options: object, asked: Mapping[str, Any])
     if options is not None and (not isinstance(options, dict) or options.keys() - {"include_usage"} or not streamed):
         said = '"stream_options" may have "include_usage", where "stream" is true'
         raise ApiError(400, said, "stream_options", "unsupported_parameter")
+    usage = None if options is None else options.get("include_usage")
+    if usage is not None and not isinstance(usage, bool):
+        said = '"stream_options": "include_usage" must be true or false'
+        raise ApiError(400, said, "stream_options", "invalid_type")
     for key in NOT_STREAMED:
         # 0 asks for the chosen tokens' own.
         if streamed and asked.get(key) is not None and asked[key] is not False:
             raise ApiError(400, f'"{key}" is not supported where "stream" is true', key, "unsupported_parameter")
-    return bool(options and options.get("include_usage"))
+    return bool(usage)
 
 
 def _refusal(answer: Answer) -> ApiError:
@@ -118,7 +122,7 @@ async def _events(
     created, answer, ended = int(time.time()), first, False
     head = {"object": "chat.completion.chunk" if chat else "text_completion", "created": created, "model": model}
     begun: set[int] = set()
-    name = f"{'chatcmpl' if chat else 'cmpl'}-{id(answers):x}{created:x}"
+    name = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
     try:
         while True:
             for piece in answer.pieces:

@@ -191,7 +191,7 @@ def test_no_id_stands_in_results_and_errors(journal: Journal) -> None:
     assert [error["error"]["message"].rsplit("in.jsonl:", 1)[1] for error in errors] == [
         '1: "prompt" is empty',
         '2: the id "a" stands in line 1 already; ids must differ',
-        '4: "prompt" is empty',
+        '4: "prompt" is empty; the id "b" stands in line 3 already; ids must differ',
     ]
     assert len({error["id"] for error in errors}) == 3
     assert [row.custom_id for row in stored(journal, 0, 1, 2, 3, 4, 5)] == ["a", "line 2 (2)", "b", "4", "2", "line 2"]

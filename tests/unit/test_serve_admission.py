@@ -47,6 +47,15 @@ def test_ids_that_repeat_refuse_all_of_it_whenever_that_is_found(tmp_path: Path)
         assert error == expected | {"message": 'the id "a" stands in line 1 already; ids must differ'}
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_an_id_repeats_whichever_of_its_rows_is_wrong(tmp_path: Path, wrong: int) -> None:
+    rows = [line("a"), line("a")]
+    rows[wrong] = line("a", nonsense=1)
+    [error] = admitted(tmp_path, "".join(rows))["refused"]
+    assert (error["code"], error["line"]) == ("duplicate_custom_id", 2)
+    assert error["message"] == 'the id "a" stands in line 1 already; ids must differ'
+
+
 @pytest.mark.parametrize(
     "bad", ["{\n", "\n", '{"custom_id": "", "method": "POST", "url": "/v1/completions", "body": {}}\n']
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import openai
 import pytest
@@ -24,7 +26,7 @@ from outrider.runner.options import JobSpec
 from outrider.runner.serve import single
 from outrider.runner.serve.auth import keys_of, page_token, report_signature
 from outrider.runner.serve.running import Progress
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import JobError, UsageError
 
 AUTHORISED = {"Authorization": f"Bearer {KEY}"}
 
@@ -264,6 +266,12 @@ WRONG: list[tuple[dict[str, Any], int, str | None]] = [
     ({"model": "small", "prompt": "Row", "stream": True, "logprobs": None, "echo": False}, 200, None),
     ({"model": "small", "prompt": "Row", "logprobs": 0}, 200, None),
     ({"model": "small", "prompt": "Row", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    (
+        {"model": "small", "prompt": "Row", "stream": True, "stream_options": {"include_usage": "yes"}},
+        400,
+        "stream_options",
+    ),
+    ({"model": "small", "prompt": "Row", "stream": True, "stream_options": {"include_usage": None}}, 200, None),
 ]
 
 
@@ -274,6 +282,12 @@ def test_what_cannot_be_answered_is_refused(
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == status
     assert status == 200 or answer.json()["error"]["param"] == param
+
+
+def test_streams_have_ids_of_their_own(client: TestClient) -> None:
+    asked = {"model": "small", "prompt": "Row", "stream": True}
+    answers = [client.post("/v1/completions", json=asked).text for _ in range(20)]
+    assert len({json.loads(answer.partition("\n")[0][6:])["id"] for answer in answers}) == len(answers)
 
 
 @pytest.mark.parametrize("place", ["/v1/completions", "/v1/chat/completions", "/v1/batches", "/v1/files"])
@@ -316,6 +330,20 @@ def test_a_key_is_made_once_for_its_user_alone(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert len(key) > 40
     assert keys_of(None, tmp_path) == (path, [key])
+
+
+def test_a_key_that_a_full_disk_left_empty_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "api-key").touch(0o600)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(JobError, match=r"api-key cannot be written: No space left on device$"):
+            keys_of(None, tmp_path)
+    path, [key] = keys_of(None, tmp_path)
+    assert key.startswith("sk-") and path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+    path.chmod(0o640)
+    with pytest.raises(UsageError, match="--data: others may use"):
+        keys_of(None, tmp_path)
 
 
 def test_key_files_that_others_may_read_or_that_are_empty_are_refused(tmp_path: Path) -> None:
@@ -361,6 +389,43 @@ def test_what_is_no_text_is_no_request(client: TestClient, body: str | bytes) ->
     for place in ("/v1/batches", "/v1/completions"):
         answer = client.post(place, content=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def test_what_is_nested_so_deeply_that_it_can_just_be_read_can_be_handed_on(world: World, client: TestClient) -> None:
+    for levels in range(700, 1000, 4):
+        nested = '{"a":' * levels + "1" + "}" * levels
+        answer = client.post("/v1/completions", content=f'{{"model": "small", "response_format": {nested}}}')
+        assert answer.status_code in (200, 400)
+    assert world.runner.asked
+    for entry in world.runner.asked:
+        json.dumps({"ask": "request", "entry": entry})
+
+
+def test_a_key_that_stands_twice_is_refused_by_name(client: TestClient) -> None:
+    for place in ("/v1/batches", "/v1/completions"):
+        error = client.post(place, content='{"model": "small", "seed": 1, "seed": 2}').json()["error"]
+        assert (error["code"], 'the key "seed" stands twice' in error["message"]) == ("invalid_json", True)
+
+
+def test_what_comes_compressed_is_refused_as_that(client: TestClient) -> None:
+    for place in ("/v1/batches", "/v1/completions", "/v1/files"):
+        answer = client.post(place, content=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (415, "Content-Encoding")
+
+
+def test_another_method_is_told_which_there_are(client: TestClient) -> None:
+    answer = client.put("/v1/files")
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD, POST")
+
+
+def test_what_the_server_stumbles_over_stands_in_its_own_output(
+    world: World, client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = f"{world.store.path} cannot be used: database or disk is full"
+    monkeypatch.setattr(world.service, "list_batches", mock.Mock(side_effect=JobError(said)))
+    answer = client.get("/v1/batches")
+    assert answer.status_code == 500 and str(world.store.path) not in answer.text
+    assert said in caplog.text
 
 
 def test_json_is_told_in_errors_as_text(client: TestClient) -> None:

@@ -225,6 +225,16 @@ def test_deleted_files_are_gone_and_the_batchs_journal_with_the_last(tmp_path: P
         assert list((tmp_path / "data" / "files").iterdir()) == []
 
 
+def test_files_are_deleted_as_they_are_listed(tmp_path: Path) -> None:
+    with World(tmp_path / "data").client() as client:
+        sent = {upload(client, line("a")) for _ in range(5)}
+        deleted = []
+        for file in client.files.list(limit=2):
+            client.files.delete(file.id)
+            deleted.append(file.id)
+        assert len(deleted) == 5 and set(deleted) == sent
+
+
 # What the runner tells, handled when the test says so
 
 

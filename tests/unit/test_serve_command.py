@@ -79,12 +79,12 @@ def test_a_model_that_is_not_there_is_refused_before_anything_is_served(tmp_path
 class Served:
     """A server with the fake runner in a thread, on a port of this machine."""
 
-    def __init__(self, data: Path, grace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, data: Path, grace: int, monkeypatch: pytest.MonkeyPatch, told_before: bool = False) -> None:
         monkeypatch.setattr(http_server, "LAST_SECONDS", 0.5)
         self.world, self.said = World(data), list[str]()
         config = uvicorn.Config(self.world.app, port=0, log_config=None, timeout_graceful_shutdown=grace, lifespan="on")
         refuse = self.world.runner.refuse_requests
-        self.server = HttpServer(config, lambda: self.said.append("begun"), refuse)
+        self.server = HttpServer(config, lambda: self.said.append("begun"), refuse, lambda: told_before)
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
         until(lambda: self.server.started, "server")
@@ -134,6 +134,12 @@ def test_whoever_waits_for_an_answer_hears_that_the_server_stops(
     served.ended()
     assert served.said == ["begun"] and served.server.told_again == (len(signals) > 1)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_a_signal_that_came_before_it_looked_for_any_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(tmp_path / "data", 1, monkeypatch, told_before=True)
+    served.ended()
+    assert served.said == ["begun"] and not served.server.told_again
 
 
 class Closing:
