@@ -171,10 +171,12 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
 
     distances = _distances(folders, warnings)
     memory = {node: _memory(folder / "meminfo") for node, folder in folders.items()}
+    reserved = {node: _huge_pages(folder / "hugepages") for node, folder in folders.items()}
     if len(members) == 1:
         # Memory that a virtual machine was given while running is in the machine's count before it is in the node's.
         whole = _memory(meminfo)
         memory = {node: max(filter(None, (memory.get(node), whole)), default=None) for node in members}
+        reserved = {node: max(reserved.get(node, 0), _memory(meminfo, "Hugetlb") or 0) for node in members}
     if unknown := [node for node in members if memory.get(node) is None]:
         warnings.append(f"node {sysfs.format_list(unknown)}: how much memory there is cannot be read")
     memory_nodes = allowance.memory_nodes if allowance else None
@@ -183,7 +185,7 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
             id=node,
             socket=min((core.socket for core in cores[node]), default=_nearest_socket(node, cores, distances)),
             cores=tuple(cores[node]),
-            memory_bytes=memory.get(node),
+            memory_bytes=None if (total := memory.get(node)) is None else max(0, total - reserved[node]),
             memory_allowed=memory_nodes is None or node in memory_nodes or not memory_nodes & members.keys(),
             distances=distances.get(node, {}),
         )
@@ -279,9 +281,19 @@ def _distances(folders: dict[int, Path], warnings: list[str]) -> dict[int, dict[
     return table
 
 
-def _memory(path: Path) -> int | None:
-    match = re.search(r"MemTotal:\s*(\d+)\s*kB", sysfs.read_text(path) or "")
+def _memory(path: Path, name: str = "MemTotal") -> int | None:
+    match = re.search(rf"{name}:\s*(\d+)\s*kB", sysfs.read_text(path) or "")
     return int(match[1]) * 1024 if match else None
+
+
+def _huge_pages(folder: Path) -> int:
+    """Bytes of a node that are reserved as huge pages, which only programs that ask for such pages are given."""
+    reserved = 0
+    for file in folder.glob("hugepages-*kB/nr_hugepages"):
+        size = file.parent.name.removeprefix("hugepages-").removesuffix("kB")
+        if size.isascii() and size.isdecimal():
+            reserved += 1024 * int(size) * max(0, sysfs.read_int(file) or 0)
+    return reserved
 
 
 def _nearest_socket(node: int, cores: dict[int, list[Core]], distances: dict[int, dict[int, int]]) -> int:

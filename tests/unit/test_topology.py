@@ -170,6 +170,17 @@ def test_unknown_packages_fall_back_to_nodes(tmp_path: Path) -> None:
     assert [node.socket for node in read_topology(tree).nodes] == [0, 0]
 
 
+def test_memory_that_is_reserved_as_huge_pages_is_left_out(tmp_path: Path) -> None:
+    two = build(tmp_path / "two", {0: [(0,)], 1: [(1,)]}, memory={0: 64 * GIB, 1: 2 * GIB})
+    write(two / "devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages", "48")
+    write(two / "devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "512")
+    write(two / "devices/system/node/node1/hugepages/hugepages-1048576kB/nr_hugepages", "3")
+    assert [node.memory_bytes for node in read_topology(two).nodes] == [15 * GIB, 0]
+    one = build(tmp_path / "one/tree", {0: [(0,)]}, memory={0: 64 * GIB})
+    write(one.parent / "proc/meminfo", f"MemTotal: {64 << 20} kB\nHugetlb: {48 << 20} kB")
+    assert read_topology(one).nodes[0].memory_bytes == 16 * GIB
+
+
 def test_contradictory_online_files_keep_the_cpu_out(tmp_path: Path) -> None:
     tree = build(tmp_path, {0: [(0,), (1,), (2,)]}, offline=(2,))
     write(tree / "devices/system/cpu/online", "0-2,9")
