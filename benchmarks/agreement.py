@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--draft-precision")
     arguments = parser.parse_args()
+    if arguments.tokens < WINDOW:
+        parser.error(f"--tokens: {arguments.tokens} make no window of {WINDOW}; give {WINDOW} or more")
     tokens = held_out_tokens(arguments.target, arguments.tokens)
     precisions = (arguments.precision, arguments.draft_precision or arguments.precision)
     target, draft = (

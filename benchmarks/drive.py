@@ -14,7 +14,7 @@ import resource
 import socket
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,15 @@ from outrider.runner.job.results import write_results
 from outrider.runner.planning.placement import PlannedActor
 from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
 from outrider.workers.machine.pinning import Launch
-from outrider.workers.messages import ActorPlacement, ModelSpec, ReplicaSpec, Row, RowResult, WorkerReport
+from outrider.workers.messages import (
+    ActorPlacement,
+    ModelSpec,
+    PartialTokens,
+    ReplicaSpec,
+    Row,
+    RowResult,
+    WorkerReport,
+)
 from outrider.workers.target.statistics import TargetStatistics
 
 PLANNED = PlannedActor("target", 0, "here", (0,), (), 1, "cpu", "", {}, (), {})
@@ -66,6 +74,13 @@ class Instant:
     def cancel(self, keys: Iterable[int]) -> None:
         gone = set(keys)
         self._rows = [row for row in self._rows if row.key not in gone]
+
+    def learn(self, answers: Sequence[Sequence[int]]) -> None:
+        """It proposes nothing that answers of others could help."""
+
+    def written(self) -> list[PartialTokens]:
+        """No row is ever under way between two rounds."""
+        return []
 
     def round(self) -> list[RowResult]:
         time.sleep(self._seconds)

@@ -109,6 +109,9 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.02, help="relative to each matrix's root mean square")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
+    for name, path in (("source", asked.source), ("--target", asked.target), ("--small", asked.small)):
+        if path is not None and not (path / "config.json").is_file():
+            parser.error(f"{name}: {path} has no config.json")
     inflate_head(asked.source, asked.out, asked.target, asked.small or find(POCKET), asked.noise, asked.seed)
     print(f"{asked.out}: {json.loads((asked.out / 'config.json').read_text())[LAYERS]} are the layers that it reads")
 

@@ -78,6 +78,12 @@ def tokens_of(path: Path, text: Path, count: int) -> list[int]:
     return ids[:count]
 
 
+def compared(more: Losses) -> str:
+    """How much more perplexity a precision has than the first one, and the standard error of that."""
+    error = f"± {more.std(ddof=1) / np.sqrt(len(more)):.2%}" if len(more) > 1 else "(one window, so no standard error)"
+    return f"{np.expm1(more.mean()):+8.2%} {error}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
@@ -104,13 +110,8 @@ def main() -> None:
             for kind in arguments.precisions:
                 found = measure(path, kind, tokens, window, Path(folder), arguments.threads)
                 base = found if base is None else base
-                more = found - base
                 table.setdefault(name, {})[kind] = float(np.exp(found.mean()))
-                error = more.std(ddof=1) / np.sqrt(len(more)) if len(more) > 1 else float("nan")
-                print(
-                    f"{name:10}{kind:>10}{np.exp(found.mean()):10.4f} {np.expm1(more.mean()):+8.2%} ± {error:.2%}",
-                    flush=True,
-                )
+                print(f"{name:10}{kind:>10}{np.exp(found.mean()):10.4f} {compared(found - base)}", flush=True)
     print(json.dumps({"tokens": len(tokens), "window": window, **table}))
 
 

@@ -187,7 +187,7 @@ class NoModel:
     """Rows of a length, and nothing else."""
 
     exact, forks, branches, context, vocabulary = True, False, False, 1 << 16, 1 << 16
-    skipper = None
+    mixture = ranker = skipper = None
 
     def __init__(self) -> None:
         self._lengths: dict[int, int] = {}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -171,6 +172,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--file", type=Path, help="where the model lies, or is to lie")
     args = parser.parse_args()
+    if shutil.which(args.llama_bench) is None:
+        parser.error(f"--llama-bench: {args.llama_bench} is no program")
     path = args.file or Path(tempfile.gettempdir()) / f"{args.shape}-{args.layers}.gguf"
     if not path.exists():
         write(path, args.shape, args.layers, args.vocabulary)

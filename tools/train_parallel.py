@@ -281,6 +281,11 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="tokens of a window")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
+    for name, path in (("--target", arguments.target), ("--draft", arguments.draft)):
+        if not (path / "config.json").is_file():
+            parser.error(f"{name}: {path} has no config.json")
+    if missing := [str(path) for path in arguments.texts if not path.is_file()]:
+        parser.error(f"texts: no file is {', '.join(missing)}")
     torch.set_num_threads(arguments.threads)
     tokenizer = AutoTokenizer.from_pretrained(str(arguments.draft))
     stream = read_stream(tokenizer, arguments.texts)

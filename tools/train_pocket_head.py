@@ -210,6 +210,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7, help="of the windows: another one to go on with a head")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
+    if not (arguments.target / "config.json").is_file():
+        parser.error(f"--target: {arguments.target} has no config.json")
+    if arguments.begin is not None and not (arguments.begin / "model.safetensors").is_file():
+        parser.error(f"--begin: {arguments.begin} has no model.safetensors")
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     generator = np.random.default_rng(arguments.seed)

@@ -11,8 +11,9 @@ peak of the int8 units are measured.
 
 The targets are inflated from the bundled one: 22 layers of 2,048, a vocabulary of 8,192, 32 heads; with 32 key/value heads
 there are no grouped queries and 1.16 billion parameters, with 4 there are 1.00. The draft has 0.126 billion, 12 layers of
-768. Rows are prompts of `--prompt-tokens` tokens and `--new-tokens` new ones. Rates with prompts are new tokens over all
-seconds; those in decoding leave out the time of reading prompts. In a lane no prompt comes twice where the file has
+768. Rows are prompts of `--prompt-tokens` tokens and `--new-tokens` new ones. `--prompts` has lines of {"prompt": …}, as
+HumanEval's prompts are; those with fewer tokens are left out, longer ones cut off. Rates with prompts are new tokens over
+all seconds; those in decoding leave out the time of reading prompts. In a lane no prompt comes twice where the file has
 enough of them: then outrider keeps what a job would, earlier answers for suffixes and what its draft learned from them.
 
 `--json` is written behind every engine, and the same command goes on with it: engines that ended well are not run again,
@@ -34,7 +35,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from door import EXAMPLES, prompts_of
+from door import prompts_of
 from inflate import SHAPES, inflate
 from peaks import Peaks
 from stream import Stream
@@ -148,7 +149,7 @@ def turns(
 
 
 def measured(entry: Entry, target: Path, draft: Path, machine: Machine, arguments: argparse.Namespace) -> Ran:
-    rows = prompts(arguments.prompts, Tokenizer(target), arguments.prompt_tokens)
+    rows = [] if arguments.prepare else prompts(arguments.prompts, Tokenizer(target), arguments.prompt_tokens)
     setup = Setup(
         str(target),
         str(draft),
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--modes", help="of each engine's modes only these: plain,auto,auto+suffix,k=3,lookup k=3")
     parser.add_argument("--once", action="store_true", help="outrider does not run again at the end")
-    parser.add_argument("--prompts", type=Path, default=EXAMPLES, help="JSON lines with a prompt each")
+    parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help='lines of {"prompt": …}, but to --prepare')
     parser.add_argument("--prompt-tokens", type=int, default=94)
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--turns", type=int, default=2)
@@ -262,12 +263,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="what was measured; where it is there already, the race goes on with it")
     arguments = parser.parse_args()
     modes_of(arguments.modes, numbers(arguments.draft_tokens))
+    if not arguments.prepare and (arguments.prompts is None or not arguments.prompts.is_file()):
+        said = "is missing" if arguments.prompts is None else f"{arguments.prompts} is no file"
+        parser.error(f'--prompts {said}: a file with lines of {{"prompt": …}}, HumanEval\'s prompts for one')
     latest = time.monotonic() + 60 * arguments.minutes
     machine = Machine(arguments.threads)
     races = read_races(arguments.json) if arguments.json is not None and arguments.json.is_file() else {}
     for kv_heads in numbers(arguments.kv_heads):
         target, draft = models(kv_heads, arguments.draft_noise)
-        race = races.setdefault(headline(target, draft, arguments), [])
+        race = [] if arguments.prepare else races.setdefault(headline(target, draft, arguments), [])
         for sentence in of_other_code(race, working_copy()):
             print(f"note: {sentence}", file=sys.stderr, flush=True)
         for entry in not_run(race, entries(arguments)):

@@ -1,0 +1,77 @@
+"""The scripts of benchmarks/ and tools/: they run over what they stand in for, and refuse in a sentence what cannot be."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outrider.workers import actor_loops
+from outrider.workers.messages import Row, RowResult, Sampling
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
+POCKET = ROOT / "workers" / "pocket"
+
+
+def test_targets_that_answer_at_once_stand_where_verifiers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = importlib.import_module("drive")
+    monkeypatch.setattr(actor_loops, "SECONDS_BETWEEN_TELLING", 0.0)
+    loop = actor_loops.TargetLoop(drive.Instant(batch=2, tokens=3, seconds=0.0))
+    loop.learn([(1, 2)])
+    loop.submit([Row(key, (1, 2, 3), 3, Sampling()) for key in range(5)])
+    ended: list[RowResult] = []
+    while len(ended) < 5:
+        ended += [each for each in loop.harvest(20.0).ended if isinstance(each, RowResult)]
+    assert [(each.key, each.tokens) for each in ended] == [(key, (0, 1, 2)) for key in range(5)]
+
+
+def test_repetition_by_costs_needs_no_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "repetition.py --costs 1:1,16:1.4,64:3.4 --rows 2 --repeat 1 --kinds extraction --batch 2"
+    monkeypatch.setattr(sys, "argv", words.split())
+    importlib.import_module("repetition").main()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = told["figures"]["extraction"]
+    assert (told["shape"], found["plain"]["times by costs"]) == ("no model", 1.0)
+    assert found["lookup"]["tokens a round"] > 1.2 and found["suffix"]["times by costs"] > 1.2
+
+
+def test_one_window_has_no_standard_error() -> None:
+    compared = importlib.import_module("perplexity").compared
+    assert compared(np.log([1.25])) == " +25.00% (one window, so no standard error)"
+    assert compared(np.array([0.0, 0.0])) == "  +0.00% ± 0.00%"
+
+
+HEAD, TARGET = POCKET / "head", POCKET / "target"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("benchmarks.race.__main__ --batches 1", "--prompts is missing: a file with lines of"),
+        ("benchmarks.race.__main__ --prompts nowhere.jsonl", "--prompts nowhere.jsonl is no file"),
+        ("constraints masks --model 160m", "--model and --draft are for a job"),
+        ("constraints masks --draft pocket-draft", "--model and --draft are for a job"),
+        ("agreement a b --tokens 500", "--tokens: 500 make no window of 512"),
+        (f"inflate_head {HEAD} out --target nowhere", "--target: nowhere has no config.json"),
+        (f"inflate_head nowhere out --target {TARGET}", "source: nowhere has no config.json"),
+        ("sparse_race --llama-bench nowhere/llama-bench", "--llama-bench: nowhere/llama-bench is no program"),
+        (f"train_parallel --target nowhere --draft {TARGET} --out out a.txt", "--target: nowhere has no config.json"),
+        (f"train_parallel --target {TARGET} --draft {TARGET} --out out nowhere.txt", "texts: no file is nowhere.txt"),
+        ("train_pocket_head --out out --begin nowhere", "--begin: nowhere has no model.safetensors"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module, *words = command.split()
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(module).main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
