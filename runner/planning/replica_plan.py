@@ -125,6 +125,5 @@ def loaded_bytes(model_info: ModelInfo, precision: str) -> int:
         codes = "w8af32" if model_info.made_for == "bf16" else model_info.made_for
         dequantised = precision in OF_FLOATS and precision != model_info.made_for
         return int(model_info.weight_bytes * KEPT * (WEIGHT_BYTES[precision] / WEIGHT_BYTES[codes] if dequantised else 1.0))
-    return int(
-        model_info.weight_bytes * WEIGHT_BYTES.get(arithmetic(precision), 4.0) / DECLARED_BYTES.get(model_info.dtype, 4.0)
-    )
+    numbers = model_info.numbers or model_info.weight_bytes / DECLARED_BYTES.get(model_info.dtype, 4.0)
+    return int(numbers * WEIGHT_BYTES.get(arithmetic(precision), 4.0))

@@ -11,7 +11,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ BITS = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
     **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
 }
+# Of these are weights that are not quantised; where what else a file holds is a larger part, it may be weights, too.
+FLOATS = ("F64", "F32", "F16", "BF16")
+MOST_BESIDE_FLOATS = 1 / 16
 LONGEST_NAME_SHOWN = 80
 ZIP = b"PK\x03\x04"
 # What torch wrote before its version 1.6: a pickled number that means "this is ours", and then more pickles.
@@ -47,10 +50,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """How many tensors a model's files hold (None where only torch could tell), in how many bytes."""
+    """How many tensors a model's files hold (None where only torch could tell), in how many bytes.
+
+    ``numbers`` is how many weights these are, where the headers tell.
+    """
 
     tensors: int | None
     size: int
+    numbers: int | None = None
 
 
 def read_outline(path: Path, files: Sequence[Path]) -> Outline:
@@ -59,9 +66,16 @@ def read_outline(path: Path, files: Sequence[Path]) -> Outline:
         check_written(file)
     size = sum(state_of(file).st_size for file in files)
     if files[0].suffix == ".safetensors":
-        return Outline(len(read_entries(path, files)), size)
+        entries = read_entries(path, files)
+        return Outline(len(entries), size, _numbers(entries.values(), size))
     counts = [_stored_in(file) for file in files]
     return Outline(None if None in counts else sum(filter(None, counts)), size)
+
+
+def _numbers(entries: Collection[Entry], size: int) -> int | None:
+    numbers = {of: sum(math.prod(entry.shape) for entry in entries if entry.type == of) for of in FLOATS}
+    floats = sum(count * BITS[of] // 8 for of, count in numbers.items())
+    return sum(numbers.values()) if size - floats <= size * MOST_BESIDE_FLOATS else None
 
 
 def safetensors_of(path: Path) -> list[Path]:

@@ -66,6 +66,8 @@ class ModelInfo:
     scored: int | None = None
     # Of one that goes with a target: the layers of that one whose inputs it reads.
     states: tuple[int, ...] = ()
+    # How many weights its files hold, where their headers tell.
+    numbers: int | None = None
 
 
 def find(name: str, fetch: bool = True) -> Path:
@@ -201,7 +203,8 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
         raise ModelError(f"{source} does not say how long a row may be or how many tokens there are")
     end_tokens = _end_tokens(path, text, vocabulary)
     check_describing(described(path))
-    check_fits(path, text, _outline(path, weights))
+    outline = _outline(path, weights)
+    check_fits(path, text, outline)
     return ModelInfo(
         name=name,
         path=str(path),
@@ -213,6 +216,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
         weight_bytes=sum(state_of(file).st_size for file in weights),
         digest="" if by_headers else digest(path, tell),
         made_for=_made_for(path),
+        numbers=outline.numbers,
         head=head is not None,
         scored=None if head is None or head.draft_vocabulary == head.vocabulary else head.draft_vocabulary,
     )
