@@ -89,7 +89,8 @@ class Examinations:
         for each in self._under_way.values():
             if each.report is not None and not each.said and _age(each) > PATIENCE_SECONDS:
                 each.said = True
-                say(f"{each.name} reads {self._size() / 1e9:.1f} GB of weights to know them; this is done once")
+                size = f"{self._size() / 1e9:.1f} GB"
+                say(f"{each.name} reads {size} of weights to know them; once, if its cache can be written")
         return ended
 
     def _go_on(self, examined: _Examination, answer: Any) -> RayNode | Unfit | None:

@@ -313,7 +313,10 @@ def end_with_the_driver() -> None:
 
 
 def _tell_of_reading(size: int) -> None:
-    _news.send(f"reading {size / 1e9:.1f} GB of weights to know them again; this is done once")
+    from outrider.workers.models.digests import remembers
+
+    once = "this is done once" if remembers() else "this is done each time, since the cache cannot be written"
+    _news.send(f"reading {size / 1e9:.1f} GB of weights to know them again; {once}")
 
 
 # The modules behind these load transformers, so they are imported where they run.

@@ -7,12 +7,14 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from outrider.runner.job import tokenizer_process
 from outrider.workers.errors import JobChangedError, ModelError
 from outrider.workers.models import digests
-from outrider.workers.models.digests import KIND, digest_of
+from outrider.workers.models.digests import KIND, digest_of, remembers
 from outrider.workers.models.model_info import check_unchanged, read_model_info
 
 FOLDER = f"digests-{os.geteuid()}"
@@ -188,6 +190,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(
     file = tmp_path / "weights"
     file.write_bytes(b"x")
     wait_until_stable()
+    assert not remembers()
     assert digest_of([file]) == digest_of([file])
     assert reads == ["weights"], "within a process it is remembered all the same"
 
@@ -224,3 +227,13 @@ def test_a_long_read_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     told: list[int] = []
     digest_of([tmp_path / "a", tmp_path / "b"], told.append)
     assert told == [18 << 20]
+
+
+@pytest.mark.parametrize(("there", "said"), [(True, "this is done once"), (False, "this is done each time")])
+def test_it_is_told_whether_it_is_read_again(cache: Path, monkeypatch: pytest.MonkeyPatch, there: bool, said: str) -> None:
+    if not there:
+        cache.write_text("a file where the cache should be")
+    heard: list[str] = []
+    monkeypatch.setattr(tokenizer_process, "_news", SimpleNamespace(send=heard.append), raising=False)
+    tokenizer_process._tell_of_reading(3 * 10**9)
+    assert heard[0].startswith(f"reading 3.0 GB of weights to know them again; {said}")

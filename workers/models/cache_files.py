@@ -18,6 +18,12 @@ def own_folder(name: str) -> Path:
     return cache_directory() / (f"{name}-{os.geteuid()}" if os.environ.get("OUTRIDER_CACHE") else name)
 
 
+def make_own(folder: Path) -> None:
+    """Make an ``own_folder`` where there is none, or an OSError."""
+    make_directory(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def read_own(file: Path, longest: int) -> bytes | None:
     """What the file holds; None where there is none, or none that may be trusted."""
     try:
@@ -41,8 +47,7 @@ def write_own(file: Path, content: bytes, most_beside: int) -> None:
     """To a file in an ``own_folder``, or an OSError. Of more than ``most_beside`` files a quarter gives way, the oldest."""
     temporary = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
     try:
-        make_directory(file.parent.parent)
-        file.parent.mkdir(mode=0o700, exist_ok=True)
+        make_own(file.parent)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)

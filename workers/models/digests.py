@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from outrider.workers.errors import ModelError
-from outrider.workers.models.cache_files import own_folder, read_own, write_own
+from outrider.workers.models.cache_files import make_own, own_folder, read_own, write_own
 from outrider.workers.models.files import open_ordinary, state_of
 
 # Names what is hashed, and how: a digest of another kind cannot be compared.
@@ -148,6 +149,14 @@ def _recall(state: FileState) -> str | None:
     if whole:
         _here[state] = digest
     return digest if whole else None
+
+
+def remembers() -> bool:
+    """Whether the next process will know what this one has read."""
+    folder = own_folder("digests")
+    with suppress(OSError, ValueError):
+        make_own(folder)
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _remember(state: FileState, digest: str) -> None:
