@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.runner.hosts.auth import is_there, token_file
 from outrider.runner.hosts.host_report import about_open_folder
 from outrider.runner.planning import sysfs
 from outrider.runner.planning.core_holders import describe
@@ -108,11 +109,13 @@ def _preloads(files: MachineFiles) -> Iterator[Check]:
 
 
 def _huge_pages(files: MachineFiles) -> Iterator[Check]:
-    text = sysfs.read_text(files.sys / "kernel/mm/transparent_hugepage/enabled") or ""
-    chosen = re.search(r"\[(\w+)\]", text)
+    file = files.sys / "kernel/mm/transparent_hugepage/enabled"
+    chosen = re.search(r"\[(\w+)\]", sysfs.read_text(file) or "")
     mend = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
-    if chosen is None:
+    if chosen is None and file.parents[1].is_dir() and not file.parent.exists():
         yield Check("huge pages", BETTER, "this kernel has no transparent huge pages: more time goes into page tables")
+    elif chosen is None:
+        yield Check("huge pages", BETTER, f"not known: {file} cannot be read (a sandbox may hide it)")
     elif chosen[1] == "never":
         yield Check("huge pages", BETTER, "switched off: weights lie in pages of 4 KiB", mend)
     else:
@@ -233,14 +236,16 @@ def _ray(files: MachineFiles) -> Iterator[Check]:
         yield Check("Ray", WRONG, f"{version} is newer than what outrider was tried with", mend)
     else:
         yield Check("Ray", OK, version)
-    token = bool(os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"))
-    token = token or (Path.home() / ".ray/auth_token").is_file()
+    token = bool(os.environ.get("RAY_AUTH_TOKEN")) or is_there(token_file())
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode == "disabled":
         found = "RAY_AUTH_MODE=disabled: whoever reaches a cluster's port can run code"
         yield Check("Ray's auth", WRONG, found, "export RAY_AUTH_MODE=token")
     elif token:
         yield Check("Ray's auth", OK, "a token is set; local runs make their own")
+    elif os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        found = f"RAY_AUTH_TOKEN_PATH names {token_file()}, which holds no token; a cluster (--address) needs one"
+        yield Check("Ray's auth", BETTER, found, "outrider token")
     else:
         found = "local runs make their own token; a cluster (--address) needs one"
         yield Check("Ray's auth", OK, found, "outrider token")

@@ -167,8 +167,11 @@ def _too_big(
     total = f"{' + '.join(parts)}{f' = {_bytes(need)}' if len(parts) > 1 else ''} a replica"
     if placed:
         return f"{total}, of which {placed} fit this machine, not {wanted}: ask for fewer --replicas"
+    smaller = "; a smaller precision needs less"
+    if room == roomiest.topology.memory_limit_bytes:
+        return f"{total} does not fit the memory limit of this container or cgroup, {_bytes(room)}{smaller}"
     wider = {"node": "; spread it with --per socket or --per machine", "sock": "; spread it with --per machine"}
-    hint = wider.get(roomiest.name[:4], "; a smaller precision needs less")
+    hint = wider.get(roomiest.name[:4], smaller)
     return f"{total} does not fit {roomiest.name}, which has {_bytes(room)}{hint}"
 
 

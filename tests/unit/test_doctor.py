@@ -86,7 +86,13 @@ def test_no_libnuma(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_huge_pages(files: MachineFiles) -> None:
     assert check(files, "huge pages").state == OK
     write(files.sys / "kernel/mm/transparent_hugepage/enabled", "always madvise [never]")
-    assert check(files, "huge pages").state == BETTER
+    assert check(files, "huge pages").found == "switched off: weights lie in pages of 4 KiB"
+    (files.sys / "kernel/mm/transparent_hugepage/enabled").unlink()
+    assert check(files, "huge pages").found.startswith("not known: ")
+    (files.sys / "kernel/mm/transparent_hugepage").rmdir()
+    assert check(files, "huge pages").found.startswith("this kernel has no transparent huge pages")
+    (files.sys / "kernel/mm").rmdir()
+    assert check(files, "huge pages").found.startswith("not known: ")
 
 
 def test_governor(files: MachineFiles) -> None:
@@ -157,6 +163,17 @@ def test_open_clusters_are_wrong(files: MachineFiles, monkeypatch: pytest.Monkey
     assert check(files, "Ray's auth").state == WRONG
     monkeypatch.delenv("RAY_AUTH_MODE")
     assert check(files, "Ray's auth").mend == "outrider token", "which does not print it"
+
+
+def test_a_token_is_set_where_its_file_holds_one(
+    files: MachineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    found = f"RAY_AUTH_TOKEN_PATH names {tmp_path / 'token'}, which holds no token; a cluster (--address) needs one"
+    assert check(files, "Ray's auth") == Check("Ray's auth", BETTER, found, "outrider token")
+    (tmp_path / "token").write_text("secret")
+    assert check(files, "Ray's auth").state == OK
 
 
 @pytest.fixture
