@@ -225,7 +225,7 @@ def _check_parquet_holds(field: Any) -> None:
         parquet.write_table(pyarrow.table([missing], [field.name]), pyarrow.BufferOutputStream())
     except pyarrow.ArrowException:
         raise UsageError(
-            f'Parquet cannot hold the column "{short(field.name)}" ({field.type}): choose jsonl, csv or dataset'
+            f'Parquet cannot hold the column "{short(field.name)}" ({field.type}): choose jsonl or csv'
         ) from None
 
 
