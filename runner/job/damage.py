@@ -37,13 +37,17 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        kind = NoSpaceError if _code(error) in MOMENTARY else JobError
+        kind = NoSpaceError if is_momentary(error) else JobError
         raise kind(f"{path} cannot be used: {error}{_what_to_do(error)}") from error
     except sqlite3.Error as error:
         raise JobError(f"{path} cannot be used: {error}") from error
 
 
-def _code(error: sqlite3.DatabaseError) -> int:
+def is_momentary(error: sqlite3.Error) -> bool:
+    return _code(error) in MOMENTARY
+
+
+def _code(error: sqlite3.Error) -> int:
     # What the sqlite3 module says of itself has none.
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
     return code & PRIMARY

@@ -25,7 +25,7 @@ from outrider.runner.serve.metrics import metrics
 from outrider.runner.serve.names import Folders
 from outrider.runner.serve.service import Service
 from outrider.runner.serve.store import Store
-from outrider.workers.errors import OutriderError
+from outrider.workers.errors import NoSpaceError, OutriderError
 
 logger = logging.getLogger("outrider.serve")
 
@@ -234,7 +234,9 @@ def _methods(request: Request) -> list[str]:
 async def _failure(request: Request, error: Exception) -> Response:
     """What it says names files of the server's."""
     logger.error("%s", error)
-    return JSONResponse(ApiError(500, STUMBLED, kind=SERVER).body(), 500)
+    full = ApiError(507, "the server's disk is full, or it can open no more files", None, "no_space", SERVER)
+    told = full if isinstance(error, NoSpaceError) else ApiError(500, STUMBLED, kind=SERVER)
+    return JSONResponse(told.body(), told.status)
 
 
 async def _gone(request: Request, error: Exception) -> Response:

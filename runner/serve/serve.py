@@ -82,8 +82,8 @@ def serve(spec: ServeSpec) -> None:
             lifespan="on",
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
-        _tell(spec, list(specs), listening, key_file, keys)
         with _draining() as told_to_stop:
+            _tell(spec, list(specs), listening, key_file, keys)
             told_before = lambda: told_to_stop.count > 0  # noqa: E731
             server = HttpServer(config, lambda: _say(STOPPING), service.runner.refuse_requests, told_before)
             server.run(sockets=[listening])

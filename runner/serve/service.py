@@ -45,7 +45,7 @@ from outrider.runner.serve.running import (
 )
 from outrider.runner.serve.store import ENDED, OUTPUT, Batch, File, Store
 from outrider.runner.serve.store import ERRORS as ERROR_FILE
-from outrider.workers.errors import OutriderError
+from outrider.workers.errors import JobError, OutriderError
 
 logger = logging.getLogger("outrider.serve")
 
@@ -180,7 +180,11 @@ class Service:
             self._take_input(file, directory)
             batch.model, problem = batch_requests.model_of(directory / INPUT, self.models)
             batch.shown["model"] = batch.model
-            self._store.add_batch(batch)
+            try:
+                self._store.add_batch(batch)
+            except JobError:
+                _remove(directory)
+                raise
             if problem is not None:
                 return self._fail(name, [dict(problem)]).shown
             self.runner.admit(self._job(batch))

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.runner.job.damage import is_momentary
 from outrider.runner.job.journal import on_network_file_system, transaction
-from outrider.workers.errors import JobError
+from outrider.workers.errors import JobError, NoSpaceError
 
 STORE = "serve.db"
 FORMAT = 1
@@ -108,7 +109,8 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
-            raise JobError(f"{self.path} cannot be used: {error}") from error
+            kind = NoSpaceError if is_momentary(error) else JobError
+            raise kind(f"{self.path} cannot be used: {error}") from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -428,6 +428,17 @@ def test_what_the_server_stumbles_over_stands_in_its_own_output(
     assert said in caplog.text
 
 
+def test_a_batch_for_which_there_is_no_space_leaves_nothing(world: World, client: TestClient) -> None:
+    file = send(client, line("a").encode()).json()["id"]
+    asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    [pages] = world.store._db.execute("PRAGMA page_count").fetchone()
+    world.store._db.execute(f"PRAGMA max_page_count = {pages}")
+    asked["metadata"] = {str(number): "x" * 512 for number in range(16)}
+    answer = client.post("/v1/batches", json=asked)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "no_space")
+    assert list(world.folders.batches.iterdir()) == []
+
+
 def test_json_is_told_in_errors_as_text(client: TestClient) -> None:
     answer = client.post("/v1/batches", json=[1])
     assert json.loads(answer.text)["error"]["message"] == "send an object (application/json)"
