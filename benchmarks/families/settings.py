@@ -81,6 +81,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 1}),
     "phi3, window": ("phi3", {"sliding_window": 2047}),
     "starcoder2, window": ("starcoder2", {"sliding_window": 4096}),
+    "bamba, few attentions": ("bamba", {"attn_layer_indices": [9, 18, 27]}),
     "falcon, alibi": ("falcon", {"alibi": True}),
     "falcon, one key head": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
     "gpt_bigcode, many key heads": ("gpt_bigcode", {"multi_query": False}),

@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from outrider.workers.models.probe import find_way
+from outrider.workers.models.twins import twin_config
 
 SHAPES = [  # heads, heads of keys, their size
     ("llama", 1, 1, 8),
@@ -47,3 +48,8 @@ def test_one_of_the_older_and_of_the_newer_names(family: str, heads: int) -> Non
     if family == "qwen3_next":
         names |= {"num_key_value_heads": 1, "linear_num_value_heads": heads, "linear_num_key_heads": heads, "head_dim": 8}
     find_way(AutoConfig.for_model(family, vocab_size=60, **names))
+
+
+def test_layers_that_a_list_names_are_among_those_of_the_twin() -> None:
+    config = twin_config(AutoConfig.for_model("bamba", num_hidden_layers=32, attn_layer_indices=[9, 18, 27]))
+    assert (config.num_hidden_layers, config.attn_layer_indices) == (4, [2, 3])

@@ -186,11 +186,14 @@ def _shrunk(values: Mapping[str, Any], sizes: ModelSizes) -> dict[str, Any]:
 
 
 def _kept_layers(values: Mapping[str, Any], count: int) -> list[int]:
-    """Layers of every kind, by all lists that have an entry a layer, and by how often kinds come."""
-    lists = [value for value in values.values() if isinstance(value, list) and len(value) == count]
+    """Layers of every kind, by all lists that have an entry a layer or name some layers, and by how often kinds come."""
+    others = [value for key, value in values.items() if key not in INDICES]
+    lists = [value for value in others if isinstance(value, list) and len(value) == count]
+    named = [values[key] for key in INDICES if isinstance(values.get(key), list)]
     seen, kept = Counter[str](), []
     for index in range(count):
         kind = repr([each[index] for each in lists if isinstance(each[index], str | int | float)])
+        kind += repr([index in each for each in named])
         if seen[kind] < OF_A_KIND:
             seen[kind] += 1
             kept.append(index)
