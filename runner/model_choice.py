@@ -9,7 +9,7 @@ from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.option import flag_of
 from outrider.runner.options import OF_A_DRAFT, OF_A_MODEL_ALONE, ComputedModel, Options
 from outrider.runner.planning.placement_request import PlacementRequest, on_accelerator
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec, ReplicaSpec
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.precisions import arithmetic
@@ -32,6 +32,9 @@ def choose_models(
     target_on_accelerator, draft_on_accelerator = on_accelerator(devices)
     target_model = choose_target(spec, target, tokenizer_process, say, target_on_accelerator)
     target_model = replace(target_model, prefix_tokens=spec.prefix_tokens)
+    if target.unfollowed:
+        names = ", ".join(f'"{name}"' for name in target.unfollowed)
+        say(f"note: of {target.name}'s generation_config.json not followed: {names}; rows can ask for more (docs/jobs.md)")
     if draft is None or spec.draft_tokens == 0:
         # Where it was said that none is to run, they are refused already.
         idle = [name for name in sorted(OF_A_MODEL_ALONE) if getattr(spec, name) not in OF_A_DRAFT[name]]
@@ -127,7 +130,7 @@ def _model(
     own = OWN_PRECISION.get(model_info.dtype, "fp32")
     # A checkpoint that comes quantised is run in what it was made for.
     chosen = (model_info.made_for or own) if precision == "auto" else precision
-    engine = spec.engine
+    engine, left_for_fp16 = spec.engine, False
     if engine == "native" and not spec.fast_attention:
         raise UsageError("--no-fast-attention: the native engine has fused attention only; --engine hf has both")
     if engine == "auto" and on_accelerator:
@@ -137,6 +140,7 @@ def _model(
         if refusal is not None and engine == "native":
             raise UsageError(f"--engine native: {refusal}")
         if engine == "auto":
+            left_for_fp16 = refusal is None and chosen == "fp16" and precision == "auto" and spec.fast_attention
             refusal = refusal or _left_to_hf(spec, chosen, precision)
         if refusal is not None:
             say(f"note: {model_info.name} runs on the hf engine, more slowly and not bit for bit: {refusal}")
@@ -152,7 +156,12 @@ def _model(
         raise UsageError(f"--precision: the native engine does not know fp16; choose another for {model_info.name}")
     tokenizer_process.check_weights(model_info.path, engine, spec.allow_pickle, chosen)
     if engine == "hf":
-        tokenizer_process.check_hf_runs(model_info, spec.fast_attention)
+        try:
+            tokenizer_process.check_hf_runs(model_info, spec.fast_attention)
+        except ModelError as error:
+            if not left_for_fp16:
+                raise
+            raise ModelError(f"{error}; --precision bf16 runs it on the native engine") from error
     return ModelSpec(
         model_info.path,
         engine,

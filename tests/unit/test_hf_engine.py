@@ -20,7 +20,7 @@ from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models import hf_loading
 from outrider.workers.models.hf_loading import load_hf
-from outrider.workers.models.opening import open_model
+from outrider.workers.models.opening import check_weights, open_model
 from outrider.workers.models.probe import close, prompt_of, written_by_transformers
 from outrider.workers.models.twins import NEAR, build_twin, twin_config
 
@@ -179,6 +179,15 @@ def test_a_row_crosses_the_switch_of_its_rope_and_comes_back(family):
         engine.fork(1, 0, length, Sampling(), len(text.prompt))
         rest = [*text.prompt, *text.written[:9]][length:]
         assert close(engine.logits([Feed(1, rest, 1)]), text.scores[9:10]), length
+
+
+def test_weights_that_transformers_does_not_find_are_refused_beforehand(tmp_path: Path) -> None:
+    folder = save(tmp_path / "shards", "llama", RAGGED["llama"])
+    check_weights(str(folder), "hf")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    check_weights(str(folder), "native")
+    with pytest.raises(ModelError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json, by which"):
+        check_weights(str(folder), "hf")
 
 
 def test_weights_that_are_missing_or_not_numbers_are_named(tmp_path):

@@ -110,3 +110,12 @@ def test_a_job_is_refused_before_actors_start(tmp_path: Path) -> None:
     said = " ".join(ended.stderr.split())
     assert "cannot be run by the hf engine: its tokens see those that come after them" in said
     assert "Traceback" not in said and "ray" not in said.lower()
+
+
+def test_a_model_with_code_of_its_own_is_refused_as_such(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    own = {"model_type": "mymodel", "auto_map": {"AutoConfig": "configuration_my.MyConfig"}}
+    (folder / "config.json").write_text(json.dumps(config | own))
+    with pytest.raises(ModelError, match=r"^it needs code from its own repository \(auto_map\), which outrider"):
+        way_of(folder, True)

@@ -12,7 +12,7 @@ from eagle3 import tiny_head
 
 from outrider.runner.model_choice import choose_models, replica_spec_of
 from outrider.runner.options import JobSpec
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.opening import native_supports
 
@@ -111,6 +111,29 @@ def test_a_model_that_is_left_to_the_hf_engine_is_told(options: dict[str, Any], 
     assert (target.engine == "native") == (options == {"precision": "bf16"})
     start = "note: target runs on the hf engine, more slowly and not bit for bit"
     assert said == ([] if reason is None else [f"{start}: {reason}"])
+
+
+def test_settings_of_generate_that_are_not_followed_are_told_of_the_target_alone() -> None:
+    said: list[str] = []
+    target, draft = (replace(each, unfollowed=("repetition_penalty",)) for each in (TARGET, DRAFT))
+    choose_models(JobSpec(input=Path("in.jsonl"), precision="bf16"), target, draft, Willing(), said.append)  # type: ignore[arg-type]
+    assert said == [
+        'note: of target\'s generation_config.json not followed: "repetition_penalty"; rows can ask for more (docs/jobs.md)'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [({}, "; --precision bf16 runs it on the native engine"), ({"precision": "fp16"}, ""), ({"engine": "hf"}, "")],
+)
+def test_where_only_the_hf_engine_refuses_a_model_in_fp16_the_other_is_named(options: dict[str, Any], hint: str) -> None:
+    class Unable(Willing):
+        def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:
+            raise ModelError("it cannot be run")
+
+    with pytest.raises(ModelError) as refusal:
+        choose_models(JobSpec(input=Path("in.jsonl"), **options), TARGET, None, Unable(), print)  # type: ignore[arg-type]
+    assert str(refusal.value) == f"it cannot be run{hint}"
 
 
 def test_a_family_that_the_native_engine_refuses_is_told_as_such() -> None:

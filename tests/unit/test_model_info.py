@@ -103,12 +103,47 @@ def test_broken_configurations(model: Path, content: bytes, expected: str) -> No
         {"vocab_size": True},
         {"max_position_embeddings": -1},
         {"max_position_embeddings": None},
-        {"text_config": {"vocab_size": 5}},
+        {"max_position_embeddings": 0, "model_type": "falcon_text"},
     ],
 )
 def test_limits_that_are_none(model: Path, changes: dict[str, Any]) -> None:
     configure(model, **changes)
-    assert "does not say how long a row may be or how many tokens there are" in message(model)
+    missing = message(model)
+    if changes.get("vocab_size", 100) == 100:
+        assert missing.endswith('how long a row may be: add "max_position_embeddings", a positive whole number')
+    else:
+        assert missing.endswith('how many tokens there are: add "vocab_size", a positive whole number')
+
+
+@pytest.mark.parametrize("family", ["falcon", "bloom"])
+def test_a_family_whose_configurations_state_no_length(model: Path, family: str) -> None:
+    configure(model, model_type=family, max_position_embeddings=None)
+    assert read_model_info(str(model)).context == 2048
+
+
+def test_a_model_with_an_encoder_is_refused_and_its_decoder_alone_is_not(model: Path) -> None:
+    configure(model, is_encoder_decoder=True)
+    assert message(model).endswith("config.json is of an encoder-decoder model, and outrider runs decoders only")
+    configure(model, is_encoder_decoder=True, is_decoder=True)
+    read_model_info(str(model))
+
+
+def test_an_adapter_is_not_passed_over(model: Path) -> None:
+    (model / "adapter_config.json").write_text("{}")
+    assert "adapter_config.json: adapters are not applied; merge it into its model (peft: merge_and_unload" in message(
+        model
+    )
+    (model / "config.json").unlink()
+    assert "adapters are not applied" in message(model)
+
+
+def test_settings_of_generate_that_change_texts_are_told(model: Path) -> None:
+    neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": [], "forced_eos_token_id": None}
+    (model / "generation_config.json").write_text(json.dumps(neutral))
+    assert read_model_info(str(model)).unfollowed == ()
+    used = {"repetition_penalty": 1.05, "no_repeat_ngram_size": 2, "suppress_tokens": [0], "forced_eos_token_id": 0}
+    (model / "generation_config.json").write_text(json.dumps(used))
+    assert set(read_model_info(str(model)).unfollowed) == set(used)
 
 
 def test_a_text_config_that_is_none_is_passed_over(model: Path) -> None:

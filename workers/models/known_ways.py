@@ -17,6 +17,8 @@ from pathlib import Path
 from outrider.workers import engines
 from outrider.workers.engines.ways import RowFeeding, Way
 from outrider.workers.errors import ModelError
+from outrider.workers.models.config_file import NAME
+from outrider.workers.models.files import read_json
 from outrider.workers.models.limits import limited
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.packed_cache import cache_directory, make_directory
@@ -38,6 +40,8 @@ def way_of(path: Path, fused: bool) -> Way:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a config.json can be wrong with surfaces here, in many types
+        if _needs_own_code(path):
+            raise ModelError("it needs code from its own repository (auto_map), which outrider never runs") from error
         raise ModelError(f"transformers cannot read its config.json ({said(error)})") from error
     try:
         way = find_way(config, fused)
@@ -46,6 +50,13 @@ def way_of(path: Path, fused: bool) -> Way:
         raise
     _remember(path, fused, {"ragged": way.ragged, "feeding": way.feeding.value, "why": way.why})
     return way
+
+
+def _needs_own_code(path: Path) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    config = read_json(path / NAME)
+    return bool(config.get("auto_map")) and config.get("model_type") not in CONFIG_MAPPING
 
 
 def is_known(model_info: ModelInfo, fused: bool) -> bool:

@@ -40,9 +40,21 @@ CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length", "n_ctx"),
     *("seq_length", "model_max_length", "context_length"),
 )
+# What transformers takes, or the family was trained with, where a configuration states none.
+USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048}
 # Families that read a row of any length: they have a state, and no limit to positions.
 WITHOUT_LIMIT = frozenset(("mamba", "mamba2", "falcon_mamba", "xlstm", "rwkv", "recurrent_gemma"))
 LONGEST_ROW = 1 << 20
+# Whose weights are to be added to those of a model.
+ADAPTER = "adapter_config.json"
+GENERATION = "generation_config.json"
+# Settings of transformers' generate that change texts and are not followed, and what says that they are not in use.
+UNFOLLOWED: dict[str, object] = {
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), None),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids"), None),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,8 @@ class ModelInfo:
     states: tuple[int, ...] = ()
     # How many weights its files hold, where their headers tell.
     numbers: int | None = None
+    # What its generation_config.json sets that is not followed.
+    unfollowed: tuple[str, ...] = ()
 
 
 def find(name: str, fetch: bool = True) -> Path:
@@ -183,8 +197,11 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
     takes long. ``by_headers``: these are not, nothing is downloaded, and there is no digest.
     """
     path = find(name, fetch=not by_headers)
+    _refuse_adapter(path)
     source = config_path(path)
     config = read_config(path)
+    if config.get("is_encoder_decoder") is True and config.get("is_decoder") is not True:
+        raise ModelError(f"{source} is of an encoder-decoder model, and outrider runs decoders only")
     # Models that hear, and those that see and are not known here, keep the language model's limits one level down.
     text: Mapping[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     family = config.get("model_type")
@@ -195,13 +212,12 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
     if config.get(WEIGHTS_KEY) is not None:
         raise ModelError(f'{source}: "{WEIGHTS_KEY}" is not followed; remove it, and name the weights {SINGLE}')
     weights = _there(path)
-    context = next((text[key] for key in CONTEXT_KEYS if _is_count(text.get(key))), None)
+    context = _context(text, family, source)
     vocabulary = text.get("vocab_size")
-    if context is None and family in WITHOUT_LIMIT:
-        context = LONGEST_ROW
-    if context is None or not _is_count(vocabulary):
-        raise ModelError(f"{source} does not say how long a row may be or how many tokens there are")
-    end_tokens = _end_tokens(path, text, vocabulary)
+    if not _is_count(vocabulary):
+        raise ModelError(f'{source} does not say how many tokens there are: add "vocab_size", a positive whole number')
+    generation = read_json(path / GENERATION) if os.path.lexists(path / GENERATION) else {}
+    end_tokens = _end_tokens(path, generation, text, vocabulary)
     check_describing(described(path))
     outline = _outline(path, weights)
     check_fits(path, text, outline)
@@ -219,7 +235,28 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
         numbers=outline.numbers,
         head=head is not None,
         scored=None if head is None or head.draft_vocabulary == head.vocabulary else head.draft_vocabulary,
+        unfollowed=_unfollowed(generation),
     )
+
+
+def _refuse_adapter(path: Path) -> None:
+    if os.path.lexists(path / ADAPTER):
+        raise ModelError(
+            f"{path / ADAPTER}: adapters are not applied; merge it into its model (peft: merge_and_unload, then "
+            "save_pretrained), or remove both adapter files to run the model without it"
+        )
+
+
+def _context(text: Mapping[str, Any], family: str, source: Path) -> int:
+    usual = LONGEST_ROW if family in WITHOUT_LIMIT else USUAL_CONTEXT.get(family)
+    context = next((text[key] for key in CONTEXT_KEYS if _is_count(text.get(key))), usual)
+    if context is None:
+        raise ModelError(f'{source} does not say how long a row may be: add "{CONTEXT_KEYS[0]}", a positive whole number')
+    return context
+
+
+def _unfollowed(generation: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(key for key, unused in UNFOLLOWED.items() if generation.get(key, unused) not in (unused, None, [], {}))
 
 
 def _dtype(*configs: Mapping[str, Any]) -> str:
@@ -279,10 +316,9 @@ def shown(digest: str) -> str:
     return f"{digest.rpartition(':')[2][:12]}…"
 
 
-def _end_tokens(path: Path, config: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
+def _end_tokens(path: Path, generation: Mapping[str, Any], config: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
     """Ids that end a text: the generation settings' where there are any, else the model's."""
-    generation = path / "generation_config.json"
-    declared = (read_json(generation) if os.path.lexists(generation) else {}).get("eos_token_id")
+    declared = generation.get("eos_token_id")
     if declared is None:
         declared = config.get("eos_token_id")
     if declared is None:

@@ -19,10 +19,14 @@ from outrider.workers.models.config_file import config_path, quantisation_of, re
 from outrider.workers.models.families import build_head, build_program
 from outrider.workers.models.formats.configuration import KEY
 from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.headers import INDEX, SINGLE
 from outrider.workers.models.heads import read_head
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import weight_files
 from outrider.workers.precisions import PRECISIONS, Precision
+
+# What transformers looks for, by whether the weights are safetensors.
+HF_WEIGHTS = {True: (SINGLE, INDEX), False: ("pytorch_model.bin", "pytorch_model.bin.index.json")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,11 @@ def check_weights(path: str, engine: str, allow_pickle: bool = False, precision:
         lay_out(directory, PRECISIONS.get(precision, Precision(Format.BF16)))
     elif is_gguf(directory):
         raise ModelError(f"{path}: the hf engine does not read GGUF files; leave out --engine hf")
+    elif not any((directory / name).exists() for name in HF_WEIGHTS[safe]):
+        raise ModelError(
+            f"{path} has neither {' nor '.join(HF_WEIGHTS[safe])}, by which alone the hf engine finds weights: save the "
+            "model again with save_pretrained, or add the index"
+        )
     elif not read_config(directory).get(KEY):
         # What is quantised is left to the library that transformers reads it with.
         open_checkpoint(directory).close()
