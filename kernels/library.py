@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from importlib.resources import files
@@ -21,7 +22,7 @@ STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "un
 
 
 class KernelsUnavailable(RuntimeError):
-    """The compiled library is missing or was built for another interface; the message says which."""
+    """The compiled library is missing, cannot be loaded or was built for another interface; the message says which."""
 
 
 class KernelError(RuntimeError):
@@ -297,14 +298,41 @@ def load() -> ctypes.CDLL:
         raise KernelsUnavailable(
             f"the compiled kernels ({LIBRARY_NAME}) are not installed: reinstall outrider with a C++ compiler at hand"
         )
-    library = ctypes.CDLL(str(path))
-    library.outrider_abi_version.restype = c_int32
-    check_abi(library.outrider_abi_version(), path)
-    for name, (result, arguments) in SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = arguments
+    try:
+        _check_length(path)
+        library = ctypes.CDLL(str(path))
+        library.outrider_abi_version.restype = c_int32
+        check_abi(library.outrider_abi_version(), path)
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype = result
+            function.argtypes = arguments
+    except (OSError, AttributeError) as error:
+        raise KernelsUnavailable(f"the compiled kernels cannot be loaded: {error}; reinstall outrider") from error
     return library
+
+
+def _check_length(path: Path) -> None:
+    """Refuse an ELF file that was cut short, as on a full disk: to load one may end the process with SIGBUS."""
+    with path.open("rb") as file:
+        header = file.read(64)
+        there = os.fstat(file.fileno()).st_size
+    if len(header) < 64 or not header.startswith(b"\x7fELF\x02\x01"):  # of 64 bits, the lowest byte first
+        return
+    # Linkers put the table of sections last.
+    (table,) = struct.unpack_from("<Q", header, 0x28)
+    entry_size, entries = struct.unpack_from("<HH", header, 0x3A)
+    if there < (needed := table + entry_size * entries):
+        raise OSError(f"{path}: {there} bytes are left of {needed}")
+
+
+def why_unusable() -> str | None:
+    """Why the library cannot be used here; None where it can."""
+    try:
+        load()
+    except KernelsUnavailable as error:
+        return str(error)
+    return None
 
 
 def instruction_set() -> str:

@@ -189,7 +189,7 @@ def _kernels(files: MachineFiles) -> Iterator[Check]:
         return
     try:
         library.load()
-    except (RuntimeError, OSError) as failure:
+    except library.KernelsUnavailable as failure:
         yield Check("kernels", WRONG, str(failure), mend)
         return
     try:

@@ -171,6 +171,52 @@ def test_a_missing_library_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
         library.load.__wrapped__()
 
 
+def refusal(monkeypatch: pytest.MonkeyPatch, path: Path) -> str:
+    monkeypatch.setattr(library, "library_path", lambda: path)
+    monkeypatch.setattr(library, "load", library.load.__wrapped__)
+    return library.why_unusable() or ""
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no library", b"\x7fELF\x02\x01" + bytes(100)])
+def test_a_file_that_is_no_library_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    path = tmp_path / "kernels.so"
+    if content is not None:
+        path.write_bytes(content)
+    said = refusal(monkeypatch, path)
+    assert said.startswith("the compiled kernels cannot be loaded: ")
+    assert str(path) in said
+    assert said.endswith("; reinstall outrider")
+
+
+def test_a_library_that_was_cut_short_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To load one may end the process with SIGBUS."""
+    whole = library.library_path()
+    assert whole is not None
+    path = tmp_path / "kernels.so"
+    content = whole.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    monkeypatch.setattr(library.ctypes, "CDLL", None)
+    assert f"{path}: {len(content) // 2} bytes are left of " in refusal(monkeypatch, path)
+
+
+def test_another_library_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(str(importlib.import_module("safetensors._safetensors_rust").__file__))
+    said = refusal(monkeypatch, path)
+    assert said == (
+        f"the compiled kernels cannot be loaded: {path}: undefined symbol: outrider_abi_version; reinstall outrider"
+    )
+
+
+def test_a_library_that_lacks_a_function_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = library.library_path()
+    assert path is not None
+    assert library.why_unusable() is None
+    monkeypatch.setitem(library.SIGNATURES, "outrider_unheard_of", (None, ()))
+    assert refusal(monkeypatch, path).endswith("undefined symbol: outrider_unheard_of; reinstall outrider")
+
+
 def test_the_header_and_the_binding_agree() -> None:
     header = (ROOT / "kernels" / "include" / "outrider_kernels.h").read_text()
     assert f"#define OUTRIDER_ABI {library.ABI_VERSION}\n" in header

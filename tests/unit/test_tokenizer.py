@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers
 
+from outrider.kernels import library
 from outrider.workers.errors import ModelError, PairError
 from outrider.workers.models import preparation
 from outrider.workers.models.model_info import ModelInfo, find, read_model_info
@@ -170,11 +171,27 @@ def test_an_unfit_draft_is_refused_when_named_and_replaced_when_not(
     assert preparation.prepare_pair(target.path, "auto+lookup")[2] == "lookup"
     assert preparation.prepare_pair(target.path, "suffix")[1:] == (None, "suffix", [])
     assert preparation.prepare_pair(target.path, f"{target.path}+suffix")[1:] == (target, f"{target.path}+suffix", [])
-    monkeypatch.setattr(preparation, "library_path", lambda: None)
-    with pytest.raises(ModelError, match="suffix needs the compiled kernels"):
-        preparation.prepare_pair(target.path, "suffix")
-    assert preparation.prepare_pair(target.path, "auto")[2] == "lookup"
-    assert preparation.prepare_pair(target.path, target.path)[1:3] == (target, target.path)
+
+
+@pytest.mark.parametrize("why", ["are not installed", "has kernel interface 21, this outrider needs 22"])
+def test_without_kernels_that_can_be_used_nothing_is_found_in_other_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    def refuse() -> None:
+        raise library.KernelsUnavailable(why)
+
+    target = build(tmp_path / "target", WORDS)
+    monkeypatch.setattr(library, "load", refuse)
+    for asked in ("suffix", "model+suffix", f"{target.path}+suffix"):
+        with pytest.raises(ModelError) as caught:
+            preparation.prepare_pair(target.path, asked)
+        assert str(caught.value) == f"--draft suffix cannot be used: {why}; --draft lookup can"
+    note = f"proposing without suffix, which cannot be used: {why}"
+    monkeypatch.setattr(preparation, "choose_draft", lambda model_info: "lookup")
+    assert preparation.prepare_pair(target.path, "auto")[1:] == (None, "lookup", [note])
+    monkeypatch.setattr(preparation, "choose_draft", lambda model_info: target.path)
+    assert preparation.prepare_pair(target.path, "auto")[1:] == (target, target.path, [note])
+    assert preparation.prepare_pair(target.path, target.path)[1:] == (target, target.path, [])
 
 
 def test_a_family_without_a_usual_draft_is_told_where_that_draft_was_asked_for(

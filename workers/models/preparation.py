@@ -13,7 +13,7 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-from outrider.kernels.library import library_path
+from outrider.kernels.library import why_unusable
 from outrider.workers.constraints.grammars import BadConstraint, shortened, usable_grammar_of
 from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.errors import ModelError
@@ -93,25 +93,26 @@ def prepare_pair(
     loading(target.path)
     load_tokenizer(target.path)
     draft_name, beside = split_draft(draft_name)
-    if draft_name == AUTO and not beside and library_path() is not None:
+    notes = []
+    if draft_name == AUTO and not beside:
         # What texts repeat costs nothing to find.
-        beside = f"+{SUFFIX}"
+        if (reason := why_unusable()) is None:
+            beside = f"+{SUFFIX}"
+        else:
+            notes.append(f"proposing without suffix, which cannot be used: {reason}")
     usual_alone = draft_name == MODEL
     if usual_alone:
         draft_name = AUTO
     kind = WITH_TEXTS.get(beside, LOOKUP)
     wanted = choose_draft(target) if draft_name == AUTO else draft_name
-    if SUFFIX in (wanted, kind) and library_path() is None:
-        raise ModelError(
-            "--draft suffix needs the compiled kernels, which are not installed: reinstall outrider with a C++ compiler at "
-            "hand, or choose --draft lookup"
-        )
+    if SUFFIX in (wanted, kind) and (reason := why_unusable()) is not None:
+        raise ModelError(f"--draft suffix cannot be used: {reason}; --draft lookup can")
     if wanted in (LOOKUP, SUFFIX, NONE):
         # A draft that turns out to be a lookup of the row's own text adds nothing to suffixes, which have that too.
         name = kind if beside else wanted
-        # With auto, texts are half of what is asked for.
-        none = [f"no usual draft is known for {target.name}, proposing by {name} instead"] if usual_alone else []
-        return target, None, name, none
+        if usual_alone:  # with auto, texts are half of what is asked for
+            notes.append(f"no usual draft is known for {target.name}, proposing by {name} instead")
+        return target, None, name, notes
     try:
         draft = read_model_info(wanted, tell, by_headers)
         if draft.head:
@@ -125,9 +126,9 @@ def prepare_pair(
         if draft_name != AUTO:
             raise
         if by_headers:  # a run may fetch it
-            return target, None, kind, [f"this plan is without the usual draft: {error}"]
-        return target, None, kind, [f"the usual draft cannot be used, proposing by {kind} instead: {error}"]
-    return target, draft, wanted + beside, []
+            return target, None, kind, [*notes, f"this plan is without the usual draft: {error}"]
+        return target, None, kind, [*notes, f"the usual draft cannot be used, proposing by {kind} instead: {error}"]
+    return target, draft, wanted + beside, notes
 
 
 def _forget_others(model: ModelInfo) -> None:
