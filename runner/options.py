@@ -227,7 +227,7 @@ class SpeculationOptions(OptionModel):
         float,
         Field(ge=0.0, lt=1.0),
         Option(
-            help="The draft stops before a candidate whose chance of being accepted it puts below this (0 to 1; 0: never).",
+            help="Stop drafting where the draft's estimate that a candidate is accepted falls below this (0: never).",
             decides_text=False,
         ),
     ] = 0.0
@@ -279,7 +279,10 @@ class UnitOptions(OptionModel):
 
     per: Annotated[
         Per,
-        Option(help="What a replica, or a model by itself, gets: auto, node, socket or machine.", decides_text=False),
+        Option(
+            help="Cores for one replica: a NUMA node, a socket or the whole machine (auto, node, socket, machine).",
+            decides_text=False,
+        ),
     ] = "auto"
 
 

@@ -20,13 +20,13 @@ from outrider.runner.hosts.head_watch import Head
 from outrider.runner.hosts.host_report import HostReport, about_open_folder, alive, look, own_versions, try_out
 from outrider.runner.hosts.host_selection import RayNode, chosen_kind, numeric_kind, offered, refusals
 from outrider.runner.hosts.worker_errors import explain
-from outrider.runner.planning.core_holders import describe
 from outrider.runner.planning.placement import Plan, plan
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, booked
 from outrider.runner.planning.topology import Topology
 from outrider.runner.planning.units import spared_core
 from outrider.workers.errors import JobError, PlacementError
+from outrider.workers.machine.core_leases import describe
 from outrider.workers.machine.pinning import Launch, Pin
 
 POLL_SECONDS = 2.0
@@ -166,7 +166,7 @@ class ClusterHosts:
                 }
                 if not held or time.monotonic() >= deadline:
                     raise
-                if (waiting := describe(held)) != said:
+                if (waiting := describe(held.values())) != said:
                     self._say(f"waiting: {waiting}; {refusal}")
                     said = waiting
             time.sleep(POLL_SECONDS)

@@ -14,7 +14,6 @@ from pathlib import Path
 from outrider.runner.hosts.auth import is_there, token_file
 from outrider.runner.hosts.host_report import about_open_folder
 from outrider.runner.planning import sysfs
-from outrider.runner.planning.core_holders import describe
 from outrider.runner.planning.topology import Topology, read_topology
 from outrider.workers import ray_compat
 from outrider.workers.errors import OutriderError
@@ -174,7 +173,7 @@ def _shared_memory(files: MachineFiles) -> Iterator[Check]:
 def _core_leases(files: MachineFiles) -> Iterator[Check]:
     held = leases.holders()
     if held:
-        yield Check("cores", BETTER, describe(held), "wait, or end those runs")
+        yield Check("cores", BETTER, leases.describe(held.values()), "wait, or end those runs")
     else:
         yield Check("cores", OK, "none is held by another run")
 

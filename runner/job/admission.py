@@ -352,14 +352,12 @@ def _grammar(
 
 def _limits_problem(row: Request, tokens: tuple[int, ...], model_info: ModelInfo) -> str | None:
     asked = 1 if row.parameters.max_tokens is None else row.parameters.max_tokens
+    counted = f"{len(tokens)} token{'s' if len(tokens) != 1 else ''}"
     if len(tokens) >= model_info.context:
-        return (
-            f"the prompt has {len(tokens)} tokens, and {model_info.name} holds {model_info.context} with the answer; "
-            "shorten it"
-        )
+        return f"the prompt has {counted}, and {model_info.name} holds {model_info.context} with the answer; shorten it"
     if len(tokens) + asked > model_info.context:
         return (
-            f'the prompt has {len(tokens)} tokens and "max_tokens" is {asked}, together more than the '
+            f'the prompt has {counted} and "max_tokens" is {asked}, together more than the '
             f"{model_info.context} that {model_info.name} holds; ask for at most {model_info.context - len(tokens)}"
         )
     if max(tokens) >= model_info.vocabulary and row.prompt_tokens is None:

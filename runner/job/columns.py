@@ -11,21 +11,12 @@ from functools import lru_cache
 from typing import Any
 
 from outrider.runner.job.prompts import strictly_parsed
-from outrider.runner.job.requests import HARMLESS, Parameters, Request, RowError, parse_simple
+from outrider.runner.job.requests import HARMLESS, KEYS, PROMPTS, Request, RowError, parse_simple
 from outrider.runner.options import JobSpec
 from outrider.runner.template import Template, TemplateError
 from outrider.runner.validation_errors import short, shown
 from outrider.workers.errors import UsageError
 
-PROMPTS = ("prompt", "messages")
-# What a row may hold beside its parameters. Keys that OpenAI's clients send and that change nothing are none: a column
-# called "model" or "user" is somebody's data.
-KEYS = frozenset(
-    {"id", *PROMPTS, "max_completion_tokens", "top_logprobs", "chat_template_kwargs", "reasoning_effort"}
-    | {"structured_outputs", "response_format", "tools", "tool_choice", "parallel_tool_calls"}
-    | Parameters.model_fields.keys()
-    | HARMLESS.keys()
-)
 # What a name that is neither carried nor read may be a misspelling of; the other keys are words that tables have as well.
 MISSPELLED = KEYS - {"id", "n", *PROMPTS, *HARMLESS}
 # How much two spellings have in common: "maxtoken" and "maxtokens" 0.94, "top" and "stop" 0.86.

@@ -66,9 +66,12 @@ def check_input(path: Path, split: str | None = None) -> None:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def read_rows(source: Source, form: str = "auto", mapping: Mapping | None = None) -> Iterator[Request | BadRow]:
+def read_rows(
+    source: Source, form: str = "auto", mapping: Mapping | None = None, may_have_columns: bool = False
+) -> Iterator[Request | BadRow]:
     """Every row of the file in order, streamed; a row that is wrong comes as a ``BadRow``.
 
+    ``may_have_columns``: the command has options for keys that are columns, and errors name them.
     Whether ids repeat is not looked at here: that takes all of them, and there may be millions.
     """
     jsonl = _by_name(source.suffix, form)
@@ -78,7 +81,7 @@ def read_rows(source: Source, form: str = "auto", mapping: Mapping | None = None
             continue
         if jsonl is None:
             jsonl = line.lstrip().startswith(b"{")
-        yield _read_row(line, number, jsonl, mapping)
+        yield _read_row(line, number, jsonl, mapping, may_have_columns)
 
 
 def lines_of(source: Source) -> Iterator[tuple[int, bytes | BadRow]]:
@@ -97,9 +100,11 @@ def lines_of(source: Source) -> Iterator[tuple[int, bytes | BadRow]]:
         yield number, BadRow(str(number), number, TOO_LONG) if raw is None else line
 
 
-def _read_row(line: bytes, number: int, jsonl: bool, mapping: Mapping | None) -> Request | BadRow:
+def _read_row(line: bytes, number: int, jsonl: bool, mapping: Mapping | None, may_have_columns: bool) -> Request | BadRow:
     try:
-        return _parse_json_line(line, number, mapping) if jsonl else _parse_text_line(line, number, mapping)
+        if not jsonl:
+            return _parse_text_line(line, number, mapping)
+        return _parse_json_line(line, number, mapping, may_have_columns)
     except RowError as error:
         return BadRow(_claimed_id(line, number, mapping), number, str(error))
     except Exception as error:  # one row is never the end of the others
@@ -137,13 +142,13 @@ def _parse_text_line(raw: bytes, number: int, mapping: Mapping | None) -> Reques
     return Request(custom_id=str(number), line=number, prompt=text)
 
 
-def _parse_json_line(raw: bytes, number: int, mapping: Mapping | None) -> Request:
+def _parse_json_line(raw: bytes, number: int, mapping: Mapping | None, may_have_columns: bool) -> Request:
     entry = load_object(raw)
     if mapping is not None:
         return mapping(entry, number)
     if "url" in entry or "body" in entry or "custom_id" in entry:
         return parse_openai(entry, number)
-    return parse_simple(entry, number)
+    return parse_simple(entry, number, may_have_columns)
 
 
 def load_object(raw: bytes) -> dict[str, Any]:

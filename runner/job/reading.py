@@ -48,7 +48,7 @@ class InputRows:
         if self.of_table:
             return self._csv(self._source, self._columns or Columns())
         if self._columns is None:
-            return read_rows(self._source, self._spec.format)
+            return read_rows(self._source, self._spec.format, may_have_columns=True)
         return self._lines(self._source, self._columns)
 
     def _lines(self, source: Source, columns: Columns) -> Iterator[Request | BadRow]:

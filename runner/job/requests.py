@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -49,6 +50,8 @@ MOST_STOPS = 16
 MOST_STOP_TOKENS = 128
 MOST_SAMPLES = 128
 MOST_LOGPROBS = 20
+# Of the keys of a line that has no prompt.
+MOST_SHOWN = 6
 
 # A whole number is one as well; true and false are none.
 Number = StrictFloat
@@ -116,6 +119,17 @@ class Parameters(_Strict):
     logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
 
 
+PROMPTS = ("prompt", "messages")
+# What a row may hold. Keys that OpenAI's clients send and that change nothing are none: a column
+# called "model" or "user" is somebody's data.
+KEYS = frozenset(
+    {"id", *PROMPTS, "max_completion_tokens", "top_logprobs", "chat_template_kwargs", "reasoning_effort"}
+    | {"structured_outputs", "response_format", "tools", "tool_choice", "parallel_tool_calls"}
+    | Parameters.model_fields.keys()
+    | HARMLESS.keys()
+)
+
+
 class Request(_Strict):
     """One row: exactly one of ``prompt``, ``prompt_tokens`` and ``messages`` is set."""
 
@@ -179,8 +193,11 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
     raise RowError(f'"url" must be "/v1/completions" or "/v1/chat/completions", got {shown(url)}')
 
 
-def parse_simple(entry: dict[str, Any], line: int) -> Request:
-    """A line such as ``{"id": …, "prompt": …, "max_tokens": …}``, or with "messages" in place of "prompt"."""
+def parse_simple(entry: dict[str, Any], line: int, may_have_columns: bool = False) -> Request:
+    """A line such as ``{"id": …, "prompt": …, "max_tokens": …}``, or with "messages" in place of "prompt".
+
+    ``may_have_columns``: options of the command would read what is no key of a row, and errors say which.
+    """
     fields, model = _clean(entry), _model(entry)
     custom_id = fields.pop("id", None)
     if custom_id is None:
@@ -191,12 +208,26 @@ def parse_simple(entry: dict[str, Any], line: int) -> Request:
         raise RowError(f'"id" must be a text or a whole number, got {shown(custom_id)}')
     if "prompt" in fields and "messages" in fields:
         raise RowError('a row has either "prompt" or "messages", not both')
+    if may_have_columns:
+        _no_columns([key for key in fields if key not in KEYS], "prompt" in fields or "messages" in fields)
     if "messages" in fields:
         _no_echo(fields)
         return Request(custom_id=str(custom_id), line=line, **_chat(fields), model=model)
     _no_template(fields)
     _completion_logprobs(fields)
     return Request(custom_id=str(custom_id), line=line, **_prompt(fields), **_asked(fields), model=model)
+
+
+def _no_columns(others: list[str], has_prompt: bool) -> None:
+    """Refuse what is no key of a row, and say which option reads it."""
+    if others and not has_prompt:
+        names = ", ".join(f'"{short(name)}"' for name in others[:MOST_SHOWN]) + (", …" if len(others) > MOST_SHOWN else "")
+        raise RowError(f'"prompt" is missing: --prompt-column NAME takes it from another key (this line has {names})')
+    if others:
+        name = short(others[0])
+        raise RowError(
+            f'unknown key "{name}"; remove it, or let it through to the results with --carry {shlex.quote(name)}'
+        )
 
 
 def _clean(body: dict[str, Any]) -> dict[str, Any]:

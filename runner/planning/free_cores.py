@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from outrider.runner.planning.core_holders import describe
 from outrider.runner.planning.placement import Plan, PlannedActor, plan
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.topology import Topology, read_topology
 from outrider.workers.errors import PlacementError
-from outrider.workers.machine.core_leases import holders
+from outrider.workers.machine.core_leases import describe, holders
 from outrider.workers.machine.pinning import Launch
 
 POLL_SECONDS = 0.5
@@ -41,7 +40,7 @@ def plan_on_free_cores(
         try:
             found = plan([machine.without(held)], sizes, request) if held else whole
         except PlacementError as refusal:
-            waiting = describe(held)
+            waiting = describe(held.values())
             if time.monotonic() >= deadline:
                 raise PlacementError(f"{waiting}; without them: {refusal}") from None
             if waiting != said:
@@ -50,7 +49,7 @@ def plan_on_free_cores(
             sleep(POLL_SECONDS)
             continue
         if held and found.actors != whole.actors:
-            say(f"{describe(held)}: this run takes what is free")
+            say(f"{describe(held.values())}: this run takes what is free")
         return found
 
 

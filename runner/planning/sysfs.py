@@ -7,8 +7,9 @@ be unusable because one of its thousand files is odd.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
+
+from outrider.workers.machine.core_lists import format_list as format_list
 
 # Linux has at most 8192 CPUs and 1024 nodes; a larger id is a damaged file, and expanding its range would hang us.
 LARGEST_ID = 1 << 16
@@ -85,14 +86,3 @@ def numbered(folder: Path, prefix: str) -> dict[int, Path]:
         if entry.name.startswith(prefix) and number.isdecimal() and number.isascii() and int(number) < LARGEST_ID:
             found[int(number)] = entry
     return dict(sorted(found.items()))
-
-
-def format_list(members: Iterable[int]) -> str:
-    """A set as the kernel writes it: ``0-3,8``."""
-    runs: list[list[int]] = []
-    for member in sorted(set(members)):
-        if runs and member == runs[-1][1] + 1:
-            runs[-1][1] = member
-        else:
-            runs.append([member, member])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

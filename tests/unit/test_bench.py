@@ -318,7 +318,7 @@ def test_cores_lost_to_another_run_are_waited_for(
     def measure(spec: BenchSpec, setup: Any, plan: str, modes: Any, say: Any, lost: Any) -> Any:
         tries.append(plan)
         if len(tries) == 1:
-            raise LeaseError("core 0 is held by process 7 after 5 s")
+            raise LeaseError("core 0 is held by process 7 (waited 5 s)")
         return {"plain": [Measured(8, (1, 2, 3), 1.0, 0.5, 0, 0, 2, 1)]}, {}, None
 
     setup = bench_module.BenchSetup(MODEL_INFO, None, "none", ModelSpec("/models/opt", "native", "w4a8"), None, [])

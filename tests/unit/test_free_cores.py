@@ -12,13 +12,12 @@ import pytest
 from sysfs_trees import build
 
 from outrider.runner.planning import free_cores
-from outrider.runner.planning.core_holders import describe
 from outrider.runner.planning.free_cores import plan_on_free_cores, ray_options
 from outrider.runner.planning.placement import Plan, plan
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.topology import ray_resources, read_topology
 from outrider.workers.errors import PlacementError, WorkerError
-from outrider.workers.machine.core_leases import Holder, claim, holders
+from outrider.workers.machine.core_leases import Holder, claim, describe, holders
 from outrider.workers.machine.pin_check import PinningReport
 from outrider.workers.machine.pinning import Launch, Pin, probe
 
@@ -63,7 +62,7 @@ def test_a_run_queues_for_cores_and_says_so_once(tmp_path: Path, others: list[di
 
 def test_holders_in_words() -> None:
     held = {name: Holder(name, pid) for name, pid in (("9", 5), ("8", 5), ("cuda-0", 5), ("3", 0))}
-    assert describe(held) == "core 3 is held by another process; cores 8-9 and cuda:0 are held by process 5"
+    assert describe(held.values()) == "core 3 is held by another process; cores 8-9 and cuda:0 are held by process 5"
 
 
 def test_waiting_has_an_end(tmp_path: Path, others: list[dict[str, Holder]]) -> None:

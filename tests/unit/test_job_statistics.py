@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from pathlib import Path
 
 import pytest
 
 from outrider.runner.report.latencies import Latencies
 from outrider.runner.report.statistics import JobStatistics, over_time, summary_of
+from outrider.runner.report.summary import Summary
 from outrider.runner.report.summary_lines import histogram, sparkline, speculation_lines
 from outrider.workers.messages import LONGEST_COUNTED, TargetCounters
 
@@ -45,6 +48,20 @@ def test_rates_and_shares() -> None:
     [line] = over_time(kept(statistics))
     assert {k for _, k, tokens in line["points"] if tokens} == {4.0}
     assert sum(tokens for _, _, tokens in line["points"]) == pytest.approx(60)
+
+
+def test_every_key_of_a_summary_stands_on_the_page_of_jobs() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "jobs.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", page.partition("| key | is |")[2].partition("\n\n")[0], re.M)
+    assert [name for name, _ in rows] == list(Summary.__annotations__)
+    statistics, said = JobStatistics(None, 1), dict(rows)
+    statistics.started(0, 0.0)
+    statistics.observe(0, counters(1), 1.0)
+    summary = summary_of(kept(statistics))
+    missing = [
+        name for name in (*summary["time"], *summary["replicas"][0]) if f"`{name}`" not in said["time"] + said["replicas"]
+    ]
+    assert missing == []
 
 
 def test_a_target_that_died_is_counted_and_its_successor_starts_from_nothing() -> None:

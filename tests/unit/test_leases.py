@@ -18,7 +18,7 @@ from second_user import GUEST, as_guest, only_root
 
 from outrider.workers.errors import WorkerError
 from outrider.workers.machine import core_leases as leases
-from outrider.workers.machine.core_leases import Holder, Leases, claim, holders, try_claim
+from outrider.workers.machine.core_leases import Holder, Leases, claim, describe, holders, try_claim
 
 HOLDER = """
 import sys
@@ -73,10 +73,10 @@ def test_waiting_ends_when_the_holder_does(tmp_path: Path) -> None:
 
 def test_a_deadline_names_the_holder(tmp_path: Path) -> None:
     with (
-        another_process(tmp_path, "7") as other,
-        pytest.raises(WorkerError, match=f"core 7 is held by process {other.pid} after 0.01 s"),
+        another_process(tmp_path, "7", "8") as other,
+        pytest.raises(WorkerError, match=rf"^cores 7-8 are held by process {other.pid} \(waited 0.01 s\)$"),
     ):
-        claim(["7"], 0.01, tmp_path)
+        claim(["7", "8"], 0.01, tmp_path)
 
 
 def test_within_one_process_a_lease_is_held_once(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_odd_names_are_refused(tmp_path: Path, name: str) -> None:
 def test_an_unreadable_pid_is_no_traceback(tmp_path: Path) -> None:
     with claim(["0"], folder=tmp_path):
         (own(tmp_path) / "0").write_text("nonsense")
-        assert holders(["0"], tmp_path)["0"].sentence == "core 0 is held by another process"
+        assert describe(holders(["0"], tmp_path).values()) == "core 0 is held by another process"
 
 
 def test_nothing_is_held_where_there_is_no_folder(tmp_path: Path) -> None:

@@ -364,7 +364,27 @@ def test_lines_of_json_with_columns(tmp_path: Path) -> None:
     assert problems(file, template="Say {text}") == [(2, '"text", which --template names, is null')]
     assert carried == [{"text": "x", "url": "u"}, {"text": None}, {"text": ["y"], "deep": {"a": [1]}}]
     assert problems(file) != [], "without columns a line has no other keys than those of a row"
-    assert problems(written(tmp_path / "b.jsonl", '{"prompt": "x", "a": 1}\n')) == [(1, 'unknown parameter "a"; remove it')]
+
+
+def test_lines_whose_keys_could_be_columns_are_told_which_option_reads_them(tmp_path: Path) -> None:
+    lines = [
+        {"q": "x", "k": 1},
+        {"id": "a"},
+        {"prompt": "x", "a b": 1},
+        {"messages": [], "label": 1},
+        {str(n): n for n in range(9)},
+    ]
+    assert problems(written(tmp_path / "in.jsonl", "".join(json.dumps(line) + "\n" for line in lines))) == [
+        (1, '"prompt" is missing: --prompt-column NAME takes it from another key (this line has "q", "k")'),
+        (2, '"prompt" is missing'),
+        (3, "unknown key \"a b\"; remove it, or let it through to the results with --carry 'a b'"),
+        (4, 'unknown key "label"; remove it, or let it through to the results with --carry label'),
+        (
+            5,
+            '"prompt" is missing: --prompt-column NAME takes it from another key '
+            '(this line has "0", "1", "2", "3", "4", "5", …)',
+        ),
+    ]
 
 
 def test_lines_of_json_may_carry_what_they_are_told_to(tmp_path: Path) -> None:

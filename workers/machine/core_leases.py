@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.workers.errors import LeaseError, WorkerError
+from outrider.workers.machine.core_lists import format_list
 from outrider.workers.machine.private_folder import Unfit, check_ancestors
 
 FOLDER = "outrider-cores"
@@ -45,10 +46,24 @@ class Holder:
     lease: str
     pid: int
 
-    @property
-    def sentence(self) -> str:
-        what = f"core {self.lease}" if self.lease.isdecimal() else self.lease.replace("-", ":")
-        return f"{what} is held by process {self.pid}" if self.pid else f"{what} is held by another process"
+
+def describe(held: Iterable[Holder]) -> str:
+    """``cores 0-55 and cuda:0 are held by process 4711; ...``, one part for each process."""
+    by_process: dict[int, list[str]] = {}
+    for holder in held:
+        by_process.setdefault(holder.pid, []).append(holder.lease)
+    return "; ".join(f"{_things(names)} held by {_who(pid)}" for pid, names in sorted(by_process.items()))
+
+
+def _things(names: list[str]) -> str:
+    cores = [int(name) for name in names if name.isdecimal()]
+    things = [f"core{'s' if len(cores) > 1 else ''} {format_list(cores)}"] if cores else []
+    things += [name.replace("-", ":") for name in sorted(names) if not name.isdecimal()]
+    return f"{' and '.join(things)} {'are' if len(names) > 1 else 'is'}"
+
+
+def _who(pid: int) -> str:
+    return f"process {pid}" if pid else "another process"
 
 
 class Leases:
@@ -151,8 +166,8 @@ def claim(names: Iterable[str], seconds: float = 0.0, folder: Path | None = None
         if isinstance(answer, Leases):
             return answer
         if time.monotonic() >= deadline:
-            waited = f" after {seconds:g} s" if seconds else ""
-            raise LeaseError(f"{'; '.join(holder.sentence for holder in answer)}{waited}")
+            waited = f" (waited {seconds:g} s)" if seconds else ""
+            raise LeaseError(f"{describe(answer)}{waited}")
         # Unevenly, so that two users' claims that refused each other do not meet again.
         time.sleep(min(POLL_SECONDS * random.uniform(0.5, 1.0), max(0.0, deadline - time.monotonic())))
 
