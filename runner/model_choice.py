@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.option import flag_of
-from outrider.runner.options import OF_A_DRAFT, OF_A_MODEL_ALONE, ComputedModel, Options
+from outrider.runner.options import OF_A_MODEL_ALONE, ComputedModel, Options
 from outrider.runner.planning.placement_request import PlacementRequest, on_accelerator
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec, ReplicaSpec
@@ -37,10 +36,8 @@ def choose_models(
         say(f"note: of {target.name}'s generation_config.json not followed: {names}; rows can ask for more (docs/jobs.md)")
     if draft is None or spec.draft_tokens == 0:
         # Where it was said that none is to run, they are refused already.
-        idle = [name for name in sorted(OF_A_MODEL_ALONE) if getattr(spec, name) not in OF_A_DRAFT[name]]
-        if idle:
-            flags = ", ".join(flag_of(type(spec), name) for name in idle)
-            say(f"note: no draft model runs, and without one nothing comes of {flags}")
+        if idle := spec.asked_of_a_draft(OF_A_MODEL_ALONE):
+            say(f"note: no draft model runs, and without one nothing comes of {', '.join(idle)}")
         return target_model, None
     if draft.head:
         _check_head(spec, target_model, target, draft, draft_on_accelerator, tokenizer_process)

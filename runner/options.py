@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,17 +40,22 @@ MOST_SHORTLISTED = 1 << 24
 NO_DRAFT = "none"
 # These propose without a draft model.
 FROM_TEXTS = ("lookup", "suffix")
-# What asks something of a draft model, with the values that ask nothing.
+# What asks something of a draft model, with the values beside the usual one that ask nothing.
 OF_A_DRAFT: dict[str, tuple[object, ...]] = {
-    "draft_precision": ("auto",),
-    "draft_tokens": ("auto", 0),
-    "draft_confidence": (0.0,),
-    "draft_shortlist": ("auto", 0),
-    "draft_cores": (None,),
-    "layout": ("auto", "shared"),
+    "draft_precision": (),
+    "draft_tokens": (0,),
+    "draft_confidence": (),
+    "draft_learns": (),
+    "draft_shortlist": (0,),
+    "draft_deadline": (),
+    "draft_cores": (),
+    "layout": ("shared",),
+    "runners_up": (),
+    "small_draft_cache": (),
+    "answer_tokens": (),
 }
 # Candidates that are found in texts are counted, too.
-OF_A_MODEL_ALONE = frozenset(OF_A_DRAFT) - {"draft_tokens"}
+OF_A_MODEL_ALONE = frozenset(OF_A_DRAFT) - {"draft_tokens", "answer_tokens"}
 
 
 def idle_without_draft(draft: object, draft_tokens: object) -> frozenset[str]:
@@ -318,9 +323,17 @@ class Options(
 
     def check(self) -> None:
         super().check()
-        for name in sorted(idle_without_draft(self.draft, self.draft_tokens)):
-            if getattr(self, name) not in OF_A_DRAFT[name]:
-                raise UsageError(f"{flag_of(type(self), name)}: no draft model runs: leave it out, or name a draft")
+        if idle := self.asked_of_a_draft(idle_without_draft(self.draft, self.draft_tokens)):
+            raise UsageError(f"{idle[0]}: no draft model runs: leave it out, or name a draft")
+
+    def asked_of_a_draft(self, names: Iterable[str]) -> list[str]:
+        """Those of these options that ask something of a draft, as the command line spells them."""
+        found = []
+        for name in sorted(names):
+            value, flag = getattr(self, name), flag_of(type(self), name)
+            if value != type(self).model_fields[name].default and value not in OF_A_DRAFT[name]:
+                found.append(flag.replace("--", "--no-", 1) if value is False else flag)
+        return found
 
     @classmethod
     def overruled(cls, given: Mapping[str, Any]) -> frozenset[str]:

@@ -8,6 +8,7 @@
     │   └── PlacementError    a request that this machine cannot grant
     ├── JobError              the job cannot run as it stands: exit code 1
     │   ├── JobHeldError      another process runs it
+    │   ├── CoresHeldError    other runs hold the cores, and no longer was to be waited
     │   ├── NoSpaceError      a disk is full, or no more files can be opened, which may be over in a moment
     │   ├── JobChangedError   the same directory, another input, model or parameter
     │   ├── JobStoppedError   somebody else has ended the process of a job that a program waits for: exit code 130
@@ -68,6 +69,10 @@ class JobError(OutriderError):
 
 
 class JobHeldError(JobError):
+    pass
+
+
+class CoresHeldError(JobError):
     pass
 
 

@@ -25,7 +25,7 @@ from outrider.runner.planning.placement_request import ModelSizes, PlacementRequ
 from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, booked
 from outrider.runner.planning.topology import Topology
 from outrider.runner.planning.units import spared_core
-from outrider.workers.errors import JobError, PlacementError
+from outrider.workers.errors import CoresHeldError, JobError, PlacementError
 from outrider.workers.machine.core_leases import describe
 from outrider.workers.machine.pinning import Launch, Pin
 
@@ -164,9 +164,12 @@ class ClusterHosts:
                 held = {
                     name: holder for ray_node in self._ray_nodes.values() for name, holder in ray_node.report.held.items()
                 }
-                if not held or time.monotonic() >= deadline:
+                if not held:
                     raise
-                if (waiting := describe(held.values())) != said:
+                waiting = describe(held.values())
+                if time.monotonic() >= deadline:
+                    raise CoresHeldError(f"{waiting}; without them: {refusal}") from None
+                if waiting != said:
                     self._say(f"waiting: {waiting}; {refusal}")
                     said = waiting
             time.sleep(POLL_SECONDS)

@@ -14,7 +14,7 @@ from outrider.runner.planning.free_cores import plan_on_free_cores
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, booked, probed_here
 from outrider.runner.planning.topology import Topology, ray_resources, read_topology
-from outrider.workers.errors import PlacementError
+from outrider.workers.errors import CoresHeldError, PlacementError
 
 
 class Hosts(Protocol):
@@ -122,7 +122,7 @@ def local_host(
             request = replace(wanted, replicas=number, devices_left=True)
             try:
                 again = plan_on_free_cores(sizes, request, 0.0, lambda _: None, lambda: there, share=share)
-            except PlacementError:
+            except (PlacementError, CoresHeldError):
                 continue
             return replica_template.replicas(again, probed_here())[:unplaced]
         return []

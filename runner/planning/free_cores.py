@@ -9,7 +9,7 @@ from typing import Any
 from outrider.runner.planning.placement import Plan, PlannedActor, plan
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.topology import Topology, read_topology
-from outrider.workers.errors import PlacementError
+from outrider.workers.errors import CoresHeldError, PlacementError
 from outrider.workers.machine.core_leases import describe, holders
 from outrider.workers.machine.pinning import Launch
 
@@ -42,7 +42,7 @@ def plan_on_free_cores(
         except PlacementError as refusal:
             waiting = describe(held.values())
             if time.monotonic() >= deadline:
-                raise PlacementError(f"{waiting}; without them: {refusal}") from None
+                raise CoresHeldError(f"{waiting}; without them: {refusal}") from None
             if waiting != said:
                 say(f"waiting: {waiting}")
                 said = waiting

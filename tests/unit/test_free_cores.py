@@ -16,7 +16,7 @@ from outrider.runner.planning.free_cores import plan_on_free_cores, ray_options
 from outrider.runner.planning.placement import Plan, plan
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.topology import ray_resources, read_topology
-from outrider.workers.errors import PlacementError, WorkerError
+from outrider.workers.errors import CoresHeldError, PlacementError, WorkerError
 from outrider.workers.machine.core_leases import Holder, claim, describe, holders
 from outrider.workers.machine.pin_check import PinningReport
 from outrider.workers.machine.pinning import Launch, Pin, probe
@@ -67,14 +67,18 @@ def test_holders_in_words() -> None:
 
 def test_waiting_has_an_end(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     others[:] = [{"0": Holder("0", 77)}]
-    with pytest.raises(PlacementError, match=r"held by process 77; without them: 2 replicas need 2 cores, there are 1"):
+    with pytest.raises(
+        CoresHeldError, match=r"held by process 77; without them: 2 replicas need 2 cores, there are 1"
+    ) as held:
         planned(tmp_path, PlacementRequest(replicas=2), 0.0)
+    assert held.value.exit_code == 1, "later the same command can run"
 
 
 def test_what_could_never_be_is_not_waited_for(tmp_path: Path, others: list[dict[str, Holder]]) -> None:
     others[:] = [{"0": Holder("0", 77)}]
-    with pytest.raises(PlacementError, match="there are 2"):
+    with pytest.raises(PlacementError, match="there are 2") as never:
         planned(tmp_path, PlacementRequest(replicas=3))
+    assert never.value.exit_code == 2
 
 
 def test_what_ray_is_asked_for() -> None:

@@ -129,12 +129,16 @@ def test_one_thing_says_what_the_prompt_is() -> None:
         ("draft_shortlist", 512, 0),
         ("draft_cores", 1, None),
         ("layout", "split", "shared"),
+        ("draft_deadline", 9.0, 5.0),
+        ("draft_learns", False, True),
+        ("runners_up", False, True),
+        ("small_draft_cache", False, True),
     ],
 )
 def test_nothing_is_asked_of_a_draft_model_where_none_is_to_run(
     without: dict[str, Any], name: str, value: Any, nothing: Any
 ) -> None:
-    flag = f"--{name.replace('_', '-')}"
+    flag = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
     said = message({"input": "a", name: value, **without})
     assert said == f"{flag}: no draft model runs: leave it out, or name a draft"
     build_spec({"input": "a", name: nothing, **without})
@@ -145,6 +149,8 @@ def test_candidates_are_counted_wherever_they_come_from() -> None:
     assert build_spec({"input": "a", "draft": "suffix", "draft_tokens": 6}).draft_tokens == 6
     said = "--draft-tokens: no draft model runs: leave it out, or name a draft"
     assert message({"input": "a", "draft": "none", "draft_tokens": 6}) == said
+    assert build_spec({"input": "a", "draft": "suffix", "answer_tokens": 6}).answer_tokens == 6
+    assert message({"input": "a", "draft": "none", "answer_tokens": 6}) == said.replace("draft-tokens", "answer-tokens")
 
 
 def test_a_file_for_runs_with_and_without_a_draft(tmp_path: Path) -> None:
