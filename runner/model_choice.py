@@ -33,7 +33,7 @@ def choose_models(
     target_model = replace(target_model, prefix_tokens=spec.prefix_tokens)
     if target.unfollowed:
         names = ", ".join(f'"{name}"' for name in target.unfollowed)
-        say(f"note: of {target.name}'s generation_config.json not followed: {names}; rows can ask for more (docs/jobs.md)")
+        say(f"note: {target.name}'s generation_config.json sets {names}, which is not followed (docs/jobs.md)")
     if draft is None or spec.draft_tokens == 0:
         # Where it was said that none is to run, they are refused already.
         if idle := spec.asked_of_a_draft(OF_A_MODEL_ALONE):

@@ -118,7 +118,7 @@ def test_settings_of_generate_that_are_not_followed_are_told_of_the_target_alone
     target, draft = (replace(each, unfollowed=("repetition_penalty",)) for each in (TARGET, DRAFT))
     choose_models(JobSpec(input=Path("in.jsonl"), precision="bf16"), target, draft, Willing(), said.append)  # type: ignore[arg-type]
     assert said == [
-        'note: of target\'s generation_config.json not followed: "repetition_penalty"; rows can ask for more (docs/jobs.md)'
+        'note: target\'s generation_config.json sets "repetition_penalty", which is not followed (docs/jobs.md)'
     ]
 
 
