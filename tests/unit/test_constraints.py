@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -378,7 +380,11 @@ def test_what_an_earlier_target_wrote_under_another_grammar_is_written_anew() ->
     assert what_counts(again) == what_counts(plain)
 
 
-def test_a_draft_under_masks_is_right_more_often() -> None:
+def test_a_draft_under_masks_is_right_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that the load of the machine does not move: what is asked for depends on what masks and passes take."""
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) * 1e-3)
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
     rows = [
         replace(row, logprobs=None, stop=(), max_tokens=90, sampling=replace(row.sampling, grammar=grammar("record")))
         for row in rows_of_all_kinds(6)
@@ -388,8 +394,7 @@ def test_a_draft_under_masks_is_right_more_often() -> None:
         target = target_of(model("pocket"), 4, 4, draft_of_the_pair(constrained=constrained), tokenizer=tokenizer())
         _, verifier = write(target, rows)
         shares.append(verifier.counters.tokens / verifier.counters.rounds)
-    # 1.25 to 1.3 alone, less beside other tests: what the draft is asked for depends on what passes take.
-    assert shares[0] > 1.05 * shares[1]
+    assert shares[0] > 1.15 * shares[1]
 
 
 @pytest.mark.slow
