@@ -33,7 +33,7 @@ typedef struct outrider_suffixes outrider_suffixes;
  * one thread at a time. */
 OUTRIDER_API int32_t outrider_suffixes_create(int64_t tokens, outrider_suffixes **suffixes);
 OUTRIDER_API void outrider_suffixes_destroy(outrider_suffixes *suffixes);
-/* What the answers take at most; rows under way take 40 to 70 bytes a token beside that. */
+/* What the answers take at most; rows under way take some 45 to 85 bytes a token beside that. */
 OUTRIDER_API int64_t outrider_suffixes_bytes(const outrider_suffixes *suffixes);
 OUTRIDER_API int32_t outrider_suffixes_advance(outrider_suffixes *suffixes, const outrider_suffix_rows *rows);
 /* A row ends with these last tokens. A key that is not known is no matter. */

@@ -105,6 +105,8 @@ int32_t Engine::reserve_blocks(const outrider_batch &batch) {
 }
 
 int32_t Engine::reserve_scratch(int tokens, int selected) {
+  // The scores that they were made from may be moved.
+  choosings.clear();
   const int64_t count = std::max(tokens, selected);
   bool enough = words.reserve((count * most_words + kLanes) * 4) && scales.reserve(count * most_groups * 4 + 64) &&
                 offsets.reserve(count * most_groups * 4 + 64) && starts.reserve(count * most_groups * 4 + 64) &&

@@ -31,9 +31,10 @@ int32_t Cache::grow() {
   if (!memory) return fail(OUTRIDER_NO_MEMORY, "no memory for %lld more bytes of cache", static_cast<long long>(bytes));
   slabs_.push_back({memory, bytes});
   bytes_held_ += bytes;
-  // The lowest block is taken first, so that short runs touch little memory.
+  // The lowest block is taken first, so that short runs touch little memory: the last of these comes first.
+  free_.insert(free_.begin(), static_cast<size_t>(blocks), 0);
   for (int64_t i = 0; i < blocks; ++i) {
-    free_.insert(free_.begin(), static_cast<int>(data_.size()));
+    free_[static_cast<size_t>(blocks - 1 - i)] = static_cast<int>(data_.size());
     data_.push_back(memory + i * block_bytes_);
   }
   references_.resize(data_.size(), 0);

@@ -11,6 +11,9 @@
 namespace outrider {
 namespace {
 
+// Of a matrix's rows and columns: rounded up they still fit into 32 bits.
+constexpr int32_t kMostSide = 1 << 30;
+
 float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t exponent = (half >> 10) & 31, mantissa = half & 1023;
@@ -92,11 +95,13 @@ void pack_integer(const Kernels &kernels, const outrider_weight &weight, const f
 
 // The halves of a row in its weight's format; false where a number has none. What comes in fp16 has all.
 bool to_halves(const outrider_weight &weight, const std::vector<float> &row, std::vector<uint16_t> *halves) {
-  for (size_t c = 0; c < row.size(); ++c) {
-    if (weight.format == OUTRIDER_BF16) (*halves)[c] = to_bf16(row[c]);
-    else if (!exact_half(row[c], &(*halves)[c])) return false;
+  bool all = true;
+  for (size_t c = 0; weight.format == OUTRIDER_BF16 && c < row.size(); ++c) {
+    (*halves)[c] = to_bf16(row[c]);
+    all &= ((*halves)[c] & 0x7F80) != 0x7F80;
   }
-  return true;
+  for (size_t c = 0; all && weight.format == OUTRIDER_FP16 && c < row.size(); ++c) all = exact_half(row[c], &(*halves)[c]);
+  return all;
 }
 
 void pack_float(const outrider_weight &weight, const float *row, const uint16_t *halves, char *tile, int lane) {
@@ -149,7 +154,7 @@ bool known_storage(const outrider_weight &weight) {
 }  // namespace
 
 int32_t check_weight(const outrider_weight &weight) {
-  if (weight.rows < 1 || weight.columns < 1)
+  if (weight.rows < 1 || weight.columns < 1 || weight.rows > kMostSide || weight.columns > kMostSide)
     return fail(OUTRIDER_INVALID, "a weight of %d rows and %d columns", weight.rows, weight.columns);
   if (weight.format < OUTRIDER_FP32 || weight.format > OUTRIDER_FP16)
     return fail(OUTRIDER_UNSUPPORTED, "weight format %d is not built into these kernels", weight.format);
@@ -218,8 +223,10 @@ int64_t packed_bytes(const outrider_weight &weight) {
 
 int32_t pack_rows(const outrider_weight &weight, int first_row, int count, const void *source, int source_type,
                   int64_t stride) {
-  if (first_row < 0 || count < 0 || first_row + count > weight.rows)
-    return fail(OUTRIDER_INVALID, "rows %d..%d of a weight that has %d", first_row, first_row + count, weight.rows);
+  const int64_t end = int64_t{first_row} + count;
+  if (first_row < 0 || count < 0 || end > weight.rows)
+    return fail(OUTRIDER_INVALID, "rows %d..%lld of a weight that has %d", first_row, static_cast<long long>(end),
+                weight.rows);
   const bool factors = weight.scales == OUTRIDER_FACTORS;
   if (has_codes(weight) && weight.scales != OUTRIDER_WORDS && !factors && !by_small_groups(weight))
     return fail(
@@ -235,17 +242,23 @@ int32_t pack_rows(const outrider_weight &weight, int first_row, int count, const
   std::vector<uint16_t> halves(in_halves ? row.size() : 0);
   char *data = static_cast<char *>(const_cast<void *>(weight.data));
   const int64_t tile_size = tile_bytes(weight);
+  // What is rounded to codes may be twice as large from the least number to the greatest.
+  const float stretch = has_codes(weight) ? 2.0f : 1.0f;
   for (int i = 0; i < count; ++i) {
     read_row(source, source_type, i * stride, weight.columns, row.data());
     float probe = 0.0f;
-    for (const float value : row) probe += value - value;
-    // Zero unless some value is not finite; only then is it looked for.
-    for (int c = 0; !(probe == 0.0f) && c < weight.columns; ++c)
-      if (!isfinite(row[static_cast<size_t>(c)]))
-        return fail(OUTRIDER_NOT_FINITE, "row %d, column %d is %f", first_row + i, c,
-                    static_cast<double>(row[static_cast<size_t>(c)]));
+    for (const float value : row) probe += value * stretch - value * stretch;
+    // Zero unless some value is not finite, or too large; only then is it looked for.
+    for (int c = 0; !(probe == 0.0f) && c < weight.columns; ++c) {
+      const float value = row[static_cast<size_t>(c)];
+      if (!isfinite(value * stretch))
+        return fail(OUTRIDER_NOT_FINITE, "row %d, column %d is %g%s", first_row + i, c, static_cast<double>(value),
+                    isfinite(value) ? ", too large for codes" : "");
+    }
     if (in_halves && !to_halves(weight, row, &halves))
-      return fail(OUTRIDER_INVALID, "row %d holds a number that is not exact in fp16", first_row + i);
+      return weight.format == OUTRIDER_BF16
+                 ? fail(OUTRIDER_NOT_FINITE, "row %d holds a number that is infinite in bf16", first_row + i)
+                 : fail(OUTRIDER_INVALID, "row %d holds a number that is not exact in fp16", first_row + i);
     if (weight.table) {
       const int64_t at = static_cast<int64_t>(first_row + i) * weight.columns;
       for (int c = 0; c < weight.columns; ++c) {

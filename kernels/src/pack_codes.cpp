@@ -248,8 +248,10 @@ int32_t pack_row(const Row &row, char *tile) {
 
 int32_t pack_codes(const outrider_weight &weight, int first_row, int count, const outrider_quantised &source) {
   if (!has_codes(weight)) return fail(OUTRIDER_INVALID, "codes for a weight of format %d", weight.format);
-  if (first_row < 0 || count < 0 || first_row + count > weight.rows)
-    return fail(OUTRIDER_INVALID, "rows %d..%d of a weight that has %d", first_row, first_row + count, weight.rows);
+  const int64_t end = int64_t{first_row} + count;
+  if (first_row < 0 || count < 0 || end > weight.rows)
+    return fail(OUTRIDER_INVALID, "rows %d..%lld of a weight that has %d", first_row, static_cast<long long>(end),
+                weight.rows);
   const bool factors = weight.scales == OUTRIDER_FACTORS;
   const bool levels = factors || weight.scales == OUTRIDER_SIX_BITS || weight.scales == OUTRIDER_EIGHT_BITS;
   if (source.group < 1 || (source.group % weight.group && source.group < weight.columns))

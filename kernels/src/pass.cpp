@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <thread>
 
 #include "message.h"
@@ -28,7 +29,7 @@ void Pass::plan() {
     feed.row = batch.rows[i];
     feed.first_token = tokens;
     feed.count = batch.counts[i];
-    feed.position = static_cast<int32_t>(row.history.size()) - batch.counts[i];
+    feed.position = static_cast<int32_t>(row.history.size());
     for (const int block : row.blocks) feed.blocks.push_back(engine.cache->data(block));
     const int wanted_choices = batch.choose[i], wanted_logits = batch.logits ? batch.logits[i] : 0;
     const int explained = batch.logprobs ? batch.logprobs[i] : -1;
@@ -72,6 +73,23 @@ void Pass::plan() {
     choice_at.push_back(branch_choices[b]);
     logits_at.push_back(-1);
     logprobs_at.push_back(branch_logprobs[b]);
+  }
+}
+
+void Pass::reserve_for_threads() {
+  needed_of_thread.resize(static_cast<size_t>(engine.pool->threads()));
+  for (const outrider_op &op : engine.ops) {
+    if (op.kind == OUTRIDER_LEAVE)
+      for (const FeedState &feed : feeds)
+        engine.rows[static_cast<size_t>(feed.row)].left.reserve(static_cast<size_t>(op.in.width));
+    if (op.kind != OUTRIDER_ROUTE) continue;
+    const size_t experts = static_cast<size_t>(op.heads),
+                 pairs = static_cast<size_t>(tokens) * static_cast<size_t>(op.kv_heads);
+    expert_first.reserve(experts + 1);
+    expert_next.reserve(experts);
+    pair_of.reserve(pairs);
+    token_of.reserve(pairs);
+    for (std::vector<NeededExpert> &needed : needed_of_thread) needed.reserve(std::min(experts, pairs));
   }
 }
 
@@ -202,45 +220,53 @@ Choice Pass::corrected(const Choice &own, int64_t s, SamplerScratch *scratch, co
   return corrections.trusted() ? choice : own;
 }
 
-void Pass::choose(const outrider_op &op, size_t index, int thread) {
-  const float *in = engine.buffer(op.in);
+void Pass::choose_one(const outrider_op &op, int64_t s, int thread) {
   const int64_t stride = engine.stride(op.in);
+  const float *const logits = engine.buffer(op.in) + s * stride;
+  const size_t at = static_cast<size_t>(s), t = static_cast<size_t>(selected[at]);
+  if (logits_at[at] >= 0)
+    memcpy(batch.logits_out + static_cast<int64_t>(logits_at[at]) * engine.vocabulary, logits,
+           sizeof(float) * static_cast<size_t>(engine.vocabulary));
+  if (choice_at[at] < 0) return;
+  const int feed = feed_of[t];
+  const RowState &row = engine.rows[static_cast<size_t>(feeds[static_cast<size_t>(feed)].row)];
+  SamplerScratch *scratch = &engine.samplers[static_cast<size_t>(thread)];
+  const int32_t length = position[t] + 1, *history = row.history.data();
+  const bool branch = s >= static_cast<int64_t>(selected.size() - branches.size());
+  if (branch) {
+    // The row's own history goes on with the token whose place the branch takes.
+    scratch->history.assign(history, history + length);
+    scratch->history.back() = token[t];
+    history = scratch->history.data();
+  }
+  const int32_t masked = batch.mask_of ? batch.mask_of[choice_at[at]] : -1;
+  if (masked >= 0) wait_for_masks();
+  const uint32_t *mask = masked >= 0 ? batch.masks + static_cast<int64_t>(masked) * batch.mask_words : nullptr;
+  const auto choose_by = [&](const float *scores) {
+    return choose_token(*engine.kernels, scores, engine.vocabulary, row.sampling, history, length,
+                        std::min(row.prompt, length), scratch, mask, nullptr, batch.runners_up != nullptr);
+  };
+  Choice choice = choose_by(logits);
+  if (engine.corrections && !branch && choice.finite) choice = corrected(choice, s, scratch, choose_by);
+  batch.chosen[choice_at[at]] = choice.token;
+  if (batch.runners_up) batch.runners_up[choice_at[at]] = choice.runner_up;
+  if (batch.margins) batch.margins[choice_at[at]] = choice.margin;
+  // A branch is only tried: what came of it is as if it had not been.
+  if (!choice.finite && branch) batch.chosen[choice_at[at]] = -1;
+  else if (!choice.finite) not_finite.store(feeds[static_cast<size_t>(feed)].row);
+  else if (logprobs_at[at] >= 0 && choice.token >= 0)
+    log_probabilities(*engine.kernels, logits, engine.vocabulary, choice.token, batch.logprobs[feed], scratch,
+                      batch.logprob_tokens + logprobs_at[at], batch.logprob_values + logprobs_at[at]);
+}
+
+void Pass::choose(const outrider_op &op, size_t index, int thread) {
   claim(index, static_cast<int64_t>(selected.size()), thread, [&](int64_t s) {
-    const size_t at = static_cast<size_t>(s), t = static_cast<size_t>(selected[at]);
-    const float *logits = in + s * stride;
-    if (logits_at[at] >= 0)
-      memcpy(batch.logits_out + static_cast<int64_t>(logits_at[at]) * engine.vocabulary, logits,
-             sizeof(float) * static_cast<size_t>(engine.vocabulary));
-    if (choice_at[at] < 0) return;
-    const int feed = feed_of[t];
-    const RowState &row = engine.rows[static_cast<size_t>(feeds[static_cast<size_t>(feed)].row)];
-    SamplerScratch *scratch = &engine.samplers[static_cast<size_t>(thread)];
-    const int32_t length = position[t] + 1, *history = row.history.data();
-    const bool branch = s >= static_cast<int64_t>(selected.size() - branches.size());
-    if (branch) {
-      // The row's own history goes on with the token whose place the branch takes.
-      scratch->history.assign(history, history + length);
-      scratch->history.back() = token[t];
-      history = scratch->history.data();
+    // What scores are worked on in is asked for when they first need it.
+    try {
+      choose_one(op, s, thread);
+    } catch (const std::bad_alloc &) {
+      no_memory.store(true);
     }
-    const int32_t masked = batch.mask_of ? batch.mask_of[choice_at[at]] : -1;
-    if (masked >= 0) wait_for_masks();
-    const uint32_t *mask = masked >= 0 ? batch.masks + static_cast<int64_t>(masked) * batch.mask_words : nullptr;
-    const auto choose_by = [&](const float *scores) {
-      return choose_token(*engine.kernels, scores, engine.vocabulary, row.sampling, history, length,
-                          std::min(row.prompt, length), scratch, mask, nullptr, batch.runners_up != nullptr);
-    };
-    Choice choice = choose_by(logits);
-    if (engine.corrections && !branch && choice.finite) choice = corrected(choice, s, scratch, choose_by);
-    batch.chosen[choice_at[at]] = choice.token;
-    if (batch.runners_up) batch.runners_up[choice_at[at]] = choice.runner_up;
-    if (batch.margins) batch.margins[choice_at[at]] = choice.margin;
-    // A branch is only tried: what came of it is as if it had not been.
-    if (!choice.finite && branch) batch.chosen[choice_at[at]] = -1;
-    else if (!choice.finite) not_finite.store(feeds[static_cast<size_t>(feed)].row);
-    else if (logprobs_at[at] >= 0 && choice.token >= 0)
-      log_probabilities(*engine.kernels, logits, engine.vocabulary, choice.token, batch.logprobs[feed], scratch,
-                        batch.logprob_tokens + logprobs_at[at], batch.logprob_values + logprobs_at[at]);
   });
 }
 
@@ -339,20 +365,28 @@ int32_t Engine::run_pass(const outrider_batch &batch) {
   if (status == OUTRIDER_OK) status = reserve_blocks(batch);
   if (status == OUTRIDER_OK && !recurrence.empty()) status = reserve_recurrence(batch);
   if (status != OUTRIDER_OK) return status;
+  // All that may ask for memory comes before the rows have these tokens: where there is none they stay as they were.
+  int fed = 0;
+  for (int i = 0; i < batch.feeds; fed += batch.counts[i], ++i) {
+    std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
+    const size_t length = history.size() + static_cast<size_t>(batch.counts[i]);
+    if (history.capacity() < length) history.reserve(std::max(length, 2 * history.capacity()));
+  }
+  meet(batch.tokens, fed);
+  Pass pass(*this, batch);
+  pass.plan();
+  pass.reserve_for_threads();
   const int32_t *next = batch.tokens;
   for (int i = 0; i < batch.feeds; next += batch.counts[i], ++i) {
     std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
     history.insert(history.end(), next, next + batch.counts[i]);
   }
-  meet(batch.tokens, static_cast<int>(next - batch.tokens));
-  choosings.clear();
-  Pass pass(*this, batch);
-  pass.plan();
   claims.clear();
   pool->run([&pass](int thread) { pass.walk(thread); });
   pass.keep_choosings();
   if (!recurrence.empty())
     for (const FeedState &feed : pass.feeds) rows[static_cast<size_t>(feed.row)].recurrence.go_on(feed.count);
+  if (pass.no_memory) return fail(OUTRIDER_NO_MEMORY, "no memory for the choice of a token");
   if (pass.not_finite >= 0)
     return fail(OUTRIDER_NOT_FINITE, "row %d: a logit is not a finite number", pass.not_finite.load());
   return OUTRIDER_OK;

@@ -22,6 +22,12 @@ struct Branch {
   int32_t token, instead;  // indices into the pass's tokens
 };
 
+// An expert with rows of this pass: its number, the first of the pairs that are its own, and their part of the converted input.
+struct NeededExpert {
+  int32_t number, first;
+  Input input;
+};
+
 // How a matrix is shared out: every thread has pieces that lie one after the other, from first(thread) to first(thread + 1).
 struct Pieces {
   int tiles, tiles_each, count;
@@ -41,13 +47,18 @@ struct Pass {
   int tokens = 0;
   bool any_given = false;  // whether a token came with a state
   std::atomic<int32_t> not_finite{-1};
+  std::atomic<bool> no_memory{false};  // for some choice
   // Of the latest ROUTE: pairs of a token and one of its experts, ordered by expert, then by token.
-  std::vector<int32_t> expert_first;  // [experts + 1] of the pairs
-  std::vector<int32_t> pair_of;       // [tokens, experts of a token] where the pair stands
-  std::vector<int32_t> token_of;      // of each pair where it stands
+  std::vector<int32_t> expert_first;                        // [experts + 1] of the pairs
+  std::vector<int32_t> expert_next;                         // [experts] the next of its pairs while these are ordered
+  std::vector<int32_t> pair_of;                             // [tokens, experts of a token] where the pair stands
+  std::vector<int32_t> token_of;                            // of each pair where it stands
+  std::vector<std::vector<NeededExpert>> needed_of_thread;  // the same for all of them
 
   explicit Pass(Engine &owner, const outrider_batch &wanted) : engine(owner), batch(wanted) {}
   void plan();
+  // Memory that the threads fill: none of them may ask for it, since nothing could be made of its failure.
+  void reserve_for_threads();
   void walk(int thread);
   void keep_choosings() const;
 
@@ -88,6 +99,7 @@ struct Pass {
   void attention(const outrider_op &op, size_t index, int thread);
   void select(const outrider_op &op, int thread);
   void choose(const outrider_op &op, size_t index, int thread);
+  void choose_one(const outrider_op &op, int64_t s, int thread);
   template <typename ChooseBy>
   Choice corrected(const Choice &own, int64_t s, SamplerScratch *scratch, const ChooseBy &choose_by) const;
   void wait_for_masks() const;

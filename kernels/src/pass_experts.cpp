@@ -35,9 +35,9 @@ void Pass::group_by_expert(const outrider_op &op, int count) {
     engine.experts_read += expert_first[e + 1] > 0;
     expert_first[e + 1] += expert_first[e];
   }
-  std::vector<int32_t> next(expert_first.begin(), expert_first.end() - 1);
+  expert_next.assign(expert_first.begin(), expert_first.end() - 1);
   for (int64_t pair = 0; pair < pairs; ++pair) {
-    const int32_t place = pair_of[static_cast<size_t>(pair)] = next[expert(pair)]++;
+    const int32_t place = pair_of[static_cast<size_t>(pair)] = expert_next[expert(pair)]++;
     token_of[static_cast<size_t>(place)] = static_cast<int32_t>(pair / op.kv_heads);
   }
 }
@@ -117,12 +117,8 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
                       block ? scales * offsets_in_block(shape) : 0,
                       digits_of(shape.format)};
   const int parts = (shape.columns + piece_channels(shape) - 1) / piece_channels(shape);
-  // Those with rows of this pass, each with a part of the converted input of its own.
-  struct Expert {
-    int32_t number, first;
-    Input input;
-  };
-  std::vector<Expert> needed;
+  std::vector<NeededExpert> &needed = needed_of_thread[static_cast<size_t>(thread)];
+  needed.clear();
   int64_t items = 0;
   for (int32_t e = 0; e < op.heads; ++e) {
     const int32_t first = expert_first[static_cast<size_t>(e)], rows = expert_first[static_cast<size_t>(e) + 1] - first;
@@ -145,7 +141,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
   // Threads share the channels too: an expert's rows may lie interleaved.
   share(items, thread, [&](int64_t first, int64_t last) {
     int64_t before = 0;
-    for (const Expert &expert : needed) {
+    for (const NeededExpert &expert : needed) {
       const int64_t here = static_cast<int64_t>(expert.input.blocks) * parts;
       const int32_t *const tokens = token_of.data() + expert.first;
       for (int64_t item = std::max<int64_t>(first - before, 0); item < std::min(last - before, here); ++item) {
@@ -174,7 +170,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
   // The next piece is claimed before one is worked on: it is asked for while that is finished.
   for (int64_t item = next_item(); item >= 0;) {
     const int64_t later = next_item();
-    const Expert &expert = needed[static_cast<size_t>(item / pieces.count)];
+    const NeededExpert &expert = needed[static_cast<size_t>(item / pieces.count)];
     Linear task{};
     task.weight = weight_of(item);
     task.input = &expert.input;

@@ -34,7 +34,7 @@ from kernel_models import (
 from outrider.kernels import library, packing
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeStopRule
-from outrider.kernels.program import Cache, Format, Kind
+from outrider.kernels.program import Activation, Cache, Format, Kind
 from outrider.kernels.reference import ReferenceModel
 from outrider.kernels.sampling_values import SamplingValues
 
@@ -571,6 +571,84 @@ def test_numbers_that_are_not_finite_are_refused_in_every_format(
         engine.forward([NativeFeed(engine.open(), [1, 2, 7])])
 
 
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("cache", [Cache.BF16, Cache.INT8])
+def test_a_key_alone_that_is_no_number_is_refused(cache: Cache, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of its channels overflow in opposite directions; its value and all queries are finite."""
+    monkeypatch.setenv("OUTRIDER_ISA", isa)
+    shape = replace(LLAMA, layers=1)
+    program = replace(build(shape, Format.BF16), cache=cache)
+    matrices = random_matrices(program)
+    embed, linear = (next(op for op in program.ops if op.kind is kind) for kind in (Kind.EMBED, Kind.LINEAR))
+    matrices[embed.weight][:, [0, 128]] = 0.0
+    matrices[embed.weight][7] = 0.0
+    matrices[embed.weight][7, [0, 128]] = 1.0
+    keys = matrices[linear.weight][shape.width : 2 * shape.width]
+    keys[:, 0], keys[:, 128] = 3e38, -3e38
+    with Packed(program, packing.pack_program(program, matrices)).model() as engine:
+        assert np.isfinite(engine.forward([NativeFeed(engine.open(), [1, 2, 3], logits=1)])[0].logits).all()
+        # Only what comes behind it sees that key, among many others.
+        row = engine.open()
+        engine.forward([NativeFeed(row, [1, 2, 7, *range(20, 60)], choose=0)])
+        with pytest.raises(KernelError, match="not a finite number"):
+            engine.forward([NativeFeed(row, [5])])
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize(
+    "activation", [Activation.RELU, Activation.GELU_ERF, Activation.GELU_TANH, Activation.SILU, Activation.SIGMOID]
+)
+def test_what_is_no_number_comes_through_every_activation(
+    activation: Activation, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_ISA", isa)
+    shape = replace(OPT, layers=1, width=192, activation=activation)
+    program = build(shape, Format.BF16)
+    matrices = random_matrices(program)
+    at = next(at for at, op in enumerate(program.ops) if op.kind is Kind.LINEAR and op.activation is activation)
+    norm, matrix = program.ops[at - 1], matrices[program.ops[at].weight]
+    # What comes before it is nothing but the norm's bias, infinite as bf16: times 0 that is no number.
+    matrices[norm.weight][:] = 0.0
+    matrices[norm.bias][0, 0], matrix[:, 0] = 3.4e38, 0.0
+    memory = packing.pack_program(program, matrices)
+    with Packed(program, memory).model() as engine, pytest.raises(KernelError, match="not a finite number"):
+        engine.forward([NativeFeed(engine.open(), [1, 2, 3])])
+
+
+NO_MEMORY_FOR_A_CHOICE = """
+import re, resource
+from pathlib import Path
+from kernel_models import Shape, packed
+from outrider.kernels.library import KernelError
+from outrider.kernels.native import NativeFeed
+from outrider.kernels.program import Format
+from outrider.kernels.sampling_values import SamplingValues
+model = packed(Shape(width=16, heads=1, kv_heads=1, inner=16, layers=1, vocabulary=400_000), Format.BF16).model(threads=2)
+rows = [model.open(SamplingValues(temperature=0.7, repetition_penalty=1.1, seed=3)) for _ in range(6)]
+feeds = [NativeFeed(row, [5]) for row in rows]
+model.reserve(len(rows), len(rows), 256)
+held = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (held + (1 << 20), unlimited[1]))
+try:
+    model.forward(feeds)
+except KernelError as error:
+    print(error.status, "-", error)
+resource.setrlimit(resource.RLIMIT_AS, unlimited)
+for row in rows:
+    model.truncate(row, 0)
+again = [answer.tokens for answer in model.forward(feeds)]
+fresh = [model.open(SamplingValues(temperature=0.7, repetition_penalty=1.1, seed=3)) for _ in rows]
+print(again == [answer.tokens for answer in model.forward([NativeFeed(row, [5]) for row in fresh])])
+"""
+
+
+def test_no_memory_for_a_choice_is_a_status_and_rows_go_on() -> None:
+    """What a thread of a pool lacks ended the process."""
+    found = run_apart(NO_MEMORY_FOR_A_CHOICE, MALLOC_ARENA_MAX="1", MALLOC_MMAP_THRESHOLD_="65536")
+    assert found.stdout.splitlines() == ["no memory - no memory for the choice of a token", "True"], found
+
+
 TOO_MANY_THREADS = """
 import re, resource
 from pathlib import Path
@@ -588,7 +666,11 @@ except KernelError as error:
 """
 
 
+def run_apart(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(kernel_models.__file__).parent), **variables}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+
+
 def test_threads_that_cannot_be_started_are_a_sentence() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(kernel_models.__file__).parent)}
-    done = subprocess.run([sys.executable, "-c", TOO_MANY_THREADS], capture_output=True, text=True, env=environment)
+    done = run_apart(TOO_MANY_THREADS)
     assert re.match(r"only \d+ of 64 threads could be started \(.+\): raise the limit", done.stdout), done

@@ -1,6 +1,7 @@
 """The compiled packer against the NumPy definition, and what packing may lose."""
 
 import ctypes
+import re
 
 import numpy as np
 import pytest
@@ -136,9 +137,26 @@ def test_a_weight_that_is_no_number_is_named(bad):
 
 
 @pytest.mark.parametrize(
+    ("precision", "sentence"),
+    [
+        (Format.BF16, "row 3 holds a number that is infinite in bf16"),
+        (Format.W4A8, "row 3, column 7 is 3.4e+38, too large"),
+    ],
+)
+def test_a_weight_that_would_become_infinite_is_named(precision, sentence):
+    matrix = np.ones((5, 16), np.float32)
+    matrix[3, 7] = 3.4e38
+    with pytest.raises(library.KernelError, match=re.escape(sentence)) as caught:
+        pack_natively(matrix_weight(precision, 5, 16), matrix)
+    assert caught.value.status == "not finite"
+
+
+@pytest.mark.parametrize(
     "weight",
     [
         Weight(Format.W4A8, 8, 8, group=48),
+        Weight(Format.W4A8, 2**31 - 8, 8),
+        Weight(Format.W4A8, 8, 2**31 - 8),
         Weight(Format.W4ABF16, 8, 8, group=16),
         Weight(Format.W8A8, 1, 8, group=128, table=True),
         Weight(Format.FP32, 7, 8, gated=True),

@@ -104,6 +104,16 @@ def test_log_probabilities_that_cannot_be_are_refused(chosen, count):
         native.log_probabilities(np.zeros(40, np.float32), chosen, count)
 
 
+def test_behind_memory_that_was_taken_anew_no_choice_can_be_ranked():
+    """Its scores may lie elsewhere."""
+    with packed(LLAMA, Format.W8A8).model() as engine:
+        engine.forward([NativeFeed(engine.open(), [1, 2, 3])])
+        assert len(engine.rank(0, 2)) == 2
+        engine.reserve(400, 300, 64)
+        with pytest.raises(library.KernelError, match="choice 0 is not one of the latest pass"):
+            engine.rank(0, 2)
+
+
 @pytest.mark.parametrize(
     "sampling",
     [
