@@ -18,7 +18,7 @@ from outrider.runner.job.arrow_input import ArrowSource
 from outrider.runner.job.constraints import Constraint
 from outrider.runner.job.damage import WHAT_TO_DO
 from outrider.runner.job.journal import FAILED, FailedRow, Journal, NamelessRow, RepeatedId, StoredRow
-from outrider.runner.job.prompts import INVALID, BadRow, unexpected
+from outrider.runner.job.prompts import INVALID, TOO_LONG_FOR_MODEL, BadRow, unexpected
 from outrider.runner.job.reading import InputRows
 from outrider.runner.job.requests import MOST_SAMPLES, Request, RowError, parse_openai
 from outrider.runner.job.results import error_record, message_of
@@ -296,8 +296,11 @@ def _check(
     model_info: ModelInfo,
     writing: WayOfWriting,
 ) -> StoredRow | BadRow:
-    problem = tokens if isinstance(tokens, str) else _limits_problem(row, tokens, model_info)
-    if problem is not None:
+    if isinstance(tokens, str):
+        return BadRow(row.custom_id, row.line, tokens)
+    if (problem := _length_problem(row, len(tokens), model_info)) is not None:
+        return BadRow(row.custom_id, row.line, problem, TOO_LONG_FOR_MODEL)
+    if (problem := _vocabulary_problem(row, tokens, model_info)) is not None:
         return BadRow(row.custom_id, row.line, problem)
     kind = "completion" if row.messages is None else "chat"
     request = _resolve(row, len(tokens), spec, model_info)
@@ -350,16 +353,20 @@ def _grammar(
     return grammar, f'"{key}" cannot be kept: {problem}' if problem else ""
 
 
-def _limits_problem(row: Request, tokens: tuple[int, ...], model_info: ModelInfo) -> str | None:
+def _length_problem(row: Request, length: int, model_info: ModelInfo) -> str | None:
     asked = 1 if row.parameters.max_tokens is None else row.parameters.max_tokens
-    counted = f"{len(tokens)} token{'s' if len(tokens) != 1 else ''}"
-    if len(tokens) >= model_info.context:
+    counted = f"{length} token{'s' if length != 1 else ''}"
+    if length >= model_info.context:
         return f"the prompt has {counted}, and {model_info.name} holds {model_info.context} with the answer; shorten it"
-    if len(tokens) + asked > model_info.context:
+    if length + asked > model_info.context:
         return (
             f'the prompt has {counted} and "max_tokens" is {asked}, together more than the '
-            f"{model_info.context} that {model_info.name} holds; ask for at most {model_info.context - len(tokens)}"
+            f"{model_info.context} that {model_info.name} holds; ask for at most {model_info.context - length}"
         )
+    return None
+
+
+def _vocabulary_problem(row: Request, tokens: tuple[int, ...], model_info: ModelInfo) -> str | None:
     if max(tokens) >= model_info.vocabulary and row.prompt_tokens is None:
         return (
             f"the tokenizer of {model_info.name} makes the token id {max(tokens)} of the prompt, which the model does not "

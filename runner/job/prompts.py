@@ -20,8 +20,8 @@ from outrider.workers.errors import UsageError, first_line
 # Half of a surrogate pair, as JSON may spell it and as it then stands in a string.
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 HALF = re.compile("[\ud800-\udfff]")
-# The codes of error records: the row is wrong, or outrider is.
-INVALID, INTERNAL = "invalid_request", "internal_error"
+# The codes of error records: the row is wrong, in OpenAI's words too long for the model, or outrider is wrong.
+INVALID, TOO_LONG_FOR_MODEL, INTERNAL = "invalid_request", "context_length_exceeded", "internal_error"
 BLANK = "the line is blank; remove it or give a prompt"
 TOO_LONG = f"the line is longer than {MOST_LINE_BYTES >> 20} MiB; split it"
 

@@ -33,8 +33,8 @@ from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
 from outrider.runner.serve.link import Line, Message, server_line
 from outrider.runner.serve.names import shown_to_clients
-from outrider.runner.serve.running import FREED_SECONDS, Progress, StopAtOnceError
-from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText, refusal_of
+from outrider.runner.serve.running import FREED_SECONDS, Failure, Progress, StopAtOnceError
+from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText, failure_of
 from outrider.workers.errors import JobChangedError, JobHeldError, NoSpaceError, OutriderError, UsageError
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class _Host:
     def _admit(self, request: str, entry: dict[str, Any], streamed: bool) -> None:
         row = admit_one(entry, next(self._numbers), self._spec, self._models.target, self._tokenizer_process)
         if not isinstance(row, StoredRow):
-            self._line.send({"answer": request, "error": [400, row.message]})
+            self._line.send({"answer": request, "error": failure_of(row.code, row.message)})
             return
         single = SingleRow(request, row, streamed)
 
@@ -297,7 +297,8 @@ class _Host:
 
     def _tell_end(self, row: SingleRow, record: dict[str, Any]) -> None:
         if record["error"] is not None:
-            self._line.send({"answer": row.request, "error": list(refusal_of(record))})
+            failure = failure_of(record["error"]["code"], record["error"]["message"])
+            self._line.send({"answer": row.request, "error": failure})
             return
         body = record["response"]["body"]
         pieces = []
@@ -307,7 +308,7 @@ class _Host:
             rest = stream.rest(message.get("reasoning_content"), message.get("content", choice.get("text")) or "")
             if rest is None:
                 said = "the text that was streamed is not the text of the answer; ask again without stream"
-                self._line.send({"answer": row.request, "error": [500, said]})
+                self._line.send({"answer": row.request, "error": Failure(500, said)})
                 return
             pieces.append({"index": choice["index"], "text": rest.content, "reasoning": rest.reasoning})
             pieces[-1]["finish_reason"] = choice["finish_reason"]
@@ -322,7 +323,7 @@ class _Host:
         except Exception as error:
             said = str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
             told = shown_to_clients(said, self._models.target.path, self._name)
-            self._line.send({"answer": request, "error": [500, told]})
+            self._line.send({"answer": request, "error": Failure(500, told)})
 
 
 def _raise_stop() -> None:

@@ -17,7 +17,7 @@ from outrider.runner.options import JobSpec
 from outrider.runner.serve.admissions import Admissions, options_of
 from outrider.runner.serve.link import Child, Message
 from outrider.runner.serve.names import shown_to_clients
-from outrider.runner.serve.running import Answer, BatchJob, Broken, Hear, Left, Progress
+from outrider.runner.serve.running import Answer, BatchJob, Broken, Failure, Hear, Left, Progress
 from outrider.workers.errors import JobError
 
 LOOK_SECONDS = 0.5
@@ -25,8 +25,8 @@ LOOK_SECONDS = 0.5
 MOST_DEATHS = 10
 # Behind a death, and twice as long behind each further one.
 PAUSE_SECONDS, LONGEST_PAUSE = 2.0, 60.0
-GONE = (503, "the model was taken away before the answer was whole; ask again")
-CLOSING = (503, "the server is being stopped")
+GONE = Failure(503, "the model was taken away before the answer was whole; ask again")
+CLOSING = Failure(503, "the server is being stopped")
 AWAY, LOADING, LOADED, LEAVING = "waiting", "loading", "loaded", "leaving"
 
 
@@ -247,7 +247,7 @@ class ModelHosts:
         if (asked := model.asked.get(request)) is None:
             return
         error = said.get("error")
-        answer = Answer(said.get("pieces", ()), said.get("record"), None if error is None else (error[0], error[1]))
+        answer = Answer(said.get("pieces", ()), said.get("record"), None if error is None else Failure(*error))
         asked.begun = True
         if answer.last:
             model.deaths = 0
@@ -273,9 +273,9 @@ class ModelHosts:
                 for batch in model.batches:
                     self._hear(Broken(batch, told))
                 model.batches.clear()
-                self._refuse_all(model, (500, told))
+                self._refuse_all(model, Failure(500, told))
 
-    def _refuse_all(self, model: _Model, error: tuple[int, str]) -> None:
+    def _refuse_all(self, model: _Model, error: Failure) -> None:
         for asked in model.asked.values():
             asked.hear(Answer(error=error))
         model.asked.clear()

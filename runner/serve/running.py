@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 # What could not be written is tried again after so long: a disk that is full may have been freed by then.
 FREED_SECONDS = 30.0
@@ -73,14 +73,21 @@ Event = Admitted | Refused | Progress | Left | Broken
 Hear = Callable[[Event], None]
 
 
+class Failure(NamedTuple):
+    """Why a single request has no answer: an HTTP status, a sentence, and the API's code where it has one."""
+
+    status: int
+    sentence: str
+    code: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a single request gets: pieces of text, then the whole record or an error."""
 
     pieces: Sequence[Mapping[str, Any]] = ()
     record: Mapping[str, Any] | None = None
-    # An HTTP status and a sentence.
-    error: tuple[int, str] | None = None
+    error: Failure | None = None
 
     @property
     def last(self) -> bool:

@@ -101,8 +101,8 @@ def _checked_stream(streamed: object, options: object, asked: Mapping[str, Any])
 
 def _refusal(answer: Answer) -> ApiError:
     assert answer.error is not None
-    status, sentence = answer.error
-    return ApiError(status, sentence, kind=INVALID if status < 500 else SERVER)
+    status, sentence, code = answer.error
+    return ApiError(status, sentence, code=code, kind=INVALID if status < 500 else SERVER)
 
 
 def _whole(record: Mapping[str, Any], model: str) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from outrider.runner.driving import schedule
 from outrider.runner.driving.partial_results import PartialResults
 from outrider.runner.job.journal import StoredRow
-from outrider.runner.job.prompts import INVALID
+from outrider.runner.job.prompts import INVALID, TOO_LONG_FOR_MODEL
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies
+from outrider.runner.serve.running import Failure
 from outrider.workers.constraints.tool_forms import certain
 from outrider.workers.messages import Harvest, Row
 from outrider.workers.models.reasoning import Split, split
@@ -162,7 +163,7 @@ def _begun(mark: str, text: str) -> int:
     return next((length for length in range(len(mark) - 1, 0, -1) if text.endswith(mark[:length])), 0)
 
 
-def refusal_of(record: dict[str, Any]) -> tuple[int, str]:
-    """An HTTP status and the sentence of a row that failed."""
-    error = record["error"]
-    return (400 if error["code"] == INVALID else 500), error["message"]
+def failure_of(code: str, message: str) -> Failure:
+    """Of a row with such an error."""
+    status = 400 if code in (INVALID, TOO_LONG_FOR_MODEL) else 500
+    return Failure(status, message, TOO_LONG_FOR_MODEL if code == TOO_LONG_FOR_MODEL else None)

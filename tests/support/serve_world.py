@@ -24,9 +24,9 @@ from outrider.runner.serve.admission_child import foreign_rows
 from outrider.runner.serve.app import application
 from outrider.runner.serve.model_hosts import CLOSING
 from outrider.runner.serve.names import INPUT, Folders
-from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Hear, Left, Progress, Refused
+from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Failure, Hear, Left, Progress, Refused
 from outrider.runner.serve.service import Service
-from outrider.runner.serve.single_rows import StreamedText
+from outrider.runner.serve.single_rows import StreamedText, failure_of
 from outrider.runner.serve.store import Store
 from outrider.runner.serve.uploads import sweep
 from outrider.workers.messages import RowResult
@@ -104,7 +104,9 @@ class FakeRunner:
         chat = entry["url"].endswith("chat/completions")
         body = entry["body"]
         if body.get("prompt") == "refuse":
-            hear(Answer(error=(400, '"prompt" is not liked')))
+            hear(Answer(error=Failure(400, '"prompt" is not liked')))
+        elif body.get("prompt") == "too long":
+            hear(Answer(error=failure_of("context_length_exceeded", "shorten it")))
         elif body.get("prompt") in ("never", "begun"):
             self.open.append(hear)
             if body["prompt"] == "begun":

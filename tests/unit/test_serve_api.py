@@ -284,6 +284,12 @@ def test_what_cannot_be_answered_is_refused(
     assert status == 200 or answer.json()["error"]["param"] == param
 
 
+def test_too_long_a_prompt_has_the_code_that_clients_know(client: TestClient) -> None:
+    answer = client.post("/v1/completions", json={"model": "small", "prompt": "too long"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_streams_have_ids_of_their_own(client: TestClient) -> None:
     asked = {"model": "small", "prompt": "Row", "stream": True}
     answers = [client.post("/v1/completions", json=asked).text for _ in range(20)]
