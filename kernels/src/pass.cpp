@@ -365,7 +365,7 @@ int32_t Engine::run_pass(const outrider_batch &batch) {
   if (status == OUTRIDER_OK) status = reserve_blocks(batch);
   if (status == OUTRIDER_OK && !recurrence.empty()) status = reserve_recurrence(batch);
   if (status != OUTRIDER_OK) return status;
-  // All that may ask for memory comes before the rows have these tokens: where there is none they stay as they were.
+  // All that may ask for memory, but the choices, comes before the rows have these tokens: where there is none they stay as they were.
   int fed = 0;
   for (int i = 0; i < batch.feeds; fed += batch.counts[i], ++i) {
     std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
