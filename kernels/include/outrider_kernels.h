@@ -391,7 +391,8 @@ OUTRIDER_API int32_t outrider_row_length(const outrider_engine *engine, int32_t 
 OUTRIDER_API void outrider_cache_use(const outrider_engine *engine, int64_t *bytes, int64_t *blocks_used,
                                      int32_t *block_tokens);
 
-/* One forward pass. On any status but OUTRIDER_OK and OUTRIDER_NOT_FINITE nothing has been fed. */
+/* One forward pass. On OUTRIDER_NOT_FINITE, and on OUTRIDER_NO_MEMORY where it is for a choice, the tokens have been fed and choices are
+ * missing: truncate the rows. On any other status but OUTRIDER_OK nothing has been fed. */
 OUTRIDER_API int32_t outrider_forward(outrider_engine *engine, const outrider_batch *batch);
 /* Of the latest outrider_forward: how many experts' matrices it read, over all layers, each counted once; 0 of a model without
  * experts. What a pass costs depends on that. */

@@ -20,6 +20,7 @@ from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models import packed_cache
 from outrider.workers.models.families import build_program
 from outrider.workers.models.model_info import read_model_info
+from outrider.workers.models.native_packer import NativePacker
 from outrider.workers.models.packed import NotFiniteError, PackedModel, Packer, load_packed
 
 
@@ -177,6 +178,15 @@ def test_a_weight_that_is_not_finite_is_named(model: Path, name: str, value: flo
     rewrite(model, **{name.replace(".", "__"): tensor})
     with pytest.raises(ModelError, match=f'"{name}" holds a value that is not a finite number'):
         load(model)
+
+
+def test_a_weight_that_would_become_infinite_is_named_with_what_to_do(model: Path) -> None:
+    name = "model.layers.0.self_attn.v_proj.weight"
+    tensor = load_file(model / "model.safetensors")[name].float()
+    tensor.view(-1)[-1] = 3.4e38
+    rewrite(model, **{name.replace(".", "__"): tensor})
+    with pytest.raises(ModelError, match=f'"{name}" holds a value that is too large for this precision; choose fp32'):
+        load(model, NativePacker())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kept", [0.999, 0.5, 0.001, 0.0])

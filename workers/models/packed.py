@@ -47,7 +47,7 @@ class Memory(Protocol):
 
 
 class NotFiniteError(Exception):
-    """A weight that is NaN or infinite was to be packed."""
+    """A weight that is NaN or infinite, or would be in the precision that was asked for, was to be packed."""
 
 
 class Packer(Protocol):
@@ -283,6 +283,11 @@ def _pack_named(
     try:
         packer.pack_rows(weight, address, row, rows)
     except NotFiniteError as error:
+        if np.isfinite(_to_float32(rows)).all():
+            raise ModelError(
+                f'{checkpoint.file_of(source)}: the weight "{source.name}" holds a value that is too large for this '
+                "precision; choose fp32 (--precision, of a draft --draft-precision)"
+            ) from error
         raise _not_finite(checkpoint, source) from error
 
 
