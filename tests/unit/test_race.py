@@ -93,7 +93,8 @@ def test_only_the_modes_that_are_asked_for_are_run(asked: str | None, seen: list
 
 @pytest.mark.parametrize(("once", "times"), [(True, 1), (False, 2)])
 def test_outrider_runs_first_and_last_or_once(once: bool, times: int) -> None:
-    options = argparse.Namespace(precisions=["w4a8"], llamacpp=None, openvino=None, vllm=None, only=None, once=once)
+    others = dict.fromkeys(("llamacpp", "openvino", "vllm", "gptqmodel"))
+    options = argparse.Namespace(precisions=["w4a8"], only=None, once=once, **others)
     names = [entry.name for entry in entries(options)]
     assert names[0] == "outrider w4a8" and sum(name.startswith("outrider") for name in names) == times
 
