@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,12 @@ def _hosts(spec: JobSpec, prepared: PreparedJob, display: Watcher) -> Iterator[t
     request_for_cores = partial(placement_request_of, spec, replica_template.movable)
     if spec.address is None:
         options = (spec.wait_for_cores, display.say, spec.metrics_port, spec.start_deadline)
-        with local_host(replica_template, sizes, request_for_cores, *options) as here:
+        with ExitStack() as stack:
+            try:
+                here = stack.enter_context(local_host(replica_template, sizes, request_for_cores, *options))
+            except RayLostError as lost:
+                check_worth_another(prepared.journal, lost, ours=True)
+                raise
             yield here
         return
     if spec.metrics_port is not None:

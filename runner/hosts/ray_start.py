@@ -21,7 +21,7 @@ from outrider.runner.hosts.listeners import beyond_loopback
 from outrider.runner.hosts.ray_processes import Descendants, abandon
 from outrider.runner.hosts.ray_watch import Lost, OwnRay
 from outrider.workers import ray_compat
-from outrider.workers.errors import JobError, RayUnsupportedError, UsageError, first_line
+from outrider.workers.errors import JobError, RayLostError, RayUnsupportedError, UsageError, first_line
 from outrider.workers.machine import private_folder
 
 LOOPBACK = "127.0.0.1"
@@ -31,6 +31,8 @@ OBJECT_STORE_BYTES = 256 << 20
 NONE_IN_ADVANCE = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 # By it `ray job submit` asks its own cluster for a working directory and packages, which no other Ray has.
 OF_A_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+# In what Ray says of parts of it that have not come up in time.
+LATE = "timed out"
 # What Ray's metrics agent is made of; the plain package comes without.
 METRICS_AGENT = ("aiohttp", "opentelemetry", "prometheus_client")
 
@@ -44,7 +46,7 @@ def local_ray(
 ) -> Iterator[Lost]:
     """An embedded Ray on the loopback address, open only to who has this process's token; and whether it is still there.
 
-    One that has not answered for ``patience`` seconds is lost.
+    One that has not answered for ``patience`` seconds is lost, and so is one that does not come up in time.
     """
     if metrics_port is not None and not all(find_spec(module) for module in METRICS_AGENT):
         raise UsageError("--metrics-port: Ray's metrics agent is not installed; pip install 'ray[default]' brings it")
@@ -119,7 +121,9 @@ def _start(
     except RayUnsupportedError:
         raise
     except Exception as error:  # of a node that does not come up in time Ray says nothing more special
-        raise JobError(f"Ray could not be started on this machine: {first_line(error)}") from error
+        # It waits for a part of a minute, which a busy machine may need: another one may come up.
+        kind = RayLostError if LATE in str(error).lower() else JobError
+        raise kind(f"Ray could not be started on this machine: {first_line(error).rstrip('.')}") from error
 
 
 @contextmanager

@@ -213,15 +213,13 @@ def test_a_raylet_that_cannot_be_used_is_noticed_and_the_job_goes_on(how: str, t
     assert not raylet.is_running()
 
 
-def test_a_raylet_that_stops_before_it_is_up_is_said(tmp_path: Path) -> None:
+def test_a_raylet_that_stops_before_it_is_up_is_replaced(tmp_path: Path) -> None:
     process = start("run", EXAMPLES, "-o", tmp_path / "job", "--draft", "none")
     wait_for(process, lambda: raylet_of(process) is not None, "raylet")
     raylet = raylet_of(process)
     assert raylet is not None
     raylet.send_signal(signal.SIGSTOP)
-    at = time.monotonic()
-    output = finish(process, 1)
-    assert time.monotonic() - at < 120
-    assert "outrider: Ray could not be started on this machine: " in output, output
+    output = finish(process, 0)
+    assert re.search(r"Ray could not be started on this machine: .*: it is started anew, and the job goes on\n", output)
     assert "Traceback" not in output
     assert not raylet.is_running()

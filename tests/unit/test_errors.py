@@ -9,7 +9,7 @@ import re
 import pytest
 
 from outrider.workers import errors
-from outrider.workers.errors import InputError, JobError, OutriderError
+from outrider.workers.errors import InputError, JobError, OutriderError, RayLostError
 
 CLASSES = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, OutriderError)]
 
@@ -58,18 +58,23 @@ def test_an_error_without_words_still_has_a_name() -> None:
     assert str(errors.JobError()) == "JobError"
 
 
-def test_a_ray_that_does_not_come_up_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("said", "kind"), [("The current node timed out during startup.", RayLostError), ("The disk is full.", JobError)]
+)
+def test_a_ray_that_does_not_come_up_is_one_sentence(
+    said: str, kind: type[JobError], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
 
     from outrider.runner.hosts.ray_start import local_ray
 
-    def late(**_: object) -> None:
-        raise Exception("The current node timed out during startup.\nMore of it.")  # as Ray does
+    def failing(**_: object) -> None:
+        raise Exception(f"{said}\nMore of it.")  # as Ray does
 
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.setenv(name, "")
-    monkeypatch.setattr(ray, "init", late)
-    sentence = r"^Ray could not be started on this machine: The current node timed out"
+    monkeypatch.setattr(ray, "init", failing)
+    sentence = f"^Ray could not be started on this machine: {said.rstrip('.')}$"
     with pytest.raises(JobError, match=sentence) as caught, local_ray(1, {}):
         raise AssertionError("it did not come up")
-    assert "\n" not in str(caught.value)
+    assert type(caught.value) is kind
