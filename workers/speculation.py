@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -34,6 +35,8 @@ LONG_MEMORY = 0.995
 KEPT_PRIOR = 64.0
 KEPT_MEMORY = 0.998
 KEPT_ELSEWHERE = 0.9999
+# Of how often candidates hold so many standard deviations are hoped for beyond what was seen.
+HOPED_DEVIATIONS = 2.0
 # What is counted by position is halved when it reaches this, so that it follows a job whose text changes.
 MOST_OBSERVATIONS = 1024.0
 
@@ -236,6 +239,16 @@ class PositionChances:
             before = (held + (before - PRIOR_ACCEPTANCE) * PRIOR_WEIGHT) / tried
             found.append(before)
         return found
+
+    def hopes(self, reaches: Sequence[float]) -> list[float]:
+        """What the chances that candidates are reached may be in truth, by as little as has been seen of each position."""
+        hopes, before, hope = [], 1.0, 1.0
+        for reach, tried in zip(reaches, self._tried, strict=False):
+            chance = reach / before if before else 0.0
+            hope *= min(1.0, chance + HOPED_DEVIATIONS * math.sqrt(chance * (1.0 - chance) / tried))
+            hopes.append(hope)
+            before = reach
+        return hopes
 
 
 class TokensAChoice:

@@ -110,6 +110,28 @@ def test_a_row_that_begins_badly_is_asked_for_more_until_it_has_shown_that_it_is
     assert 15 < missed < 30
 
 
+# Each token costs, as where operations bind and not bytes.
+BOUND_BY_OPERATIONS = CostCurve({1: 33.0, 2: 47.6, 3: 66.7, 4: 81.8, 6: 121.8, 8: 161.9, 16: 310.0})
+
+
+@pytest.mark.parametrize(("observed", "asks"), [(5, True), (500, False)])
+def test_a_few_misses_do_not_end_the_asking_for_a_row_alone(observed: int, asks: bool) -> None:
+    """A candidate pays that holds in three cases of five; these do in two."""
+    policy = AskingPolicy(Draft(DraftCost(4.0, 1.5)), BOUND_BY_OPERATIONS, None, 1000, False)
+    row = live(0, 0.4)
+    for at in range(observed):
+        policy.observe_row(row, 1, int(at % 5 < 2))
+    assert any(asked(policy, [row])) is asks
+
+
+def test_of_a_batch_what_was_seen_counts() -> None:
+    policy = AskingPolicy(Draft(DraftCost(4.0, 1.5)), BOUND_BY_OPERATIONS, None, 1000, False)
+    rows = [live(0, 0.6), live(1, 0.6)]
+    for held in (1, 1, 0, 1, 0, 0):
+        policy.observe_row(rows[held], 1, held)
+    assert asked(policy, rows) == [0, 0]
+
+
 def test_a_pass_that_is_full_has_no_slot_for_anybody() -> None:
     rows = [live(key, 0.8) for key in range(16)]
     assert asked(policy_of(Draft(DraftCost(3.0, 0.5))), rows) == [0] * 16
@@ -285,6 +307,8 @@ def test_what_a_constraint_forces_is_nothing_that_candidates_gain() -> None:
 def test_where_asking_does_not_pay_it_is_looked_at_less_often_until_things_change() -> None:
     policy = policy_of(Draft(DraftCost(10.0)))
     rows = [live(0, 0.2)]
+    for at in range(500):
+        policy.observe_row(live(1, 0.2), 1, int(at % 5 == 0))
     assert asked(policy, rows) == [0]
     rows[0].acceptance = Acceptance(0.99, weight=1000.0)
     policy._proposer = Draft(DraftCost(0.1))

@@ -88,6 +88,18 @@ def test_each_position_is_judged_by_what_was_put_to_the_test_there() -> None:
     assert PositionChances().chances == pytest.approx([0.7] * MOST_CANDIDATES)
 
 
+def test_what_little_is_known_of_leaves_much_to_hope_for() -> None:
+    seen = PositionChances()
+    before = seen.hopes([0.5, 0.25])
+    for _ in range(400):
+        seen.observe(1, 1)
+    after = seen.hopes([0.5, 0.25])
+    assert before == pytest.approx([1.0, 1.0]), "two deviations of four observations"
+    assert after == pytest.approx([0.55, 0.55], abs=0.01), "the first position alone was tried"
+    assert seen.hopes([1.0, 0.0, 0.0]) == [1.0, 0.0, 0.0], "what cannot be is not hoped for"
+    assert seen.hopes([]) == []
+
+
 def test_probing_pauses_longer_and_longer_while_asking_does_not_pay() -> None:
     probing = Probing(first=2, longest=8)
     asked = [index for index in range(60) if probing.due(0.0)]

@@ -185,6 +185,10 @@ class AskingPolicy:
         if self.draft_tokens is not None:
             return CandidateRequest([self.draft_tokens] * len(rows))
         request = self._best_request(rows, reaches, draft_cost)
+        if len(rows) == 1 and not any(request.counts):
+            # A few misses would end the asking for hundreds of rounds. Rows side by side soon tell what a draft is worth.
+            reaches = [self._positions.hopes(reaches[0])]
+            request = self._best_request(rows, reaches, draft_cost)
         wanted = {at for at, count in enumerate(request.counts) if count}
         taken = {at for at in wanted if self._pays_to_read(rows[at], request, draft_cost)}
         if draft_cost.rows == 0:
