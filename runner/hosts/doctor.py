@@ -251,7 +251,8 @@ def _ray(files: MachineFiles) -> Iterator[Check]:
 
 
 def _ray_folders(files: MachineFiles) -> Iterator[Check]:
-    """Of each Ray that runs on this host and whose folder can be seen."""
+    """Of each Ray that runs on this host and whose folder can be seen; several nodes may share one."""
+    told: list[Check] = []
     for command in sorted(files.proc.glob("[0-9]*/cmdline")):
         try:
             words = command.read_bytes().decode(errors="replace").split("\0")
@@ -267,10 +268,12 @@ def _ray_folders(files: MachineFiles) -> Iterator[Check]:
         except OSError:  # it has just ended
             continue
         if closed:
-            yield Check("Ray's folder", OK, f"{session.parent} is closed to other users")
+            found = Check("Ray's folder", OK, f"{session.parent} is closed to other users")
         else:
-            what, mend = about_open_folder(str(session.parent))
-            yield Check("Ray's folder", WRONG, what, mend)
+            found = Check("Ray's folder", WRONG, *about_open_folder(str(session.parent)))
+        if found not in told:
+            told.append(found)
+            yield found
 
 
 def _numbers(version: str) -> tuple[int, ...]:

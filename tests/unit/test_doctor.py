@@ -190,9 +190,10 @@ def test_a_ray_whose_folder_is_open_to_others_is_wrong(files: MachineFiles, reac
     session.mkdir(parents=True)
     (reachable / "ray").chmod(mode)
     words = ("/x/raylet", "--raylet_socket_name=s", f"--session_dir={session}", "")
-    (files.proc / "4711").mkdir()
-    (files.proc / "4711/cmdline").write_text("\0".join(words))
-    found = check(files, "Ray's folder")
+    for node in ("4711", "4712"):
+        (files.proc / node).mkdir()
+        (files.proc / node / "cmdline").write_text("\0".join(words))
+    [found] = [each for each in examine(files) if each.name == "Ray's folder"]
     assert found.state == state
     if state == WRONG:
         assert f"Ray's folder {reachable}/ray is open to other users of the host" in found.found
