@@ -121,7 +121,7 @@ def _start(
     except RayUnsupportedError:
         raise
     except Exception as error:  # of a node that does not come up in time Ray says nothing more special
-        # It waits for a part of a minute, which a busy machine may need: another one may come up.
+        # On a busy machine half a minute, for which it waits, may not be enough: another one may come up.
         kind = RayLostError if LATE in str(error).lower() else JobError
         raise kind(f"Ray could not be started on this machine: {first_line(error).rstrip('.')}") from error
 

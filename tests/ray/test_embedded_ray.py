@@ -221,5 +221,4 @@ def test_a_raylet_that_stops_before_it_is_up_is_replaced(tmp_path: Path) -> None
     raylet.send_signal(signal.SIGSTOP)
     output = finish(process, 0)
     assert re.search(r"Ray could not be started on this machine: .*: it is started anew, and the job goes on\n", output)
-    assert "Traceback" not in output
     assert not raylet.is_running()

@@ -99,6 +99,15 @@ def test_outrider_runs_first_and_last_or_once(once: bool, times: int) -> None:
     assert names[0] == "outrider w4a8" and sum(name.startswith("outrider") for name in names) == times
 
 
+def test_every_engine_that_a_flag_names_has_its_program() -> None:
+    others = dict.fromkeys(("llamacpp", "openvino", "vllm", "gptqmodel"), Path("there"))
+    options = argparse.Namespace(precisions=["w4a8"], only=None, once=True, draft_tokens="3", **others)
+    found = {entry.name: entry for entry in entries(options)}
+    names = ["gptqmodel int4", "llama.cpp Q4_0", "OpenVINO int4", "transformers bf16", "vLLM int4", "vLLM w8a8"]
+    assert sorted(found, key=str.lower) == sorted(["outrider w4a8", *names], key=str.lower)
+    assert all((engines.PROGRAMS / entry.program).is_file() for entry in found.values())
+
+
 def test_an_engine_that_ends_is_said_with_its_last_words(fake: Entry, tmp_path: Path) -> None:
     with (
         started(fake, SETUP, tmp_path / "log") as running,
