@@ -130,7 +130,9 @@ inline I dot_products(I acc, I codes, I s8, I factor) {
 inline I absolute_bytes(I x) { return {_mm256_abs_epi8(x.a), _mm256_abs_epi8(x.b)}; }
 inline __m256i dot_signed_half(__m256i acc, __m256i magnitude, __m256i x, __m256i y) {
   const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(y, x));
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  asm("" : "+x"(acc));
+  return acc;
 }
 inline I dot_signed(I acc, I magnitude, I x, I y) {
   return {dot_signed_half(acc.a, magnitude.a, x.a, y.a), dot_signed_half(acc.b, magnitude.b, x.b, y.b)};
