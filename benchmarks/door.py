@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from outrider.runner.job.journal import Journal
@@ -57,11 +59,18 @@ def write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
         stream.writelines(json.dumps(row) + "\n" for row in rows)
 
 
+def _end_by(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 def run(
     rows: Path, job: Path, options: Sequence[str], watch: Callable[[subprocess.Popen[bytes], Path], None] | None = None
 ) -> Ran:
-    """Run the job to its end; ``watch`` is called every moment while it runs. One that fails ends the benchmark."""
+    """Run the job to its end; ``watch`` is called every moment while it runs. One that fails ends the benchmark, and a
+    benchmark that is ended by SIGTERM ends its job.
+    """
     started = time.monotonic()
+    before = signal.signal(signal.SIGTERM, _end_by)
     log = job.with_suffix(".log")
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -79,6 +88,7 @@ def run(
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+            signal.signal(signal.SIGTERM, before)
     if process.returncode != 0:
         raise SystemExit(f"outrider run {' '.join(options)} ended with {process.returncode}:\n{log.read_text()[-3000:]}")
     return Ran(job, json.loads((job / "job.json").read_text()), time.monotonic() - started)

@@ -131,7 +131,7 @@ inline I absolute_bytes(I x) { return {_mm256_abs_epi8(x.a), _mm256_abs_epi8(x.b
 inline __m256i dot_signed_half(__m256i acc, __m256i magnitude, __m256i x, __m256i y) {
   const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(y, x));
   acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  asm("" : "+x"(acc));
+  asm("" : "+x"(acc));  // now, or GCC keeps products of several sums waiting, and puts sums into memory instead
   return acc;
 }
 inline I dot_signed(I acc, I magnitude, I x, I y) {
