@@ -209,7 +209,7 @@ def run(
     ``progress`` is shown at terminals and in notebooks unless it is said otherwise. ``config`` is a YAML file of options;
     those given here come first.
 
-    What cannot be is an ``outrider.OutriderError``: the sentence that the command line would print, and its
+    A refusal raises ``outrider.OutriderError``: the sentence that the command line would print, and its
     ``exit_code``. Rows that fail are no exception: they are in ``errors()``.
     """
     from outrider.runner.job.directory import default_directory

@@ -65,6 +65,11 @@ def idle_without_draft(draft: object, draft_tokens: object) -> frozenset[str]:
     return OF_A_MODEL_ALONE if draft in FROM_TEXTS else frozenset()
 
 
+def keeps_answers(draft: str) -> bool:
+    """Does this draft look in what other rows wrote?"""
+    return draft in ("auto", "suffix") or draft.endswith("+suffix")
+
+
 def _named(value: object) -> object:
     """A name or a path that somebody gave."""
     if isinstance(value, str | Path) and (not str(value) or "\0" in str(value)):
@@ -220,13 +225,13 @@ class SpeculationOptions(OptionModel):
     draft_precision: Annotated[
         Precision,
         Option(
-            help="Draft's precision; auto: four bits beside a target of four bits, else eight (hf engine: its own).",
+            help="Draft's precision; auto: four bits beside a target of four bits, else eight; --engine hf: its own.",
             decides_text=False,
             spellings=("--draft_precision",),
         ),
     ] = "auto"
     draft_tokens: Annotated[
-        DraftTokens, Option(help="Candidates a round: a number (6 is classic), or auto.", decides_text=False)
+        DraftTokens, Option(help="Candidates for each row in a round: a number (6 is classic), or auto.", decides_text=False)
     ] = "auto"
     draft_confidence: Annotated[
         float,
@@ -325,6 +330,8 @@ class Options(
         super().check()
         if idle := self.asked_of_a_draft(idle_without_draft(self.draft, self.draft_tokens)):
             raise UsageError(f"{idle[0]}: no draft model runs: leave it out, or name a draft")
+        if not keeps_answers(self.draft) and self.asked_of_a_draft(("answer_tokens",)):
+            raise UsageError("--answer-tokens: only suffix keeps answers: leave it out, or name a draft with +suffix")
 
     def asked_of_a_draft(self, names: Iterable[str]) -> list[str]:
         """Those of these options that ask something of a draft, as the command line spells them."""
@@ -337,7 +344,9 @@ class Options(
 
     @classmethod
     def overruled(cls, given: Mapping[str, Any]) -> frozenset[str]:
-        return idle_without_draft(given.get("draft"), given.get("draft_tokens"))
+        draft = given.get("draft")
+        idle = idle_without_draft(draft, given.get("draft_tokens"))
+        return idle if draft is None or keeps_answers(draft) else idle | {"answer_tokens"}
 
 
 class ColumnOptions(OptionModel):
@@ -385,7 +394,7 @@ class JobSpec(ColumnOptions, Options):
     input: Annotated[
         NamedPath,
         Option(
-            help="OpenAI batch JSONL, plain JSONL, text with a prompt a line, CSV (all .gz or .zst, too), Parquet, or the "
+            help="OpenAI batch JSONL, plain JSONL, text with a prompt a line, CSV (all .gz or .zst, too), Parquet, Arrow, or the "
             "directory of a dataset. - is standard input.",
             decides_text=True,
             metavar="INPUT",
@@ -417,7 +426,7 @@ class JobSpec(ColumnOptions, Options):
     metrics_port: Annotated[
         int | None,
         Field(ge=1, le=65535),
-        Option(help="Serve Prometheus metrics there while the job runs.", decides_text=False),
+        Option(help="Serve Prometheus metrics at this port of 127.0.0.1 while the job runs.", decides_text=False),
     ] = None
     on_end: Annotated[
         Name | None,
@@ -657,7 +666,7 @@ class TopologySpec(UnitOptions, PlacementOptions):
         ),
     ] = None
     plan: Annotated[
-        bool, Option(help="Show who would sit where, too; no model is downloaded for it.", decides_text=False)
+        bool, Option(help="Show which actor would get which cores, too; no model is downloaded for it.", decides_text=False)
     ] = False
     model: Annotated[
         Name | None,

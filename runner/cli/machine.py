@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def topology_command() -> Callable[..., None]:
-    """The machine as outrider sees it, and with --plan who would sit where."""
+    """The machine as outrider sees it, and with --plan which actor would get which cores."""
     from outrider.runner.options import TopologySpec
 
     return with_options(TopologySpec, _topology)

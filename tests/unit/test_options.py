@@ -153,6 +153,18 @@ def test_candidates_are_counted_wherever_they_come_from() -> None:
     assert message({"input": "a", "draft": "none", "answer_tokens": 6}) == said.replace("draft-tokens", "answer-tokens")
 
 
+@pytest.mark.parametrize("draft", ["lookup", "model", "x", "auto+lookup"])
+def test_answers_are_kept_for_suffix_alone(draft: str, tmp_path: Path) -> None:
+    said = "--answer-tokens: only suffix keeps answers: leave it out, or name a draft with +suffix"
+    assert message({"input": "a", "draft": draft, "answer_tokens": 6}) == said
+    assert message({"input": "a", "draft": draft, "answer_tokens": 0}) == said
+    for keeps in ("auto", "suffix", "x+suffix"):
+        assert build_spec({"input": "a", "draft": keeps, "answer_tokens": 6}).answer_tokens == 6
+    file = tmp_path / "job.yaml"
+    file.write_text("input: a\nanswer-tokens: 6\n")
+    assert build_spec({"draft": draft}, file).answer_tokens == 1 << 21, "the command line leaves out who keeps them"
+
+
 def test_a_file_for_runs_with_and_without_a_draft(tmp_path: Path) -> None:
     """The command line leaves out the draft, and with it what the file says of one."""
     file = tmp_path / "job.yaml"
