@@ -20,6 +20,9 @@ from outrider.workers.errors import JobError
 
 # A few thousand rows, which take a second or two.
 SMALL_BYTES = 1 << 20
+# A machine that is short of memory may have killed the process for another's sake; a batch over which it dies so often is
+# given up. Behind a death, and as long again behind each further one.
+MOST_DEATHS, PAUSE_SECONDS = 3, 5.0
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class _Lane:
 class Admissions:
     """``hear`` gets ``Admitted``, ``Refused`` or ``Broken`` of each batch, ``Left`` if it is stopped before.
 
-    One whose journal could not be written for want of space is checked again in a while.
+    One whose journal could not be written for want of space, or whose process died, is checked again in a while.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class Admissions:
         self._small, self._large = _Lane(stays=True), _Lane(stays=False)
         # When they are checked again.
         self._later: dict[str, tuple[float, BatchJob]] = {}
+        # Of the process, over a batch that is not checked yet.
+        self._deaths: dict[str, int] = {}
         self._closing = False
 
     def add(self, job: BatchJob) -> None:
@@ -68,12 +73,14 @@ class Admissions:
     def stop(self, batch: str) -> None:
         with self._lock:
             if self._later.pop(batch, None) is not None:
+                self._deaths.pop(batch, None)
                 self._hear(Left(batch, whole=False))
             for lane in (self._small, self._large):
                 if lane.job is not None and lane.job.batch == batch:
                     lane.kill()
                 elif any(job.batch == batch for job in lane.waiting):
                     lane.waiting = deque(job for job in lane.waiting if job.batch != batch)
+                    self._deaths.pop(batch, None)
                     self._hear(Left(batch, whole=False))
 
     def look(self) -> None:
@@ -135,6 +142,7 @@ class Admissions:
                 case {"broken": sentence}:
                     self._hear(Broken(job.batch, sentence))
             lane.job = None
+            self._deaths.pop(job.batch, None)
             # One that has stumbled may do so again.
             if "broken" in said or not (lane.stays or lane.waiting):
                 lane.kill()
@@ -143,12 +151,19 @@ class Admissions:
 
     def _ended(self, lane: _Lane, complaint: str) -> None:
         with self._lock:
-            job, lane.job, lane.child, lane.leaving = lane.job, None, None, False
+            job, killed = lane.job, lane.leaving
+            lane.job, lane.child, lane.leaving = None, None, False
             if self._closing:
                 return
             if job is not None:
-                # The service knows whether it was asked to stop: what it wanted then comes before this.
-                self._hear(Broken(job.batch, f"its rows could not be checked: {complaint}"))
+                deaths = self._deaths.pop(job.batch, 0) + 1
+                if killed or deaths >= MOST_DEATHS:
+                    # The service knows whether it was asked to stop: what it wanted then comes before this.
+                    self._hear(Broken(job.batch, f"its rows could not be checked: {complaint}"))
+                else:
+                    self._say(f"{job.batch}: {complaint}; its rows are checked again")
+                    self._deaths[job.batch] = deaths
+                    self._later[job.batch] = time.monotonic() + deaths * PAUSE_SECONDS, job
             self._next(lane)
 
 

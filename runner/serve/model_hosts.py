@@ -266,7 +266,9 @@ class ModelHosts:
             if expected:
                 return
             model.deaths = MOST_DEATHS if model.hopeless else model.deaths + 1
-            model.not_before = time.monotonic() + min(LONGEST_PAUSE, PAUSE_SECONDS * 2 ** (model.deaths - 1))
+            # A model that cannot be loaded is tried for as long as the server runs, and dies each time.
+            doublings = min(model.deaths, MOST_DEATHS) - 1
+            model.not_before = time.monotonic() + min(LONGEST_PAUSE, PAUSE_SECONDS * 2**doublings)
             self._say(f"{model.name}: {why}; it is started again")
             if model.deaths >= MOST_DEATHS:
                 told = shown_to_clients(why, model.spec.model, model.name)

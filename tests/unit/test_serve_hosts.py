@@ -163,15 +163,59 @@ def test_the_one_behind_a_batch_that_is_stopped_as_its_check_ends_is_checked() -
     assert world.child() is not leaving and [each["admit"] for each in world.child().sent] == ["second"]
 
 
-def test_an_admission_that_dies_says_of_what() -> None:
+def test_a_batch_over_which_its_process_dies_is_checked_again_and_given_up_at_the_third_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(admissions.time, "monotonic", lambda: now)
     world = Hosts()
     world.hosts.admit(job())
     world.hosts.admit(job("second"))
     world.child().end()
-    [broken] = world.heard
-    assert isinstance(broken, Broken)
-    assert "its rows could not be checked: its process was killed by signal 9" in broken.sentence
-    assert [each["admit"] for each in world.child().sent] == ["second"], "in another process"
+    assert world.heard == []
+    assert world.said == ["batch: its process was killed by signal 9; its rows are checked again"]
+    assert [each["admit"] for each in world.child().sent] == ["second"], "in another process, and it does not wait"
+    world.child().hear({"admitted": 1})
+    for deaths in (1, 2):
+        now += deaths * admissions.PAUSE_SECONDS - 0.1
+        world.hosts._admissions.look()
+        assert "batch" not in [each["admit"] for each in world.child().sent], "after a pause"
+        now += 0.1
+        world.hosts._admissions.look()
+        assert world.child().sent[-1]["admit"] == "batch"
+        assert world.heard == [Admitted("second", 1)]
+        world.child().end()
+    [_, broken] = world.heard
+    assert broken == Broken("batch", "its rows could not be checked: its process was killed by signal 9")
+    now += 1000.0
+    world.hosts._admissions.look()
+    assert world.child().sent == [], "it is given up"
+
+
+def test_deaths_over_a_batch_that_was_checked_after_all_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(admissions.time, "monotonic", lambda: now)
+    world = Hosts()
+    for _ in range(3):
+        world.hosts.admit(job())
+        for _ in range(admissions.MOST_DEATHS - 1):
+            world.child().end()
+            now += 1000.0
+            world.hosts._admissions.look()
+        world.child().hear({"admitted": 1})
+    assert world.heard == [Admitted("batch", 1)] * 3
+
+
+def test_a_batch_that_is_stopped_while_it_is_checked_or_waits_for_that_ends_at_once() -> None:
+    world = Hosts()
+    world.hosts.admit(job("first"))
+    world.hosts.stop("first")
+    world.child().end()
+    assert [type(each) for each in world.heard] == [Broken], "the service knows what it wanted instead"
+    world.hosts.admit(job("second"))
+    world.child().end()
+    world.hosts.stop("second")
+    assert world.heard[1:] == [Left("second", whole=False)]
 
 
 def test_a_process_that_has_stumbled_admits_no_other() -> None:
@@ -375,6 +419,24 @@ def test_one_that_dies_again_and_again_gives_its_batches_up(monkeypatch: pytest.
         world.child().end()
     assert world.heard[:2] == [Progress("batch", 1, 0, 5, 0, 0, 1.0), Progress("batch", 2, 0, 9, 0, 0, 1.0)]
     assert world.heard[2:] == [Broken("batch", "no core is free")]
+
+
+def test_a_model_that_dies_for_weeks_keeps_its_pauses_and_gives_up_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Hosts("only")
+    monkeypatch.setattr(model_hosts.time, "monotonic", lambda: world.now)
+    for _ in range(2000):
+        world.look(model_hosts.LONGEST_PAUSE)
+        world.child().end()
+    made = len(FakeChild.made)
+    world.look(model_hosts.LONGEST_PAUSE - 1)
+    assert (made, len(FakeChild.made)) == (2000, 2000), "after a pause"
+    answers: list[Answer] = []
+    world.hosts.run(job("batch", "only"))
+    world.hosts.ask("only", {}, False, answers.append)
+    world.look(1)
+    world.child().end()
+    assert world.heard == [Broken("batch", "its process was killed by signal 9")]
+    assert [answer.error is not None and answer.error[0] for answer in answers] == [500]
 
 
 def test_a_model_that_cannot_be_used_is_not_tried_again_for_the_same_batch() -> None:
