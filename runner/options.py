@@ -38,6 +38,8 @@ Layout = Literal["auto", "split", "shared"]
 MOST_DRAFT_TOKENS = 64
 MOST_SHORTLISTED = 1 << 24
 NO_DRAFT = "none"
+# A file that is called so holds options, unless it is said what its lines are.
+CONFIG_SUFFIXES = (".yaml", ".yml")
 # These propose without a draft model.
 FROM_TEXTS = ("lookup", "suffix")
 # What asks something of a draft model, with the values beside the usual one that ask nothing.
@@ -231,7 +233,8 @@ class SpeculationOptions(OptionModel):
         ),
     ] = "auto"
     draft_tokens: Annotated[
-        DraftTokens, Option(help="Candidates for each row in a round: a number (6 is classic), or auto.", decides_text=False)
+        DraftTokens,
+        Option(help="Candidates for each row in a round: a number (6 is classic), or auto.", decides_text=False),
     ] = "auto"
     draft_confidence: Annotated[
         float,
@@ -394,8 +397,8 @@ class JobSpec(ColumnOptions, Options):
     input: Annotated[
         NamedPath,
         Option(
-            help="OpenAI batch JSONL, plain JSONL, text with a prompt a line, CSV (all .gz or .zst, too), Parquet, Arrow, or the "
-            "directory of a dataset. - is standard input.",
+            help="OpenAI batch JSONL, plain JSONL, text with a prompt a line, CSV (all .gz or .zst, too), Parquet, Arrow, "
+            "or the directory of a dataset. - is standard input.",
             decides_text=True,
             metavar="INPUT",
             positional=True,
@@ -448,6 +451,14 @@ class JobSpec(ColumnOptions, Options):
         bool,
         Option(help="Share cores with other replicas and runs that do: slow, for trying out.", decides_text=False),
     ] = False
+
+    def check_new(self) -> None:
+        super().check_new()
+        if self.format == "auto" and self.input.suffix.lower() in CONFIG_SUFFIXES:
+            raise UsageError(
+                f"INPUT: {self.input} is called like a file of options: give it as --config {self.input}, or with "
+                "--format text where its lines are prompts"
+            )
 
 
 class BenchSpec(Options):

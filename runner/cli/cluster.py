@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.runner.cli.arguments import words
+from outrider.runner.cli.ending import INTERRUPTED
 from outrider.runner.printable import printable, printable_lines
 from outrider.runner.streams import is_taken
 
@@ -25,7 +27,8 @@ Address = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Job = Annotated[str, typer.Argument(parser=words, metavar="JOB", help="A job directory, or an id from outrider list.")]
 
-CONFIG_SUFFIXES = (".yaml", ".yml")
+# How Ray says how a driver has ended, in front of the end of its log; by a signal, the number is negative.
+EXIT_CODE = re.compile(r"Job entrypoint command failed with exit code (-?\d+)")
 
 
 def submit_command(
@@ -36,10 +39,10 @@ def submit_command(
 ) -> None:
     """Run a job on a cluster: a file of prompts with any options of outrider run, or a YAML file of options (as --config).
 
-    Sent again, the job goes on where it was.
+    Sent again, the job goes on where it was. With --follow the exit code is the job's.
     """
     from outrider.runner.hosts.submit import JobServer, absolute, as_json, complaint
-    from outrider.workers.errors import JobError
+    from outrider.workers.errors import JobError, JobStoppedError
 
     spec = absolute(_spec(context))
     server = JobServer(address, _say)
@@ -48,6 +51,8 @@ def submit_command(
     job = server.wait_until_accepted(job)
     if job.state == "FAILED":
         raise JobError(f"{job.id} has failed on the driver's host: {complaint(server.logs(job))}")
+    if job.state == "STOPPED":
+        raise JobStoppedError(f"{job.id} was stopped while it was waited for; submit it again to go on")
     if json_:
         typer.echo(as_json(job))
     else:
@@ -61,7 +66,7 @@ def logs_command(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
     address: Address = None,
 ) -> None:
-    """What a job on a cluster has said."""
+    """What a job on a cluster has said; with --follow the exit code is the job's."""
     from outrider.runner.hosts.submit import JobServer
 
     server = JobServer(address, _say)
@@ -130,24 +135,41 @@ def status_on_cluster(job: str, address: str | None, as_json_: bool) -> None:
 
 
 def _follow(server: Any, job: Any) -> None:
+    """Show the log to its end, and end as the driver did."""
+    from outrider.runner.hosts.submit import complaint
+    from outrider.workers.errors import JobError
+
     for piece in server.follow(job):
         sys.stdout.write(printable_lines(piece))
         sys.stdout.flush()
         if not is_taken():  # whoever has read enough does not wait for the job's end
             return
+    job = server.find(job.id)
+    if job.state == "STOPPED":
+        raise typer.Exit(INTERRUPTED)
+    if job.state == "FAILED":
+        said = EXIT_CODE.match(job.message)
+        if said is not None and (code := int(said[1])) > 0:
+            raise typer.Exit(code)
+        # The log does not say why.
+        why = complaint(job.message) if said is None else f"its process was ended by signal {-code}"
+        raise JobError(f"{job.id} has failed on the driver's host: {why}")
 
 
 def _spec(context: typer.Context) -> Any:
     """What ``outrider run`` would make of the words that submit was given, its refusals included."""
     from outrider.runner.cli.arguments import given
-    from outrider.runner.options import JobSpec, build_spec
+    from outrider.runner.options import CONFIG_SUFFIXES, JobSpec, build_spec
+    from outrider.workers.errors import UsageError
 
     arguments = list(context.args)
     run = context.find_root().command.get_command(context, "run")  # type: ignore[attr-defined]
-    parsed = run.make_context("submit", arguments)
+    parsed = run.make_context("outrider submit", arguments)
     asked = given(parsed, JobSpec)
     config = parsed.params["config"]
-    if config is None and Path(asked.get("input", "")).suffix in CONFIG_SUFFIXES:
+    if Path(asked.get("input", "")).suffix.lower() in CONFIG_SUFFIXES:
+        if config is not None:
+            raise UsageError(f"{asked['input']} is a file of options, and so is --config {config}: leave out one")
         config = asked.pop("input")
     return build_spec(asked, config)
 

@@ -25,7 +25,7 @@ def retry_command(
     from outrider.runner.run_job import run
 
     command = context.find_root().command.get_command(context, "run")  # type: ignore[attr-defined]
-    parsed = command.make_context("retry", list(context.args))
+    parsed = command.make_context("outrider retry", list(context.args))
     if parsed.params["config"] is not None:
         raise UsageError("--config: a retry begins with the job's own options; give those that are to differ by themselves")
     asked = given(parsed, JobSpec)

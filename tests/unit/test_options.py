@@ -120,6 +120,16 @@ def test_one_thing_says_what_the_prompt_is() -> None:
         build_spec({"input": "a", **one}).check_new()
 
 
+def test_a_file_of_options_is_no_file_of_prompts() -> None:
+    """A job of an earlier outrider may have been begun with one, so that only a new one is refused."""
+    for name in ("job.yaml", "JOB.YML"):
+        said = f"^INPUT: {name} is called like a file of options: give it as --config {name}, or with --format text"
+        with pytest.raises(UsageError, match=said):
+            build_spec({"input": name}).check_new()
+        build_spec({"input": name, "format": "text"}).check_new()
+    build_spec({"input": "yaml"}).check_new()
+
+
 @pytest.mark.parametrize("without", [{"draft": "none"}, {"draft": "lookup"}, {"draft": "suffix"}, {"draft_tokens": 0}])
 @pytest.mark.parametrize(
     ("name", "value", "nothing"),

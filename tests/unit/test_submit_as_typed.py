@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import typer
 
+import outrider.runner.hosts.submit as submit_module
 from outrider.runner.cli import main as cli
 from outrider.runner.cli.arguments import given
 from outrider.runner.cli.cluster import _spec
@@ -18,6 +21,7 @@ from outrider.runner.hosts.submit import (
     NO_AGENT,
     POLL_SECONDS,
     JobServer,
+    Submitted,
     absolute,
     absolute_model,
     command_line,
@@ -135,6 +139,102 @@ def test_a_job_file_is_told_by_its_name(tmp_path: Path) -> None:
     assert (spec.input, spec.max_tokens, spec.seed) == (Path("rows.jsonl"), 7, 3)
     with pytest.raises(UsageError, match="--max-tokens"):
         submitted(file, "--max-tokens", "0")
+
+
+def test_one_file_holds_the_options(tmp_path: Path) -> None:
+    for name in ("job.yaml", "job.YML", "more.yaml"):
+        (tmp_path / name).write_text("input: rows.jsonl\n")
+    for name in ("job.yaml", "job.YML"):
+        said = f"{tmp_path / name} is a file of options, and so is --config {tmp_path}/more.yaml: leave out one"
+        with pytest.raises(UsageError, match=f"^{said}$"):
+            submitted(tmp_path / name, "--config", tmp_path / "more.yaml")
+    assert submitted(tmp_path / "job.YML").input == Path("rows.jsonl")
+
+
+class Server:
+    """A job server of which a job ends in a given way: while it is waited for, or while it is followed."""
+
+    def __init__(self, state: str, message: str, accepted: bool = True) -> None:
+        self._before = Submitted("outrider-x-1", "/data/job", 1, "RUNNING", "", 1.0)
+        self._after = dataclasses.replace(self._before, state=state, message=message)
+        self._accepted = accepted
+
+    def __call__(self, *_: object) -> Server:
+        return self
+
+    def submit(self, spec: JobSpec) -> Submitted:
+        return self._before
+
+    def wait_until_accepted(self, job: Submitted) -> Submitted:
+        return self._before if self._accepted else self._after
+
+    def follow(self, job: Submitted) -> Iterator[str]:
+        yield "4 rows are accepted\n"
+        yield "outrider: as it ended\n"
+
+    def find(self, job: str) -> Submitted:
+        return self._after
+
+    def logs(self, job: Submitted) -> str:
+        return ""
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, server: Server, *words: str) -> int | str | None:
+    """The exit code of a command."""
+    monkeypatch.setattr(submit_module, "JobServer", server)
+    monkeypatch.setattr("sys.argv", ["outrider", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli._run()
+    return ended.value.code
+
+
+FAILED = "Job entrypoint command failed with exit code"
+
+
+@pytest.mark.parametrize(
+    ("state", "message", "code", "said"),
+    [
+        ("SUCCEEDED", "", 0, ""),
+        ("STOPPED", "", 130, ""),
+        ("FAILED", f"{FAILED} 3, last available logs: exit code 5", 3, ""),
+        ("FAILED", f"{FAILED} -9, last available logs: rows", 1, "its process was ended by signal 9"),
+        ("FAILED", "Traceback:\nnobody answers", 1, "nobody answers"),
+    ],
+)
+@pytest.mark.parametrize("words", [("submit", "rows.jsonl", "--follow"), ("logs", "-f", "outrider-x-1")])
+def test_whoever_follows_a_job_ends_as_it_did(
+    words: tuple[str, ...],
+    state: str,
+    message: str,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert typed(monkeypatch, Server(state, message), *words) == code
+    shown = capsys.readouterr()
+    assert "outrider: as it ended" in shown.out
+    assert shown.err.endswith(f"outrider-x-1 has failed on the driver's host: {said}\n") == bool(said), shown.err
+
+
+def test_whoever_has_read_enough_is_told_nothing_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.runner.cli.cluster.is_taken", lambda: False)
+    assert typed(monkeypatch, Server("FAILED", f"{FAILED} 1"), "logs", "-f", "outrider-x-1") == 0
+
+
+def test_a_job_that_is_stopped_while_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, Server("STOPPED", "", accepted=False), "submit", "rows.jsonl") == 130
+    assert "outrider-x-1 was stopped while it was waited for; submit it again to go on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["submit", "retry", "run"])
+def test_a_usage_is_that_of_the_command(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, Server("", ""), command, "rows.jsonl", "--colour") == 2
+    assert f"outrider {command} [OPTIONS]" in capsys.readouterr().err
 
 
 def test_ids_belong_to_directories() -> None:
