@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from threading import Event
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,6 +22,7 @@ from outrider.runner.job.requests import RowError
 from outrider.runner.serve import page, single, uploads
 from outrider.runner.serve.api_errors import SERVER, ApiError, no_such
 from outrider.runner.serve.auth import Authentication
+from outrider.runner.serve.bodies import pieces
 from outrider.runner.serve.metrics import metrics
 from outrider.runner.serve.names import Folders
 from outrider.runner.serve.service import Service
@@ -92,7 +94,8 @@ class _Api:
     async def upload(self, request: Request) -> Response:
         _uncompressed(request)
         kind = request.headers.get("content-type", "")
-        file = await uploads.receive(kind, request.stream(), self._store, self._folders, self._most_upload)
+        async with aclosing(pieces(request, self._service.stopping)) as body:
+            file = await uploads.receive(kind, body, self._store, self._folders, self._most_upload)
         return JSONResponse(file.shown())
 
     def files(self, request: Request) -> Response:
@@ -117,7 +120,7 @@ class _Api:
         return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
     async def create(self, request: Request) -> Response:
-        body = await _json(request, MOST_BODY_BYTES)
+        body = await _json(request, MOST_BODY_BYTES, self._service.stopping)
         return JSONResponse(await run_in_threadpool(self._service.create, body))
 
     def batches(self, request: Request) -> Response:
@@ -141,7 +144,7 @@ class _Api:
         return JSONResponse(_model(name))
 
     async def complete(self, request: Request) -> Response:
-        body = await _json(request, single.MOST_BODY_BYTES)
+        body = await _json(request, single.MOST_BODY_BYTES, self._service.stopping)
         return await single.answer(self._service, request, body)
 
     def metrics(self, request: Request) -> Response:
@@ -171,16 +174,16 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "outrider"}
 
 
-async def _json(request: Request, most: int) -> Any:
+async def _json(request: Request, most: int, stopping: Event) -> Any:
     _uncompressed(request)
-    pieces, size = [], 0
-    async for some in request.stream():
-        size += len(some)
-        if size > most:
-            raise ApiError(413, f"the request is larger than {most:,} bytes", code="request_too_large")
-        pieces.append(some)
+    whole = bytearray()
+    async with aclosing(pieces(request, stopping)) as stream:
+        async for some in stream:
+            whole += some
+            if len(whole) > most:
+                raise ApiError(413, f"the request is larger than {most:,} bytes", code="request_too_large")
     try:
-        body = strictly_parsed(b"".join(pieces).decode("utf-8-sig"))
+        body = strictly_parsed(whole.decode("utf-8-sig"))
         # What is nested too deeply could not be handed on, within what stands around it there.
         around = body
         for _ in range(SPARE_LEVELS):

@@ -85,7 +85,7 @@ def serve(spec: ServeSpec) -> None:
         with _draining() as told_to_stop:
             _tell(spec, list(specs), listening, key_file, keys)
             told_before = lambda: told_to_stop.count > 0  # noqa: E731
-            server = HttpServer(config, lambda: _say(STOPPING), service.runner.refuse_requests, told_before)
+            server = HttpServer(config, lambda: _say(STOPPING), service.refuse_requests, told_before)
             server.run(sockets=[listening])
             told_to_stop.count += server.told_again
             _close(service, told_to_stop)

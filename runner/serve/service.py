@@ -105,6 +105,8 @@ class Service:
         self._done = {"done": 0, "failed": 0, "tokens": 0, "proposed": 0, "accepted": 0}
         self._lock = threading.RLock()
         self._closed = threading.Event()
+        # Open requests are refused: those that are being sent, too.
+        self.stopping = threading.Event()
         self._finalizer = ThreadPoolExecutor(1, "finalize")
         self._finalizing: set[str] = set()
         # Where files stood in the list, the latest that were deleted.
@@ -121,6 +123,11 @@ class Service:
             for batch in self._store.unended():
                 self._resume(batch)
         self._thread.start()
+
+    def refuse_requests(self) -> None:
+        """The server is being stopped: whoever is still sending or waiting is told so."""
+        self.stopping.set()
+        self.runner.refuse_requests()
 
     def close(self, at_once: bool = False) -> None:
         """Rows under way may end, and are recorded; what is left is for the next start."""

@@ -83,7 +83,7 @@ class Served:
         monkeypatch.setattr(http_server, "LAST_SECONDS", 0.5)
         self.world, self.said = World(data), list[str]()
         config = uvicorn.Config(self.world.app, port=0, log_config=None, timeout_graceful_shutdown=grace, lifespan="on")
-        refuse = self.world.runner.refuse_requests
+        refuse = self.world.service.refuse_requests
         self.server = HttpServer(config, lambda: self.said.append("begun"), refuse, lambda: told_before)
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
@@ -134,6 +134,30 @@ def test_whoever_waits_for_an_answer_hears_that_the_server_stops(
     served.ended()
     assert served.said == ["begun"] and served.server.told_again == (len(signals) > 1)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("place", ["/v1/files", "/v1/batches", "/v1/completions"])
+def test_whoever_still_sends_hears_that_the_server_stops(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = Served(tmp_path / "data", 60, monkeypatch)
+    connection = HTTPConnection("127.0.0.1", served.server.servers[0].sockets[0].getsockname()[1], timeout=30)
+    connection.putrequest("POST", place)
+    connection.putheader("Authorization", f"Bearer {KEY}")
+    connection.putheader("Content-Type", "multipart/form-data; boundary=b")
+    connection.putheader("Content-Length", "5000")
+    connection.endheaders(b"--b")
+    until(lambda: served.server.server_state.tasks, "request")
+    served.told(signal.SIGTERM)
+    served.told(signal.SIGTERM)
+    got = connection.getresponse()
+    assert (got.status, got.headers["Retry-After"]) == (503, "10")
+    error = {"message": "the server is being stopped", "type": "server_error", "param": None, "code": None}
+    assert json.loads(got.read()) == {"error": error}
+    connection.close()
+    served.ended()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert list(served.world.folders.files.iterdir()) == []
 
 
 def test_a_signal_that_came_before_it_looked_for_any_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
