@@ -54,7 +54,7 @@ class Option:
 class OptionModel(BaseModel):
     """A section of options or a command's own, frozen and strict. Its docstring heads the section in ``--help``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

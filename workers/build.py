@@ -45,6 +45,8 @@ class TextTokenizer(Protocol):
 
     def decode(self, tokens: Sequence[int], shown: Collection[int] = ()) -> str: ...
 
+    def special_among(self, marks: Collection[str]) -> tuple[int, ...]: ...
+
     def for_grammars(self, vocabulary: int, end: int) -> LLTokenizer: ...
 
 
@@ -185,9 +187,12 @@ def _measured(model: OpenModel) -> CostCurve:
 
 
 def _writer(model: OpenModel, tokenizer: TextTokenizer, row: Row) -> TextWriter:
-    ends = {*model.end_tokens, *(row.sampling.end_tokens or ())}
+    pieces = tokenizer.token_bytes
+    silent = pieces.silent_tokens.difference(row.shown) if pieces is not None else ()
+    ends = {*model.end_tokens, *(row.sampling.end_tokens or ()), *silent}
     decode = partial(tokenizer.decode, shown=frozenset(row.shown)) if row.shown else tokenizer.decode
-    return TextWriter(decode, row.stop, ends, row.sampling.min_tokens, tokenizer.token_bytes)
+    stop_tokens = tokenizer.special_among(row.stop)
+    return TextWriter(decode, row.stop, ends, row.sampling.min_tokens, pieces, row.prompt, stop_tokens)
 
 
 def _proposer(replica_spec: ReplicaSpec, link: DraftLink, verify_seconds: Callable[[int], float]) -> Proposer:

@@ -21,7 +21,7 @@ from outrider.workers.errors import OutriderError
 
 app = typer.Typer(
     name="outrider",
-    help="Batch jobs for assisted generation: a small draft model proposes tokens, the target verifies them; texts are the target's own.",
+    help="Batch jobs for assisted generation: a draft proposes tokens, the target verifies them; texts are the target's.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

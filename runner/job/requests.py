@@ -113,7 +113,7 @@ class Parameters(_Strict):
     ignore_eos: StrictBool | None = None
     logprobs: int | None = None
     echo: StrictBool | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
@@ -230,11 +230,16 @@ def _no_columns(others: list[str], has_prompt: bool) -> None:
         )
 
 
+def _among(value: Any, harmless: tuple[Any, ...]) -> bool:
+    """True is no 1 here, and 0 not false."""
+    return any(type(value) is type(each) and value == each for each in harmless)
+
+
 def _clean(body: dict[str, Any]) -> dict[str, Any]:
     """The fields that matter, without nulls and without what changes nothing."""
     fields = {key: value for key, value in body.items() if value is not None and key not in IGNORED}
     for key, harmless in HARMLESS.items():
-        if key in fields and fields.pop(key) not in harmless:
+        if key in fields and not _among(fields.pop(key), harmless):
             raise RowError(f'"{key}" = {shown(body[key])} is not supported; remove it')
     if "max_completion_tokens" in fields:
         if "max_tokens" in fields:

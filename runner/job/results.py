@@ -142,10 +142,18 @@ def _completion_logprobs(tokens: Sequence[int], told: Logprobs) -> dict[str, lis
         "token_logprobs": list(told.chosen),
         # The token written is always among them, so there may be one more than was asked for.
         "top_logprobs": [
-            {_completion_token(told, other): value for other, value in (*likeliest, (token, chosen))}
+            _by_name(told, (*likeliest, (token, chosen)))
             for token, chosen, likeliest in zip(tokens, told.chosen, told.likeliest, strict=True)
         ],
     }
+
+
+def _by_name(told: Logprobs, values: Iterable[tuple[int, float]]) -> dict[str, float]:
+    """Of tokens that read alike the likelier has the name."""
+    named: dict[str, float] = {}
+    for token, value in values:
+        named.setdefault(_completion_token(told, token), value)
+    return named
 
 
 def _chat_token(told: Logprobs, token: int, value: float) -> dict[str, Any]:

@@ -190,10 +190,10 @@ class TokenizerProcess:
                 self._start_again()
         return "", TOO_HARD
 
-    def decode(self, path: str, answers: list[tuple[int, ...]], shown: tuple[int, ...] = ()) -> list[str]:
-        """The text of each, with the special tokens that are ``shown``."""
+    def decode(self, path: str, answer: tuple[int, ...], shown: tuple[int, ...] = (), prompt: tuple[int, ...] = ()) -> str:
+        """An answer's text as it goes on behind the prompt, with the special tokens that are ``shown``."""
         try:
-            return self._ask(_decode, path, answers, shown)
+            return self._ask(_decode, path, answer, shown, prompt)
         except TokenizerProcessDied:
             self._start_again()
             raise
@@ -344,10 +344,10 @@ def _compile(path: str, vocabulary: int, end: int, constraints: list[dict[str, A
     return compile_constraints(path, vocabulary, end, constraints)
 
 
-def _decode(path: str, answers: list[tuple[int, ...]], shown: tuple[int, ...]) -> list[str]:
+def _decode(path: str, answer: tuple[int, ...], shown: tuple[int, ...], prompt: tuple[int, ...]) -> str:
     from outrider.workers.models.preparation import decode
 
-    return decode(path, answers, shown)
+    return decode(path, answer, shown, prompt)
 
 
 def _tool_form(path: str) -> ToolForm | None:

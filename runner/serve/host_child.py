@@ -36,6 +36,7 @@ from outrider.runner.serve.names import shown_to_clients
 from outrider.runner.serve.running import FREED_SECONDS, Failure, Progress, StopAtOnceError
 from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText, failure_of
 from outrider.workers.errors import JobChangedError, JobHeldError, NoSpaceError, OutriderError, UsageError
+from outrider.workers.models.text_behind import ANCHOR
 
 if TYPE_CHECKING:
     from outrider.runner.serve.shared_jobs import Job
@@ -283,8 +284,8 @@ class _Host:
     def _tell_text(self, row: SingleRow, sample: int, tokens: tuple[int, ...]) -> None:
         stream = self._streams.setdefault((row.request, sample), StreamedText(row.stored))
         try:
-            answers = [stream.shown_tokens(tokens)]
-            [text] = self._tokenizer_process.decode(self._models.target.path, answers, stream.shown)
+            answer, prompt = stream.shown_tokens(tokens), row.stored.prompt[-ANCHOR:]
+            text = self._tokenizer_process.decode(self._models.target.path, answer, stream.shown, prompt)
         except TokenizerProcessDied:
             return  # what it would have told comes with the end
         grown = stream.grown(text)

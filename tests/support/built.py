@@ -23,6 +23,11 @@ CURVE = CostCurve({1: 1.0})
 class Numbers:
     """A tokenizer whose tokens are numbers, for models that have none of their own."""
 
+    silent_tokens: frozenset[int] = frozenset()
+
+    def special_among(self, marks: Collection[str]) -> tuple[int, ...]:
+        return ()
+
     def decode(self, tokens: Sequence[int], shown: Collection[int] = ()) -> str:
         return "".join(f"{token} " for token in tokens)
 

@@ -63,6 +63,8 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 class FakePieces:
+    silent_tokens = frozenset({END})
+
     def bytes_of(self, token: int) -> bytes:
         return PIECES[token].encode()
 

@@ -139,3 +139,19 @@ def test_a_log_probability_keeps_every_bit_in_the_record() -> None:
     value = -math.pi / 3
     told = Logprobs((value, value), ((), ()), TOLD.token_bytes, (0, 2))
     assert choice("completion", told)["logprobs"]["token_logprobs"] == [value, value]
+
+
+def test_of_tokens_that_read_alike_the_likelier_has_the_name() -> None:
+    told = Logprobs(
+        chosen=(-3.0,), likeliest=(((5, -0.5), (6, -1.0), (7, -2.0)),), token_bytes={5: b"a", 6: b"", 7: b""}, offsets=(0,)
+    )
+    row = StoredRow(0, "r", 1, "completion", {"n": 1}, (1,))
+    result = RowResult(0, (7,), "", "length", 1, 0, 0, 1.0, told)
+    body = json.loads(result_record(row, [result], "m"))["response"]["body"]
+    assert body["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.5, "": -1.0}]
+
+
+def test_offsets_where_one_of_two_spaces_is_dropped() -> None:
+    token_bytes = TokenizerBytes(AnyTokenizer(sentencepiece()))
+    told = describe([7, 1, 2], [[(token, -1.0)] for token in (7, 1, 2)], " the cat", token_bytes, ())
+    assert told.offsets == (0, 0, 4)

@@ -68,7 +68,7 @@ GOOD = '{"id": "good", "prompt": "hello"}\n'
         ('{"id": "a", "prompt": "x", "min_p": 2}', '"min_p" must be at most 1, got 2'),
         ('{"id": "a", "prompt": "x", "n": 0}', '"n" must be at least 1, got 0'),
         ('{"id": "a", "prompt": "x", "n": 1000}', '"n" must be at most 128, got 1000'),
-        ('{"id": "a", "prompt": "x", "repetition_penalty": 0}', '"repetition_penalty" must be greater than 0, got 0'),
+        ('{"id": "a", "prompt": "x", "repetition_penalty": 0}', '"repetition_penalty" must be at least 0.01, got 0'),
         ('{"id": "a", "prompt": "x", "logit_bias": {"5": 101}}', '"logit_bias"["5"] must be at most 100, got 101'),
         ('{"id": "a", "prompt": "x", "logit_bias": {"5": 1e999}}', '"logit_bias"["5"] must be at most 100, got inf'),
         ('{"id": "a", "prompt": "x", "stop": 5}', '"stop" must be a text or a list of texts, got 5'),

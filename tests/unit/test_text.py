@@ -9,6 +9,7 @@ from fakes import END, PIECES, decode
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.workers.models.text_behind import text_behind
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
 tokens = st.lists(st.integers(0, len(PIECES) - 2), max_size=60)
@@ -56,6 +57,41 @@ def test_a_stop_string_may_lie_around_end_tokens() -> None:
     writer = TextWriter(decode, ("ab",), {END})
     assert feed(writer, [0, *[END] * 50, 1, 2]) == 52
     assert writer.text() == ""
+
+
+def without_first_space(tokens: Sequence[int]) -> str:
+    """As Llama 2's decoder has it."""
+    return "".join((" ab", " cd", "e")[token] for token in tokens).removeprefix(" ")
+
+
+def test_an_answer_goes_on_behind_its_prompt() -> None:
+    """The space before its first word is no text's first one."""
+    assert text_behind((), (0, 0), without_first_space) == "ab ab"
+    assert text_behind((1,), (0, 0), without_first_space) == " ab ab"
+    assert text_behind((2,) * 100, (0,), without_first_space) == " ab"
+    writer = TextWriter(without_first_space, (), (), prompt=(0, 1))
+    feed(writer, [0, 1])
+    assert writer.text() == " ab cd"
+    writer = TextWriter(without_first_space, (" ab",), (), prompt=(0, 1))
+    assert (feed(writer, [0, 1]), writer.text()) == (1, "")
+    writer = TextWriter(without_first_space, (" ab",), (), min_tokens=1, prompt=(0, 1))
+    assert (feed(writer, [0, 1, 0]), writer.text()) == (3, " ab cd")
+
+
+def test_behind_half_a_character_an_answer_is_decoded_alone() -> None:
+    halves = "é".encode()
+
+    def decode_bytes(tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+    assert text_behind((97, halves[0]), (halves[1], 98), decode_bytes) == "\ufffdb"
+
+
+def test_a_stop_string_that_is_a_special_token_ends_a_row() -> None:
+    """Its text never shows in the row's."""
+    writer = TextWriter(decode, ("<|im_end|>",), {END, 9}, 1, stop_tokens=(9,))
+    assert feed(writer, [9, 0, 9, 1]) == 3
+    assert writer.text() == decode([0])
 
 
 def test_rows_without_stop_strings_are_decoded_once() -> None:

@@ -345,7 +345,7 @@ def test_marks_that_are_special_tokens_stand_in_texts_of_rows_with_tools(folder:
     shown = samples_of(row)[0].shown
     assert shown and words.decode([*tokens, end], shown) == text
     assert words.decode([*tokens, end]) != text
-    assert tokenizer_process().decode(model_info.path, [tuple(tokens)], shown) == [text]
+    assert tokenizer_process().decode(model_info.path, tuple(tokens), shown) == text
     assert samples_of(stored(model_info))[0].shown == ()
 
 

@@ -25,6 +25,7 @@ from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, ModelInfo, read_model_info
 from outrider.workers.models.reasoning import ReasoningTags
 from outrider.workers.models.templates import render_all
+from outrider.workers.models.text_behind import text_behind
 from outrider.workers.models.tokenizer import (
     LOADING_SECONDS,
     check_comparable,
@@ -208,11 +209,11 @@ def _for_grammars(path: str, vocabulary: int, end: int) -> LLTokenizer:
         return tokenizer.for_grammars(vocabulary, end)
 
 
-def decode(path: str, answers: list[tuple[int, ...]], shown: tuple[int, ...] = ()) -> list[str]:
-    """The text of each answer's tokens, with the special tokens that are ``shown``."""
+def decode(path: str, answer: tuple[int, ...], shown: tuple[int, ...] = (), prompt: tuple[int, ...] = ()) -> str:
+    """The text of an answer's tokens behind a prompt's, with the special tokens that are ``shown``."""
     tokenizer = load_tokenizer(path)
     with limited(ENCODING_SECONDS):
-        return [tokenizer.decode(answer, shown) for answer in answers]
+        return text_behind(prompt, answer, lambda tokens: tokenizer.decode(tokens, shown))
 
 
 def reasoning_tags(path: str) -> ReasoningTags | None:

@@ -19,6 +19,7 @@ class TokenizerBytes:
     def __init__(self, coder: TextCoder) -> None:
         self._coder = coder
         self._added = coder.added
+        self.silent_tokens = frozenset(token for token, added in self._added.items() if added.special)
         decoder = getattr(coder.fast, "decoder", None)
         self._decoders = list(_flat(json.loads(decoder.__getstate__()))) if decoder is not None else []
         self._kinds = {decoder["type"] for decoder in self._decoders}
@@ -26,7 +27,7 @@ class TokenizerBytes:
             raise ValueError(f"its decoder makes a token up to {growth:.3g} times as long")
 
     def silent(self, token: int) -> bool:
-        return token in self._added and bool(self._added[token].special)
+        return token in self.silent_tokens
 
     def bytes_of(self, token: int) -> bytes:
         if token in self._added:

@@ -12,11 +12,15 @@ from outrider.workers.messages import Logprobs
 class TokenBytes(Protocol):
     """What single tokens stand for; ``outrider.workers.models.token_bytes`` knows it of a tokenizer."""
 
+    @property
+    def silent_tokens(self) -> frozenset[int]:
+        """Those that leave nothing in a text."""
+
     def bytes_of(self, token: int) -> bytes:
         """The bytes of text that the token stands for: of a special one, those of its name."""
 
     def silent(self, token: int) -> bool:
-        """Whether the token leaves nothing in a text."""
+        """Whether the token is one of those."""
 
 
 def describe(
@@ -48,9 +52,9 @@ def _offsets(pieces: Sequence[tuple[bytes, bool]], text: str, given: bool) -> tu
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     offsets, length = [], 0
-    # Some tokenizers drop the space before a text's first word.
+    # Some tokenizers drop the space before a text's first word, if it is no answer's.
     spoken = b"".join(piece for piece, left_out in pieces if not left_out)
-    dropped = int(spoken.startswith(b" ") and not text.startswith(" "))
+    dropped = int(len(spoken) - len(spoken.lstrip(b" ")) > len(text) - len(text.lstrip(" ")))
     for piece, left_out in pieces:
         offset = min(max(0, length - dropped), len(text))
         offsets.append(offset)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from outrider.workers.messages import Echo, Logprobs, Row
+from outrider.workers.models.text_behind import text_behind
 from outrider.workers.target.logprobs import TokenBytes, describe
 
 
@@ -17,7 +18,8 @@ class TextWriter:
     """Collects one row's tokens. Only rows with stop strings are decoded before they end.
 
     A stop string that is complete within the first ``min_tokens`` tokens is text like any other. ``end_tokens`` are not
-    shown in the text. Without ``token_bytes`` nothing can be said of single tokens.
+    shown in the text; ``stop_tokens`` are stop strings that are one such token. The text goes on behind ``prompt``. Without
+    ``token_bytes`` nothing can be said of single tokens.
     """
 
     def __init__(
@@ -27,8 +29,12 @@ class TextWriter:
         end_tokens: Collection[int],
         min_tokens: int = 0,
         token_bytes: TokenBytes | None = None,
+        prompt: Sequence[int] = (),
+        stop_tokens: Collection[int] = (),
     ) -> None:
         self._decode = decode
+        self._prompt = prompt
+        self._stop_tokens = stop_tokens
         self._stop = stop
         self._end_tokens = end_tokens
         self._min_tokens = min_tokens
@@ -48,12 +54,14 @@ class TextWriter:
         if len(self._tokens) <= self._min_tokens:
             self._exempt = len(self._shown)
             return False
+        if token in self._stop_tokens:
+            return True
         first = max(0, len(self._shown) - self._window)
-        return bool(self._stop) and self._find_stop(self._decode(self._shown[first:]), first) is not None
+        return bool(self._stop) and self._find_stop(self._text_from(first), first) is not None
 
     def text(self) -> str:
         """The text so far, without end tokens, up to the first stop string."""
-        text = self._decode(self._shown)
+        text = self._text_from(0)
         return text[: self._find_stop(text, 0)]
 
     def logprobs(self, entries: Sequence[Sequence[tuple[int, float]]]) -> Logprobs:
@@ -71,6 +79,11 @@ class TextWriter:
         told = describe(row.prompt, [first, *entries], text, self._token_bytes, self._end_tokens, given=bool(row.echo))
         return Echo(text, row.prompt, told)
 
+    def _text_from(self, first: int, end: int | None = None) -> str:
+        """The text of the shown tokens first..end."""
+        shown = self._shown[first:end]
+        return self._decode(shown) if first else text_behind(self._prompt, shown, self._decode)
+
     def _find_stop(self, text: str, first: int) -> int | None:
         """Where the first stop string begins that is not complete within the exempt tokens.
 
@@ -79,6 +92,6 @@ class TextWriter:
         exempt = 0
         if first < self._exempt:
             # A character of which they hold a part only is spelled as several replacement characters without the rest.
-            exempt = len(self._decode(self._shown[first : self._exempt]).rstrip("\ufffd"))
+            exempt = len(self._text_from(first, self._exempt).rstrip("\ufffd"))
         found = [text.find(word, max(0, exempt - len(word) + 1)) for word in self._stop]
         return min((index for index in found if index >= 0), default=None)
