@@ -19,10 +19,10 @@ from outrider.runner.option import build_options, option_of, sections
 from outrider.runner.options import JobSpec
 from outrider.runner.progress import ProgressLine
 from outrider.runner.run_arguments import RunArguments
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import OutriderError, UsageError
 
 if TYPE_CHECKING:
-    from outrider.runner.job.journal import Counts
+    from outrider.runner.job.journal import Counts, Journal
     from outrider.runner.job.records import Record
     from outrider.runner.report.summary import Summary
 
@@ -43,10 +43,13 @@ class Job:
         self._notes: list[str] = []
 
     def __repr__(self) -> str:
-        status = self.status
-        if status == "starting":
-            return f"Job({str(self.directory)!r}, {status})"
-        counts = self._counts()
+        try:
+            status = self.status
+            if status == "starting":
+                return f"Job({str(self.directory)!r}, {status})"
+            counts = self._counts()
+        except OutriderError as error:  # a notebook shows a job whatever has become of it
+            return f"Job({str(self.directory)!r}: {error})"
         ended = f"{counts.done:,} done, {counts.failed:,} failed"
         return f"Job({str(self.directory)!r}, {status}: {counts.rows:,} rows, {ended})"
 
@@ -64,10 +67,9 @@ class Job:
     @property
     def summary(self) -> Summary:
         """What the job has done so far; its attributes are the keys of ``summary`` in job.json."""
-        from outrider.runner.job.directory import open_job
         from outrider.runner.report.summary import Summary, summarize
 
-        with closing(open_job(self.directory)) as journal:
+        with closing(self._journal()) as journal:
             return Summary(summarize(journal))
 
     @property
@@ -161,10 +163,16 @@ class Job:
         return job.wait() if wait else job
 
     def _counts(self) -> Counts:
-        from outrider.runner.job.directory import open_job
-
-        with closing(open_job(self.directory)) as journal:
+        with closing(self._journal()) as journal:
             return journal.counts()
+
+    def _journal(self) -> Journal:
+        from outrider.runner.job.directory import is_job, open_job
+
+        # What ended before that has left no directory that could be said to be none of a job.
+        if self._process is not None and not self._process.running and not is_job(self.directory):
+            raise UsageError(f"{self.directory} holds no job: it ended before its input was accepted")
+        return open_job(self.directory)
 
     def _tell(self, event: dict[str, Any]) -> None:
         if "note" in event:

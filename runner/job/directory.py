@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.runner.job.damage import damaged
 from outrider.runner.job.journal import Journal
-from outrider.runner.job.lock import LOCK
+from outrider.runner.job.lock import LOCK, is_held
 from outrider.runner.job.piped_input import KEPT, has_no_name
 from outrider.runner.job.results import ERRORS, RESULTS, write_atomically
 from outrider.runner.job.source import SUFFIXES
@@ -103,6 +103,10 @@ def _holder(lock: Path) -> bytes:
         os.close(handle)
 
 
+def _said_holder(holder: bytes) -> str:
+    return holder.decode(errors="replace").strip() or "another process"
+
+
 def is_job(directory: Path) -> bool:
     """Whether there is a job whose input has been accepted."""
     if not there(directory / JOURNAL):
@@ -115,14 +119,24 @@ def open_job(directory: Path) -> Journal:
     """The journal of a job that exists, for reading."""
     try:
         if not (directory / JOURNAL).is_file():
+            _check_not_starting(directory)
             raise UsageError(f"{directory} is not a job directory: it has no {JOURNAL}")
     except OSError as error:
         raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
     _check_not_emptied(directory)
     journal = Journal(directory / JOURNAL, read_only=True)
     if not journal.filled:
+        journal.close()
+        _check_not_starting(directory)
         raise UsageError(f"{directory} holds no job yet: its input has not been accepted")
     return journal
+
+
+def _check_not_starting(directory: Path) -> None:
+    """A directory without a job may have one in a moment."""
+    if is_held(directory):
+        who = _said_holder(_holder(directory / LOCK))
+        raise UsageError(f"{directory} is being started by {who}: its input has not been accepted yet; wait until it is")
 
 
 def output_folder(directory: Path, out: Path | None) -> Path:
@@ -180,7 +194,7 @@ def _lock(directory: Path) -> tuple[bool, int]:
             if _is_at(handle, directory / LOCK):
                 return made, handle
         except BlockingIOError:
-            holder = os.read(handle, MOST_OF_HOLDER).decode(errors="replace").strip() or "another process"
+            holder = _said_holder(os.read(handle, MOST_OF_HOLDER))
             os.close(handle)
             raise JobHeldError(f"{directory} is being run by {holder}; wait for it or stop it") from None
         os.close(handle)

@@ -478,6 +478,23 @@ def test_an_interrupt_drains_and_a_second_one_stops(
     assert job.wait() is job, "it was asked for, so it is no error"
 
 
+def test_a_job_that_ended_before_its_input_was_accepted_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    directory = tmp_path / "job"
+    job = api.Job(directory, child("tell(ended=130); sys.exit(130)", monkeypatch))
+    assert job._process is not None
+    assert job._process.follow(lambda event: None)
+    said = f"{directory} holds no job: it ended before its input was accepted"
+    assert (job.status, repr(job)) == ("stopped", f"Job({str(directory)!r}: {said})")
+    with pytest.raises(UsageError, match=f"^{said}$"):
+        _ = job.summary
+
+
+def test_a_job_whose_journal_is_damaged_is_shown(directory: Path) -> None:
+    job = outrider.open(directory)
+    (directory / "job.db").write_bytes(b"no journal" * 100)
+    assert "file is not a database" in repr(job)
+
+
 def test_a_job_that_takes_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     job = api.Job(tmp_path, child(DRAINS.format(times=1), monkeypatch))
     with pytest.raises(TimeoutError, match=r"still runs after 0\.05 s"):

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,19 @@ def test_a_job_whose_input_was_refused_is_no_job_yet(tmp_path: Path) -> None:
     journal.fill([StoredRow(0, "a", 1, "completion", {}, (1,))], [], {})
     assert open_job(tmp_path).counts().rows == 1
     journal.close()
+
+
+def test_a_job_that_is_being_started_is_said_to_be(tmp_path: Path) -> None:
+    """Without its journal, and while that is filled."""
+    with held(tmp_path):
+        who = rf"process {os.getpid()} on \S+"
+        said = rf"^{tmp_path} is being started by {who}: its input has not been accepted yet; wait until it is$"
+        with pytest.raises(UsageError, match=said):
+            open_job(tmp_path)
+        with closing(Journal(tmp_path / "job.db")), pytest.raises(UsageError, match=said):
+            open_job(tmp_path)
+    with pytest.raises(UsageError, match=r"holds no job yet: its input has not been accepted$"):
+        open_job(tmp_path)
 
 
 def test_what_decides_the_text_is_the_identity_and_the_rest_may_change(model_info: ModelInfo, tmp_path: Path) -> None:
