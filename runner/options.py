@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -105,6 +106,15 @@ def _template(value: str | None) -> str | None:
 def _carried(value: str) -> str:
     if not all(name.strip() for name in value.split(",")):
         raise ValueError("be all, none, or names of columns with commas between them")
+    return value
+
+
+def _hostname(value: str) -> str:
+    """As the Host header of a request can have it, in front of its port."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", value):
+        raise ValueError(
+            "be a name of letters, digits, - and . alone, such as batch.example.org (no http://, port or path)"
+        )
     return value
 
 
@@ -604,7 +614,7 @@ class ServeSpec(Options):
     host: Annotated[Name, Option(help="The address to listen at.", decides_text=False, metavar="ADDRESS")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535), Option(help="0 takes a free one.", decides_text=False)] = 8000
     hostname: Annotated[
-        tuple[str, ...],
+        tuple[Annotated[str, AfterValidator(_hostname)], ...],
         Option(
             help="Names under which clients reach it, with commas, such as batch.example.org,b.lan.", decides_text=False
         ),

@@ -74,7 +74,7 @@ class Authentication:
     def __init__(self, app: ASGIApp, keys: Sequence[str], names: Sequence[str] = ()) -> None:
         self._app = app
         self._keys = list(keys)
-        self._names = frozenset({"localhost", *(name.lower() for name in names)})
+        self._names = frozenset({"localhost", *map(_plain, names)})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,7 +97,7 @@ class Authentication:
         try:
             ipaddress.ip_address(name)
         except ValueError:
-            return name.lower() in self._names
+            return _plain(name) in self._names
         return True
 
     def _may(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
@@ -113,6 +113,11 @@ class Authentication:
         # All are compared, so that the time says nothing of which is near.
         same = [hmac.compare_digest(given.strip(), key.encode()) for key in known]
         return scheme.lower() == b"bearer" and any(same)
+
+
+def _plain(name: str) -> str:
+    """A final dot says that the name is whole, which ours are."""
+    return name.lower().removesuffix(".")
 
 
 def _refused(error: ApiError) -> JSONResponse:

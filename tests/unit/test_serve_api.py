@@ -78,13 +78,23 @@ def test_each_key_of_the_file_is_one(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["127.0.0.1:8000", "localhost:9", "LOCALHOST", "[::1]:8000", "10.0.0.7", "batch.example:80"]
+    "name",
+    [
+        "127.0.0.1:8000",
+        "localhost:9",
+        "LOCALHOST",
+        "[::1]:8000",
+        "10.0.0.7",
+        "batch.example:80",
+        "Batch.example.:80",
+        "localhost.",
+    ],
 )
 def test_names_of_its_own_are_answered(client: TestClient, name: str) -> None:
     assert client.get("/health", headers={"Host": name}).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", ""])
+@pytest.mark.parametrize("name", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost..", ".", ""])
 def test_other_names_are_not(client: TestClient, name: str) -> None:
     """A page in a browser could give its own name this machine's address."""
     answer = client.get("/v1/models", headers={"Host": name})

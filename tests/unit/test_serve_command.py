@@ -7,17 +7,20 @@ import json
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import uvicorn
 from serve_world import KEY, World, until
 
+from outrider.runner.cli.main import main
 from outrider.runner.options import ServeSpec
 from outrider.runner.serve import http_server
 from outrider.runner.serve import serve as module
@@ -40,6 +43,25 @@ def test_data_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"--data: .* cannot be written"), module._held(tmp_path / "file" / "data"):
         pass
+
+
+@pytest.mark.parametrize("name", ["b.lan:18734", "http://c.lan", "c.lan/v1", "d lan", ".lan", "*.lan", "bücher.lan", ""])
+def test_a_name_under_which_no_request_can_come_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "serve", mock.Mock())
+    monkeypatch.setattr(sys, "argv", ["outrider", "serve", "--data", str(tmp_path), "--hostname", f"b.lan, {name}"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    wanted = "be a name of letters, digits, - and . alone, such as batch.example.org (no http://, port or path)"
+    assert capfd.readouterr().err == f"outrider: --hostname: must {wanted}, got {name!r}\n"
+    module.serve.assert_not_called()  # type: ignore[attr-defined]
+
+
+def test_names_are_taken_as_they_are_told_to_clients() -> None:
+    names = ("batch.example.org", "B_1.lan.", "xn--bcher-kva.lan", "10.0.0.7")
+    assert ServeSpec(hostname=names).hostname == names
 
 
 def test_a_port_that_is_taken_is_refused() -> None:
