@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Match, Route
 
 from outrider.runner.job.prompts import strictly_parsed
@@ -25,6 +25,7 @@ from outrider.runner.serve.auth import Authentication
 from outrider.runner.serve.bodies import pieces
 from outrider.runner.serve.metrics import metrics
 from outrider.runner.serve.names import Folders
+from outrider.runner.serve.ranges import RangedFile
 from outrider.runner.serve.service import Service
 from outrider.runner.serve.store import Store
 from outrider.workers.errors import NoSpaceError, OutriderError
@@ -117,7 +118,7 @@ class _Api:
         path = self._service.path_of(file)
         if not path.is_file():
             raise no_such("File", file.id)
-        return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
+        return RangedFile(path, media_type="application/octet-stream", filename=file.filename)
 
     async def create(self, request: Request) -> Response:
         body = await _json(request, MOST_BODY_BYTES, self._service.stopping)
@@ -158,7 +159,7 @@ class _Api:
         path = self._service.report_of(request.path_params["batch"])
         if not path.is_file():
             raise no_such("Report", request.path_params["batch"])
-        return FileResponse(path, media_type="text/html", headers=page.REPORT_HEADERS)
+        return RangedFile(path, media_type="text/html", headers=page.REPORT_HEADERS)
 
 
 def _health(request: Request) -> Response:

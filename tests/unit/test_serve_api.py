@@ -157,6 +157,39 @@ def test_a_name_from_outside_is_never_a_path(world: World, client: TestClient) -
     assert [path.name for path in world.folders.files.iterdir()] == [sent["id"]]
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "content"),
+    [
+        ("bytes=0-1", 206, b"01"),
+        ("Bytes=8-", 206, b"89"),
+        ("bytes=-3", 206, b"789"),
+        ("bytes=8-99", 206, b"89"),
+        ("bytes=9-2", 200, b"0123456789"),
+        ("bytes=a-b", 200, b"0123456789"),
+        ("bytes=", 200, b"0123456789"),
+        ("bytes=-", 200, b"0123456789"),
+        ("bytes=0-1,x", 200, b"0123456789"),
+        (f"bytes={'9' * 5000}-", 200, b"0123456789"),
+        ("lines=1-2", 200, b"0123456789"),
+        ("nonsense", 200, b"0123456789"),
+        ("bytes=10-", 416, None),
+        ("bytes=0-1,10-11", 200, b"0123456789"),
+        ("bytes=10-11,12-", 416, None),
+        ("bytes=-0", 416, None),
+    ],
+)
+def test_a_range_that_cannot_be_read_is_ignored(client: TestClient, asked: str, status: int, content: bytes | None) -> None:
+    file = send(client, b"0123456789").json()["id"]
+    answer = client.get(f"/v1/files/{file}/content", headers={"Range": asked})
+    assert answer.status_code == status
+    if content is None:
+        assert answer.headers["Content-Range"] == "bytes */10"
+        assert answer.json()["error"]["code"] == "range_not_satisfiable"
+        assert client.get(f"/v1/files/{file}/content", headers={"Range": asked, "If-Range": '"x"'}).status_code == 200
+    else:
+        assert answer.content == content
+
+
 def test_errors_have_openais_shape(client: TestClient) -> None:
     for answer in (client.get("/v1/nowhere"), client.put("/v1/files"), client.post("/v1/batches", content=b"{")):
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
