@@ -20,8 +20,9 @@ from outrider.runner.driving.job_record import JobRecord
 from outrider.runner.driving.lifecycle import Failure, Lifecycle, Loss
 from outrider.runner.driving.replica import Call, Replica
 from outrider.runner.driving.schedule import Schedule
+from outrider.runner.hosts.memory_kills import MemoryKills
 from outrider.runner.hosts.this_machine import Hosts
-from outrider.runner.hosts.worker_errors import explain
+from outrider.runner.hosts.worker_errors import explain, with_remedy
 from outrider.runner.job.journal import Journal
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.report.counters import JobCounters
@@ -85,6 +86,7 @@ class DriverLoop:
         self._trace = trace
         self._rows = rows
         self._hosts = hosts
+        self._memory_kills = MemoryKills()
         self._agree_on_path = agree_on_path
         self._show = show
         self.record = record
@@ -134,7 +136,9 @@ class DriverLoop:
                 replica.stop()
             self.record.keep_all()
         if self._finish.reason is not None:
-            raise JobError(f"{self._finish.reason}; the rows already done are kept, and the job can be resumed")
+            raise JobError(
+                f"{with_remedy(self._finish.reason)}; the rows already done are kept, and the job can be resumed"
+            )
 
     def _look_around(self) -> None:
         """At every tick: what else there is to do."""
@@ -221,7 +225,9 @@ class DriverLoop:
             case Call.SIGN_OF_LIFE:
                 return lifecycle.HostGone(number)
         cause, raised = (error.cause, True) if isinstance(error, RayTaskError) else (error, False)
-        failure = Failure(cause, explain(error), raised, self._hosts.gone(replica.plan))
+        # Kills on another host are not seen here.
+        killed_for_memory = not raised and replica.plan.target.node is None and self._memory_kills.rose()
+        failure = Failure(cause, explain(error, killed_for_memory), raised, self._hosts.gone(replica.plan))
         match call:
             case Call.LOAD_DRAFT | Call.WATCH_DRAFT:
                 replica.draft_is_gone()

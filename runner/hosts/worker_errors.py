@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from outrider.workers.errors import OutriderError
 
+DIED = "its process died"
+ENDED_BY_RAY = "Ray ended its process because the machine ran short of memory"
+ENDED_BY_KERNEL = "its process died while the kernel ended processes for want of memory"
+# The last two decide texts, so that a job which was begun without them is not gone on with.
+LESS_MEMORY = "a smaller --batch needs less, and in a new job a smaller --precision or --cache-precision int8"
 
-def explain(error: Exception) -> str:
-    """What went wrong in a worker, in one sentence."""
+
+def explain(error: Exception, killed_for_memory: bool = False) -> str:
+    """What went wrong in a worker, in one sentence. ``killed_for_memory``: as the kernel ended some process just then."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, OutriderError):
         return str(cause)
     if isinstance(error, RayTaskError):
         return f"{type(cause).__name__}: {str(cause).strip().splitlines()[-1] if str(cause).strip() else ''}"
+    if isinstance(error, OutOfMemoryError):
+        return ENDED_BY_RAY
     if isinstance(error, RayError):
-        return "its process died"
+        return ENDED_BY_KERNEL if killed_for_memory else DIED
     return str(error)
+
+
+def with_remedy(reason: str) -> str:
+    """A reason for which a job ends, and what to do about it where want of memory is the cause, or may be."""
+    if reason.endswith((ENDED_BY_RAY, ENDED_BY_KERNEL)):
+        return f"{reason}; {LESS_MEMORY}"
+    return f"{reason}; if memory was short, {LESS_MEMORY}" if reason.endswith(DIED) else reason

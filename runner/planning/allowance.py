@@ -29,7 +29,7 @@ def read_allowance(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgro
     """The allowance of the calling process."""
     warnings = []
     cpus = frozenset(os.sched_getaffinity(0))
-    folders = list(_cgroup_folders(proc, cgroup))
+    folders = list(cgroup_folders(proc, cgroup))
     for folder in folders:
         cpuset = sysfs.parse_list(
             sysfs.read_text(folder / "cpuset.cpus.effective") or sysfs.read_text(folder / "cpuset.effective_cpus")
@@ -68,7 +68,7 @@ def _memory_nodes(proc: Path) -> frozenset[int] | None:
     return None
 
 
-def _cgroup_folders(proc: Path, cgroup: Path) -> Iterator[Path]:
+def cgroup_folders(proc: Path, cgroup: Path) -> Iterator[Path]:
     """Every folder whose limits hold for this process: its own and all above, in the unified and in the old hierarchies."""
     for line in (sysfs.read_text(proc / "self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")

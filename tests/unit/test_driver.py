@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from driver_world import PLAN, REPORT, World, driver, fake_world, fill, ids
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from outrider.runner.driving import driver as module
 from outrider.runner.driving.replica import HARVEST_SECONDS, Replica
 from outrider.runner.driving.schedule import MOST_ATTEMPTS, MOST_IDLE_DEATHS
+from outrider.runner.hosts.memory_kills import MemoryKills
 from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
 from outrider.runner.job.requests import MOST_SAMPLES
@@ -268,6 +270,39 @@ def test_a_target_that_cannot_start_ends_the_job_with_its_reason(world: World, j
         "no replica stays alive: no memory for the weights; the rows already done are kept, and the job can be resumed"
     )
     assert len(world.starts) == MOST_IDLE_DEATHS
+
+
+@pytest.mark.parametrize(
+    ("death", "kills", "said"),
+    [
+        (RayActorError(), 0, "its process died; if memory was short, a smaller --batch needs less"),
+        (RayActorError(), 1, "its process died while the kernel ended processes for want of memory; a smaller --batch"),
+        (OutOfMemoryError("1.2GB"), 0, "Ray ended its process because the machine ran short of memory; a smaller --batch"),
+    ],
+)
+def test_a_job_whose_targets_are_killed_says_what_needs_less_memory(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch, death: Exception, kills: int, said: str
+) -> None:
+    fill(journal, 3)
+    world.dies_at_start[0] = death
+    # Each death was one of the kernel's kills, or none was.
+    monkeypatch.setattr(module, "MemoryKills", lambda: MemoryKills(lambda: kills * len(world.starts)))
+    with pytest.raises(JobError) as caught:
+        driver(journal).run()
+    assert f"no replica stays alive: {said}" in str(caught.value)
+    assert str(caught.value).endswith("; the rows already done are kept, and the job can be resumed")
+
+
+def test_kills_on_this_machine_say_nothing_of_another(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(journal, 3)
+    world.dies_at_start[0] = RayActorError()
+    monkeypatch.setattr(module, "MemoryKills", lambda: MemoryKills(lambda: len(world.starts)))
+    made = driver(journal)
+    made._replicas[0].plan = replace(PLAN, target=replace(PLAN.target, node="another"))
+    with pytest.raises(JobError, match="its process died; if memory was short"):
+        made.run()
 
 
 def test_a_model_that_is_wrong_is_not_tried_again(world: World, journal: Journal) -> None:
