@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO
+from urllib.parse import unquote_to_bytes
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -23,6 +26,12 @@ MOST_FIELD_BYTES = 16 << 10
 # So much is given to the parser at a time, which answers nobody else meanwhile.
 AT_ONCE = 64 << 10
 UNFINISHED = ".upload-"
+# The others say that something was done to the content.
+PLAIN = (b"", b"7bit", b"8bit", b"binary")
+# A name in letters of the world, as some clients send it instead of `filename`; the parser leaves it out.
+EXTENDED_NAME = re.compile(rb";\s*filename\*\s*=\s*\"?(utf-8|iso-8859-1)'[^'\"]*'([^;\"\s]*)", re.IGNORECASE)
+# What is wrong with a form, its sender is told.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 async def receive(content_type: str, stream: AsyncIterator[bytes], store: Store, folders: Folders, most: int) -> File:
@@ -104,7 +113,10 @@ class _Form:
             raise ApiError(400, f'"{unknown[0]}" is not supported; leave it out', unknown[0], "unsupported_parameter")
         if not self._has_file:
             raise ApiError(400, '"file" is missing', "file", "missing_required_parameter")
-        purpose = self._fields.get("purpose", b"").decode(errors="replace")
+        if "purpose" not in self._fields:
+            said = f'"purpose" is missing; send "{PURPOSE}" beside the file'
+            raise ApiError(400, said, "purpose", "missing_required_parameter")
+        purpose = self._fields["purpose"].decode(errors="replace")
         if purpose != PURPOSE:
             raise ApiError(400, f'"purpose" must be "{PURPOSE}", got "{purpose}"', "purpose", "invalid_purpose")
         if not self.size:
@@ -124,16 +136,26 @@ class _Form:
         self._header, self._value = b"", b""
 
     def _headers_end(self) -> None:
-        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        disposition = self._headers.get(b"content-disposition", b"")
+        _, options = parse_options_header(disposition)
         self._name = options.get(b"name", b"").decode(errors="replace")
+        if not self._name:
+            said = 'a part of the form has no name; each needs "Content-Disposition: form-data" with a name'
+            raise ApiError(400, said, "file")
+        encoding = self._headers.get(b"content-transfer-encoding", b"").strip().lower()
+        if encoding not in PLAIN:
+            given = encoding.decode(errors="replace")
+            said = f'"Content-Transfer-Encoding: {given}" is not supported; send what is in "{self._name}" as it is'
+            raise ApiError(400, said, self._name)
+        if self._name in self._fields or (self._name == "file" and self._has_file):
+            said = f'the form holds several parts called "{self._name}"; send one at a time'
+            raise ApiError(400, said, self._name)
         if self._name != "file":
-            self._fields.setdefault(self._name, b"")
+            self._fields[self._name] = b""
             return
-        if self._has_file:
-            raise ApiError(400, 'the form holds several parts called "file"; send one at a time', "file")
         self._has_file = True
         # As it is shown again, and never as a path.
-        self.filename = Path(options.get(b"filename", b"").decode(errors="replace")).name or "input.jsonl"
+        self.filename = Path(_filename(disposition, options)).name or "input.jsonl"
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._name != "file":
@@ -153,3 +175,9 @@ class _Form:
         if self._small > MOST_FIELD_BYTES:
             raise ApiError(400, "the form's fields are too long", "purpose")
         return some
+
+
+def _filename(disposition: bytes, options: dict[bytes, bytes]) -> str:
+    if b"filename" not in options and (found := EXTENDED_NAME.search(disposition)):
+        return unquote_to_bytes(found[2]).decode(found[1].decode(), errors="replace")
+    return options.get(b"filename", b"").decode(errors="replace")

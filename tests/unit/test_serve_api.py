@@ -149,6 +149,70 @@ def test_what_an_upload_cannot_be_is_refused(world: World, client: TestClient) -
     assert list(world.folders.files.iterdir()) == []
 
 
+PURPOSE = b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch'
+FILE = b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\nrow'
+
+
+def form(client: TestClient, *parts: bytes) -> Any:
+    content = b"".join(b"--b\r\n" + part + b"\r\n" for part in parts) + b"--b--\r\n"
+    return client.post("/v1/files", content=content, headers={"Content-Type": "multipart/form-data; boundary=b"})
+
+
+NO_NAME = 'a part of the form has no name; each needs "Content-Disposition: form-data" with a name'
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence", "param"),
+    [
+        ([FILE], '"purpose" is missing; send "batch" beside the file', "purpose"),
+        ([PURPOSE], '"file" is missing', "file"),
+        (
+            [PURPOSE, PURPOSE, FILE],
+            'the form holds several parts called "purpose"; send one at a time',
+            "purpose",
+        ),
+        ([FILE, PURPOSE, FILE], 'the form holds several parts called "file"; send one at a time', "file"),
+        ([PURPOSE, FILE, b"Content-Disposition: form-data\r\n\r\nx"], NO_NAME, "file"),
+        ([PURPOSE, FILE, b"X: y\r\n\r\nx"], NO_NAME, "file"),
+        (
+            [PURPOSE, b"Content-Transfer-Encoding: Base64\r\n" + FILE],
+            '"Content-Transfer-Encoding: base64" is not supported; send what is in "file" as it is',
+            "file",
+        ),
+    ],
+)
+def test_a_form_of_which_parts_are_wrong_is_told_which(
+    world: World, client: TestClient, parts: list[bytes], sentence: str, param: str
+) -> None:
+    answer = form(client, *parts)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["message"], error["param"]) == (400, sentence, param)
+    assert list(world.folders.files.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("filename*=UTF-8''na%C3%AFve.jsonl", "naïve.jsonl"),
+        ("filename*=iso-8859-1'en'%A3.jsonl", "£.jsonl"),
+        ("filename*=UTF-8''..%2F..%2Fevil", "evil"),
+        ("filename*=UTF-8''a; filename=plain.jsonl", "plain.jsonl"),
+        ("filename*=none", "input.jsonl"),
+    ],
+)
+def test_a_file_has_the_name_that_its_form_says_in_either_way(client: TestClient, told: str, name: str) -> None:
+    file = f'Content-Transfer-Encoding: binary\r\nContent-Disposition: form-data; name="file"; {told}\r\n\r\nrow'
+    assert form(client, PURPOSE, file.encode()).json()["filename"] == name
+
+
+def test_a_form_that_cannot_be_read_is_told_to_its_sender_alone(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = client.post("/v1/files", content=b"--x\r\n", headers={"Content-Type": "multipart/form-data; boundary=b"})
+    assert answer.status_code == 400 and "the form cannot be read" in answer.json()["error"]["message"]
+    assert caplog.records == []
+
+
 def test_a_name_from_outside_is_never_a_path(world: World, client: TestClient) -> None:
     sent = client.post("/v1/files", files={"file": ("../../evil\r\n.jsonl", b"row")}, data={"purpose": "batch"}).json()
     assert "/" not in sent["filename"]
