@@ -374,8 +374,8 @@ OUTRIDER_API int32_t outrider_engine_threads(outrider_engine *engine, int32_t th
 OUTRIDER_API int32_t outrider_engine_reserve(outrider_engine *engine, int32_t tokens, int32_t selected,
                                              int64_t cache_tokens);
 
-/* Begins an empty row and writes its id. The first `prompt` tokens fed are its prompt, the rest counts as written (only penalties
- * care). The bias arrays are copied. */
+/* Begins an empty row and writes its id. The first `prompt` tokens fed are its prompt, the rest counts as written (only penalties,
+ * the least number of tokens and long rope care). The bias arrays are copied. */
 OUTRIDER_API int32_t outrider_row_open(outrider_engine *engine, const outrider_sampling *sampling, int32_t prompt,
                                        int32_t *row);
 /* Begins a row that starts with the first `length` tokens of another; the cache blocks are shared until one of them writes. */

@@ -1,6 +1,6 @@
-// Programs with rope that depends on how long a row is. The choice after a position is that of a row which ends there: up to
-// `longest` tokens all of its keys have the usual frequencies, beyond that all have those of long rows. So no pass holds keys of
-// both, and a row that crosses over, one way or the other, is computed anew.
+// Programs with rope that depends on how long a row is. The choice after a position is that of a row which ends there, or where its
+// prompt ends: a prompt is given whole. Up to `longest` tokens all of the row's keys have the usual frequencies, beyond that all have
+// those of long rows. So no pass holds keys of both, and a row that crosses over, one way or the other, is computed anew.
 #include <algorithm>
 #include <utility>
 
@@ -95,17 +95,17 @@ int32_t Engine::run_by_length(const outrider_batch &batch) {
     next.logprob = places[index].logprob + static_cast<int64_t>(choose + branches) * explained;
     next.branch = places[index].branch + branches;
     next.token = places[index].token + count;
-    // Outputs after the first `longest` tokens of a row are those of a usual one.
-    const auto usual_of = [&](int32_t wanted) { return std::clamp(longest - (end - wanted), 0, wanted); };
+    // Outputs after the first `longest` tokens of a row are those of a usual one, unless its prompt alone is longer.
+    const int32_t usual_until = row.prompt > longest ? 0 : longest;
+    const auto usual_of = [&](int32_t wanted) { return std::clamp(usual_until - (end - wanted), 0, wanted); };
     const int32_t usual_choices = usual_of(choose), usual_logits = usual_of(logits);
     const int32_t *const after = branches ? batch.branch_after + places[index].branch : nullptr;
     std::vector<int32_t> usual_branches, long_branches;
-    for (int32_t b = 0; b < branches; ++b) (held + after[b] < longest ? usual_branches : long_branches).push_back(b);
+    for (int32_t b = 0; b < branches; ++b) (held + after[b] < usual_until ? usual_branches : long_branches).push_back(b);
     const bool usual_wanted = usual_choices || usual_logits || !usual_branches.empty();
-    if (usual_wanted || (end <= longest && row.prompt <= longest))
+    if (usual_wanted || end <= usual_until)
       rounds[0].push_back({i, RowRope::kUsual, std::min(end, longest), usual_choices, usual_logits, usual_branches});
-    // What is only read on the way to a longer prompt is read as that wants it.
-    if (end > longest || (!usual_wanted && row.prompt > longest))
+    if (end > usual_until)
       rounds[usual_wanted].push_back(
           {i, RowRope::kLong, end, choose - usual_choices, logits - usual_logits, long_branches});
   }

@@ -72,6 +72,41 @@ def test_a_prompt_that_is_read_in_pieces(model, whole, prompt):
         assert_same_bits(engine.forward([NativeFeed(late, TEXT[12:25], logits=9)])[0].logits, whole[16:25])
 
 
+@pytest.mark.parametrize("pieces", [(), (1,) * 43, (SWITCH,), (SWITCH - 1, 2), (18, 1, 1, 1, 1)])
+def test_within_a_prompt_beyond_the_switch_all_is_that_of_a_long_row(model, whole, pieces):
+    """Its scores are asked for, before the switch too. Rows that share a beginning with it are as their own prompts are."""
+    prompt = TEXT[: SWITCH + 1]
+    with model.model() as engine:
+        given = all_logits(engine, engine.open(prompt=len(prompt)), prompt)
+        assert_same_bits(given[SWITCH:], whole[SWITCH : SWITCH + 1])
+        assert (given[1:SWITCH] != whole[1:SWITCH]).any(axis=1).all()
+        short = engine.open(prompt=SWITCH)
+        assert_same_bits(all_logits(engine, short, prompt, pieces), whole[: SWITCH + 1])
+        engine.truncate(short, 12)
+        assert_same_bits(all_logits(engine, engine.open(prompt=len(prompt)), prompt, pieces), given)
+        late = engine.fork(short, 12, prompt=len(prompt))
+        assert_same_bits(all_logits(engine, late, prompt[12:]), given[12:])
+        back = engine.fork(late, 12, prompt=SWITCH)
+        engine.truncate(late, 9)
+        feeds = [NativeFeed(late, prompt[9:SWITCH], logits=4), NativeFeed(back, prompt[12:], logits=9)]
+        for found, wanted in zip(engine.forward(feeds), (given[16:SWITCH], whole[12 : SWITCH + 1]), strict=True):
+            assert_same_bits(found.logits, wanted)
+
+
+def test_branches_within_a_prompt_beyond_the_switch(model):
+    branches = [(1, 12), (6, 11)]
+    with model.model() as engine:
+        row = engine.open(prompt=SWITCH + 5)
+        engine.forward([NativeFeed(row, TEXT[:10], choose=0)])
+        found = engine.forward([NativeFeed(row, TEXT[10:18], choose=8, logprobs=2, branches=branches)])[0]
+        texts = [TEXT[: 11 + at] for at in range(8)] + [[*TEXT[: 10 + after], token] for after, token in branches]
+        for text, chosen, explained in zip(texts, found.tokens, found.logprobs, strict=True):
+            alone = engine.forward([NativeFeed(engine.open(prompt=SWITCH + 1), text, logprobs=2)])[0]
+            assert (alone.tokens, alone.logprobs) == ([chosen], [explained])
+            usual = engine.forward([NativeFeed(engine.open(prompt=SWITCH), text, logprobs=2)])[0]
+            assert usual.logprobs != [explained]
+
+
 def written(engine, start, count):
     """A text that the model itself goes on with."""
     (chosen, _, _), *_ = engine.decode([NativeDecodeFeed(engine.open(), start, count)], NativeStopRule())[0]

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fakes import END, FakeEngine, FakePieces, Fixed, decode
-from native_models import open_native
+from native_models import open_native, save_tiny
 from transformers import AutoModelForCausalLM
 
 from outrider.runner.job.admission import samples_of
 from outrider.runner.job.journal import StoredRow
 from outrider.runner.job.requests import RowError, parse_openai, parse_simple
 from outrider.runner.job.results import result_record
-from outrider.workers.messages import Row, RowResult
+from outrider.workers.engines.engine import Feed
+from outrider.workers.messages import Row, RowResult, Sampling
 from outrider.workers.models.model_info import find
 from outrider.workers.models.tokenizer import Tokenizer
 from outrider.workers.target.prompt_scores import prompt_scores
@@ -71,6 +73,28 @@ def test_scores_do_not_depend_on_how_a_prompt_is_cut(monkeypatch: pytest.MonkeyP
     whole = prompt_scores(engine, -1, prompt, 2)
     monkeypatch.setattr("outrider.workers.target.prompt_scores.MOST_TOKENS", 7)
     assert prompt_scores(engine, -1, prompt, 2) == whole
+
+
+@pytest.mark.parametrize("most", [512, 32])
+def test_the_scores_of_a_prompt_that_takes_long_rope_are_transformers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """A token more than the short factors are for, and all of its scores are by the long ones."""
+    monkeypatch.setattr("outrider.workers.target.prompt_scores.MOST_TOKENS", most)
+    engine = open_native(save_tiny("phi3-long", tmp_path), "fp32")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    switch = model.config.original_max_position_embeddings
+    text = np.random.default_rng(3).integers(0, engine.vocabulary, switch + 20).tolist()
+    for row, length in ((None, switch + 1), (None, switch), (0, switch + 1), (1, switch + 20), (2, switch)):
+        if row is not None:
+            engine.open(row, Sampling(), switch)
+            engine.feed([Feed(row, text[: switch - row], 1)])
+        with torch.inference_mode():
+            wanted = model(torch.tensor([text[:length]]), use_cache=False).logits[0].log_softmax(-1).numpy()
+        for position, entry in enumerate(prompt_scores(engine, -1, text[:length], 2)):
+            tokens = [token for token, _ in entry]
+            assert tokens[0] == text[position + 1]
+            np.testing.assert_allclose([value for _, value in entry], wanted[position][tokens], atol=1e-4)
 
 
 def written(row: Row, tokenizer: Tokenizer) -> RowResult:

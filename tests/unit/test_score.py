@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,15 +23,16 @@ from transformers import AutoModelForCausalLM
 
 from outrider.runner.option import build_options
 from outrider.runner.options import ScoreSpec
+from outrider.runner.quality import score as score_module
 from outrider.runner.quality import texts as texts_module
 from outrider.runner.quality.score import chunking, first_tokens
 from outrider.runner.quality.texts import opened, texts
 from outrider.workers.engines.hf_rows import HfRowEngine
-from outrider.workers.errors import InputError, UsageError
+from outrider.workers.errors import InputError, JobError, UsageError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.scoring import scorer as scorer_module
-from outrider.workers.scoring.figures import of_logits, of_two
+from outrider.workers.scoring.figures import Figures, of_logits, of_two
 from outrider.workers.scoring.scorer import Scorer
 from outrider.workers.scoring.windows import Window, windows_of
 
@@ -124,6 +126,22 @@ def test_transformers_gives_the_same_perplexity_on_the_same_chunks(
         assert found.perplexity == pytest.approx(chunk_perplexity(path, windows), rel=2e-5)
 
 
+@pytest.mark.parametrize("engine", ["native", "hf"])
+def test_windows_that_take_long_rope_are_scored_as_by_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """Windows of a token more than the short factors are for, alone and beside others, whole and in pieces."""
+    path = save_tiny("phi3-long", tmp_path)
+    longer, others = windows_of([TOKENS[:49]], 64, 64), windows_of([TOKENS[100:260]], 48, 30)
+    [window], beside = list(longer), list(others)
+    scorer = Scorer(ModelSpec(str(path), engine, "fp32", threads=1))
+    for windows in ([window], [*beside[:2], window, *beside[2:]]):
+        wanted = chunk_perplexity(path, windows)
+        for most in (512, 32):
+            monkeypatch.setattr(scorer, "_most", most)
+            assert scorer.score(windows).perplexity == pytest.approx(wanted, rel=2e-5)
+
+
 def test_another_precision_lies_near_and_the_same_one_at_nothing(tmp_path: Path) -> None:
     path = str(save_tiny("llama", tmp_path))
     windows = list(windows_of([TOKENS], 64, 64))
@@ -210,6 +228,34 @@ def test_a_table_is_not_taken_for_one_text(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=rf"{name} is a table, and rows are taken here as lines of JSON; .*--format text"):
         read(path)
     assert [list(map(written, text)) for text in read(path, "text")] == [["\0id,prompt\n1,ab\n"]]
+
+
+@pytest.mark.parametrize(("name", "text"), [("A.TXT", True), ("a.Text", True), ("A.JSONL", False), ("a.Json", False)])
+def test_a_name_is_read_in_capitals_too(tmp_path: Path, name: str, text: bool) -> None:
+    """Whatever the content looks like."""
+    (tmp_path / name).write_text("{ prose }\n" if text else '"x": 1\n')
+    if text:
+        assert [list(map(written, one)) for one in read(tmp_path / name)] == [["\0{ prose }\n"]]
+        return
+    with pytest.raises(InputError, match="one row is wrong"):
+        read(tmp_path / name)
+
+
+def test_one_text_has_no_rows_to_leave_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n")
+    said = rf"^--skip-bad leaves out rows, and {tmp_path}/a.txt is taken as one text: leave it out, or give --format jsonl$"
+    with pytest.raises(UsageError, match=said):
+        read(tmp_path / "a.txt", skip_bad=True)
+
+
+@pytest.mark.parametrize("figures", [Figures(10, loss=8000.0), Figures(10, loss=1.0, other_loss=8000.0)])
+def test_a_perplexity_that_is_no_number_is_a_sentence(figures: Figures) -> None:
+    """Losses that are finite may have one: JSON knows no Infinity."""
+    process: Any = mock.Mock()
+    process.begin.side_effect = lambda function, *_: lambda: [] if function is score_module._open else figures
+    window = Window((1, 2), 1)
+    with pytest.raises(JobError, match="the model gives scores that are no finite numbers"):
+        score_module._scored(process, [], window, iter([]), mock.Mock())
 
 
 def test_a_directory_is_refused_as_one(tmp_path: Path) -> None:
