@@ -25,6 +25,9 @@ def _bench(given: dict[str, Any], config: Config = None) -> None:
     if spec.task != QUANTIZE:
         bench(spec)
         return
+    from outrider.runner.cli.ending import until_interrupted
+    from outrider.runner.cli.quantize import STOPPED
     from outrider.runner.quality.quantize import quantize
 
-    quantize(build_options(QuantizeSpec, quantize_options(spec)))
+    asked = build_options(QuantizeSpec, quantize_options(spec))
+    until_interrupted(lambda: quantize(asked), STOPPED)

@@ -1,7 +1,8 @@
-"""How a command that runs a job ends when it is interrupted."""
+"""How a command ends when it is interrupted, by Ctrl-C or by a request to end."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -16,6 +17,16 @@ def ending(run: Callable[[], int]) -> int:
     except KeyboardInterrupt:  # typer would end here too, without a word
         print("stopped; the same command resumes the job", file=sys.stderr)
         return INTERRUPTED
+
+
+def until_interrupted(work: Callable[[], None], said: str) -> None:
+    """The same for what is no job: ``said`` is the last word."""
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        work()
+    except KeyboardInterrupt:
+        print(said, file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

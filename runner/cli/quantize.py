@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from outrider.runner.cli.arguments import Config, with_options
+from outrider.runner.cli.ending import until_interrupted
+
+STOPPED = "stopped; the same command goes on where it was"
 
 
 def quantize_command() -> Callable[..., None]:
@@ -23,4 +26,5 @@ def _quantize(given: dict[str, Any], config: Config = None) -> None:
     from outrider.runner.options import QuantizeSpec
     from outrider.runner.quality.quantize import quantize
 
-    quantize(build_options(QuantizeSpec, given, config))
+    spec = build_options(QuantizeSpec, given, config)
+    until_interrupted(lambda: quantize(spec), STOPPED)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.runner.cli.arguments import Config, with_options
+from outrider.runner.cli.ending import until_interrupted
 
 
 def score_command() -> Callable[..., None]:
@@ -28,4 +29,5 @@ def _score(
     from outrider.runner.options import ScoreSpec
     from outrider.runner.quality.score import score
 
-    score(build_options(ScoreSpec, given, config), as_json=json_)
+    spec = build_options(ScoreSpec, given, config)
+    until_interrupted(lambda: score(spec, as_json=json_), "stopped before the text was scored to its end")

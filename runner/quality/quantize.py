@@ -32,6 +32,9 @@ def quantize(spec: QuantizeSpec) -> None:
     if spec.method not in METHODS[spec.bits]:
         known = ", ".join(METHODS[spec.bits])
         raise UsageError(f"--method: {spec.method} is not for {spec.bits} bits; choose one of {known}")
+    for option, given in (("--format", spec.format != "auto"), ("--skip-bad", spec.skip_bad)):
+        if given and spec.calibration is None:
+            raise UsageError(f"{option} is about --calibration, which is not given: leave it out, or name a file")
     with ProgressLine(console()) as line, TokenizerProcess() as tokenizer_process:
         card, _ = tokenizer_process.prepare_scoring(spec.model, None, line.say)
         out = str(spec.out.absolute())

@@ -92,7 +92,8 @@ def _scored(
     for some in _portions(first, windows):
         total += process.begin(_score, some)()
         line.show(f"scored {total.tokens:,} tokens, perplexity {total.perplexity:.4f}")
-    if not all(map(math.isfinite, (total.loss, total.other_loss, total.divergence))):
+    # Of losses that are finite the perplexity may be too large to be.
+    if not all(map(math.isfinite, (total.loss, total.divergence, total.perplexity, total.other_perplexity))):
         raise JobError(
             "the model gives scores that are no finite numbers, or rules out what stands in the text: "
             "try another --precision"

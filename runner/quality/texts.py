@@ -45,11 +45,12 @@ def is_text(source: Source, form: str) -> bool:
     """Whether a file is one text: by what is asked for, else by its name, else by its first character."""
     if form != "auto":
         return form == "text"
-    if source.suffix in JSON_SUFFIXES:
+    suffix = source.suffix.lower()
+    if suffix in JSON_SUFFIXES:
         return False
-    if source.suffix in (".txt", ".text"):
+    if suffix in (".txt", ".text"):
         return True
-    if source.suffix.lower() in CSV_SUFFIXES:
+    if suffix in CSV_SUFFIXES:
         raise UsageError(
             f"{source.name} is a table, and rows are taken here as lines of JSON; convert it, or take all of it as one "
             "text with --format text"
@@ -68,6 +69,10 @@ def texts(
 ) -> Iterator[Iterable[Tokens]]:
     """Every text of the input as its tokens, in pieces that follow each other. The pieces are to be taken in order."""
     if is_text(source, form):
+        if skip_bad:
+            raise UsageError(
+                f"--skip-bad leaves out rows, and {source.name} is taken as one text: leave it out, or give --format jsonl"
+            )
         yield _pieces(source, card, tokenizer_process)
     else:
         for tokens in _rows(source, card, tokenizer_process, skip_bad, say):

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
@@ -31,6 +32,7 @@ from outrider.runner.cli.main import app
 from outrider.runner.option import build_options
 from outrider.runner.options import QuantizeSpec
 from outrider.runner.quality import quantize as quantize_module
+from outrider.runner.quality import score as score_module
 from outrider.runner.quality.quantize import evenly, quantize
 from outrider.workers.errors import JobChangedError, ModelError, UsageError
 from outrider.workers.models.families import build_program
@@ -590,6 +592,8 @@ def test_what_cannot_be_is_one_sentence(tmp_path: Path, changes: dict[str, Any],
         ({}, r"--bits is missing: give 4 or 8"),
         ({"bits": 4, "group": 4}, r"--group: must be at least 8"),
         ({"bits": 4, "method": "best"}, r"--method: must be "),
+        ({"bits": 4, "format": "jsonl"}, r"--format is about --calibration, which is not given: leave it out"),
+        ({"bits": 4, "method": "rtn", "skip_bad": True}, r"--skip-bad is about --calibration, which is not given"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], sentence: str) -> None:
@@ -604,6 +608,27 @@ def test_the_command_line_is_taken_as_it_stands(monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 0, result.exception
     found = asked[0]
     assert (found.model, found.out, found.bits, found.group, found.method) == ("x", Path("y"), 4, 64, "awq")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("quantize", "-m", "x", "-o", "y", "--bits", "4"),
+        ("bench", "--task", "quantize", "-m", "x"),
+        ("score", "rows.jsonl"),
+    ],
+)
+def test_a_request_to_end_is_an_interrupt_with_a_word(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((quantize_module, "quantize"), (score_module, "score")):
+        monkeypatch.setattr(module, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        result = CliRunner().invoke(app, words)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert result.exit_code == 130
+    said = " before the text was scored to its end" if words[0] == "score" else "; the same command goes on where it was"
+    assert result.stderr == f"stopped{said}\n"
 
 
 def test_the_command_line_gives_the_bits_as_a_number(tmp_path: Path) -> None:
