@@ -323,7 +323,7 @@ def test_requests_without_a_seed_draw_anew_and_with_one_again(world: World, clie
     stored = [row for row in rows if isinstance(row, StoredRow)]
     seeds = [row.request["seed"] for row in stored]
     assert len(set(seeds[:2])) == 2 and seeds[2:] == [7, 7]
-    assert len({results._id(row) for row in stored}) == 4
+    assert len({json.loads(results.error_record(row, "code", "message"))["id"] for row in stored}) == 4
 
 
 def test_streams_end_as_openais_do(world: World) -> None:
