@@ -98,6 +98,26 @@ QUIET = (
 )
 
 
+def _without_the_drivers_folders(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    def serialized(job: Any) -> bytes:
+        if not isinstance(getattr(job, "_py_driver_sys_path", None), list):
+            raise _unsupported("ray.job_config.JobConfig._py_driver_sys_path", OWN_LIBRARIES.purpose)
+        job._py_driver_sys_path.clear()
+        return serialize(job)
+
+    return serialized
+
+
+# Ray has its workers look for modules in the driver's working directory first, and where its program lies: a file numpy.py
+# there was numpy to them, and none of them came up. What ours need is installed, on this machine and on a cluster's hosts.
+OWN_LIBRARIES = Change(
+    "ray.job_config",
+    "JobConfig._serialize",
+    "to keep files of the working directory from being taken for libraries",
+    _without_the_drivers_folders,
+)
+
+
 # Whoever ends a program asks its whole process group (timeout, a service manager): Ray would be gone before the rows under
 # way had ended, or amid its start, which then waits half a minute for it. It ends with whoever has started it anyway.
 APART = Change(

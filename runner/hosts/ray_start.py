@@ -92,7 +92,8 @@ def _start(
 ) -> tuple[ray_compat.Node, dict[str, tuple[str, int]]]:
     import ray
 
-    changes = [ray_compat.APART, ray_compat.LOOPBACK, ray_compat.SMALLER, ray_compat.NO_DASHBOARD, *ray_compat.QUIET]
+    changes = [ray_compat.APART, ray_compat.LOOPBACK, ray_compat.SMALLER, ray_compat.NO_DASHBOARD]
+    changes += [ray_compat.OWN_LIBRARIES, *ray_compat.QUIET]
     if metrics_port is None:
         changes.append(ray_compat.NO_METRICS)
     try:
@@ -170,7 +171,7 @@ def joined_ray(address: str, patience: float = SILENCE_SECONDS) -> Iterator[Head
     from ray.exceptions import RayError
 
     try:
-        with ray_compat.changed(*ray_compat.QUIET):
+        with ray_compat.changed(ray_compat.OWN_LIBRARIES, *ray_compat.QUIET):
             ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise JobError(f"--address: the cluster at {address} cannot be joined: {first_line(error)}") from error

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import ray
 from ray._private import services, worker
+from ray.core.generated import common_pb2
+from ray.job_config import JobConfig
 
 from outrider.runner.hosts import doctor, ray_start
-from outrider.runner.hosts.ray_start import local_ray
+from outrider.runner.hosts.ray_start import joined_ray, local_ray
 from outrider.workers import ray_compat
 from outrider.workers.errors import RayUnsupportedError
 
@@ -28,6 +30,7 @@ ALL = (
     ray_compat.SMALLER,
     ray_compat.NO_DASHBOARD,
     ray_compat.NO_METRICS,
+    ray_compat.OWN_LIBRARIES,
     *ray_compat.QUIET,
 )
 PRIVATE = re.compile(r"ray\._|ray\.experimental|ray\.internal|_raylet|_global_node|global_worker|core_worker")
@@ -93,6 +96,44 @@ def test_a_ray_without_one_of_them_is_not_started(change: ray_compat.Change, mon
     )
     with pytest.raises(RayUnsupportedError, match=sentence), local_ray(1, {}):
         raise AssertionError("it was taken for safe")
+
+
+def test_workers_are_not_told_of_the_drivers_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a file numpy.py in one of them, none came up."""
+    job = JobConfig(_py_driver_sys_path=["/where/the/program/lies"])
+    with ray_compat.changed(ray_compat.OWN_LIBRARIES):
+        job._py_driver_sys_path.append(str(Path.cwd()))
+        told = common_pb2.JobConfig.FromString(job._serialize())
+    assert not told.py_driver_sys_path
+    other = JobConfig(_py_driver_sys_path=["/a"])
+    assert common_pb2.JobConfig.FromString(other._serialize()).py_driver_sys_path == ["/a"], "it has not been put back"
+    del other._py_driver_sys_path
+    with (
+        ray_compat.changed(ray_compat.OWN_LIBRARIES),
+        pytest.raises(RayUnsupportedError, match=r"no ray\.job_config\.JobConfig\._py_driver_sys_path, which"),
+    ):
+        other._serialize()
+
+
+@pytest.mark.parametrize("begin", [lambda folder: ray_start._start(folder, 1, {}, None),
+                                   lambda folder: joined_ray("127.0.0.1:9").__enter__()],
+                         ids=["own", "cluster"])  # fmt: skip
+def test_neither_those_of_an_own_ray_nor_those_of_a_cluster(
+    begin: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")
+    told: list[Any] = []
+
+    def init(**_: Any) -> None:
+        told.append(common_pb2.JobConfig.FromString(JobConfig(_py_driver_sys_path=["/a"])._serialize()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr(ray_start, "answers_within", lambda address, seconds: True)
+    with pytest.raises(KeyboardInterrupt):
+        begin(tmp_path)
+    assert [list(each.py_driver_sys_path) for each in told] == [[]]
 
 
 def test_a_ray_whose_servers_cannot_be_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
