@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from outrider.runner.hosts.start_anew import ANEW
 from outrider.runner.job.directory import is_job, open_job
+from outrider.runner.safe_path import as_given
 from outrider.workers.errors import JobError
 
 SHELL = "/bin/sh"
@@ -64,4 +64,4 @@ def run_on_end(
 
 def as_started() -> dict[str, str]:
     """The environment before Ray is prepared."""
-    return dict(os.environ)
+    return as_given()

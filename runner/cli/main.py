@@ -17,6 +17,7 @@ from outrider.runner.cli.arguments import Config, Deferred, path, with_options, 
 from outrider.runner.cli.ending import ending, interrupt
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
+from outrider.runner.safe_path import safe_path
 from outrider.workers.errors import OutriderError
 
 app = typer.Typer(
@@ -183,7 +184,8 @@ _register_other_commands()
 def main() -> None:
     streams.prepare()
     try:
-        _run()
+        with safe_path():
+            _run()
     except SystemExit as done:
         code = _code_with_all_said(done.code)
         end(code)

@@ -95,7 +95,7 @@ def refuse_open(address: str) -> None:
     without |= {"RAY_AUTH_MODE": "disabled", "RAY_LOG_TO_STDERR": "0"}
     try:
         answer = subprocess.run(
-            [sys.executable, "-c", PROBE, address],
+            [sys.executable, "-P", "-c", PROBE, address],
             env=without,
             capture_output=True,
             timeout=PROBE_SECONDS,

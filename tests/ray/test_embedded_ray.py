@@ -111,6 +111,30 @@ def test_it_starts_in_a_folder_of_its_own_and_leaves_nothing(tmpdir: str, tmp_pa
     assert_nothing_more_than(before)
 
 
+AS_INSTALLED = "from outrider.runner.cli.main import main\nif __name__ == '__main__':\n    main()\n"
+
+
+@pytest.mark.oldest_ray
+def test_files_that_are_called_like_libraries_are_none_to_a_job(tmp_path: Path) -> None:
+    """The command lies elsewhere, as pip puts it, so that its own process is not led astray."""
+    for name in ("numpy", "types", "signal", "tokenizers", "outrider", "ray", "psutil"):
+        (tmp_path / f"{name}.py").write_text("x = 1\n")
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin/command"
+    command.write_text(AS_INSTALLED)
+    (tmp_path / "in.txt").write_text("a prompt\n")
+    done = subprocess.run(
+        [sys.executable, command, "run", "in.txt", "-o", "job", "--max-tokens", "4", *SPECULATING],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert rows_done(tmp_path / "job") == 1
+
+
 UNSAFE = """
 import sys, psutil
 from outrider.runner.hosts.ray_start import local_ray
