@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from outrider.runner.report.summary import Summary
 
 POLL_SECONDS = 0.1
+# The options that are paths, also where they are given as texts.
+PATHS = ("out", "trace")
 DRAINING = "finishing the rows under way; interrupt again to stop at once (either way the same call goes on with the job)"
 
 
@@ -93,27 +95,27 @@ class Job:
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:
         """Write all rows that have ended, in input order, to a Parquet file; those that failed have an ``error``."""
-        from outrider.runner.job.tables import PARQUET, write_table
+        from outrider.runner.job.tables import PARQUET
 
-        return write_table(self.directory, Path(path), PARQUET)
+        return self._write_table(path, PARQUET)
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """The same as CSV, compressed where the file's name ends in .gz or .zst."""
-        from outrider.runner.job.tables import CSV, write_table
+        from outrider.runner.job.tables import CSV
 
-        return write_table(self.directory, Path(path), CSV)
+        return self._write_table(path, CSV)
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
         """The same as lines of JSON, compressed where the file's name ends in .gz or .zst."""
-        from outrider.runner.job.tables import JSONL, write_table
+        from outrider.runner.job.tables import JSONL
 
-        return write_table(self.directory, Path(path), JSONL)
+        return self._write_table(path, JSONL)
 
     def to_dataset(self, path: str | os.PathLike[str]) -> Path:
         """The same as a directory that Hugging Face's ``datasets.load_from_disk`` reads."""
-        from outrider.runner.job.tables import DATASET, write_table
+        from outrider.runner.job.tables import DATASET
 
-        return write_table(self.directory, Path(path), DATASET)
+        return self._write_table(path, DATASET)
 
     def report(self) -> Path:
         """Write the job in pictures to its report.html."""
@@ -159,8 +161,16 @@ class Job:
         """Run the rows that failed again, as the job was run; options given here come first, and ``out`` is the job's."""
         from outrider.runner.retry import retry_spec
 
-        job = Job(self.directory, JobProcess(retry_spec(self.directory, options), again=True), progress)
+        job = Job(self.directory, JobProcess(retry_spec(self.directory, _texts_of(options)), again=True), progress)
         return job.wait() if wait else job
+
+    def _write_table(self, path: str | os.PathLike[str], form: str) -> Path:
+        from outrider.runner.job.tables import format_of, write_table
+
+        to = Path(_text_of(path))
+        if format_of(to) not in (None, form):
+            raise UsageError(f"{to} is called otherwise than the {form} that is to be written to it; give another name")
+        return write_table(self.directory, to, form)
 
     def _counts(self) -> Counts:
         with closing(self._journal()) as journal:
@@ -225,8 +235,9 @@ def run(
 
     with temporary_file() as kept:
         digest = None if isinstance(input, str | os.PathLike) else write_lines(input, kept)
-        given: dict[str, Any] = {**options, "input": _path(input) if digest is None else Path(f"/dev/fd/{kept.fileno()}")}
-        spec = build_options(JobSpec, given, None if config is None else Path(config))
+        source = _path(input) if digest is None else Path(f"/dev/fd/{kept.fileno()}")
+        given: dict[str, Any] = {**_texts_of(options), "input": source}
+        spec = build_options(JobSpec, given, None if config is None else Path(_text_of(config)))
         if digest is not None:
             spec = _of_rows(spec, digest)
         directory = Path.cwd() / (spec.out or default_directory(spec.input))
@@ -234,10 +245,23 @@ def run(
     return job.wait() if wait else job
 
 
+def _text_of(path: str | os.PathLike[str]) -> str:
+    """There is no shell that would have read ~."""
+    return os.path.expanduser(os.fspath(path))  # noqa: PTH111  (Path.expanduser raises where nobody has that home)
+
+
+def _texts_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the command line gets them: paths as texts, whose ~ is read."""
+    return {
+        name: _text_of(value) if isinstance(value, os.PathLike) or (name in PATHS and isinstance(value, str)) else value
+        for name, value in options.items()
+    }
+
+
 def _path(input: Any) -> str:
     from outrider.runner.job.piped_input import has_no_name
 
-    path: str = os.fspath(input)
+    path = _text_of(input)
     if path and has_no_name(Path(path)):
         raise UsageError(f"INPUT: {path} is this program's own, and a job runs in another process; give a file, or rows")
     return path
@@ -254,7 +278,7 @@ def open(directory: str | os.PathLike[str]) -> Job:
     """The job in this directory, whoever runs it or has run it."""
     from outrider.runner.job.directory import open_job
 
-    path = Path.cwd() / Path(directory)
+    path = Path.cwd() / _text_of(directory)
     open_job(path).close()
     return Job(path)
 

@@ -117,7 +117,8 @@ def sections(kind: type[OptionModel]) -> dict[type[OptionModel], list[str]]:
 def build_options(kind: type[AnyOptions], options: Mapping[str, Any], config_file: Path | None = None) -> AnyOptions:
     """A specification from the options given, over those of a file, over the defaults."""
     if unknown := sorted(options.keys() - kind.model_fields.keys()):
-        raise UsageError(f'unknown option "{unknown[0]}"; known are {", ".join(sorted(kind.model_fields))}')
+        known = sorted(name for name, field in kind.model_fields.items() if not option_of(field).positional)
+        raise UsageError(f'unknown option "{unknown[0]}"; known are {", ".join(known)}')
     from_file = {} if config_file is None else _options_of(kind, config_file)
     for name in kind.overruled(options):
         from_file.pop(name, None)

@@ -359,7 +359,8 @@ class Options(
     def overruled(cls, given: Mapping[str, Any]) -> frozenset[str]:
         draft = given.get("draft")
         idle = idle_without_draft(draft, given.get("draft_tokens"))
-        return idle if draft is None or keeps_answers(draft) else idle | {"answer_tokens"}
+        # What is no text is refused as such.
+        return idle if not isinstance(draft, str) or keeps_answers(draft) else idle | {"answer_tokens"}
 
 
 class ColumnOptions(OptionModel):
@@ -705,15 +706,16 @@ class TopologySpec(UnitOptions, PlacementOptions):
     draft_precision: Annotated[Precision, Option(help="The draft's, as outrider run takes it.", decides_text=False)] = (
         "auto"
     )
-    model_bytes: Annotated[int | None, Option(help="Size of the target, where no model is named.", decides_text=False)] = (
-        None
-    )
+    model_bytes: Annotated[
+        int | None, Field(ge=0), Option(help="Size of the target, where no model is named.", decides_text=False)
+    ] = None
     draft_bytes: Annotated[
         int | None,
+        Field(ge=0),
         Option(help="Size of the draft beside --model-bytes; without one there is no draft.", decides_text=False),
     ] = None
-    kv_bytes: Annotated[int, Option(help="Size of the target's KV cache.", decides_text=False)] = 0
-    draft_kv_bytes: Annotated[int, Option(help="Size of the draft's KV cache.", decides_text=False)] = 0
+    kv_bytes: Annotated[int, Field(ge=0), Option(help="Size of the target's KV cache.", decides_text=False)] = 0
+    draft_kv_bytes: Annotated[int, Field(ge=0), Option(help="Size of the draft's KV cache.", decides_text=False)] = 0
     ray_resources: Annotated[bool, Option(help="Print the JSON for ray start --resources.", decides_text=False)] = False
     ray_folder: Annotated[
         bool,

@@ -25,8 +25,8 @@ class RunArguments(TypedDict, total=False):
     chat: bool
     carry: str
     split: str | None
-    model: str
-    draft: str
+    model: str | PathLike[str]
+    draft: str | PathLike[str]
     engine: Engine
     precision: Precision
     draft_precision: Precision

@@ -68,6 +68,8 @@ def where(error: ErrorDetails) -> str:
 
 def shown(value: object) -> str:
     """A value as Python writes it, short enough for a sentence."""
+    if isinstance(value, tuple):  # what stood with commas between
+        return short(", ".join(map(str, value)))
     if isinstance(value, str):
         value = value[:LONGEST_SHOWN]
     return short(repr(value))

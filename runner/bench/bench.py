@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -83,6 +84,8 @@ def bench(spec: BenchSpec) -> None:
             _check_writable(option, path)
     if spec.plot is not None:
         check_plot(spec.plot)
+        if spec.json_file is not None and os.path.realpath(spec.json_file) == os.path.realpath(spec.plot):
+            raise UsageError(f"--json and --plot both name {spec.plot}: give each a file of its own")
     say = _sayer()
     setup = _prepare(spec, say)
     modes = (PLAIN, ASSISTED) if spec.compare else setup.modes
@@ -212,6 +215,8 @@ def _print(setup: BenchSetup, results: Results, compared: Sequence[dict[str, Any
         print(f"{table(rows)}\n\n{totals_line(totals(rows))}\n")
     if compared:
         print(f"### Assisted against plain\n\n{comparison_table(compared)}")
+    # What was measured is seen though a file cannot be written.
+    sys.stdout.flush()
 
 
 def _write_json(

@@ -95,6 +95,8 @@ def examples(
 
 def quantize_options(spec: BenchSpec) -> dict[str, Any]:
     """The options of ``outrider quantize`` for what an older tool's line asks of ``--task quantize``."""
+    from outrider.runner.quality.quantize import METHODS
+
     measuring = sorted(
         name for name in spec.model_fields_set if name not in ("task", "algorithm", "precision", *QUANTIZE_OPTIONS)
     )
@@ -104,6 +106,9 @@ def quantize_options(spec: BenchSpec) -> dict[str, Any]:
     if spec.precision != "auto" and spec.precision not in BITS:
         raise UsageError(f'--precision: --task quantize makes {", ".join(BITS)}, got "{spec.precision}"')
     bits = ALGORITHMS[spec.algorithm] if spec.precision == "auto" else BITS[spec.precision]
+    if spec.algorithm not in METHODS[bits]:
+        known = ", ".join(METHODS[bits])
+        raise UsageError(f"--algorithm: {spec.algorithm} is not for {bits} bits; choose one of {known}")
     out = spec.out or Path(f"{Path(spec.model).name}-{spec.algorithm}-int{bits}")
     taken = {name: getattr(spec, name) for name in QUANTIZE_OPTIONS if name in spec.model_fields_set}
     return taken | {"method": spec.algorithm, "bits": bits, "out": out}

@@ -75,7 +75,10 @@ def without_annotations(kind: Any) -> Any:
 def test_the_typed_arguments_are_the_options_of_a_job() -> None:
     typed = get_type_hints(RunArguments)
     hints = get_type_hints(JobSpec, include_extras=True)
-    assert {name: without_annotations(hints[name]) for name in JobSpec.model_fields if name != "input"} == typed
+    taken = {name: without_annotations(hints[name]) for name in JobSpec.model_fields if name != "input"}
+    # Names for the command line, which a caller may hold as paths.
+    taken |= dict.fromkeys(("model", "draft"), Union[str, os.PathLike[str]])  # noqa: UP007  (as the hints are)
+    assert taken == typed
 
 
 def test_help_names_every_option_with_its_default() -> None:
@@ -127,6 +130,8 @@ def test_what_are_no_rows(rows: Any, said: str, tmp_path: Path, monkeypatch: pyt
     [
         (["a"], {"max_tokens": 0}, "--max-tokens: must be at least 1, got 0"),
         (["a"], {"max_token": 1}, 'unknown option "max_token"; known are address'),
+        (["a"], {"max_token": 1}, "ignore_eos, ipex"),
+        (["a"], {"draft": Path("x"), "draft_tokens": 99}, "--draft-tokens: must be a whole number from 0 to 64"),
         (["a"], {"format": "text"}, "--format: rows are written as lines of JSON"),
         (["a"], {"config": "none.yaml"}, "--config: none.yaml cannot be read: No such file or directory"),
         ("", {}, "INPUT: must be a name that is not empty"),
@@ -600,6 +605,38 @@ def test_a_damaged_record_is_no_answer(directory: Path) -> None:
     journal.close()
     with pytest.raises(JobError, match="the record of row 1 is damaged"):
         list(outrider.open(directory).results())
+
+
+def test_paths_are_paths_wherever_one_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of models too, and ~ in each, which no shell has read."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("seed: 3\n")
+    begun: list[JobSpec] = []
+    monkeypatch.setattr(api, "JobProcess", lambda spec, *_, **__: begun.append(spec))
+    job = outrider.run("~/in.txt", out="~/job", model=Path("~/m"), draft=Path("d"), config="~/c.yaml", wait=False)
+    [spec] = begun
+    assert (spec.input, spec.out, spec.model, spec.draft, spec.seed) == (
+        *(tmp_path / "in.txt", tmp_path / "job"),
+        *(f"{tmp_path}/m", "d", 3),
+    )
+    assert job.directory == tmp_path / "job"
+    with pytest.raises(UsageError, match=rf"^{tmp_path}/job is not a job directory"):
+        outrider.open("~/job")
+    outrider.run("in.txt", draft="~nobody-of-this-name/x", wait=False)
+    assert begun[1].draft == "~nobody-of-this-name/x"
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.CSV.gz", "x.csv.gz"])
+def test_a_table_is_written_as_its_name_says(directory: Path, name: str) -> None:
+    job = outrider.open(directory)
+    if name == "x.CSV.gz":  # which says nothing
+        assert job.to_jsonl(directory / name).exists()
+        return
+    said = f"{name} is called otherwise than the jsonl that is to be written to it; give another name"
+    with pytest.raises(UsageError, match=said):
+        job.to_jsonl(directory / name)
+    assert not (directory / name).exists()
 
 
 def test_what_is_no_job(tmp_path: Path) -> None:

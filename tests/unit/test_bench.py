@@ -6,6 +6,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from fakes import END, FakeEngine, Nonsense, hashed
@@ -78,6 +79,10 @@ def test_the_older_tools_quantise_by_our_own_command(
         (["--task", "quantize", "--algorithm", "magic"], r"--algorithm: must be "),
         (["--task", "quantize", "--precision", "bf16"], r'--precision: --task quantize makes w4abf16, .*, got "bf16"'),
         (["--task", "quantize", "--new-tokens", "5"], r"--new-tokens is for measuring, and --task quantize makes"),
+        (
+            ["--task", "quantize", "--algorithm", "awq", "--precision", "w8af32"],
+            r"^--algorithm: awq is not for 8 bits; choose one of auto, rtn, gptq, smoothquant$",
+        ),
         (["--task", "decode", "--algorithm", "awq"], r"--algorithm is for --task quantize"),
     ],
 )
@@ -165,7 +170,8 @@ def test_numbers_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "message"),
     [
         ("--lengths 12x", "--lengths: .* got '12x'"),
-        ("--new-tokens 0", "--new-tokens: must be whole numbers from 1 on"),
+        ("--new-tokens 0", "^--new-tokens: must be whole numbers from 1 on, got 0$"),
+        ("--lengths 8,0", "^--lengths: must be whole numbers from 1 on, got 8, 0$"),
         ("--task spell", "--task: .* got 'spell'"),
         ("--precision int3", "--precision: .* got 'int3'"),
         ("--repeat 0", "--repeat: "),
@@ -191,6 +197,22 @@ def test_files_that_cannot_be_written_are_found_out_first(tmp_path: Path) -> Non
     ):
         with pytest.raises(UsageError, match=message):
             bench_module.bench(spec)
+
+
+def test_figures_and_chart_are_two_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "link").symlink_to(tmp_path)
+    spec = BenchSpec(json_file=tmp_path / "link" / "a.svg", plot=tmp_path / "a.svg")
+    with pytest.raises(UsageError, match=r"^--json and --plot both name .*/a\.svg: give each a file of its own$"):
+        bench_module.bench(spec)
+
+
+def test_tables_are_out_before_files_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe holds what is printed back until it is flushed."""
+    out = mock.Mock()
+    monkeypatch.setattr(sys, "stdout", out)
+    bench_module._print(mock.Mock(), {}, [])
+    assert out.flush.called
 
 
 def test_a_file_that_may_not_be_looked_at_is_found_out_first() -> None:

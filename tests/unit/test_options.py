@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from outrider.runner.option import build_options
-from outrider.runner.options import BenchSpec, JobSpec, build_spec
+from outrider.runner.options import BenchSpec, JobSpec, TopologySpec, build_spec
 from outrider.workers.errors import UsageError
 
 
@@ -128,6 +128,12 @@ def test_a_file_of_options_is_no_file_of_prompts() -> None:
             build_spec({"input": name}).check_new()
         build_spec({"input": name, "format": "text"}).check_new()
     build_spec({"input": "yaml"}).check_new()
+
+
+@pytest.mark.parametrize("name", ["model_bytes", "draft_bytes", "kv_bytes", "draft_kv_bytes"])
+def test_a_size_below_nothing_is_refused_by_its_option(name: str) -> None:
+    with pytest.raises(UsageError, match=f"^--{name.replace('_', '-')}: must be at least 0, got -5$"):
+        build_options(TopologySpec, {name: -5})
 
 
 @pytest.mark.parametrize("without", [{"draft": "none"}, {"draft": "lookup"}, {"draft": "suffix"}, {"draft_tokens": 0}])
