@@ -18,8 +18,9 @@ from outrider.runner.job.arrow_input import ArrowSource
 from outrider.runner.job.constraints import Constraint
 from outrider.runner.job.damage import WHAT_TO_DO
 from outrider.runner.job.journal import FAILED, FailedRow, Journal, NamelessRow, RepeatedId, StoredRow
-from outrider.runner.job.prompts import INVALID, TOO_LONG_FOR_MODEL, BadRow, unexpected
+from outrider.runner.job.prompts import BadRow, unexpected
 from outrider.runner.job.reading import InputRows
+from outrider.runner.job.record_line import INVALID, TOO_LONG_FOR_MODEL
 from outrider.runner.job.requests import MOST_SAMPLES, Request, RowError, parse_openai
 from outrider.runner.job.results import error_record, message_of
 from outrider.runner.job.row_seed import derived_seed

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from outrider.runner.job.record_line import INVALID, error_line
 from outrider.workers.errors import JobError, NoSpaceError
 
 # A larger file is looked at only where its rows and records are: reading all of it takes seconds a gigabyte.
@@ -104,7 +105,10 @@ def check(path: Path, query: Callable[[str], list[tuple[Any, ...]]]) -> None:
 
 
 def mend(db: sqlite3.Connection) -> list[str]:
-    """Rows and records that contradict one another: such a row is to be done again. What to tell of it."""
+    """Rows and records that contradict one another. What to tell of it.
+
+    Such a row is to be done again, but for one that was wrong in the input, which nobody can do.
+    """
     hollow = {row for (row,) in db.execute("SELECT row FROM rows WHERE state > 0 AND row NOT IN (SELECT row FROM records)")}
     for row, state, custom_id, record in db.execute(
         f"SELECT row, state, custom_id, record FROM rows JOIN records USING (row) WHERE state > 0 AND NOT ({WHOLE})"
@@ -115,14 +119,33 @@ def mend(db: sqlite3.Connection) -> list[str]:
         row
         for (row,) in db.execute("SELECT records.row FROM records LEFT JOIN rows USING (row) WHERE coalesce(state, 0) = 0")
     ]
+    wrong = _wrong_in_the_input(db, hollow)
+    hollow -= wrong.keys()
     db.executemany("UPDATE rows SET state = 0 WHERE row = ?", ((row,) for row in hollow))
     db.executemany("DELETE FROM records WHERE row = ?", ((row,) for row in (*hollow, *stray)))
+    db.executemany("INSERT OR REPLACE INTO records VALUES (?, ?)", wrong.items())
     notes = []
+    if wrong:
+        notes.append(f"{_rows(len(wrong))} wrong in the input without a whole record of why, and cannot be done again")
     if hollow:
         notes.append(f"{_rows(len(hollow))} marked as ended without a whole record, and will be done again")
     if stray:
         notes.append(f"{_rows(len(stray))} not marked as ended but had a record, which is not used")
     return notes
+
+
+def _wrong_in_the_input(db: sqlite3.Connection, rows: Iterable[int]) -> dict[int, str]:
+    """Those of the rows that failed without a request, each with a new record."""
+    found = {}
+    for row in rows:
+        for custom_id, line in db.execute(
+            "SELECT custom_id, line FROM rows WHERE row = ? AND state = 2 AND request = '{}' "
+            "AND typeof(custom_id) = 'text' AND typeof(line) = 'integer'",
+            (row,),
+        ):
+            said = f"line {line} was wrong in the input; what was said of it is damaged"
+            found[row] = error_line(row, custom_id, INVALID, said)
+    return found
 
 
 def is_whole(state: int, custom_id: str, record: Any) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from outrider.runner.job.arrow_input import files_of
+from outrider.runner.job.record_line import INTERNAL, INVALID
 from outrider.runner.job.requests import Request, RowError, parse_openai, parse_simple
 from outrider.runner.job.source import MOST_LINE_BYTES, Source
 from outrider.runner.printable import printable
@@ -20,8 +21,6 @@ from outrider.workers.errors import UsageError, first_line
 # Half of a surrogate pair, as JSON may spell it and as it then stands in a string.
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 HALF = re.compile("[\ud800-\udfff]")
-# The codes of error records: the row is wrong, in OpenAI's words too long for the model, or outrider is wrong.
-INVALID, TOO_LONG_FOR_MODEL, INTERNAL = "invalid_request", "context_length_exceeded", "internal_error"
 BLANK = "the line is blank; remove it or give a prompt"
 TOO_LONG = f"the line is longer than {MOST_LINE_BYTES >> 20} MiB; split it"
 

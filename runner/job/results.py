@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from outrider.runner.job.carried import CarriedReader, spliced
 from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
+from outrider.runner.job.record_line import as_line, error_line, row_id
 from outrider.workers.constraints.tool_forms import MISTRAL, calls_of
 from outrider.workers.errors import JobError, OutriderError, unwritable
 from outrider.workers.messages import Logprobs, RowResult
@@ -32,9 +33,9 @@ SCRAP_SECONDS = 60.0
 def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> str:
     """A finished row, its answers in the order of their sample numbers."""
     tokens = sum(len(sample.tokens) for sample in samples)
-    row_id = _id(row)
+    known_as = row_id(row.row, row.custom_id)
     body: dict[str, Any] = {
-        "id": f"{'chatcmpl' if row.kind == 'chat' else 'cmpl'}-{row_id}",
+        "id": f"{'chatcmpl' if row.kind == 'chat' else 'cmpl'}-{known_as}",
         "object": "chat.completion" if row.kind == "chat" else "text_completion",
         "created": 0,
         "model": model,
@@ -45,14 +46,12 @@ def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> s
             "total_tokens": len(row.prompt) + tokens,
         },
     }
-    response = {"status_code": 200, "request_id": f"req_{row_id}", "body": body}
-    return _line({"id": f"batch_req_{row_id}", "custom_id": row.custom_id, "response": response, "error": None})
+    response = {"status_code": 200, "request_id": f"req_{known_as}", "body": body}
+    return as_line({"id": f"batch_req_{known_as}", "custom_id": row.custom_id, "response": response, "error": None})
 
 
 def error_record(row: StoredRow, code: str, message: str) -> str:
-    # A path may hold bytes that are no UTF-8, which no file of text can.
-    error = {"code": code, "message": message.encode(errors="backslashreplace").decode()}
-    return _line({"id": f"batch_req_{_id(row)}", "custom_id": row.custom_id, "response": None, "error": error})
+    return error_line(row.row, row.custom_id, code, message)
 
 
 def message_of(record: str) -> str:
@@ -171,14 +170,6 @@ def _readable(piece: bytes, prefix: str) -> str:
         return piece.decode()
     except UnicodeDecodeError:
         return prefix + "".join(f"\\x{byte:02x}" for byte in piece)
-
-
-def _id(row: StoredRow) -> str:
-    return hashlib.blake2b(f"{row.row}:{row.custom_id}".encode(), digest_size=12).hexdigest()
-
-
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
 
 def write_results(journal: Journal, directory: Path) -> tuple[Path, Path]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.runner.driving import schedule
 from outrider.runner.driving.partial_results import PartialResults
 from outrider.runner.job.journal import StoredRow
-from outrider.runner.job.prompts import INVALID, TOO_LONG_FOR_MODEL
+from outrider.runner.job.record_line import INVALID, TOO_LONG_FOR_MODEL
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies

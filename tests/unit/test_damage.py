@@ -15,7 +15,7 @@ import pytest
 from outrider.runner.job.admission import samples_of
 from outrider.runner.job.damage import translated
 from outrider.runner.job.directory import open_job
-from outrider.runner.job.journal import DONE, Counts, Journal, StoredRow
+from outrider.runner.job.journal import DONE, FAILED, Counts, Journal, StoredRow
 from outrider.runner.job.results import error_record, result_record, write_results
 from outrider.runner.report.report import drop_damaged_statistics, write_report
 from outrider.runner.report.statistics import JobStatistics
@@ -163,6 +163,26 @@ def test_rows_that_contradict_their_records_are_done_again(job: Path, statement:
     assert journal.check() == [], "once"
     journal.record([(row, result_record(stored(row), [RESULT], "m")) for row in again], [])
     assert {json.loads(record)["custom_id"] for record in journal.records(DONE)} >= {stored(row).custom_id for row in again}
+    journal.close()
+    use(job)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["DELETE FROM records WHERE row = 4", "UPDATE records SET record = substr(record, 1, 20) WHERE row = 4"],
+)
+def test_a_row_that_was_wrong_in_the_input_stays_failed(job: Path, statement: str) -> None:
+    """Without a request: nobody could do it."""
+    edit(job, "UPDATE rows SET request = '{}' WHERE row = 4", statement)
+    journal = Journal(job / "job.db")
+    assert journal.check() == ["1 row was wrong in the input without a whole record of why, and cannot be done again"]
+    assert journal.check() == [], "once"
+    assert journal.counts() == Counts(10, 4, 2)
+    record = json.loads(next(journal.records(FAILED)))
+    assert record["custom_id"] == stored(4).custom_id
+    said = "line 5 was wrong in the input; what was said of it is damaged"
+    assert record["error"] == {"code": "invalid_request", "message": said}
+    assert journal.put_back_failed() == 1, "the other one"
     journal.close()
     use(job)
 
