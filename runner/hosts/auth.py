@@ -27,7 +27,16 @@ sys.exit({OPEN} if answers_anybody(sys.argv[1]) else {WANTS_TOKEN})
 
 def token_file() -> Path:
     """Where Ray looks for the token when no environment variable holds it."""
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if named:
+        return Path(named)
+    try:
+        return Path.home() / ".ray" / "auth_token"
+    except RuntimeError:  # a user whom the system does not know, as containers have them
+        raise UsageError(
+            "there is no home directory to look for the cluster's token in: set HOME, or RAY_AUTH_TOKEN_PATH to the token's "
+            "file"
+        ) from None
 
 
 def make_token() -> tuple[Path, bool]:

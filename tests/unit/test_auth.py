@@ -55,6 +55,21 @@ def test_without_a_token_no_cluster_is_joined() -> None:
         auth.bring_token(lambda _: None)
 
 
+def test_without_a_home_the_token_is_where_a_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for attempt in (lambda: auth.bring_token(lambda _: None), auth.make_token):
+        with pytest.raises(
+            UsageError, match=r"^there is no home directory to look for .* set HOME, or RAY_AUTH_TOKEN_PATH"
+        ):
+            attempt()
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    assert auth.make_token() == (tmp_path / "token", True)
+
+
 @only_root
 @pytest.mark.parametrize("hidden", ["file", "folder"])
 def test_a_token_that_cannot_be_read_is_a_sentence(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:

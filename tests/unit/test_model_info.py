@@ -348,6 +348,14 @@ def test_weights_in_a_file_of_another_name_are_refused(model: Path) -> None:
     )
 
 
+def test_a_hub_without_a_home_to_keep_models_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "~/.cache/huggingface/hub")
+    assert message("someone/a-model") == (
+        '"someone/a-model" is not a directory, and there is no home directory to keep models of a hub in: '
+        "set HOME or HF_HOME, or give a directory"
+    )
+
+
 @pytest.mark.parametrize("name", ["not a name", "a--b", "x..y/z", "-a/b"])
 def test_names_that_no_hub_could_have(name: str) -> None:
     assert message(name) == f'"{name}" is neither a directory nor a name that a model hub could have'

@@ -117,6 +117,11 @@ def _from_hub(name: str, fetch: bool) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    if constants.HF_HUB_CACHE.startswith("~"):  # of a user whom the system does not know, as containers have them
+        raise ModelError(
+            f'"{name}" is not a directory, and there is no home directory to keep models of a hub in: set HOME or HF_HOME, '
+            "or give a directory"
+        )
     try:
         cached = Path(
             snapshot_download(name, local_files_only=True, allow_patterns=[*DESCRIBING], ignore_patterns=[*IN_FOLDERS])
