@@ -18,7 +18,7 @@ from outrider.runner.cli.ending import ending, interrupt
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
 from outrider.runner.safe_path import safe_path
-from outrider.workers.errors import OutriderError
+from outrider.workers.errors import OutriderError, UsageError
 
 app = typer.Typer(
     name="outrider",
@@ -113,7 +113,6 @@ def results_command(
     from outrider.runner.job.directory import open_job, output_folder
     from outrider.runner.job.results import ERRORS, RESULTS, write_results
     from outrider.runner.job.tables import DATASET, NAMES, check_not_input, table_of, write_table
-    from outrider.workers.errors import UsageError
 
     journal = open_job(job)
     named = table_of(out, format_)
@@ -205,6 +204,18 @@ def _run() -> None:
         app()
     except OutriderError as error:
         _fail(error)
+    except FileNotFoundError:
+        if _has_working_directory():
+            raise
+        _fail(UsageError("the working directory is gone: cd to one that is there"))
+
+
+def _has_working_directory() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _fail(error: OutriderError) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -25,6 +27,9 @@ from outrider.workers.errors import JobError, RayLostError, RayUnsupportedError,
 from outrider.workers.machine import private_folder
 
 LOOPBACK = "127.0.0.1"
+# What the kernel says of an interface that is down, or has no address.
+NO_NETWORK = (errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL)
+LOOPBACK_SECONDS = 5.0
 NO_METRICS = {"RAY_enable_metrics_collection": "0"}
 OBJECT_STORE_BYTES = 256 << 20
 # Ray otherwise starts a process a core before any is asked for; ours are started by command lines of their own.
@@ -50,6 +55,7 @@ def local_ray(
     """
     if metrics_port is not None and not all(find_spec(module) for module in METRICS_AGENT):
         raise UsageError("--metrics-port: Ray's metrics agent is not installed; pip install 'ray[default]' brings it")
+    _check_loopback()
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.update(NONE_IN_ADVANCE)
@@ -85,6 +91,17 @@ def local_ray(
             else:
                 descendants.end()
                 abandon()
+
+
+def _check_loopback() -> None:
+    """Without it Ray waits for its own servers, for minutes, and then does not say why."""
+    try:
+        with socket.create_server((LOOPBACK, 0)) as listener:
+            socket.create_connection(listener.getsockname(), LOOPBACK_SECONDS).close()
+    except OSError as error:
+        if error.errno in NO_NETWORK:
+            raise JobError(f"this machine's loopback interface is down ({error.strerror}): ip link set lo up") from None
+        # Of anything else, such as too many open files, whoever needs it says more.
 
 
 def _start(

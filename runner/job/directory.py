@@ -149,6 +149,10 @@ def output_folder(directory: Path, out: Path | None) -> Path:
         raise UsageError(f"--out: {out} holds another job, whose own files are called the same; name another directory")
     try:
         out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(
+            f"--out: {out} is no directory; name one, or for a table a file whose name ends as tables' do, such as .csv"
+        ) from None
     except OSError as error:
         raise UsageError(f"--out: {out} cannot be made: {error.strerror}") from None
     return out

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import os
 import pickle
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +83,36 @@ def test_a_ray_that_does_not_come_up_is_one_sentence(
     with pytest.raises(JobError, match=sentence) as caught, local_ray(1, {}):
         raise AssertionError("it did not come up")
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(("number", "said"), [(errno.ENETUNREACH, "interface is down"), (errno.EMFILE, "it was asked for")])
+def test_a_loopback_interface_that_is_down_is_said_before_ray_waits_for_it(
+    number: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from outrider.runner.hosts.ray_start import local_ray
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    def init(**_: object) -> None:
+        raise JobError("it was asked for")
+
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr("socket.create_connection", refuse)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(JobError, match=said), local_ray(1, {}):
+        raise AssertionError("it did not come up")
+
+
+@pytest.mark.parametrize("command", ["run /a/file", "score /a/file -m pocket"])
+def test_a_working_directory_that_is_gone_is_one_sentence(command: str, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    program = "from outrider.runner.cli.main import main; main()"
+    begin = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && exec {sys.executable} -P -c '{program}' {command}"
+    done = subprocess.run(["bash", "-c", begin], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1] == "outrider: the working directory is gone: cd to one that is there"
+    assert "Traceback" not in done.stderr
