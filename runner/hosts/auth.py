@@ -34,8 +34,8 @@ def token_file() -> Path:
         return Path.home() / ".ray" / "auth_token"
     except RuntimeError:  # a user whom the system does not know, as containers have them
         raise UsageError(
-            "there is no home directory to look for the cluster's token in: set HOME, or RAY_AUTH_TOKEN_PATH to the token's "
-            "file"
+            "there is no home directory to look for the cluster's token in: set HOME, or RAY_AUTH_TOKEN_PATH to the "
+            "token's file"
         ) from None
 
 
