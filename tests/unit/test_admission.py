@@ -270,6 +270,20 @@ def test_samples_of_a_row_have_keys_of_their_own(journal: Journal) -> None:
     assert samples[2].stop == ("s",)
 
 
+def test_every_way_to_sample_reaches_the_worker(journal: Journal) -> None:
+    """What a row asks for, and where it does not, what the job does."""
+    asked = {
+        "temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.125, "seed": 9, "min_tokens": 2,
+        "repetition_penalty": 1.5, "presence_penalty": 0.75, "frequency_penalty": -0.5,
+    }  # fmt: skip
+    usual = {"temperature": 0.25, "top_p": 0.5, "top_k": 4, "min_p": 0.0625, "min_tokens": 1}
+    content = lines({"id": "own", "prompt": "x", "logit_bias": {"7": 2}, **asked}, {"id": "usual", "prompt": "x"})
+    admitted(journal, content, seed=5, **usual)
+    first, second = (samples_of(row)[0].sampling for row in stored(journal, 0, 1))
+    assert first == Sampling(**asked, logit_bias=((7, 2.0),), end_tokens=(0,))  # type: ignore[arg-type]
+    assert second == Sampling(**usual, seed=derived_seed(5, "usual"), end_tokens=(0,))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("entry", "ends"),
     [

@@ -20,7 +20,17 @@ from examples import examples
 from outrider.runner.driving.partial_tokens import PartialTokenStore
 from outrider.runner.job.journal import DONE, Journal, KeptTokens
 from outrider.workers.actor_loops import TargetLoop
-from outrider.workers.messages import Harvest, Logprobs, PartialTokens, Row, RowFailure, RowResult, Sampling, TargetCounters
+from outrider.workers.messages import (
+    Harvest,
+    Logprobs,
+    PartialTokens,
+    Row,
+    RowFailure,
+    RowResult,
+    Sampling,
+    TargetCounters,
+    TokenLogprobs,
+)
 from outrider.workers.target import verifier as verify
 from outrider.workers.target.proposers import NoProposer
 
@@ -148,12 +158,13 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "job.db")
 
 
-def told(start: int, *tokens: int, key: int = 0) -> Harvest:
-    return Harvest((), TargetCounters(), written=(PartialTokens(key, start, tokens),))
+def told(start: int, *tokens: int, key: int = 0, logprobs: tuple[TokenLogprobs, ...] = ()) -> Harvest:
+    return Harvest((), TargetCounters(), written=(PartialTokens(key, start, tokens, logprobs),))
 
 
-def result(key: int, *tokens: int) -> Harvest:
-    return Harvest((RowResult(key, tokens, "text", "stop", 1, 0, 0, 0.1),), TargetCounters())
+def result(key: int, *tokens: int, logprobs: Logprobs | None = None) -> Harvest:
+    text = " ".join(map(str, tokens))
+    return Harvest((RowResult(key, tokens, text, "stop", 1, 0, 0, 0.1, logprobs=logprobs),), TargetCounters())
 
 
 def test_the_rows_of_a_dead_target_go_on_where_they_were(telling: Telling, journal: Journal) -> None:
@@ -191,6 +202,44 @@ def test_samples_that_have_ended_are_not_asked_for_again(telling: Telling, journ
     with pytest.raises(KeyboardInterrupt):
         driver(Journal(tmp_path / "job.db")).run()
     assert [(row.key, row.resumed) for row in telling.sent] == [(0, (5,)), (1, (3, 4))]
+
+
+def test_log_probabilities_go_on_with_their_tokens(telling: Telling, journal: Journal, tmp_path: Path) -> None:
+    """Of a sample that is written in several steps, and of one that has ended."""
+    five, seven, three, four = (((token, -0.5), (token + 1, -1.0)) for token in (5, 7, 3, 4))
+    whole = Logprobs((-0.5, -0.5), (three[1:], four[1:]), {}, (0, 1))
+    fill(journal, 1, samples=2)
+    telling.answers = [
+        told(0, 5, logprobs=(five,)),
+        told(0, 3, key=1, logprobs=(three,)),
+        told(1, 7, logprobs=(seven,)),
+        result(1, 3, 4, logprobs=whole),
+        KeyboardInterrupt(),
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        driver(journal).run()
+    journal.close()
+    telling.sent.clear()
+    telling.answers = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        driver(Journal(tmp_path / "job.db")).run()
+    assert [(row.key, row.resumed, row.resumed_logprobs) for row in telling.sent] == [
+        (0, (5, 7), (five, seven)),
+        (1, (3, 4), (three, four)),
+    ]
+
+
+def test_the_samples_of_a_row_stand_in_their_own_order(telling: Telling, journal: Journal) -> None:
+    """Not in that in which they have ended."""
+    fill(journal, 1, samples=3)
+    telling.answers = [result(1, 4), result(2, 5), result(0, 3)]
+    driver(journal).run()
+    [record] = map(json.loads, journal.records(DONE))
+    assert [(choice["index"], choice["text"]) for choice in record["response"]["body"]["choices"]] == [
+        (0, "3"),
+        (1, "4"),
+        (2, "5"),
+    ]
 
 
 def test_of_two_replicas_with_the_same_row_one_is_listened_to() -> None:

@@ -8,6 +8,7 @@ from outrider.runner.driving import schedule as module
 from outrider.runner.driving.schedule import (
     FETCH,
     MOST_ATTEMPTS,
+    MOST_BLAMED_IN_A_ROW,
     MOST_IDLE_DEATHS,
     Cancel,
     Drain,
@@ -125,6 +126,27 @@ def test_a_replica_that_only_dies_is_given_up_and_the_others_do_its_rows() -> No
     assert schedule.handle(RowsEnded(1, (2,))) != []
 
 
+def test_a_replica_that_ends_rows_between_its_deaths_is_not_given_up() -> None:
+    schedule = resumed(*range(50), capacity=1)
+    for row in range(2 * MOST_IDLE_DEATHS):
+        assert schedule.handle(RowsEnded(0, (row,))) == [Send(0, (row + 1,))]
+        assert schedule.handle(ReplicaDown(0, "gone")) == [RecordAttempts((row + 1,)), Restart(0)]
+        assert schedule.handle(ReplicaUp(0, 1, 1)) == [Send(0, (row + 1,))]
+
+
+def test_rows_that_are_blamed_with_good_ones_between_them_are_not_in_succession() -> None:
+    schedule = Schedule([0])
+    schedule.start()
+    schedule.handle(ReplicaUp(0, 1, 1))
+    for row in range(0, 4 * MOST_BLAMED_IN_A_ROW, 2):
+        schedule.handle(fetched(row, exhausted=False, attempts=MOST_ATTEMPTS - 1))
+        commands = schedule.handle(ReplicaDown(0, "boom"))
+        assert [type(command) for command in commands] == [RecordAttempts, FailRow, Restart]
+        schedule.handle(ReplicaUp(0, 1, 1))
+        assert schedule.handle(fetched(row + 1, exhausted=False))[0] == Send(0, (row + 1,))
+        schedule.handle(RowsEnded(0, (row + 1,)))
+
+
 def test_when_no_replica_stays_alive_the_job_says_why() -> None:
     schedule = Schedule([0])
     schedule.start()
@@ -238,6 +260,17 @@ def test_near_the_end_nothing_lies_in_store() -> None:
     assert schedule.handle(RowsEnded(0, (2,))) == [Send(0, (8,))]
 
 
+def test_the_store_of_a_replica_that_is_gone_counts_no_more() -> None:
+    schedule = Schedule([0, 1])
+    schedule.start()
+    schedule.handle(fetched(*range(8)))
+    assert schedule.handle(ReplicaUp(0, 4, 2)) == [Send(0, (0, 1, 2, 3))]
+    assert schedule.handle(ReplicaUp(1, 4, 2)) == [Send(1, (4, 5))], "four wait, as many as both stores hold"
+    schedule.handle(ReplicaLost(1))
+    assert schedule.handle(RowsEnded(0, (0, 1))) == [Send(0, (4, 5))], "four wait, and one store holds two"
+    assert schedule.handle(RowsEnded(0, (2, 3))) == [], "now two do"
+
+
 def test_suspects_are_tried_while_others_wait() -> None:
     schedule = resumed(*range(100), replicas=2, capacity=2)
     for _ in range(2):
@@ -248,6 +281,17 @@ def test_suspects_are_tried_while_others_wait() -> None:
     assert schedule.handle(RowsEnded(1, (3,))) == [Send(1, (0,))]
     assert schedule.handle(RowsEnded(1, (0,))) == [Send(1, (1,))]
     assert schedule.handle(RowsEnded(1, (1,))) == [Send(1, (6, 7))]
+
+
+def test_few_suspects_empty_few_replicas() -> None:
+    schedule = resumed(*range(100), replicas=6, capacity=2)
+    for _ in range(2):
+        schedule.handle(ReplicaDown(0, "gone"))
+        schedule.handle(ReplicaUp(0, 2, 2))
+    # Rows 0 and 1 are suspects, and replica 1 is emptied for them; it is enough.
+    assert schedule.handle(RowsEnded(1, (2,))) == []
+    assert schedule.handle(RowsEnded(2, (4,))) == [Send(2, (14,))]
+    assert schedule.handle(RowsEnded(3, (6,))) == [Send(3, (15,))]
 
 
 def test_every_command_and_event_is_a_frozen_value() -> None:
@@ -379,3 +423,19 @@ def test_rows_that_are_withdrawn_are_cancelled_or_never_sent() -> None:
 def test_places_of_withdrawn_rows_go_to_those_that_wait() -> None:
     schedule = resumed(0, 1, 10, 11, capacity=2)
     assert schedule.handle(RowsWithdrawn(0, 9)) == [Cancel(0, (0, 1)), Send(0, (10, 11))]
+
+
+def test_suspects_that_are_withdrawn_are_not_sent() -> None:
+    schedule = Schedule([0])
+    schedule.start()
+    schedule.handle(RowsFetched(((7, 2), (20, 0)), True))
+    assert schedule.handle(RowsWithdrawn(0, 9)) == []
+    assert schedule.handle(ReplicaUp(0, 2, 2)) == [Send(0, (20,))]
+
+
+def test_a_row_that_was_withdrawn_is_never_late() -> None:
+    schedule = resumed(0, 1, 2, replicas=3, capacity=1)
+    schedule.handle(Tick(10.0))
+    schedule.handle(RowsEnded(0, (0,)))
+    assert schedule.handle(RowsWithdrawn(1, 1)) == [Cancel(1, (1,))]
+    assert schedule.handle(Tick(50.0)) == [Send(0, (2,))]

@@ -120,6 +120,14 @@ def test_a_stop_string_is_looked_for_in_a_window() -> None:
     assert max(longest) <= 4 * 4 + 8
 
 
+def test_the_window_is_that_of_the_longest_stop_string() -> None:
+    """A short one beside it must not make it too small: here a token is a character."""
+    long = "abcdefghij" * 4
+    writer = TextWriter(lambda tokens: "".join(map(chr, tokens)), ("!", long), ())
+    assert feed(writer, list(map(ord, f"so {long} and on"))) == len(f"so {long}")
+    assert writer.text() == "so "
+
+
 @pytest.mark.parametrize("word", ["🚀", "é🚀", "日本語"])
 def test_characters_that_take_several_tokens(word: str) -> None:
     """A byte a token, as byte-level vocabularies do it at worst."""

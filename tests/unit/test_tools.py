@@ -146,7 +146,8 @@ def test_completions_have_none(key: str) -> None:
     given: Any = {"tools": [GET], "tool_choice": "required"}[key]
     with pytest.raises(RowError, match=f'^"{key}" belongs to chats, whose template shows'):
         parse_simple({"prompt": "x", key: given}, 1)
-    parse_simple({"prompt": "x", "tools": [], "tool_choice": "auto", "parallel_tool_calls": True}, 1)
+    for parallel in (True, False):
+        parse_simple({"prompt": "x", "tools": [], "tool_choice": "auto", "parallel_tool_calls": parallel}, 1)
 
 
 def test_earlier_calls_are_given_to_the_template_as_objects() -> None:

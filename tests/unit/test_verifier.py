@@ -160,6 +160,19 @@ def test_a_perfect_draft_saves_the_rounds_it_should() -> None:
     assert (result.rounds, result.proposed, result.accepted) == (6, 4 * 4 + 3, 4 * 4 + 3)
 
 
+class Talkative(Nonsense):
+    """Proposes more than it is asked for, and all of it right."""
+
+    def _one(self, live: LiveRow, limit: int) -> Sequence[int]:
+        return self._right(live, max(0, limit) + 3)
+
+
+def test_candidates_that_nobody_asked_for_are_not_tried() -> None:
+    row, engine = Row(1, (1, 2, 3), 25), FakeEngine(CONTEXT)
+    assert_plain([row], finish(verifier(engine, Talkative(0), 1, 4, end=()), [row]), end=())
+    assert [len(feed.tokens) for (feed,) in engine.passes] == [3, 5, 5, 5, 5, 4]
+
+
 class RunnerUpShare(Nonsense):
     """Its third candidate is wrong, and what it would have said second is right."""
 
