@@ -79,6 +79,9 @@ SMALLEST_GROUP = 32
 BY_SMALL_GROUPS = Storage(Codes.INT4, Scales.BF16, zeros=True)
 
 
+CACHE_LANES = 16
+
+
 class Cache(IntEnum):
     """How keys and values are kept; the numbers are the C interface's ``outrider_cache``."""
 
@@ -89,6 +92,12 @@ class Cache(IntEnum):
     @property
     def element_bytes(self) -> int:
         return {Cache.BF16: 2, Cache.FP32: 4, Cache.INT8: 1}[self]
+
+    def token_bytes(self, kv_heads: int, head_size: int) -> int:
+        """Of a layer's keys and values: in 8 bits each vector has a scale, and values lie in whole vector registers."""
+        values = -(-head_size // CACHE_LANES) * CACHE_LANES
+        scales = 8 if self is Cache.INT8 else 0
+        return kv_heads * ((head_size + values) * self.element_bytes + scales)
 
 
 class Kind(IntEnum):
@@ -277,6 +286,11 @@ class Program:
         """
         ops = tuple(op for op in self.ops if op.kind is not Kind.HAND_OUT)
         return hashlib.sha256(repr(replace(self, ops=ops, cache=Cache.BF16)).encode()).hexdigest()
+
+    @property
+    def token_bytes(self) -> int:
+        """What a token of a row takes in the cache of keys and values; states of a row, which do not grow, apart."""
+        return sum(self.cache.token_bytes(op.kv_heads, op.head_size) for op in self.ops if op.kind is Kind.ATTENTION)
 
     @property
     def handed_out(self) -> int:

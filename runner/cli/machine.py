@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,9 +52,10 @@ def _topology(given: dict[str, Any], json_: Annotated[bool, typer.Option("--json
     made: Plan | None = None
     refusal: PlacementError | None = None
     if planned:
-        sizes, request = _asked_by_run(spec, len(machine.usable_cores))
+        sizes, request, uncounted = _asked_by_run(spec, len(machine.usable_cores))
         try:
             made = plan([machine], sizes, request)
+            made = replace(made, notes=(*made.notes, *uncounted))
         except PlacementError as error:
             refusal = error
     if json_:
@@ -86,15 +88,14 @@ def _refuse_unread(spec: TopologySpec, planned: bool, json_: bool) -> None:
         raise UsageError(f"{unread} is about a plan: ask for one with --plan and -m MODEL, or leave it out")
 
 
-def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, PlacementRequest]:
-    """What a run of these models would ask of the placement on a machine of so many cores."""
-    from dataclasses import replace
-
+def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, PlacementRequest, list[str]]:
+    """What a run of these models would ask of the placement on a machine of so many cores; and notes on the sizes."""
     from outrider.runner.job.tokenizer_process import PlanningProcess
     from outrider.runner.model_choice import is_movable, placement_request_of
     from outrider.runner.option import build_options, flag_of
     from outrider.runner.options import NO_DRAFT, JobSpec, TopologySpec
     from outrider.runner.planning.placement_request import ModelSizes
+    from outrider.runner.planning.topology_view import of_weights_alone
     from outrider.runner.prepare_job import prepare_models
     from outrider.workers.errors import UsageError
     from outrider.workers.messages import ModelSpec
@@ -102,6 +103,7 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
     def say(text: str) -> None:
         typer.echo(printable(text), err=True)
 
+    notes: list[str] = []
     shared = {name: getattr(spec, name) for name in spec.model_fields_set & JobSpec.model_fields.keys()}
     if spec.model is not None:
         if spec.model_bytes is not None or spec.draft_bytes is not None:
@@ -111,6 +113,10 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
         run = build_options(JobSpec, {"input": "-", **shared})
         with PlanningProcess() as tokenizer_process:
             models = prepare_models(run, tokenizer_process, say)
+            if not (spec.kv_bytes or spec.draft_kv_bytes):
+                draft = models.draft_model
+                kept = None if draft is None else tokenizer_process.cache_token_bytes(draft)
+                notes.append(of_weights_alone(tokenizer_process.cache_token_bytes(models.target_model), kept))
         sizes, pair = models.sizes(), (models.target_model, models.draft_model)
     elif spec.model_bytes is None:
         raise UsageError("--plan needs a model: give --model-bytes N, or -m MODEL")
@@ -123,7 +129,8 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
         native = ModelSpec("", "native", "auto")
         pair = (native, native if drafted else None)
     movable = is_movable(run, *pair)
-    return replace(sizes, target_kv=spec.kv_bytes, draft_kv=spec.draft_kv_bytes), placement_request_of(run, movable, cores)
+    sizes = replace(sizes, target_kv=spec.kv_bytes, draft_kv=spec.draft_kv_bytes)
+    return sizes, placement_request_of(run, movable, cores), notes
 
 
 def doctor_command(json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.errors import JobError, ModelError
+from outrider.workers.messages import ModelSpec
 from outrider.workers.models.limits import MOST_BYTES
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.reasoning import ReasoningTags
@@ -107,6 +108,10 @@ class TokenizerProcess:
     def check_weights(self, path: str, engine: str, allow_pickle: bool, precision: str) -> None:
         """A ModelError where the files lack what the engine needs."""
         self._ask_again(_check_weights, path, engine, allow_pickle, precision)
+
+    def cache_token_bytes(self, model: ModelSpec) -> int | None:
+        """What the keys and values of a token take; None where that is not known before the model is open."""
+        return self._ask_again(_cache_token_bytes, model)
 
     def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:
         """A ModelError where the hf engine does not give the model's own text.
@@ -378,6 +383,12 @@ def _check_weights(path: str, engine: str, allow_pickle: bool, precision: str) -
     from outrider.workers.models.opening import check_weights
 
     check_weights(path, engine, allow_pickle, precision)
+
+
+def _cache_token_bytes(model: ModelSpec) -> int | None:
+    from outrider.workers.models.opening import cache_token_bytes
+
+    return cache_token_bytes(model)
 
 
 def _hf_is_known(model_info: ModelInfo, fast_attention: bool) -> bool:

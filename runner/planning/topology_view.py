@@ -16,7 +16,7 @@ from outrider.runner.planning.placement import Plan, PlannedActor
 from outrider.runner.planning.topology import Core, Node, Topology
 from outrider.runner.printable import printable
 
-GIB = 1 << 30
+KIB, GIB = 1 << 10, 1 << 30
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 CORES_A_LINE = 16
 MOST_NODES_IN_A_TABLE = 16
@@ -73,6 +73,13 @@ def draw(console: Console, topology: Topology, plan: Plan | None = None) -> None
         console.print(f"note: {printable(note)}", highlight=False, markup=False)
     for warning in _warnings(topology):
         console.print(f"warning: {printable(warning)}", highlight=False, markup=False)
+
+
+def of_weights_alone(target: int | None, draft: int | None = None) -> str:
+    """Note what is not counted, with the bytes of keys and values a token has, where they are known."""
+    known = [f"{size / KIB:,.1f} KiB ({role})" for role, size in (("target", target), ("draft", draft)) if size is not None]
+    what = f", for each token of a row {' + '.join(known)}" if known else ""
+    return f"memory counts weights alone: keys and values come on top{what}; --kv-bytes adds them"
 
 
 def _warnings(topology: Topology) -> list[str]:

@@ -101,6 +101,15 @@ def rows_that_fit(model: Packed, cache_bytes: int) -> int:
     raise AssertionError("there was no limit")
 
 
+@pytest.mark.parametrize("kept", Cache)
+@pytest.mark.parametrize("shape", [LLAMA, BIGCODE, Shape(width=96, heads=4, kv_heads=2, layers=2)], ids=["a", "b", "odd"])
+def test_what_a_token_takes_is_as_the_program_says(shape: Shape, kept: Cache) -> None:
+    model = packed(shape, Format.W4A8)
+    model = replace(model, program=replace(model.program, cache=kept))
+    block = -(-32 * model.program.token_bytes // 64) * 64
+    assert (rows_that_fit(model, 5 * block), rows_that_fit(model, 5 * block - 1)) == (5, 4)
+
+
 def test_it_takes_little_more_than_half_the_memory() -> None:
     shape = Shape(width=256, heads=4, kv_heads=4, layers=2)
     # A head of 64: 64 bytes and a scale of 4, instead of 128.

@@ -24,6 +24,7 @@ from outrider.runner.planning.topology import read_topology
 from outrider.workers.errors import PlacementError, UsageError
 from outrider.workers.machine import core_leases as leases
 from outrider.workers.machine import pin_check, pinning
+from outrider.workers.messages import ModelSpec
 from outrider.workers.models import ipex
 from outrider.workers.models.model_info import ModelInfo
 
@@ -264,6 +265,9 @@ class WillingProcess(Willing):
     def native_refuses(self, path: str) -> str | None:
         return "it cannot" if path == "/models/strange" else None
 
+    def cache_token_bytes(self, model: ModelSpec) -> int | None:
+        return None if model.engine == "hf" else 6144
+
     def prepare_pair(
         self, target: str, draft: str, say: Callable[[str], None]
     ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
@@ -303,6 +307,25 @@ def test_a_plan_is_for_the_precision_of_the_run(tmp_path: Path, monkeypatch: pyt
     words = ["topology", "--sysfs", str(tree), "-m", "known", "--draft", "none"]
     assert isinstance(CliRunner().invoke(app, words).exception, PlacementError)
     assert answer(*words, "--precision", "w4a8")["actors"]
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        (["-m", "known"], [", for each token of a row 6.0 KiB (target) + 6.0 KiB (draft)"]),
+        (["-m", "known", "--draft", "none"], [", for each token of a row 6.0 KiB (target)"]),
+        (["-m", "strange", "--draft", "none"], [""]),
+        (["-m", "known", "--kv-bytes", "9"], []),
+        (["--model-bytes", "9"], []),
+    ],
+)
+def test_a_plan_says_what_its_memory_leaves_out(
+    words: list[str], notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.runner.job.tokenizer_process.PlanningProcess", WillingProcess)
+    found = answer("topology", "--sysfs", str(build(tmp_path, {0: [(0,), (1,)]})), "--plan", *words)
+    begin = "memory counts weights alone: keys and values come on top"
+    assert found["notes"] == [f"{begin}{note}; --kv-bytes adds them" for note in notes]
 
 
 def test_a_refused_plan_still_shows_the_machine(tmp_path: Path) -> None:

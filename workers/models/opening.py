@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.kernels import library, native
-from outrider.kernels.program import Cache, Format
+from outrider.kernels.program import Cache, Format, Program
 from outrider.kernels.storage import LARGEST_BESIDE_INT4, largest_activation
 from outrider.workers.engines.engine import Engine
 from outrider.workers.errors import ModelError, UsageError, WorkerError
@@ -90,6 +90,14 @@ def check_weights(path: str, engine: str, allow_pickle: bool = False, precision:
         open_checkpoint(directory).close()
 
 
+def cache_token_bytes(spec: ModelSpec) -> int | None:
+    """What the keys and values of a token take, by the headers of the weights; None where those do not tell."""
+    directory = Path(spec.path)
+    if spec.engine != "native" or weight_files(directory)[0].suffix == ".bin":
+        return None
+    return _with_cache(lay_out(directory, PRECISIONS[spec.precision]).program, spec).token_bytes
+
+
 def open_model(spec: ModelSpec, progress: Callable[[int, int], None] = lambda done, total: None) -> OpenModel:
     """``progress`` hears how many bytes of the packed weights are in place, of how many; only the native engine tells."""
     if spec.engine == "native":
@@ -117,9 +125,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     model_info = read_model_info(spec.path)
     laid_out = lay_out(Path(model_info.path), PRECISIONS[spec.precision], spec.allow_pickle, spec.states)
     target_info = read_model_info(spec.target) if model_info.head else None
-    program = laid_out.program
-    if spec.cache_precision == "int8" or (spec.small_cache and program.integer):
-        program = replace(program, cache=Cache.INT8)
+    program = _with_cache(laid_out.program, spec)
     threads = spec.threads or len(spec.cores) or len(os.sched_getaffinity(0))
     packer = NativePacker()
     packed = load_packed(model_info, program, packer, threads, spec.allow_pickle, progress, target_info)
@@ -155,6 +161,11 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     return OpenModel(
         engine, "native", ends, notes, path, weights, threads, model.use_cores, target_info is not None, engine.reserve
     )
+
+
+def _with_cache(program: Program, spec: ModelSpec) -> Program:
+    small = spec.cache_precision == "int8" or (spec.small_cache and program.integer)
+    return replace(program, cache=Cache.INT8) if small else program
 
 
 def _open_hf(spec: ModelSpec) -> OpenModel:
