@@ -52,7 +52,7 @@ def _offsets(pieces: Sequence[tuple[bytes, bool]], text: str, given: bool) -> tu
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     offsets, length = [], 0
-    # Some tokenizers drop the space before a text's first word, if it is no answer's.
+    # Some tokenizers drop the space before the first word of a text that stands behind nothing.
     spoken = b"".join(piece for piece, left_out in pieces if not left_out)
     dropped = int(len(spoken) - len(spoken.lstrip(b" ")) > len(text) - len(text.lstrip(" ")))
     for piece, left_out in pieces:
