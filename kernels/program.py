@@ -78,7 +78,7 @@ FACTORS = Storage(Codes.INT4, Scales.FACTORS)
 SMALLEST_GROUP = 32
 BY_SMALL_GROUPS = Storage(Codes.INT4, Scales.BF16, zeros=True)
 
-
+# kLanes of the kernels: values of the cache lie in vectors of so many.
 CACHE_LANES = 16
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-# So many of the tokens before decide how the first ones behind them are written.
+# Tokens before, of which the last at least decide how those behind them are written.
 ANCHOR = 8
 
 
