@@ -232,6 +232,7 @@ def without_optimising(folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.build
+@pytest.mark.timeout(1800)  # a compile of everything, behind every other test on two cores
 def test_wheel_and_sdist_build_and_the_wheel_works_elsewhere(tmp_path: Path) -> None:
     """The wheel is built from the sdist, so the sdist is whole as well."""
     built = tmp_path / "dist"
