@@ -22,7 +22,7 @@ from outrider.runner.driving.replica import Call, Replica
 from outrider.runner.driving.schedule import Schedule
 from outrider.runner.hosts.memory_kills import MemoryKills
 from outrider.runner.hosts.this_machine import Hosts
-from outrider.runner.hosts.worker_errors import explain, with_remedy
+from outrider.runner.hosts.worker_errors import SHORT_OF_MEMORY, explain, with_remedy
 from outrider.runner.job.journal import Journal
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.report.counters import JobCounters
@@ -227,7 +227,8 @@ class DriverLoop:
         cause, raised = (error.cause, True) if isinstance(error, RayTaskError) else (error, False)
         # Kills on another host are not seen here.
         killed_for_memory = not raised and replica.plan.target.node is None and self._memory_kills.rose()
-        failure = Failure(cause, explain(error, killed_for_memory), raised, self._hosts.gone(replica.plan))
+        reason = explain(error, killed_for_memory)
+        failure = Failure(cause, reason, raised, self._hosts.gone(replica.plan), reason in SHORT_OF_MEMORY)
         match call:
             case Call.LOAD_DRAFT | Call.WATCH_DRAFT:
                 replica.draft_is_gone()

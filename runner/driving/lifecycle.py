@@ -18,7 +18,7 @@ whether it died alone. Only then does the schedule hold the death against the ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from outrider.runner.driving import schedule
@@ -57,6 +57,8 @@ class Doubtful:
     since: float
     reason: str
     unsent: frozenset[int] = frozenset()
+    # It was ended because memory was short, with rows in it.
+    had_too_many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Failure:
     # The process lived to raise it, so its host lives.
     raised: bool = False
     host_gone: bool = False
+    # Its process was ended because memory was short.
+    short_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,17 +396,36 @@ class Lifecycle:
             return [EndJob(failure.error)]  # no replica will fare better
         if failure.host_gone:
             return self._lose_host(replica, failure.reason)
-        self._enter(replica, Doubtful(now, failure.reason, unsent))
+        had_too_many = failure.short_of_memory and isinstance(self.state(replica), Up)
+        self._enter(replica, Doubtful(now, failure.reason, unsent, had_too_many))
         return self._died(replica) if failure.raised else [Stop(replica), AskHost(replica)]
 
     def _died(self, replica: int) -> list[Instruction]:
         doubt = self._replicas[replica].state
         assert isinstance(doubt, Doubtful)
         self._enter(replica, Down())
+        fewer = self._take_fewer_rows(replica, doubt.reason) if doubt.had_too_many else []
         return [
             Stop(replica),
             Record(Loss.TARGET, replica, doubt.reason),
-            Tell(schedule.ReplicaDown(replica, doubt.reason, doubt.unsent)),
+            *fewer,
+            Tell(schedule.ReplicaDown(replica, doubt.reason, doubt.unsent, rows_are_blamed=not fewer)),
+        ]
+
+    def _take_fewer_rows(self, replica: int, reason: str) -> list[Instruction]:
+        """Half as many at once from now on: their keys and values take half the memory. Of one row there is no half."""
+        state = self._replicas[replica]
+        spec = state.plan.replica_spec
+        if spec.batch == 1:
+            return []
+        fewer = spec.batch // 2
+        state.plan = replace(state.plan, replica_spec=replace(spec, batch=fewer))
+        return [
+            Place(replica, state.plan),
+            Note(
+                f"replica {replica} works on {fewer} row{'s' if fewer > 1 else ''} at once from now on instead of {spec.batch}: "
+                f"{reason}"
+            ),
         ]
 
     def _lose_draft(self, replica: int, failure: Failure, now: float) -> list[Instruction]:

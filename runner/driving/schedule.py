@@ -50,11 +50,15 @@ class ReplicaDoubtful:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDown:
-    """It has died. Rows that were meant for it and are still ``unsent`` had no part in that."""
+    """It has died. Rows that were meant for it and are still ``unsent`` had no part in that.
+
+    Where no row is to be blamed, it had too many of them at once, and comes up again for fewer.
+    """
 
     replica: int
     reason: str
     unsent: frozenset[int] = frozenset()
+    rows_are_blamed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +263,12 @@ class Schedule:
                 state.rows_at_death = len(state.rows)
                 self._with_room.pop(replica, None)
                 fed = ()
-            case ReplicaDown(replica, reason, unsent):
-                commands = self._lose(replica, reason, unsent)
+            case ReplicaDown(replica, reason, unsent, rows_are_blamed):
+                if rows_are_blamed:
+                    commands = self._lose(replica, reason, unsent)
+                else:
+                    self._put_back(replica, self._empty(replica))
+                    commands = [] if self._draining else [Restart(replica)]
                 fed = tuple(self._with_room)
             case ReplicaAdded(replica):
                 self._replicas[replica] = _Replica()

@@ -124,9 +124,9 @@ class ClusterHosts:
     def release(self, plan: ReplicaPlan) -> None:
         with self._lock:
             node = str(plan.target.node)
-            plans = self._plans.get(node, [])
-            if plan in plans:
-                plans.remove(plan)
+            held = next((each for each in self._plans.get(node, []) if each.is_where(plan)), None)
+            if held is not None:
+                self._plans[node].remove(held)
                 self._waiting[node] += 1
 
     def host(self, plan: ReplicaPlan) -> str:

@@ -77,8 +77,7 @@ class LocalHost:
         return self._sign_of_life()
 
     def release(self, plan: ReplicaPlan) -> None:
-        if plan in self._plans:
-            self._plans.remove(plan)
+        self._plans[:] = [each for each in self._plans if not each.is_where(plan)]
 
     def host(self, plan: ReplicaPlan) -> str:
         return plan.target.actor.host

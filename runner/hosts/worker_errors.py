@@ -9,6 +9,7 @@ from outrider.workers.errors import OutriderError
 DIED = "its process died"
 ENDED_BY_RAY = "Ray ended its process because the machine ran short of memory"
 ENDED_BY_KERNEL = "its process died while the kernel ended processes for want of memory"
+SHORT_OF_MEMORY = (ENDED_BY_RAY, ENDED_BY_KERNEL)
 # The last two decide texts, so that a job which was begun without them is not gone on with.
 LESS_MEMORY = "a smaller --batch needs less, and in a new job a smaller --precision or --cache-precision int8"
 
@@ -29,6 +30,6 @@ def explain(error: Exception, killed_for_memory: bool = False) -> str:
 
 def with_remedy(reason: str) -> str:
     """A reason for which a job ends, and what to do about it where want of memory is the cause, or may be."""
-    if reason.endswith((ENDED_BY_RAY, ENDED_BY_KERNEL)):
+    if reason.endswith(SHORT_OF_MEMORY):
         return f"{reason}; {LESS_MEMORY}"
     return f"{reason}; if memory was short, {LESS_MEMORY}" if reason.endswith(DIED) else reason

@@ -54,6 +54,10 @@ class ReplicaPlan:
     def leases(self) -> tuple[str, ...]:
         return self.target.placement.leases + (self.draft.placement.leases if self.draft is not None else ())
 
+    def is_where(self, other: ReplicaPlan) -> bool:
+        """Whether both are of the same processes in the same place: one may work on fewer rows at once."""
+        return (self.target, self.draft) == (other.target, other.draft)
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTemplate:

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from outrider.runner.driving import driver as module
 from outrider.runner.driving.driver import Driver
@@ -62,6 +62,8 @@ class World:
 
     def __init__(self) -> None:
         self.poison: set[int] = set()
+        # More rows than this are too many for a replica's memory.
+        self.fits = 1 << 30
         self.refused: set[int] = set()
         self.never_up: set[int] = set()
         self.dies_at_start: dict[int, Exception] = {}
@@ -128,6 +130,8 @@ class FakeReplica:
 
     def _harvest(self) -> Any:
         self.world.after_harvest()
+        if len(self.rows) > self.world.fits:
+            return OutOfMemoryError("1.2GB")
         free = [row for row in self.rows if (self.number, row.key // MOST_SAMPLES) not in self.world.hangs_on]
         some = free[:2]
         self.rows = deque(row for row in self.rows if row not in some)

@@ -293,6 +293,20 @@ def test_a_job_whose_targets_are_killed_says_what_needs_less_memory(
     assert str(caught.value).endswith("; the rows already done are kept, and the job can be resumed")
 
 
+def test_a_replica_that_memory_is_too_short_for_goes_on_with_fewer_rows_at_once(world: World, journal: Journal) -> None:
+    fill(journal, 12)
+    world.fits = 3
+    tested = driver(journal)
+    tested.run()
+    assert (journal.counts().done, journal.counts().failed) == (12, 0)
+    assert world.starts == [0, 0, 0]
+    short = "Ray ended its process because the machine ran short of memory"
+    assert [note for note in tested.counters.notes if short in note] == [
+        f"replica 0 works on {fewer} at once from now on instead of {before}: {short}"
+        for fewer, before in (("2 rows", 4), ("1 row", 2))
+    ]
+
+
 def test_kills_on_this_machine_say_nothing_of_another(
     world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,35 @@ def test_a_target_that_dies_is_in_doubt_until_its_host_has_told() -> None:
     assert (machine.state(0), machine.up) == (Down(), 0)
 
 
+def test_a_target_that_is_ended_for_memory_comes_up_again_for_half_as_many_rows() -> None:
+    machine = made(up=[0])
+    short = Failure(RuntimeError("died"), "memory was short", short_of_memory=True)
+    for fewer, said in ((2, "2 rows at once from now on instead of 4"), (1, "1 row at once from now on instead of 2")):
+        plan = replace(PLAN, replica_spec=replace(PLAN.replica_spec, batch=fewer))
+        assert told(machine, TargetDied(0, short), HostLives(0)) == [
+            Stop(0),
+            AskHost(0),
+            Stop(0),
+            Record(Loss.TARGET, 0, "memory was short"),
+            Place(0, plan),
+            Note(f"replica 0 works on {said}: memory was short"),
+            Tell(schedule.ReplicaDown(0, "memory was short", rows_are_blamed=False)),
+        ]
+        assert told(machine, RestartWanted(0), TargetReady(0)) == [Start(0), Tell(schedule.ReplicaUp(0, 2 * fewer, fewer))]
+    # One row has the memory to itself: its death is held against it like any other.
+    assert told(machine, TargetDied(0, short), HostLives(0))[3:] == [
+        Record(Loss.TARGET, 0, "memory was short"),
+        Tell(schedule.ReplicaDown(0, "memory was short")),
+    ]
+
+
+def test_a_start_that_memory_is_too_short_for_had_no_rows() -> None:
+    machine = made(up=[0])
+    told(machine, TargetDied(0, DIED), HostLives(0), RestartWanted(0))
+    short = Failure(RuntimeError("died"), "memory was short", short_of_memory=True)
+    assert told(machine, StartFailed(0, short), HostLives(0))[-1] == Tell(schedule.ReplicaDown(0, "memory was short"))
+
+
 def test_where_nobody_can_be_asked_the_target_died_alone() -> None:
     machine = made(up=[0])
     assert told(machine, TargetDied(0, DIED), HostLives(0)) == [Stop(0), AskHost(0), Stop(0), TARGET_DIED, DOWN]

@@ -88,6 +88,16 @@ def test_rows_of_a_dead_replica_go_elsewhere_and_first() -> None:
     assert schedule.handle(RowsEnded(1, (3,))) == [Send(1, (0,))]
 
 
+def test_rows_that_were_too_many_at_once_are_not_blamed_and_come_again_fewer_at_a_time() -> None:
+    schedule = resumed(0, 1, 2, 3, capacity=4)
+    for capacity in (2, 1):
+        assert schedule.handle(ReplicaDown(0, "memory was short", rows_are_blamed=False)) == [Restart(0)]
+        assert schedule.handle(ReplicaUp(0, capacity, capacity)) == [Send(0, tuple(range(capacity)))]
+    for row in range(3):
+        assert schedule.handle(RowsEnded(0, (row,))) == [Send(0, (row + 1,))]
+    assert schedule.handle(RowsEnded(0, (3,))) == [Finish()]
+
+
 def test_a_row_that_saw_two_deaths_is_tried_alone() -> None:
     schedule = resumed(0, 1, 2)
     schedule.handle(ReplicaDown(0, "gone"))

@@ -24,10 +24,12 @@ def simulate(
     drain_after: int | None = None,
     eager: bool = False,
     hangs: frozenset[int] = frozenset(),
+    fits: int = 1 << 30,
 ) -> tuple[set[int], set[int], str | None]:
     """A world that carries out commands; a replica with a poison row, or a broken one with any row, dies.
 
     Returns the rows that ended, those that failed, and why the job finished. ``eager``: poison kills before any row ends.
+    A replica that holds more rows than its memory ``fits`` dies of that, and comes up again for half as many.
     """
     tested = schedule.Schedule(range(replicas))
     attempts: Counter[int] = Counter()
@@ -35,6 +37,7 @@ def simulate(
     failed: set[int] = set()
     holding: dict[int, set[int]] = {}
     starting = set(range(replicas))
+    room = dict.fromkeys(range(replicas), capacity)
     cursor, steps = 0, 0
     finish: list[schedule.Finish] = []
 
@@ -57,7 +60,7 @@ def simulate(
                     if any(attempts[row] > 1 for row in {*sent, *holding[replica]}):
                         assert len(holding[replica]) + len(sent) == 1, "a suspect has company"
                     holding[replica] |= set(sent)
-                    assert len(holding[replica]) <= capacity, "the replica is overfull"
+                    assert len(holding[replica]) <= room[replica], "the replica is overfull"
                 case schedule.Cancel(replica, dropped):
                     assert set(dropped) <= ended | failed | {
                         row for row in poison if attempts[row] >= schedule.MOST_ATTEMPTS
@@ -76,10 +79,10 @@ def simulate(
                 case schedule.Finish():
                     finish.append(command)
 
-    def kill(replica: int) -> None:
+    def kill(replica: int, rows_are_blamed: bool = True) -> None:
         holding.pop(replica, None)
         starting.discard(replica)
-        perform(tested.handle(schedule.ReplicaDown(replica, "boom")))
+        perform(tested.handle(schedule.ReplicaDown(replica, "boom", rows_are_blamed=rows_are_blamed)))
 
     perform(tested.start())
     while not finish:
@@ -103,9 +106,13 @@ def simulate(
                 continue
             starting.discard(replica)
             holding[replica] = set()
-            perform(tested.handle(schedule.ReplicaUp(replica, capacity, capacity)))
+            perform(tested.handle(schedule.ReplicaUp(replica, room[replica], room[replica])))
             continue
         held = holding[replica]
+        if len(held) > fits:
+            room[replica] //= 2
+            kill(replica, rows_are_blamed=False)
+            continue
         row = dice.choice(sorted(held))
         if replica in broken or row in poison or (eager and held & poison) or dice.random() < deaths:
             kill(replica)
@@ -178,6 +185,19 @@ def test_poison_rows_fail_and_innocent_ones_do_not(rows: int, replicas: int, cap
     assert reason is None
     assert failed == poison
     assert ended == set(range(rows)) - poison
+
+
+@settings(max_examples=examples(60))
+@given(
+    st.integers(0, 300), st.integers(1, 4), st.integers(1, 20), st.integers(1, 8), st.integers(0, 1 << 30), st.booleans()
+)
+def test_rows_that_memory_is_too_short_for_at_once_all_end(
+    rows: int, replicas: int, capacity: int, fits: int, seed: int, poisoned: bool
+) -> None:
+    dice = random.Random(seed)
+    poison = {dice.randrange(rows)} if poisoned and rows else set()
+    ended, failed, reason = simulate(rows, replicas, capacity, poison, 0.0, dice, fits=fits)
+    assert (ended, failed, reason) == (set(range(rows)) - poison, poison, None)
 
 
 @settings(max_examples=examples(60))
