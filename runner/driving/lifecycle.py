@@ -420,13 +420,8 @@ class Lifecycle:
             return []
         fewer = spec.batch // 2
         state.plan = replace(state.plan, replica_spec=replace(spec, batch=fewer))
-        return [
-            Place(replica, state.plan),
-            Note(
-                f"replica {replica} works on {fewer} row{'s' if fewer > 1 else ''} at once from now on instead of {spec.batch}: "
-                f"{reason}"
-            ),
-        ]
+        rows = f"{fewer} row{'s' if fewer > 1 else ''} at once from now on instead of {spec.batch}"
+        return [Place(replica, state.plan), Note(f"replica {replica} works on {rows}: {reason}")]
 
     def _lose_draft(self, replica: int, failure: Failure, now: float) -> list[Instruction]:
         if isinstance(failure.error, UsageError) and not self._draft_ever_up:
