@@ -420,8 +420,9 @@ class Lifecycle:
             return []
         fewer = spec.batch // 2
         state.plan = replace(state.plan, replica_spec=replace(spec, batch=fewer))
-        rows = f"{fewer} row{'s' if fewer > 1 else ''} at once from now on instead of {spec.batch}"
-        return [Place(replica, state.plan), Note(f"replica {replica} works on {rows}: {reason}")]
+        rows = "1 row" if fewer == 1 else f"{fewer} rows"
+        said = f"replica {replica} works on {rows} at once from now on instead of {spec.batch}: {reason}"
+        return [Place(replica, state.plan), Note(said)]
 
     def _lose_draft(self, replica: int, failure: Failure, now: float) -> list[Instruction]:
         if isinstance(failure.error, UsageError) and not self._draft_ever_up:
