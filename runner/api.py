@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
 
+from outrider.runner.counted import counted
 from outrider.runner.job_process import JobProcess, temporary_file
 from outrider.runner.option import build_options, option_of, sections
 from outrider.runner.options import JobSpec
@@ -53,7 +54,7 @@ class Job:
         except OutriderError as error:  # a notebook shows a job whatever has become of it
             return f"Job({str(self.directory)!r}: {error})"
         ended = f"{counts.done:,} done, {counts.failed:,} failed"
-        return f"Job({str(self.directory)!r}, {status}: {counts.rows:,} rows, {ended})"
+        return f"Job({str(self.directory)!r}, {status}: {counted(counts.rows, 'row')}, {ended})"
 
     @property
     def status(self) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from outrider.runner.counted import counted
 from outrider.runner.hosts.ray_start import joined_ray
 from outrider.runner.hosts.start_anew import check_worth_another
 from outrider.runner.hosts.submit import absolute_model
@@ -73,7 +74,7 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
     if counts.pending:
         # Rows of a job that has not run yet may have failed, too: those that were wrong in the input.
         if journal.meta("numeric_path") is not None and (counts.done or counts.failed):
-            display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counts.rows:,} rows have ended")
+            display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counted(counts.rows, 'row')} ended")
         trace = TraceFile(spec.trace)
         with _hosts(spec, prepared, display) as (where, plans):
             from outrider.runner.driving.driver import Driver

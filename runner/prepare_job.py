@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import outrider
+from outrider.runner.counted import counted
 from outrider.runner.hosts.start_anew import ANEW
 from outrider.runner.hosts.submit import ACCEPTED, absolute_model
 from outrider.runner.job.admission import admit
@@ -121,7 +122,7 @@ def prepare(
         else:
             _admit(spec, target, tokenizer_process, journal, asked_with, display, called)
     if spec.address is not None:
-        display.say(f"{journal.counts().rows:,} {ACCEPTED}; results will be in {directory.resolve()}")
+        display.say(f"{counted(journal.counts().rows, 'row')} {ACCEPTED} in {directory.resolve()}")
     describe(directory, journal, _description(spec, target, models.draft, models.draft_name, journal.meta("identity")))
     template = models.replica_template(spec, journal.counts().pending)
     return PreparedJob(journal, template, models.sizes(), models.model_infos)
@@ -157,11 +158,10 @@ def _check_goes_on(
 
 def _put_back(journal: Journal, display: Watcher) -> None:
     count, stay = journal.put_back_failed(), journal.counts().failed
-    display.say(f"{count:,} failed rows are run again" if count else "no failed row can be run again")
+    display.say(f"{counted(count, 'failed row')} to be run again" if count else "no failed row can be run again")
     if stay:
-        display.say(
-            f"note: {stay:,} rows were wrong in the input and stay failed; mend them there and run them as another job"
-        )
+        wrong = f"note: wrong in the input, and failed for good: {counted(stay, 'row')}"
+        display.say(f"{wrong}; mend that there and run it as another job")
 
 
 def _admit(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.runner.counted import counted
 from outrider.runner.drive_job import drive
 from outrider.runner.hosts.auth import bring_token
 from outrider.runner.hosts.start_anew import start_anew
@@ -67,7 +68,8 @@ def run(spec: JobSpec, as_json: bool = False, again: bool = False) -> int:
         for line in _failures(outcome):
             console().print(f"failed: {line}", markup=False, highlight=False, soft_wrap=True)
     if outcome.interrupted:
-        console().print(f"stopped with {summary['pending']:,} rows to go; the same command goes on with them", markup=False)
+        left = counted(summary["pending"], "row")
+        console().print(f"stopped with {left} to go; the same command goes on with them", markup=False)
     return outcome.exit_code
 
 

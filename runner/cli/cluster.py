@@ -13,6 +13,7 @@ import typer
 
 from outrider.runner.cli.arguments import words
 from outrider.runner.cli.ending import INTERRUPTED
+from outrider.runner.counted import counted
 from outrider.runner.printable import printable, printable_lines
 from outrider.runner.streams import is_taken
 
@@ -128,7 +129,7 @@ def status_on_cluster(job: str, address: str | None, as_json_: bool) -> None:
     if as_json_:
         typer.echo(json.dumps(answer | {"running": not found.ended}))
         return
-    rows = "" if counts is None else f"{counts.rows:,} rows, {counts.done:,} done, {counts.failed:,} failed, "
+    rows = "" if counts is None else f"{counted(counts.rows, 'row')}, {counts.done:,} done, {counts.failed:,} failed, "
     typer.echo(f"{printable(found.directory)}: {rows}{found.state.lower()} as {found.id}")
     for line in () if status is None else status.lines(running=not found.ended):
         typer.echo(f"  {line}")

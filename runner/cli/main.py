@@ -15,6 +15,7 @@ import outrider
 from outrider.runner import streams
 from outrider.runner.cli.arguments import Config, Deferred, path, with_options, words
 from outrider.runner.cli.ending import ending, interrupt
+from outrider.runner.counted import counted
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
 from outrider.runner.safe_path import safe_path
@@ -87,7 +88,7 @@ def status_command(
         typer.echo(json.dumps(answer | status.as_dict()))
     else:
         ended = f"{counts.done:,} done, {counts.failed:,} failed"
-        typer.echo(f"{printable(job)}: {counts.rows:,} rows, {ended}, {states[running]}")
+        typer.echo(f"{printable(job)}: {counted(counts.rows, 'row')}, {ended}, {states[running]}")
         for line in status.lines(running):
             typer.echo(f"  {line}")
 

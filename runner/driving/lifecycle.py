@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from outrider.runner.counted import counted
 from outrider.runner.driving import schedule
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.workers.errors import JobChangedError, JobError, LeaseError, UsageError
@@ -420,7 +421,7 @@ class Lifecycle:
             return []
         fewer = spec.batch // 2
         state.plan = replace(state.plan, replica_spec=replace(spec, batch=fewer))
-        rows = "1 row" if fewer == 1 else f"{fewer} rows"
+        rows = counted(fewer, "row")
         said = f"replica {replica} works on {rows} at once from now on instead of {spec.batch}: {reason}"
         return [Place(replica, state.plan), Note(said)]
 

@@ -38,7 +38,7 @@ NO_AGENT = "No available agent"
 AGENT_SECONDS = 30.0
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 # The drivers' word that all is well; by it a submission knows that the host of the driver has read the input.
-ACCEPTED = "rows are accepted"
+ACCEPTED = "accepted; results will be"
 DIRECTORY = "outrider_directory"
 # What may follow the name of a draft.
 WITH_TEXTS = ("+lookup", "+suffix")

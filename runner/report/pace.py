@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.runner.counted import counted
+
 # The past that the future is told by: long enough to hold rows of every length, short enough to notice a change.
 WINDOW_SECONDS = 300.0
 SECONDS_BETWEEN = 5.0
@@ -76,7 +78,7 @@ def left_words(rates: Rates | None, pending: int) -> str:
     left = None if rates is None else rates.left(pending)
     if rates is None or left is None:
         return "time left not known yet"
-    rows = f"the {rates.ended:,} rows of the last {duration(rates.seconds)}"
+    rows = f"the {counted(rates.ended, 'row')} of the last {duration(rates.seconds)}"
     return f"about {duration(left)} left (by {rows})"
 
 

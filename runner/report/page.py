@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import outrider
+from outrider.runner.counted import counted
 from outrider.runner.report.charts import (
     Bar,
     ChartLine,
@@ -81,11 +82,11 @@ def page(job: ReportData) -> str:
 def _state(job: ReportData) -> State:
     counts = job.counts
     if job.running:
-        return State(f"running, {counts.pending:,} rows to go", "running")
+        return State(f"running, {counted(counts.pending, 'row')} to go", "running")
     if counts.pending:
-        return State(f"stopped with {counts.pending:,} rows to go; the same command resumes it", "stopped")
+        return State(f"stopped with {counted(counts.pending, 'row')} to go; the same command resumes it", "stopped")
     if counts.failed:
-        return State(f"finished, {counts.failed:,} rows failed", "failed")
+        return State(f"finished, {counted(counts.failed, 'row')} failed", "failed")
     return State("finished", "finished")
 
 
@@ -258,13 +259,16 @@ def _latency(job: ReportData) -> Section:
     if not latencies.count:
         return Section("Latency of a row", "No row has ended yet.")
     steps = latencies.histogram(LATENCY_BARS)
-    bars = [Bar(duration(low), count, f"{duration(low)} to {duration(high)}: {count:,} rows") for low, high, count in steps]
+    bars = [
+        Bar(duration(low), count, f"{duration(low)} to {duration(high)}: {counted(count, 'row')}")
+        for low, high, count in steps
+    ]
     rows: list[list[Cell]] = [[f"{duration(low)} to {duration(high)}", f"{count:,}"] for low, high, count in steps if count]
     heads = [f"{100 * share:g}% within" for share in PERCENTILES]
     shares: list[Cell] = [duration(latencies.percentile(share)) for share in PERCENTILES]
     return Section(
         "Latency of a row",
-        f"From a row's entry into the batch to its end; {latencies.count:,} rows. Steps grow by a fixed ratio.",
+        f"From a row's entry into the batch to its end; {counted(latencies.count, 'row')}. Steps grow by a fixed ratio.",
         bar_chart("Latency of a row", "Rows by the time they took", bars, "rows", "time, from", number),
         behind=Table(["time", "rows"], rows),
         table=Table(["", *heads], [["rows", *shares]]),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from outrider.runner.counted import counted
 from outrider.runner.job.journal import FAILED, Counts, Journal
 from outrider.runner.report import statistics
 from outrider.runner.report.error_kinds import ErrorKind, error_kinds
@@ -35,7 +36,7 @@ class Status:
         if again := read_again_words(self.totals):
             yield f"read twice: {again}"
         if self.waiting_again:
-            yield f"{self.waiting_again:,} rows that had failed are to be run again"
+            yield f"to be run again: {counted(self.waiting_again, 'row')} that had failed"
         if self.failures:
             yield "failed:"
             yield from (f"  {line}" for line in failure_lines(self.failures))

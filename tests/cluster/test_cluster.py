@@ -192,5 +192,5 @@ def test_a_host_without_the_weights_is_named_before_the_job_starts(pair: Raylets
     hosts = len(pair.nodes)
     assert f"{hosts} of {hosts} hosts cannot take part in this job:" in output
     assert output.count('lacks the weights: "nobody/tiny" is neither a directory nor in the local cache') == hosts
-    assert "rows are accepted" in output
+    assert "rows accepted; results will be in" in output
     assert rows_done(tmp_path / "job") == 0

@@ -223,7 +223,7 @@ def test_a_killed_ray_is_started_anew_and_only_costs_time(long, tmp_path, server
     victim.kill()
     output = finish(process)
     assert "on this machine was killed by SIGKILL: it is started anew" in output
-    assert f"of {rows} rows have ended" in output
+    assert f"of {rows} rows ended" in output
     assert (job / "results.jsonl").read_bytes() == (long / "job" / "results.jsonl").read_bytes()
     for trace in ("trace.1.json", "trace.json"):
         assert json.loads((tmp_path / trace).read_text())["otherData"]["slices"] > 0

@@ -75,7 +75,7 @@ def test_the_command_with_a_table_and_its_failed_rows_again(tmp_path: Path) -> N
 
     again = outrider("retry", "job", "--batch", 2, "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "2 failed rows are run again" in again.stderr
+    assert "2 failed rows to be run again" in again.stderr
     assert json.loads(again.stdout)["done"] == 6
     after = outrider("results", "job", "-o", "after.csv", cwd=tmp_path)
     assert after.returncode == 0, after.stderr

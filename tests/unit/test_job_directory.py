@@ -437,7 +437,7 @@ def test_only_a_job_that_ran_before_is_resumed(heard: Heard, monkeypatch: pytest
     assert not [each for each in heard.said if "resuming" in each], "a row that was wrong in the input has not run"
     run_job(spec, heard)
     [said] = [each for each in heard.said if "resuming" in each]
-    assert re.fullmatch(r"resuming job: [2-6] of 7 rows have ended", said)
+    assert re.fullmatch(r"resuming job: [2-6] of 7 rows ended", said)
 
 
 def test_a_disk_that_is_full_is_the_reason_and_all_that_can_be_written_is(

@@ -101,7 +101,7 @@ def test_status_groups_failures_and_tells_what_waits(journal: Journal) -> None:
     assert list(status.lines(running=True))[:3] == [
         "2.0 rows/s, 50 tok/s, prompts 200 tok/s, 50% accepted, about 1 s left (by the 200 rows of the last 1 min 40 s)",
         "read twice: 30 tokens of prompts and answers (10% of all that was read)",
-        "2 rows that had failed are to be run again",
+        "to be run again: 2 rows that had failed",
     ]
     told = status.as_dict()
     assert (told["waiting_again"], told["rows_per_second"], told["seconds_left"]) == (2, 2.0, 1.0)

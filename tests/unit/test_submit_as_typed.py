@@ -169,7 +169,7 @@ class Server:
         return self._before if self._accepted else self._after
 
     def follow(self, job: Submitted) -> Iterator[str]:
-        yield "4 rows are accepted\n"
+        yield "4 rows accepted; results will be in /jobs/here\n"
         yield "outrider: as it ended\n"
 
     def find(self, job: str) -> Submitted:
