@@ -17,7 +17,7 @@ from outrider.runner.printable import printable
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.pace import left_words, speed_words
 from outrider.runner.report.summary_lines import speculation_lines
-from outrider.runner.report.words import read_again_words, share
+from outrider.runner.report.words import accepted_words, read_again_words, share
 
 PLAIN_LINE_SECONDS = 10.0
 DEATHS = {"target": "target_deaths", "draft": "draft_deaths", "Ray": "ray_deaths"}
@@ -95,7 +95,8 @@ def _stage(counters: JobCounters) -> str:
 
 
 def rates(counters: JobCounters) -> str:
-    return f"{speed_words(counters.pace.rates())}, {share(counters.accepted, counters.proposed)} accepted"
+    candidates = {"proposed": counters.proposed, "accepted": counters.accepted}
+    return f"{speed_words(counters.pace.rates())}{accepted_words(candidates)}"
 
 
 def left(counters: JobCounters) -> str:
@@ -115,7 +116,8 @@ def summary_table(summary: dict[str, Any], over_time: Sequence[dict[str, Any]], 
     if again := read_again_words(summary):
         table.add_row("read twice", again)
     accepted = f"{summary['accepted']:,} of {summary['proposed']:,} candidates"
-    table.add_row("acceptance", f"{share(summary['accepted'], summary['proposed'])} ({accepted})")
+    if summary["proposed"]:
+        table.add_row("acceptance", f"{share(summary['accepted'], summary['proposed'])} ({accepted})")
     for name, value in speculation_lines(summary, over_time):
         table.add_row(name, value)
     if summary.get("prompt_tokens_reused"):

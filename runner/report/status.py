@@ -11,7 +11,7 @@ from outrider.runner.job.journal import FAILED, Counts, Journal
 from outrider.runner.report import statistics
 from outrider.runner.report.error_kinds import ErrorKind, error_kinds
 from outrider.runner.report.pace import Pace, Rates, left_words, pace_of, speed_words
-from outrider.runner.report.words import failure_lines, read_again_words, share
+from outrider.runner.report.words import accepted_words, failure_lines, read_again_words
 
 MOST_KINDS_SHOWN = 10
 
@@ -27,8 +27,7 @@ class Status:
 
     def lines(self, running: bool | None) -> Iterator[str]:
         """Everything but the numbers of rows."""
-        accepted = share(self.totals.get("accepted", 0), self.totals.get("proposed", 0))
-        speed = f"{speed_words(self.rates)}, {accepted} accepted"
+        speed = f"{speed_words(self.rates)}{accepted_words(self.totals)}"
         if self.counts.pending and running is not False:
             yield f"{speed}, {left_words(self.rates, self.counts.pending)}"
         elif self.rates is not None:

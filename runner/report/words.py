@@ -13,6 +13,12 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f}%" if whole else "none"
 
 
+def accepted_words(totals: Mapping[str, Any]) -> str:
+    """The share of candidates that held, to follow a speed; empty where there were none."""
+    proposed = totals.get("proposed", 0)
+    return f", {share(totals.get('accepted', 0), proposed)} accepted" if proposed else ""
+
+
 def read_again_words(totals: Mapping[str, Any]) -> str:
     """What deaths and stops have cost; empty where they have not."""
     if not (again := int(totals.get("read_again", 0))):

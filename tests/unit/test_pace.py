@@ -15,6 +15,7 @@ from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies
 from outrider.runner.report.pace import Pace, Rates, duration, left_words, speed_words
 from outrider.runner.report.status import status_of
+from outrider.runner.report.words import accepted_words
 
 
 def test_speed_is_that_of_the_last_minutes() -> None:
@@ -135,3 +136,8 @@ def test_what_is_read_twice_is_counted() -> None:
     assert counters.read_again == 3, "a second replica reads the prompt"
     results.add([row(1)], [KeptTokens(1, 0, 0, (7, 8))], replica=0)
     assert counters.read_again == 8, "a resumed row is read with what was written of it"
+
+
+def test_a_job_without_candidates_says_nothing_of_them() -> None:
+    assert accepted_words({"proposed": 0, "accepted": 0}) == accepted_words({}) == ""
+    assert accepted_words({"proposed": 3, "accepted": 2}) == ", 67% accepted"
