@@ -208,8 +208,8 @@ class SamplingOptions(OptionModel):
     ] = 1.0
     top_k: Annotated[
         int,
-        Field(ge=0),
-        Option(help="0 is off; a row's own value replaces it.", decides_text=True, spellings=("--top_k",)),
+        Field(ge=-1),
+        Option(help="0 or -1 is off; a row's own value replaces it.", decides_text=True, spellings=("--top_k",)),
     ] = 0
     min_p: Annotated[
         float, Field(ge=0.0, le=1.0), Option(help="0 is off; a row's own value replaces it.", decides_text=True)

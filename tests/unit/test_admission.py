@@ -284,6 +284,12 @@ def test_every_way_to_sample_reaches_the_worker(journal: Journal) -> None:
     assert second == Sampling(**usual, seed=derived_seed(5, "usual"), end_tokens=(0,))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("usual", "own"), [(-1, None), (7, -1), (7, 0)])
+def test_a_top_k_of_none_is_off_in_a_row_and_for_the_job(journal: Journal, usual: int, own: int | None) -> None:
+    admitted(journal, lines({"prompt": "x"} if own is None else {"prompt": "x", "top_k": own}), top_k=usual)
+    assert samples_of(stored(journal, 0)[0])[0].sampling.top_k == 0
+
+
 @pytest.mark.parametrize(
     ("entry", "ends"),
     [
