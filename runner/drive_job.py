@@ -20,7 +20,7 @@ from outrider.runner.job.results import write_results
 from outrider.runner.model_choice import placement_request_of
 from outrider.runner.options import JobSpec
 from outrider.runner.planning.replica_plan import ReplicaPlan
-from outrider.runner.prepare_job import PreparedJob
+from outrider.runner.prepare_job import MODEL_NAME, PreparedJob
 from outrider.runner.report import statistics
 from outrider.runner.report.display import Watcher
 from outrider.runner.report.report import write_report
@@ -82,7 +82,8 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
             driver = Driver(
                 journal,
                 plans,
-                spec.model,
+                # A job of an older outrider does not know it.
+                journal.meta(MODEL_NAME) or spec.model,
                 spec.start_deadline,
                 agree_on_path,
                 where,

@@ -36,6 +36,8 @@ from outrider.workers.messages import ModelSpec
 from outrider.workers.models.model_info import ModelInfo
 
 MOST_NAMES = 20
+# What the model is called in the results, in each life of the job alike.
+MODEL_NAME = "model_name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,8 @@ def _admit(
     source = open_input(spec.input, journal.path.parent, display.say, spec.format, spec.split, input_called)
 
     def meta_of(digest: str) -> dict[str, Any]:
-        return {"identity": asked_with(digest), INPUT: describe_input(spec.input, source)}
+        known_as = {MODEL_NAME: spec.model if called is None else called.model}
+        return {"identity": asked_with(digest), INPUT: describe_input(spec.input, source), **known_as}
 
     try:
         admitted = admit(spec, source, target, tokenizer_process, journal, meta_of)

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -425,8 +426,8 @@ def test_columns_that_nothing_reads_are_told(heard: Heard) -> None:
 def test_only_a_job_that_ran_before_is_resumed(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     record = Journal.record
 
-    def stops(self: Journal, done: Any, failed: Any, counters: Any = None) -> None:
-        record(self, done, failed, counters)
+    def stops(self: Journal, done: Any, failed: Any, *kept: Any) -> None:
+        record(self, done, failed, *kept)
         if done:
             raise KeyboardInterrupt
 
@@ -438,6 +439,16 @@ def test_only_a_job_that_ran_before_is_resumed(heard: Heard, monkeypatch: pytest
     run_job(spec, heard)
     [said] = [each for each in heard.said if "resuming" in each]
     assert re.fullmatch(r"resuming job: [2-6] of 7 rows ended", said)
+
+
+def test_the_models_name_in_results_is_the_one_that_the_job_was_begun_with(heard: Heard) -> None:
+    """A model may be named by another path when its job goes on."""
+    run_job(spec_of(ROW, ROW, model="m"), heard)
+    with closing(sqlite3.connect("job/job.db")) as db, db:
+        db.executescript("UPDATE rows SET state = 0 WHERE row = 1; DELETE FROM records WHERE row = 1")
+    run_job(spec_of(ROW, ROW, model="elsewhere/m"), heard)
+    lines = Path("job/results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["response"]["body"]["model"] for line in lines] == ["m", "m"]
 
 
 def test_a_disk_that_is_full_is_the_reason_and_all_that_can_be_written_is(
