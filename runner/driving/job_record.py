@@ -15,7 +15,7 @@ from outrider.runner.job.journal import Journal
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.report import statistics
 from outrider.runner.report.counters import FROM_TARGETS, JobCounters
-from outrider.runner.report.statistics import JobStatistics
+from outrider.runner.report.statistics import SECONDS_BETWEEN_SAVES_WITH_ROWS, JobStatistics
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.messages import Harvest, Row, TargetCounters, WorkerReport
 
@@ -73,6 +73,7 @@ class JobRecord:
         failed: list[tuple[int, str]] = []
         ended: list[schedule.RowsEnded] = []
         self._all_recorded = not harvests
+        self._note_seconds()
         for replica, harvest in harvests:
             now_done, now_failed = self._partial_results.take(harvest, replica.number)
             done += now_done
@@ -87,7 +88,10 @@ class JobRecord:
                 kept = (self._counted_before, *self._counters_of_targets.values())
                 setattr(self.counters, name, sum(getattr(counters, name) for counters in kept))
         if ended:
-            self._journal.record(done, failed, self.counters.summed(self._earlier))
+            # Totals and account together: where the driver is killed, speeds and shares are made of both.
+            due = self._statistics.due(self._now(), SECONDS_BETWEEN_SAVES_WITH_ROWS)
+            account = self._statistics.record() if due else None
+            self._journal.record(done, failed, self.counters.summed(self._earlier), account)
             self.counters.done += len(done)
             self.counters.failed += len(failed)
         self._all_recorded = True
@@ -139,13 +143,17 @@ class JobRecord:
 
     def keep_due(self) -> None:
         """Whatever has not been kept for a while."""
+        self._note_seconds()
         if self._first_up is not None:
-            self.counters.seconds = time.monotonic() - self._first_up
             self._note_pace()
-        if self._statistics.due(self._now()):
-            self._keep_statistics()
+            if self._statistics.due(self._now()):
+                self._keep_statistics()
         if self._partial_results.written.due(time.monotonic()):
             self._keep_written()
+
+    def _note_seconds(self) -> None:
+        if self._first_up is not None:
+            self.counters.seconds = time.monotonic() - self._first_up
 
     def _note_pace(self) -> None:
         told = self.counters
@@ -154,12 +162,12 @@ class JobRecord:
 
     def keep_all(self) -> None:
         if self._all_recorded:  # else these rows are done again, and counted then
-            self._journal.record([], [], self.counters.summed(self._earlier))
             self._keep_statistics()
             self._keep_written()
 
     def _keep_statistics(self) -> None:
-        self._journal.set_meta(statistics.KEY, self._statistics.record())
+        """The totals with it: rows under way have used time, too."""
+        self._journal.record([], [], self.counters.summed(self._earlier), self._statistics.record())
         if self.pinned:
             self._journal.set_meta("pinning", list(self.pinned.values()))
         if self.layouts:

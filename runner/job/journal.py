@@ -387,9 +387,13 @@ class Journal:
         return [kept for kept in read if kept is not None]
 
     def record(
-        self, done: Sequence[tuple[int, str]], failed: Sequence[tuple[int, str]], totals: dict[str, float] | None = None
+        self,
+        done: Sequence[tuple[int, str]],
+        failed: Sequence[tuple[int, str]],
+        totals: dict[str, float] | None = None,
+        account: dict[str, Any] | None = None,
     ) -> None:
-        """Rows that have ended, with their records, and the job's running totals, in one transaction.
+        """Rows that have ended, with their records, and the job's running totals and account, in one transaction.
 
         A row that ended before keeps its first record.
         """
@@ -401,8 +405,9 @@ class Journal:
                 )
                 db.executemany("DELETE FROM kept_tokens WHERE row = ?", ((row,) for row, _ in records))
                 db.executemany("DELETE FROM earlier_errors WHERE row = ?", ((row,) for row, _ in records))
-            if totals is not None:
-                db.execute("INSERT OR REPLACE INTO meta VALUES ('totals', ?)", (json.dumps(totals),))
+            for key, value in (("totals", totals), ("account", account)):
+                if value is not None:
+                    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
     def put_back_failed(self) -> int:
         """Failed rows are to be done again; how many. Those that were wrong in the input (without a request) stay failed.

@@ -43,6 +43,9 @@ class Pace:
 
     def add(self, now: float, ended: int, tokens: float, prompt_tokens: float) -> None:
         point = (round(now, 3), ended, int(tokens), int(prompt_tokens))
+        # Earlier versions kept some that the job's seconds, after a kill, have not come to.
+        while self._points and self._points[-1][0] > point[0]:
+            self._points.pop()
         # The last one moves on until it is far enough from the one before.
         if len(self._points) > 1 and self._points[-1][0] - self._points[-2][0] < SECONDS_BETWEEN:
             self._points[-1] = point

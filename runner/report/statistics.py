@@ -5,6 +5,7 @@ It is kept in the journal, a few times a minute, so that a resumed job goes on w
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from outrider.runner.report.latencies import Latencies
@@ -15,6 +16,8 @@ from outrider.workers.messages import LONGEST_COUNTED, OTHER_PHASE, PHASES, Targ
 
 KEY = "account"
 SECONDS_BETWEEN_SAVES = 5.0
+# Where rows have ended and are written anyway.
+SECONDS_BETWEEN_SAVES_WITH_ROWS = 1.0
 # What is kept over time.
 COLUMNS = names(TargetCounters, lambda counter: counter.over_time)
 # Points of all replicas together, so that the record stays small.
@@ -35,7 +38,7 @@ class JobStatistics:
         self._lengths = [0] * (LONGEST_COUNTED + 1)
         self._series: dict[int, Series] = {}
         self._before: dict[int, tuple[float, TargetCounters]] = {}
-        self._saved = 0.0
+        self._saved = -math.inf
         for length, count in enumerate(kept.get("accepted_lengths", [])):
             self._lengths[length] = count
         for name, replica in kept.get("replicas", {}).items():
@@ -58,9 +61,9 @@ class JobStatistics:
         series = self._series.setdefault(replica, Series(COLUMNS, self._most))
         series.add(before, now, [getattr(counters, name) - getattr(known, name) for name in COLUMNS])
 
-    def due(self, now: float) -> bool:
-        """Whether it is time to keep it again."""
-        if now - self._saved < SECONDS_BETWEEN_SAVES:
+    def due(self, now: float, seconds: float = SECONDS_BETWEEN_SAVES) -> bool:
+        """Whether it is time to keep it again: it has not been kept for so long."""
+        if now - self._saved < seconds:
             return False
         self._saved = now
         return True

@@ -127,8 +127,8 @@ def run(folder: Path, network: bool, again: bool, mark: Callable[[str], None]) -
     directory = folder / "job"
     record, fill, write = Journal.record, Journal.fill, results.write_atomically
 
-    def recorded(self: Journal, done: Any, failed: Any, counters: Any = None) -> None:
-        record(self, done, failed, counters)
+    def recorded(self: Journal, done: Any, failed: Any, *kept: Any) -> None:
+        record(self, done, failed, *kept)
         for row, text in (*done, *failed):
             mark(f"row {row} {digest(text)}")
 

@@ -212,11 +212,11 @@ def test_rows_that_could_not_be_recorded_are_not_counted(
     fill(journal, 20)
     record = Journal.record
 
-    def full_once(self: Journal, done: Any, failed: Any, counters: Any = None) -> None:
+    def full_once(self: Journal, done: Any, failed: Any, *kept: Any) -> None:
         if done:
             monkeypatch.setattr(Journal, "record", record)
             raise JobError("the disk is full")
-        record(self, done, failed, counters)
+        record(self, done, failed, *kept)
 
     monkeypatch.setattr(Journal, "record", full_once)
     with pytest.raises(JobError, match="the disk is full"):

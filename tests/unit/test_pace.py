@@ -118,6 +118,16 @@ def test_durations_are_said_as_people_do(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
+def test_moments_that_a_killed_run_has_not_come_to_are_dropped() -> None:
+    """Earlier versions kept the pace of rows under way, and not the seconds that it was at."""
+    pace = Pace([[0.5, 0, 0, 10], [40.5, 0, 0, 10], [45.5, 0, 0, 10]])
+    pace.add(10.0, 2, 380, 10)
+    assert pace.record() == [[0.5, 0, 0, 10], [10.0, 2, 380, 10]]
+    pace.add(10.5, 2, 400, 10)
+    rates = pace.rates()
+    assert rates is not None and rates.tokens == pytest.approx(40)
+
+
 @pytest.mark.parametrize("kept", [[[1, 2]], [["x", 1, 2, 3]], 5, [None]])
 def test_what_is_damaged_is_noticed(kept: object) -> None:
     with pytest.raises((TypeError, ValueError)):
