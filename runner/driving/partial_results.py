@@ -119,6 +119,4 @@ class PartialResults:
     def _count(self, samples: Sequence[RowResult]) -> None:
         for sample in samples:
             self._counters.tokens += len(sample.tokens)
-            self._counters.proposed += sample.proposed
-            self._counters.accepted += sample.accepted
         self._latencies.add(max(sample.seconds for sample in samples))

@@ -146,6 +146,7 @@ class FakeReplica:
         )
         counters = TargetCounters(rounds=self.rounds, row_rounds=self.rounds, tokens=2 * self.rounds)
         counters.prompt_tokens, counters.prompt_tokens_reused = 5 * self.rounds, 3 * self.rounds
+        counters.proposed, counters.accepted = 3 * self.rounds, 2 * self.rounds
         return Harvest(ended, counters, self._slices())
 
     def _slices(self) -> Trace:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from driver_world import PLAN, REPORT, REQUEST
+from rich.console import Console
 
 from outrider.runner.driving import job_record
 from outrider.runner.driving.job_record import JobRecord
 from outrider.runner.driving.replica import Replica
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.report import statistics
+from outrider.runner.report.display import summary_table
 from outrider.runner.report.series import Series
 from outrider.runner.report.statistics import COLUMNS
+from outrider.runner.report.status import status_of
 from outrider.runner.report.summary import summarize
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.messages import LONGEST_COUNTED, Harvest, PartialTokens, RowResult, TargetCounters
@@ -122,6 +126,25 @@ def test_a_driver_that_is_killed_when_all_rows_have_ended_leaves_what_they_took(
     assert summary["acceptance"] == pytest.approx(1 / 3, abs=1e-4)
     assert (summary["time"]["verify"], summary["replicas"][0]["tokens_per_second"]) == (0.9, 40.0)
     assert sum(journal.meta(statistics.KEY)["latencies"].values()) == ROWS
+
+
+def test_what_was_proposed_for_a_row_before_it_was_resumed_counts(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft is poor before a stop and good behind it: every figure tells of both."""
+    fill(journal, 1200)
+    job = SteadyJob(journal, monkeypatch)
+    job.live(50.0, held=0).keep_all()
+    told = dict(status_of(journal).totals)
+    assert (told["proposed"], told["accepted"]) == (3000, 0), "of rows under way, too"
+    job.live(1000.0, held=3).keep_all()
+    summary = summarize(journal)
+    assert (summary["proposed"], summary["accepted"]) == (3600, 600)
+    assert summary["acceptance"] == pytest.approx(600 / 3600, abs=1e-4)
+    assert sum(summary["accepted_lengths"]) == 3600 / 3
+    table = Console(width=100, file=StringIO(), record=True)
+    table.print(summary_table(summary, [], "job"))
+    assert "17% (600 of 3,600 candidates)" in table.export_text()
 
 
 def test_the_account_is_not_written_with_every_row() -> None:
