@@ -14,13 +14,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from outrider.runner.job.damage import damaged
+from outrider.runner.job.damage import WHAT_TO_DO, damaged
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.lock import LOCK, is_held
 from outrider.runner.job.piped_input import KEPT, has_no_name
 from outrider.runner.job.results import ERRORS, RESULTS, write_atomically
 from outrider.runner.job.source import SUFFIXES
-from outrider.workers.errors import JobHeldError, UsageError, unwritable
+from outrider.workers.errors import JobError, JobHeldError, UsageError, unwritable
 
 JOURNAL = "job.db"
 DESCRIPTION = "job.json"
@@ -71,6 +71,7 @@ def check_free(directory: Path, piped: bool) -> None:
             found.append(LOCK)
     _check_not_emptied(directory)
     if found and not _has_bytes(directory / JOURNAL):
+        _check_not_gone(directory)
         raise UsageError(
             f"--out: {directory} holds a file {found[0]} that is not this job's and would be written over; name another"
         )
@@ -80,6 +81,16 @@ def _check_not_emptied(directory: Path) -> None:
     """A journal is empty for a moment when it is made, but then nothing else of the job has been written."""
     if there(directory / DESCRIPTION) and there(directory / JOURNAL) and not _has_bytes(directory / JOURNAL):
         raise damaged(directory / JOURNAL, f"it is empty, and {DESCRIPTION} tells of a job")
+
+
+def _check_not_gone(directory: Path) -> None:
+    """Where there is no journal: whether there was one once."""
+    try:
+        content = json.loads((directory / DESCRIPTION).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return
+    if isinstance(content, dict) and content.get("identity") and content.get("spec"):
+        raise JobError(f"{directory / JOURNAL} is not there, and {DESCRIPTION} tells of a job; {WHAT_TO_DO}")
 
 
 def _has_bytes(path: Path) -> bool:
@@ -120,6 +131,7 @@ def open_job(directory: Path) -> Journal:
     try:
         if not (directory / JOURNAL).is_file():
             _check_not_starting(directory)
+            _check_not_gone(directory)
             raise UsageError(f"{directory} is not a job directory: it has no {JOURNAL}")
     except OSError as error:
         raise UsageError(f"{directory} cannot be read: {error.strerror}") from None

@@ -200,6 +200,17 @@ def test_an_empty_journal_beside_what_a_job_was_is_damaged(tmp_path: Path) -> No
         open_job(tmp_path)
 
 
+def test_a_journal_that_is_gone_from_beside_what_a_job_was_is_missed(heard: Heard) -> None:
+    run_job(spec_of(ROW), heard)
+    Path("job/job.db").unlink()
+    said = r"^job/job\.db is not there, and job\.json tells of a job; put back a copy of it, or begin the job"
+    with pytest.raises(JobError, match=said):
+        run_job(spec_of(ROW), heard)
+    with pytest.raises(JobError, match=said):
+        open_job(Path("job"))
+    assert not Path("job/job.db").exists()
+
+
 def test_a_place_that_cannot_be_a_job(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--out: .*file cannot be written: File exists"), held(tmp_path / "file"):
