@@ -18,6 +18,7 @@ from outrider.runner.job.directory import describe
 from outrider.runner.job.identity import check_same
 from outrider.runner.job.results import write_results
 from outrider.runner.model_choice import placement_request_of
+from outrider.runner.option import flag_of
 from outrider.runner.options import JobSpec
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.prepare_job import MODEL_NAME, PreparedJob
@@ -27,6 +28,13 @@ from outrider.runner.report.report import write_report
 from outrider.runner.report.summary import summarize
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.errors import OutriderError, RayLostError, UsageError
+
+# What is asked for and not done where no row is left.
+_UNUSED = {
+    "trace": "there is nothing to trace",
+    "address": "no cluster is joined",
+    "metrics_port": "no metrics are served",
+}
 
 
 @contextmanager
@@ -111,8 +119,10 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
                             display.say(f"trace: {said}")
                         raise
             interrupted = driver.draining and journal.counts().pending > 0
-    elif spec.trace is not None:
-        display.say("note: --trace: nothing was left to do, so there is nothing to trace")
+    else:
+        for option, what in _UNUSED.items():
+            if getattr(spec, option) is not None:
+                display.say(f"note: {flag_of(JobSpec, option)}: nothing was left to do, so {what}")
     return {
         "summary": summarize(journal),
         "over_time": statistics.over_time(journal.meta(statistics.KEY)),

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from rich.console import Console
@@ -22,6 +23,7 @@ from small_job import FakeTokenizerProcess, local_host
 from virtual_ray import VirtualRay, in_place_of_ray
 
 from outrider.runner import drive_job, prepare_job
+from outrider.runner import run_job as run_job_module
 from outrider.runner.job import results
 from outrider.runner.job.directory import (
     check_apart,
@@ -460,6 +462,21 @@ def test_the_models_name_in_results_is_the_one_that_the_job_was_begun_with(heard
     run_job(spec_of(ROW, ROW, model="elsewhere/m"), heard)
     lines = Path("job/results.jsonl").read_text().splitlines()
     assert [json.loads(line)["response"]["body"]["model"] for line in lines] == ["m", "m"]
+
+
+def test_what_is_asked_for_a_job_with_nothing_left_and_not_done_is_told(heard: Heard) -> None:
+    spec = spec_of(ROW)
+    run_job(spec, heard)
+    heard.said.clear()
+    run_job(spec.model_copy(update={"trace": Path("t.json"), "metrics_port": 8080}), heard)
+    assert heard.said == [
+        "note: --trace: nothing was left to do, so there is nothing to trace",
+        "note: --metrics-port: nothing was left to do, so no metrics are served",
+    ]
+    with mock.patch.object(run_job_module, "bring_token"):
+        run_job(spec.model_copy(update={"address": "127.0.0.1:1"}), heard)
+    assert heard.said[-1] == "note: --address: nothing was left to do, so no cluster is joined"
+    assert not Path("t.json").exists()
 
 
 def test_a_disk_that_is_full_is_the_reason_and_all_that_can_be_written_is(
