@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -23,6 +24,8 @@ POLL_SECONDS = 0.1
 # What Ray sets in the processes of its own workers, of which the job is none.
 OF_A_RAY_WORKER = frozenset({"RAY_JOB_ID", "RAY_RAYLET_PID"})
 SOME_FAILED, INTERRUPTED = 3, 130
+# Of standard input, output and errors.
+LAST_STANDARD = 2
 READ_AT_ONCE = 1 << 20
 LONGEST_COMPLAINT = 4096
 # With this program's search path, so that the same packages are found there; nothing of its __main__ is imported.
@@ -146,7 +149,12 @@ class JobProcess:
 def temporary_file() -> IO[bytes]:
     """Without a buffer: what is written is there for another process, or an error, at once."""
     try:
-        return tempfile.TemporaryFile(prefix="outrider-", buffering=0)
+        file: IO[bytes] = tempfile.TemporaryFile(prefix="outrider-", buffering=0)
+        if file.fileno() > LAST_STANDARD:
+            return file
+        # This program has none of its own there, as services may; in the job's process there are others' under that number.
+        with file:
+            return os.fdopen(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, LAST_STANDARD + 1), "w+b", buffering=0)
     except OSError as error:
         raise JobError(
             f"a temporary file cannot be made: {error.strerror}; name a directory with room with TMPDIR"

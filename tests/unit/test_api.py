@@ -190,6 +190,30 @@ def test_without_a_place_for_temporary_files_it_is_a_sentence_too(monkeypatch: p
         outrider.run(["a"])
 
 
+READS_ITS_ROWS = """
+import os, sys
+from pathlib import Path
+import outrider
+from outrider.runner import job_process
+
+job_process.BEGIN = (
+    "import json, os, sys; asked = json.loads(sys.argv[1]); rows = open(asked['options']['input']).read(); "
+    "os.write(asked['told'], json.dumps({{'note': rows, 'ended': 0}}).encode() + b'\\\\n')"
+)
+os.closerange(0, int(sys.argv[1]))
+job = outrider.run(["a"], progress=False)
+Path(sys.argv[2]).write_text(job.notes[0])
+"""
+
+
+@pytest.mark.parametrize("closed", [1, 2, 3])
+def test_a_program_without_standard_input_or_output_hands_its_rows_over(closed: int, tmp_path: Path) -> None:
+    """As services have none: the numbers of these descriptors then are those of the next files that are opened."""
+    said = tmp_path / "said"
+    subprocess.run([sys.executable, "-c", READS_ITS_ROWS, str(closed), str(said)], cwd=tmp_path, check=True, timeout=60)
+    assert said.read_text() == '{"prompt": "a"}\n'
+
+
 def child(program: str, monkeypatch: pytest.MonkeyPatch) -> job_process.JobProcess:
     """A process as a job's, with this program in the place of the job."""
     begin = "import json, os, signal, sys, time\nasked = json.loads(sys.argv[1])\n"
