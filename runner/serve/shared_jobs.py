@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from outrider.runner.report import statistics
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.summary import summarize
 from outrider.runner.report.trace import TraceFile
+from outrider.runner.serve.shares import SentRows, Share
 from outrider.runner.serve.single_rows import SingleRows
 from outrider.workers.errors import JobChangedError, OutriderError
 from outrider.workers.messages import Harvest, PartialTokens, Row, RowFailure, RowResult, TargetCounters, WorkerReport
@@ -56,7 +57,8 @@ class Job:
     exhausted: bool = False
     broken: bool = False
     # Its share of what each replica's target has counted.
-    shares: dict[int, _Share] = field(default_factory=dict)
+    shares: dict[int, Share] = field(default_factory=dict)
+    sent: SentRows = field(default_factory=SentRows)
 
     @property
     def whole(self) -> bool:
@@ -111,6 +113,7 @@ class SharedJobs:
         self._up: dict[int, tuple[Replica, WorkerReport]] = {}
         self._actors: dict[tuple[int, str], tuple[Replica, WorkerReport]] = {}
         self._counted: dict[int, TargetCounters] = {}
+        self._sent_singles = SentRows()
 
     # Jobs
 
@@ -187,15 +190,19 @@ class SharedJobs:
     def rows_to_send(self, numbers: Sequence[int], replica: int) -> list[Row]:
         """In the order in which they came, which is what makes the turns fair."""
         sent = self.single.rows_to_send([row for row in numbers if job_of(row) == SINGLE], replica)
+        self._sent_singles.add(replica, sent)
         by_row: dict[int, list[Row]] = {}
         for job, own in self._by_job(numbers):
-            for row in self._or_give_up(job, job.record.rows_to_send, own, replica) or ():
+            rows: list[Row] = self._or_give_up(job, job.record.rows_to_send, own, replica) or []
+            job.sent.add(replica, rows)
+            for row in rows:
                 shifted = replace(row, key=(job.number << KEY_BITS) + row.key)
                 by_row.setdefault(shifted.key // MOST_SAMPLES, []).append(shifted)
         return sent + [row for number in numbers for row in by_row.get(number, ())]
 
     def keys(self, rows: Sequence[int]) -> list[int]:
         found = self.single.keys([row for row in rows if job_of(row) == SINGLE])
+        self._sent_singles.forget(found)
         for job, own in self._by_job(rows):
             found += [(job.number << KEY_BITS) + key for key in job.record.keys(own)]
         return found
@@ -226,28 +233,36 @@ class SharedJobs:
         """What the target did is shared out by the tokens that each job has gained by it."""
         ended: dict[int, list[RowResult | RowFailure]] = {}
         written: dict[int, list[PartialTokens]] = {}
-        gained: dict[int, int] = {}
         for each in harvest.ended:
             number = each.key >> KEY_BITS
             ended.setdefault(number, []).append(replace(each, key=each.key - (number << KEY_BITS)))
-            gained[number] = gained.get(number, 0) + 1
         for some in harvest.written:
             number = some.key >> KEY_BITS
             written.setdefault(number, []).append(replace(some, key=some.key - (number << KEY_BITS)))
-            gained[number] = gained.get(number, 0) + len(some.tokens)
+        gained = {
+            number: self._sent(number).gained(replica.number, ended.get(number, ()), written.get(number, ()))
+            for number in {*ended, *written}
+        }
         before = self._counted.get(replica.number, TargetCounters())
-        together = sum(gained.values())
+        together = sum(weight for weight, _ in gained.values())
         parts = {}
-        if together:
+        # What a target idled before a job came is not that job's time.
+        if together or not self.jobs:
             self._counted[replica.number] = harvest.counters
-        for number, tokens in gained.items():
+        for number, (weight, own) in gained.items():
             if (job := self.jobs.get(number)) is None:
                 continue
-            share = job.shares.setdefault(replica.number, _Share())
-            share.add(before, harvest.counters, tokens / together)
+            share = job.shares.setdefault(replica.number, Share())
+            share.add(before, harvest.counters, weight / together, own)
             own_ended, own_written = tuple(ended.get(number, ())), tuple(written.get(number, ()))
             parts[number] = replace(harvest, ended=own_ended, written=own_written, counters=share.counters(), notes=())
         return parts
+
+    def _sent(self, number: int) -> SentRows:
+        """Rows of a job that has gone are as those that nobody has sent."""
+        if number == SINGLE:
+            return self._sent_singles
+        return self.jobs[number].sent if number in self.jobs else SentRows()
 
     # Replicas
 
@@ -268,9 +283,11 @@ class SharedJobs:
     def replica_stopped(self, replica: int) -> None:
         self._up.pop(replica, None)
         self._counted.pop(replica, None)
+        self._sent_singles.stopped(replica)
         self.single.replica_stopped(replica)
         for job in self.jobs.values():
             job.shares.pop(replica, None)
+            job.sent.stopped(replica)
             job.record.replica_stopped(replica)
 
     # What is kept beside rows
@@ -297,29 +314,3 @@ def _check_as_begun(batch: str, kept: dict[str, Any], now: dict[str, Any]) -> No
             f"{batch} waits: its rows were begun with something else than now ({found}); "
             "start outrider serve as it was then, or cancel the batch"
         )
-
-
-class _Share:
-    """A job's part of what a target has counted, in fractions, so that nothing is lost by rounding."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._lengths: list[float] = []
-
-    def add(self, before: TargetCounters, now: TargetCounters, part: float) -> None:
-        for name in NUMBERS:
-            gained = getattr(now, name) - getattr(before, name)
-            self._sums[name] = self._sums.get(name, 0.0) + gained * part
-        lengths = self._lengths or [0.0] * len(now.accepted_lengths)
-        gained_lengths = zip(lengths, now.accepted_lengths, before.accepted_lengths, strict=True)
-        self._lengths = [kept + part * (after - earlier) for kept, after, earlier in gained_lengths]
-
-    def counters(self) -> TargetCounters:
-        usual = TargetCounters()
-        sums = {
-            name: value if isinstance(getattr(usual, name), float) else round(value) for name, value in self._sums.items()
-        }
-        return TargetCounters(**sums, accepted_lengths=list(map(round, self._lengths)))  # type: ignore[arg-type]
-
-
-NUMBERS = [each.name for each in fields(TargetCounters) if each.name != "accepted_lengths"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from driver_world import PLAN, REQUEST, fake_world, fill, ids
+from driver_world import PLAN, REPORT, REQUEST, fake_world, fill, ids
 from driver_world import World as Replicas
 
 from outrider.runner.driving.replica import Replica
@@ -19,9 +21,10 @@ from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.serve.shared_driver import SharedDriver
 from outrider.runner.serve.shared_jobs import Job, SharedJobs, first_row, job_of
+from outrider.runner.serve.shares import SentRows
 from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText
 from outrider.workers.errors import JobChangedError, OutriderError
-from outrider.workers.messages import Harvest, PartialTokens, RowResult, TargetCounters
+from outrider.workers.messages import Harvest, PartialTokens, Row, RowResult, TargetCounters
 
 
 class Shared:
@@ -126,6 +129,110 @@ def test_what_the_target_counts_is_shared_out_and_nothing_is_lost(monkeypatch: p
     summaries = [json.loads((each / "job.json").read_text())["summary"] for each in directories]
     assert abs(sum(each["rounds"] for each in summaries) - 40) <= 2
     assert abs(summaries[0]["rounds"] - 30) <= 2
+
+
+def key_of(job: Job, row: int) -> int:
+    return (first_row(job.number) + row) * MOST_SAMPLES
+
+
+def written_and_ended(shared: Shared) -> tuple[Job, Job, TargetCounters]:
+    """One target, 25 s: the first job's 50 short rows end between harvests, the second's one row takes all of it.
+
+    Both gain 20 tokens in each harvest. Candidates are proposed for the long row alone.
+    """
+    short, long = shared.open("short"), shared.open("long")
+    shared.jobs.rows_to_send([first_row(short.number) + number for number in range(50)], 0)
+    shared.jobs.rows_to_send([first_row(long.number)], 0)
+    counters = TargetCounters(prompt_tokens=2 * 51)
+    for number in range(50):
+        counters.seconds += 0.5
+        counters.rounds += 20
+        counters.row_rounds += 40
+        counters.tokens += 40
+        counters.proposed += 60
+        counters.accepted += 10
+        ended = [RowResult(key_of(short, number), (7,) * 20, "text", "length", 20, 0, 0, 0.5)]
+        told = [PartialTokens(key_of(long, 0), 20 * number, (7,) * 20)] if number < 49 else []
+        if number == 49:
+            ended.append(RowResult(key_of(long, 0), (7,) * 1000, "text", "length", 1000, 3000, 500, 25.0))
+        harvest = Harvest(tuple(ended), replace(counters), written=tuple(told))
+        shared.jobs.take([(Replica(0, PLAN), harvest)])
+    return short, long, counters
+
+
+def summary_of(shared: Shared, job: Job) -> dict[str, Any]:
+    shared.jobs.leave(job)
+    found: dict[str, Any] = json.loads((job.directory / "job.json").read_text())["summary"]
+    return found
+
+
+@pytest.fixture
+def up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shared:
+    """One replica is up, and what it tells is up to the test."""
+    shared = Shared(monkeypatch, tmp_path)
+    shared.job("short", 50)
+    shared.job("long", 1)
+    shared.jobs.path = {"engine": "fake"}
+    shared.jobs.target_is_up(Replica(0, PLAN), REPORT)
+    return shared
+
+
+def test_a_row_that_ends_counts_with_all_its_tokens(up: Shared) -> None:
+    for job in written_and_ended(up)[:2]:
+        summary = summary_of(up, job)
+        [replica] = summary["replicas"]
+        assert (summary["tokens"], replica["tokens"], replica["seconds"], summary["rounds"]) == (1000, 1000, 12.5, 500)
+        assert summary["tokens_per_round"] == 1.0
+
+
+def test_candidates_and_prompts_are_those_of_a_jobs_own_rows(up: Shared) -> None:
+    short, long = (summary_of(up, job) for job in written_and_ended(up)[:2])
+    own = ("proposed", "accepted", "acceptance", "prompt_tokens")
+    assert [short[name] for name in own] == [0, 0, 0.0, 100]
+    assert [long[name] for name in own] == [3000, 500, 0.1667, 2]
+
+
+def test_the_time_before_a_job_comes_is_not_its_own(up: Shared) -> None:
+    *ended, counters = written_and_ended(up)
+    for job in ended:
+        up.jobs.leave(job)
+    for _ in range(60):
+        counters.seconds += 60.0
+        counters.idle_seconds += 60.0
+        up.jobs.take([(Replica(0, PLAN), Harvest((), replace(counters)))])
+    up.job("next", 4)
+    job = up.open("next")
+    up.jobs.rows_to_send([first_row(job.number) + number for number in range(4)], 0)
+    for number in range(4):
+        counters.seconds += 0.5
+        counters.tokens += 20
+        result = RowResult(key_of(job, number), (7,) * 20, "text", "length", 20, 0, 0, 0.5)
+        up.jobs.take([(Replica(0, PLAN), Harvest((result,), replace(counters)))])
+    summary = summary_of(up, job)
+    assert (summary["time"]["idle"], summary["replicas"][0]["seconds"]) == (0.0, 2.0)
+    assert summary["replicas"][0]["tokens_per_second"] == 40.0
+
+
+def test_a_resumed_row_has_gained_what_its_replica_wrote() -> None:
+    sent = SentRows()
+    sent.add(0, [Row(5, (1, 2, 3), 100, resumed=(7,) * 60)])
+    weight, own = sent.gained(0, (), [PartialTokens(5, 60, (7,) * 10)])
+    assert (weight, own) == (10, Counter(tokens=10, prompt_tokens=3, resumed_tokens=60))
+    result = RowResult(5, (7,) * 75, "text", "stop", 9, 30, 6, 1.0)
+    weight, own = sent.gained(0, [result], ())
+    assert (weight, own) == (5, Counter(tokens=5, proposed=30, accepted=6))
+    weight, own = sent.gained(0, [replace(result, proposed=0, accepted=0)], ())
+    assert (weight, own["tokens"]) == (1, 0), "it was taken back, and had ended on the way"
+
+
+def test_what_a_replica_had_is_forgotten_with_it() -> None:
+    sent = SentRows()
+    sent.add(0, [Row(5, (1,), 9)])
+    sent.add(1, [Row(5, (1,), 9), Row(6, (1,), 9)])
+    sent.stopped(0)
+    assert list(sent._sent) == [(1, 5), (1, 6)]
+    sent.forget([6])
+    assert list(sent._sent) == [(1, 5)]
 
 
 def test_a_job_that_is_withdrawn_leaves_its_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""A job's part of what a target has done for several: its rows' own figures exactly, all else by the tokens it gained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from outrider.workers.messages import PartialTokens, Row, RowFailure, RowResult, TargetCounters
+
+NUMBERS = [each.name for each in fields(TargetCounters) if each.name != "accepted_lengths"]
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A row that a replica has: of how much of its answer was heard."""
+
+    prompt: int
+    resumed: int
+    written: int
+    heard: bool = False
+
+
+class SentRows:
+    """The rows of one job that replicas have, and what each is known to have done since it was heard of last."""
+
+    def __init__(self) -> None:
+        self._sent: dict[tuple[int, int], _Sent] = {}
+
+    def add(self, replica: int, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._sent[replica, row.key] = _Sent(len(row.prompt), len(row.resumed), len(row.resumed))
+
+    def stopped(self, replica: int) -> None:
+        self._sent = {key: sent for key, sent in self._sent.items() if key[0] != replica}
+
+    def forget(self, keys: Iterable[int]) -> None:
+        gone = frozenset(keys)
+        self._sent = {key: sent for key, sent in self._sent.items() if key[1] not in gone}
+
+    def gained(
+        self, replica: int, ended: Iterable[RowResult | RowFailure], written: Iterable[PartialTokens]
+    ) -> tuple[int, Counter[str]]:
+        """How much a harvest weighs for this job, and what its rows tell of themselves, named as a target counts it."""
+        weight, own = 0, Counter[str]()
+        for some in written:
+            weight += len(some.tokens)
+            own["tokens"] += len(some.tokens)
+            if (sent := self._sent.get((replica, some.key))) is not None:
+                own += _first_heard(sent)
+                sent.written = some.start + len(some.tokens)
+        for each in ended:
+            new, sent = 0, self._sent.pop((replica, each.key), None)
+            if isinstance(each, RowResult):
+                own["proposed"] += each.proposed
+                own["accepted"] += each.accepted
+                # A row that nobody waits for any more is of no known beginning.
+                if sent is not None:
+                    own += _first_heard(sent)
+                    new = max(0, len(each.tokens) - sent.written)
+            own["tokens"] += new
+            weight += max(1, new)
+        return weight, own
+
+
+def _first_heard(sent: _Sent) -> Counter[str]:
+    """What the target read when it began with the row."""
+    if sent.heard:
+        return Counter()
+    sent.heard = True
+    return Counter(prompt_tokens=sent.prompt, resumed_tokens=sent.resumed)
+
+
+# What rows tell of themselves.
+OWN = ("tokens", "prompt_tokens", "resumed_tokens", "proposed", "accepted")
+
+
+class Share:
+    """Sums in fractions, so that nothing is lost by rounding."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._lengths: list[float] = []
+
+    def add(self, before: TargetCounters, now: TargetCounters, part: float, own: Counter[str]) -> None:
+        for name in NUMBERS:
+            gained = own[name] if name in OWN else part * (getattr(now, name) - getattr(before, name))
+            self._sums[name] = self._sums.get(name, 0.0) + gained
+        lengths = self._lengths or [0.0] * len(now.accepted_lengths)
+        gained_lengths = zip(lengths, now.accepted_lengths, before.accepted_lengths, strict=True)
+        self._lengths = [kept + part * (after - earlier) for kept, after, earlier in gained_lengths]
+
+    def counters(self) -> TargetCounters:
+        usual = TargetCounters()
+        sums = {
+            name: value if isinstance(getattr(usual, name), float) else round(value) for name, value in self._sums.items()
+        }
+        shared = TargetCounters(**sums, accepted_lengths=list(map(round, self._lengths)))  # type: ignore[arg-type]
+        # Whose prompts were reused nobody tells.
+        shared.prompt_tokens_reused = min(shared.prompt_tokens_reused, shared.prompt_tokens)
+        return shared
