@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from outrider.runner.counted import counted
+
 MOST_KINDS = 20
 MOST_EXAMPLES = 5
 # Long messages often differ only in their ends.
@@ -21,7 +23,7 @@ class ErrorKind:
     examples: list[str] = field(default_factory=list)
 
 
-def error_kinds(records: Iterable[str]) -> list[ErrorKind]:
+def error_kinds(records: Iterable[str], most: int = MOST_KINDS) -> list[ErrorKind]:
     """Errors that say the same, the most frequent first; the rare ones beyond the bound stand together."""
     found: dict[tuple[str, str], ErrorKind] = {}
     for record in records:
@@ -35,10 +37,10 @@ def error_kinds(records: Iterable[str]) -> list[ErrorKind]:
         if len(kind.examples) < MOST_EXAMPLES:
             kind.examples.append(entry["custom_id"])
     kinds = sorted(found.values(), key=lambda kind: -kind.rows)
-    shown, rest = kinds[:MOST_KINDS], kinds[MOST_KINDS:]
+    shown, rest = kinds[:most], kinds[most:]
     if rest:
         examples = [example for kind in rest for example in kind.examples][:MOST_EXAMPLES]
-        shown.append(ErrorKind("others", f"{len(rest)} other kinds", sum(kind.rows for kind in rest), examples))
+        shown.append(ErrorKind("others", counted(len(rest), "other kind"), sum(kind.rows for kind in rest), examples))
     return shown
 
 

@@ -58,7 +58,5 @@ class Status:
 
 def status_of(journal: Journal) -> Status:
     pace: Pace = pace_of(journal.meta(statistics.KEY))
-    kinds = error_kinds(record for _, record in journal.whole_records(FAILED))
-    return Status(
-        journal.counts(), journal.waiting_again(), pace.rates(), journal.meta("totals") or {}, kinds[:MOST_KINDS_SHOWN]
-    )
+    kinds = error_kinds((record for _, record in journal.whole_records(FAILED)), MOST_KINDS_SHOWN)
+    return Status(journal.counts(), journal.waiting_again(), pace.rates(), journal.meta("totals") or {}, kinds)

@@ -21,7 +21,7 @@ from outrider.runner.cli.main import app
 from outrider.runner.job.directory import describe
 from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
 from outrider.runner.job.records import results_and_errors
-from outrider.runner.job.results import write_results
+from outrider.runner.job.results import error_record, write_results
 from outrider.runner.options import JobSpec, build_spec
 from outrider.runner.prepare_job import _description, prepare
 from outrider.runner.report.status import status_of
@@ -108,6 +108,23 @@ def test_status_groups_failures_and_tells_what_waits(journal: Journal) -> None:
     assert told["speed_rests_on"] == {"rows": 200, "seconds": 100.0}
     assert [(kind["rows"], kind["code"]) for kind in told["failures"]] == [(2, "replica_died"), (1, "invalid_request")]
     json.dumps(told)
+
+
+def test_status_leaves_no_failed_row_out(tmp_path: Path) -> None:
+    """Of more kinds than it shows, the rare ones stand together."""
+    words = [chr(97 + number) for number in range(13)] + ["a"] * 5
+    lines = [json.dumps({"id": f"r{number}", "prompt": "x"}) for number in range(len(words))]
+    (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    journal = admitted(tmp_path / "job", tmp_path / "in.jsonl", skip_bad=True)
+    rows = journal.load(range(len(words)))
+    journal.record([], [(row.row, error_record(row, "replica_died", word)) for row, word in zip(rows, words, strict=True)])
+    status = status_of(journal)
+    assert [(kind.code, kind.rows) for kind in status.failures] == [
+        ("replica_died", 6), *[("replica_died", 1)] * 9, ("others", 3)
+    ]  # fmt: skip
+    assert list(status.lines(running=False))[-1] == "  3 × 3 other kinds (others: r10, r11, r12)"
+    assert sum(kind["rows"] for kind in status.as_dict()["failures"]) == len(words)
+    journal.close()
 
 
 def test_a_death_in_the_middle_leaves_all_as_it_was(journal: Journal) -> None:
