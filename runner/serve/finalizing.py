@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from outrider.runner.job.directory import JOURNAL, describe
+from outrider.runner.job.directory import JOURNAL, describe, there
 from outrider.runner.job.journal import Counts, Journal
 from outrider.runner.job.results import error_record, write_results
 from outrider.runner.report.report import write_report
@@ -43,6 +43,17 @@ def counts_of(directory: Path) -> Counts | None:
             return journal.counts()
     except JobError:
         return None
+
+
+def has_done_rows(directory: Path) -> bool:
+    """Also where that cannot be told, since the journal is damaged."""
+    if not there(directory / JOURNAL):
+        return False
+    try:
+        with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
+            return journal.filled and journal.counts().done > 0
+    except JobError:
+        return True
 
 
 def _expire(journal: Journal) -> None:

@@ -25,12 +25,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from outrider.runner.job.directory import JOURNAL, REPORT, held
+from outrider.runner.job.lock import LOCK
 from outrider.runner.job.results import ERRORS, RESULTS, sync_folder
-from outrider.runner.serve import batch_requests
+from outrider.runner.serve import batch_requests, uploads
 from outrider.runner.serve.api_errors import ApiError, no_such
 from outrider.runner.serve.batch_requests import error_entry
-from outrider.runner.serve.finalizing import counts_of, draw_report, write_files
-from outrider.runner.serve.names import FILE, INPUT, Folders, new_batch_id, new_file_id
+from outrider.runner.serve.finalizing import counts_of, draw_report, has_done_rows, write_files
+from outrider.runner.serve.names import BATCH, FILE, INPUT, Folders, new_batch_id, new_file_id
 from outrider.runner.serve.running import (
     FREED_SECONDS,
     Admitted,
@@ -55,6 +56,8 @@ SECONDS_BETWEEN_COUNTS = 30.0
 # Speed is that of the last while.
 SPEED_SECONDS = 60.0
 MOST_DELETED = 10_000
+# Where the API shows a batch's files.
+FILE_IDS = {OUTPUT: "output_file_id", ERROR_FILE: "error_file_id"}
 
 
 @dataclass(slots=True)
@@ -163,12 +166,14 @@ class Service:
         """Of what a batch wrote, its journal holds a copy: that goes with the last of its files."""
         with self._lock:
             file = self.file(name)
-            path = self.path_of(file)
-            self._store.remove_file(name)
+            if file.batch is None:
+                uploads.delete(name, self._store, self._folders)
+            else:
+                self._store.remove_file(name)
+                self.path_of(file).unlink(missing_ok=True)
             self._deleted[name] = file.number
             if len(self._deleted) > MOST_DELETED:
                 del self._deleted[next(iter(self._deleted))]
-            path.unlink(missing_ok=True)
             if file.batch is not None and not self._store.files_of(file.batch):
                 _remove(self._folders.batch(file.batch))
         return {"id": name, "object": "file", "deleted": True}
@@ -409,13 +414,18 @@ class Service:
 
     def _sweep(self) -> None:
         """What a server has left that was killed before it had told anybody of a batch, or amid its removal."""
-        for directory in self._folders.batches.iterdir():
+        for directory in list(self._folders.batches.iterdir()):
+            if not BATCH.fullmatch(directory.name) or directory.is_symlink() or not directory.is_dir():
+                continue  # whatever else somebody keeps there
             batch = self._store.batch(directory.name)
             if batch is None:
-                if not (directory / JOURNAL).exists():
+                if {each.name for each in directory.iterdir()} <= {INPUT, LOCK}:
                     _remove(directory)
             elif batch.status in ENDED and not self._store.files_of(batch.id):
-                _remove(directory)
+                if any(batch.shown[key] for key in FILE_IDS.values()):
+                    _remove(directory)  # its client has deleted them
+                else:
+                    _discard(directory)
 
     # How batches end
 
@@ -443,7 +453,7 @@ class Service:
             batch.shown["errors"] = {"object": "list", "data": errors}
 
         failed = self._store.change(name, change)
-        _remove(self._folders.batch(name))
+        _discard(self._folders.batch(name))
         return failed
 
     def _finalize(self, name: str) -> None:
@@ -488,17 +498,26 @@ class Service:
             batch.shown[f"{ending}_at"] = now
             batch.shown["request_counts"] = counts
             for file in files:
-                batch.shown["error_file_id" if file.purpose == ERROR_FILE else "output_file_id"] = file.id
+                batch.shown[FILE_IDS[file.purpose]] = file.id
 
         with self._lock:
             self._store.change(name, change, files)
             if not files:
-                _remove(directory)
+                _discard(directory)
             self._paces.pop(name, None)
 
 
 def _remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _discard(directory: Path) -> None:
+    """Of a batch that has ended without files. Rows that are done are never deleted unless a client says so."""
+    if has_done_rows(directory):
+        said = "%s ended without files, and %s holds rows that are done, or is damaged: outrider results %s writes them"
+        logger.warning(said, directory.name, directory / JOURNAL, directory)
+    else:
+        _remove(directory)
 
 
 def _counted(done: int, failed: int) -> Callable[[Batch], None]:

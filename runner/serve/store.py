@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.runner.job.damage import is_momentary
 from outrider.runner.job.journal import on_network_file_system, transaction
+from outrider.runner.serve.names import BATCH, FILE, Folders
 from outrider.workers.errors import JobError, NoSpaceError
 
 STORE = "serve.db"
@@ -86,6 +87,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.path = folder / STORE
         self._lock = threading.RLock()
+        self._check_not_lost(Folders(folder))
         with self._translated():
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             remote = on_network_file_system(self.path.resolve(), Path("/proc/mounts").read_text())
@@ -99,6 +101,18 @@ class Store:
                     db.execute(f"PRAGMA user_version = {FORMAT}")
             elif found != FORMAT:
                 raise JobError(f"{self.path} has format {found}, this outrider reads {FORMAT}: use the one that made it")
+
+    def _check_not_lost(self, folders: Folders) -> None:
+        """A new one would know nothing of what an earlier one knew, which nobody could fetch any more."""
+        there = self.path.exists()
+        if there and self.path.stat().st_size:
+            return
+        for folder, ours in ((folders.files, FILE), (folders.batches, BATCH)):
+            if folder.is_dir() and any(ours.fullmatch(each.name) for each in folder.iterdir()):
+                raise JobError(
+                    f"{self.path} is {'empty' if there else 'not there'}, and {folder} holds what it knew: "
+                    "put back a copy of it, or name another directory with --data"
+                )
 
     def close(self) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote_to_bytes
@@ -17,8 +18,9 @@ from starlette.concurrency import run_in_threadpool
 
 from outrider.runner.job.results import sync_folder
 from outrider.runner.serve.api_errors import ApiError
-from outrider.runner.serve.names import Folders, new_file_id
+from outrider.runner.serve.names import FILE, Folders, new_file_id
 from outrider.runner.serve.store import File, Store
+from outrider.workers.errors import JobError
 
 PURPOSE = "batch"
 # Of a form's other fields together, and of a part's headers.
@@ -32,6 +34,8 @@ PLAIN = (b"", b"7bit", b"8bit", b"binary")
 EXTENDED_NAME = re.compile(rb";\s*filename\*\s*=\s*\"?(utf-8|iso-8859-1)'[^'\"]*'([^;\"\s]*)", re.IGNORECASE)
 # What is wrong with a form, its sender is told.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
+
+logger = logging.getLogger("outrider.serve")
 
 
 async def receive(content_type: str, stream: AsyncIterator[bytes], store: Store, folders: Folders, most: int) -> File:
@@ -59,20 +63,50 @@ async def receive(content_type: str, stream: AsyncIterator[bytes], store: Store,
 
 
 def _keep(temporary: Path, form: _Form, name: str, store: Store, folders: Folders) -> File:
-    """First the file, then that it is there: a kill between the two leaves a file that the next start removes."""
+    """It gets its own name once the store knows it: so the next start knows what a kill between the two has left."""
     file = File(name, int(time.time()), form.size, form.filename, PURPOSE)
-    temporary.replace(folders.file(name))
     sync_folder(folders.files)
     store.add_file(file)
+    try:
+        temporary.replace(folders.file(name))
+        sync_folder(folders.files)
+    except OSError:
+        delete(name, store, folders)
+        raise
     return file
 
 
+def delete(name: str, store: Store, folders: Folders) -> None:
+    """As it came, so it goes: known to the store for as long as it has its own name."""
+    path, temporary = folders.file(name), folders.files / f"{UNFINISHED}{name}"
+    with suppress(FileNotFoundError):
+        path.replace(temporary)
+        sync_folder(folders.files)
+    try:
+        store.remove_file(name)
+    except JobError:
+        with suppress(FileNotFoundError):
+            temporary.replace(path)
+        raise
+    temporary.unlink(missing_ok=True)
+
+
 def sweep(store: Store, folders: Folders) -> None:
-    """Remove what a server has left that was killed amid an upload or a deletion."""
-    known = store.file_ids()
-    for path in folders.files.iterdir():
-        if path.name not in known:
+    """End what a server has left that was killed amid an upload or a deletion. What is none of its own stays."""
+    known, unknown = store.file_ids(), list[str]()
+    for path in list(folders.files.iterdir()):
+        name = path.name.removeprefix(UNFINISHED)
+        if not FILE.fullmatch(name) or path.is_symlink() or not path.is_file():
+            continue
+        if path.name == name:
+            unknown += [] if name in known else [name]
+        elif name in known:
+            path.replace(folders.file(name))
+        else:
             path.unlink()
+    if unknown:
+        said = "%s holds files that %s does not know (%d, such as %s): put back a copy of it that does, or remove them"
+        logger.warning(said, folders.files, store.path, len(unknown), min(unknown))
 
 
 class _Form:

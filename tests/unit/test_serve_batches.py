@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import openai
 import pytest
 from serve_world import FakeRunner, World, line, until
 
+from outrider.runner.job.directory import JOURNAL
+from outrider.runner.job.journal import Journal
 from outrider.runner.serve import service
 from outrider.runner.serve.names import INPUT, new_file_id
 from outrider.runner.serve.running import Broken
@@ -401,17 +405,94 @@ def _killed(service: object, name: str) -> None:
     """As if the server had ended before."""
 
 
-def test_what_a_killed_upload_has_left_is_removed(tmp_path: Path) -> None:
-    with World(tmp_path / "data").client() as client:
-        kept = upload(client, line("a"))
+def test_what_a_killed_upload_or_deletion_has_left_is_ended(tmp_path: Path) -> None:
+    world = World(tmp_path / "data")
     files = tmp_path / "data" / "files"
-    (files / ".upload-file-000000000000000000000000").write_text("half")
-    (files / "file-000000000000000000000000").write_text("whole, and never told of")
+    kept, deleted = new_file_id(), new_file_id()
+    world.store.add_file(File(kept, 0, 4, "rows.jsonl", "batch"))
+    for name, content in ((kept, "told"), (deleted, "told of no more"), (new_file_id(), "half")):
+        (files / f".upload-{name}").write_text(content)
     (tmp_path / "data" / "batches" / "batch_000000000000000000000000").mkdir()
+    world.service.close()
     with World(tmp_path / "data").client() as client:
         assert [path.name for path in files.iterdir()] == [kept]
-        assert client.files.content(kept).text == line("a")
+        assert client.files.content(kept).text == "told"
         assert list((tmp_path / "data" / "batches").iterdir()) == []
+
+
+def test_a_deletion_that_cannot_be_written_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with World(tmp_path / "data").client() as client:
+        kept = upload(client, line("a"))
+        with monkeypatch.context() as full:
+            full.setattr(Store, "remove_file", mock.Mock(side_effect=JobError("database or disk is full")))
+            with pytest.raises(openai.InternalServerError):
+                client.files.delete(kept)
+        assert client.files.content(kept).text == line("a")
+        client.files.delete(kept)
+        assert list((tmp_path / "data" / "files").iterdir()) == []
+
+
+# What somebody else has put into the data directory, or taken from it
+
+
+def test_what_others_keep_beside_files_and_batches_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = tmp_path / "data"
+    with World(data).client() as client:
+        done = ended(client, create(client, line("a")).id)
+    unknown = "file-000000000000000000000000"
+    (data / "files" / unknown).write_text("of a later serve.db")
+    for folder in (data / "files" / "lost+found", data / "files" / "2026", data / "batches" / "archive"):
+        folder.mkdir()
+    (data / "batches" / "archive" / done.id).mkdir()
+    (data / "batches" / "archive" / done.id / "results.jsonl").write_text("kept")
+    mine = data / "batches" / "batch_000000000000000000000000"
+    mine.mkdir()
+    (mine / "results.jsonl").write_text("kept")
+    before = sorted(data.glob("*/**/*"))
+    with World(data).client() as client:
+        assert rows_of(client, done.output_file_id)
+    assert sorted(data.glob("*/**/*")) == before
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said == (
+        f"{data}/files holds files that {data}/serve.db does not know (1, such as {unknown}): "
+        "put back a copy of it that does, or remove them"
+    )
+
+
+@pytest.mark.parametrize(("how", "left"), [("is empty", "files"), ("is not there", "files"), ("is not there", "batches")])
+def test_without_what_an_earlier_server_knew_nothing_of_it_is_deleted(tmp_path: Path, how: str, left: str) -> None:
+    data = tmp_path / "data"
+    with World(data).client() as client:
+        batch = create(client, line("a"))
+        ended(client, batch.id)
+        if left == "batches":
+            client.files.delete(batch.input_file_id)
+    for path in data.glob("serve.db*"):
+        path.unlink()
+    if how == "is empty":
+        (data / "serve.db").touch()
+    before = sorted(data.rglob("*"))
+    said = rf"serve.db {how}, and {data}/{left} holds what it knew: put back a copy of it, or name another directory"
+    with pytest.raises(JobError, match=said):
+        World(data)
+    assert sorted(data.rglob("*")) == before
+
+
+def test_rows_that_are_done_are_deleted_by_their_client_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A batch that an earlier server failed, since its journal was not there for one start."""
+    world = World(tmp_path / "data", at_once=False)
+    with world.client() as client:
+        batch = create(client, line("a") + line("b"))
+        until(lambda: batch.id in world.runner.jobs, "run of the batch")
+        world.runner.do(batch.id, 1)
+    world = World(tmp_path / "data")
+    world.store.change(batch.id, lambda batch: setattr(batch, "status", "failed"))
+    with world.client() as client:
+        assert client.batches.retrieve(batch.id).status == "failed"
+    directory = world.folders.batch(batch.id)
+    with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
+        assert journal.counts().done == 1
+    assert f"outrider results {directory} writes them" in caplog.text
 
 
 def test_a_batch_of_a_model_that_is_served_no_more_waits_for_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
