@@ -127,7 +127,8 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
         "summary": summarize(journal),
         "over_time": statistics.over_time(journal.meta(statistics.KEY)),
         "interrupted": interrupted,
-        "numeric_path": journal.meta("numeric_path"),
+        # Where no target was up there is none yet.
+        "numeric_path": journal.meta("numeric_path") or {},
     }
 
 

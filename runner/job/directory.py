@@ -272,6 +272,8 @@ def read_description(directory: Path, journal: Journal) -> tuple[dict[str, Any],
     path, note = directory / DESCRIPTION, None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and content.get("numeric_path", {}) is None:
+            content["numeric_path"] = {}  # as versions before this one wrote it where no target was up
         if isinstance(content, dict) and all(isinstance(content.get(key, {}), dict) for key in OBJECTS):
             return content, None
         note = "it does not hold what a job is"

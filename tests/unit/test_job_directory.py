@@ -39,6 +39,7 @@ from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.lock import is_held
 from outrider.runner.options import JobSpec
 from outrider.runner.report.display import Display
+from outrider.runner.report.report import report_of
 from outrider.runner.run_job import run_job
 from outrider.workers.errors import JobChangedError, JobError, JobHeldError, PlacementError, UsageError
 from outrider.workers.models.digests import KIND
@@ -211,6 +212,18 @@ def test_a_journal_that_is_gone_from_beside_what_a_job_was_is_missed(heard: Hear
     with pytest.raises(JobError, match=said):
         open_job(Path("job"))
     assert not Path("job/job.db").exists()
+
+
+def test_a_job_without_a_target_has_written_what_it_reads(heard: Heard) -> None:
+    """All of its rows were wrong, so no model was loaded, and there is no numeric path."""
+    run_job(spec_of(BAD, skip_bad=True), heard)
+    described = json.loads(Path("job/job.json").read_text())
+    assert described["numeric_path"] == {}
+    with closing(open_job(Path("job"))) as journal:
+        assert read_description(Path("job"), journal) == (described, None)
+        Path("job/job.json").write_text(json.dumps({**described, "numeric_path": None}))
+        assert read_description(Path("job"), journal) == (described, None), "as earlier versions wrote it"
+    assert report_of(Path("job")) == (Path("job/report.html"), None)
 
 
 def test_a_place_that_cannot_be_a_job(tmp_path: Path) -> None:
