@@ -22,6 +22,7 @@ from outrider.runner.option import flag_of
 from outrider.runner.options import JobSpec
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.prepare_job import MODEL_NAME, PreparedJob
+from outrider.runner.process_exit import end_signals
 from outrider.runner.report import statistics
 from outrider.runner.report.display import Watcher
 from outrider.runner.report.report import write_report
@@ -165,17 +166,23 @@ def _told(driver: Any) -> dict[str, Any]:
 
 @contextmanager
 def _draining_on_signals(driver: Any, display: Watcher) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) drains, the second stops at once."""
+    """The first Ctrl-C (or SIGTERM) drains, the second stops at once.
+
+    So does a terminal that closes, but that is no second one: the kernel and the shell may both tell of it, and whoever has
+    asked the job to end may leave.
+    """
 
     def handle(number: int, frame: Any) -> None:
-        if driver.draining:
+        if not driver.draining:
+            driver.drain()
+            display.say("finishing the rows under way; Ctrl-C again stops at once (either way the job can be resumed)")
+        elif number != signal.SIGHUP:
             raise KeyboardInterrupt
-        driver.drain()
-        display.say("finishing the rows under way; Ctrl-C again stops at once (either way the job can be resumed)")
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, *end_signals())}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if number != signal.SIGHUP or not driver.draining:
+                signal.signal(number, handler)

@@ -1,11 +1,18 @@
-"""How the command ends: as any program does, unless Ray's libraries have to be left as they are."""
+"""How the command ends: by which signals, and as any program does, unless Ray's libraries have to be left as they are."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 _at_once = False
+
+
+def end_signals() -> list[signal.Signals]:
+    """Those that ask it to end, Ctrl-C aside. A terminal that closes is one of them where nohup does not keep that off."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
 
 
 def end_at_once() -> None:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from outrider.runner.process_exit import end_signals
+
 INTERRUPTED = 130
 
 
@@ -21,7 +23,7 @@ def ending(run: Callable[[], int]) -> int:
 
 def until_interrupted(work: Callable[[], None], said: str) -> None:
     """The same for what is no job: ``said`` is the last word."""
-    signal.signal(signal.SIGTERM, interrupt)
+    interrupt_on_signals()
     try:
         work()
     except KeyboardInterrupt:
@@ -29,5 +31,18 @@ def until_interrupted(work: Callable[[], None], said: str) -> None:
         raise SystemExit(INTERRUPTED) from None
 
 
+def interrupt_on_signals() -> None:
+    """From now on a request to end is a Ctrl-C."""
+    for number in end_signals():
+        signal.signal(number, interrupt)
+
+
 def interrupt(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:
+        # The kernel and the shell may both tell that a terminal closes: the second is not to disturb how the first ends it.
+        signal.signal(number, _nothing)
     raise KeyboardInterrupt
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Not SIG_IGN, which what is started meanwhile (``--on-end``) would inherit."""

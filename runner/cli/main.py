@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 import outrider
 from outrider.runner import streams
 from outrider.runner.cli.arguments import Config, Deferred, path, with_options, words
-from outrider.runner.cli.ending import ending, interrupt
+from outrider.runner.cli.ending import ending, interrupt_on_signals
 from outrider.runner.counted import counted
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
@@ -55,7 +54,7 @@ def _run_job(
     from outrider.runner.run_job import run
 
     # Until rows are under way a request to end is a Ctrl-C.
-    signal.signal(signal.SIGTERM, interrupt)
+    interrupt_on_signals()
     raise typer.Exit(ending(lambda: run(build_spec(given, config), as_json=json_)))
 
 

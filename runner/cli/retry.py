@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Annotated
 
 import typer
@@ -19,7 +18,7 @@ def retry_command(
     --on-end, --allow-pickle, --address, --metrics-port and --trace hold for one run and are given again.
     """
     from outrider.runner.cli.arguments import given
-    from outrider.runner.cli.ending import ending, interrupt
+    from outrider.runner.cli.ending import ending, interrupt_on_signals
     from outrider.runner.options import JobSpec
     from outrider.runner.retry import retry_spec
     from outrider.runner.run_job import run
@@ -32,6 +31,6 @@ def retry_command(
     job = asked.pop("input", None)
     if job is None:
         raise UsageError("JOB is missing: name the directory of a job")
-    signal.signal(signal.SIGTERM, interrupt)
+    interrupt_on_signals()
     spec = retry_spec(job, asked)
     raise typer.Exit(ending(lambda: run(spec, as_json=json_, again=True)))

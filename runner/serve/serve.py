@@ -18,6 +18,7 @@ from types import FrameType
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options import JobSpec, ServeSpec
 from outrider.runner.printable import printable
+from outrider.runner.process_exit import end_signals
 from outrider.runner.report.display import console
 from outrider.runner.serve.auth import keys_of, page_token
 from outrider.runner.serve.model_hosts import ModelHosts
@@ -85,7 +86,7 @@ def serve(spec: ServeSpec) -> None:
         with _draining() as told_to_stop:
             _tell(spec, list(specs), listening, key_file, keys)
             told_before = lambda: told_to_stop.count > 0  # noqa: E731
-            server = HttpServer(config, lambda: _say(STOPPING), service.refuse_requests, told_before)
+            server = HttpServer(config, told_to_stop.begin, service.refuse_requests, told_before)
             server.run(sockets=[listening])
             told_to_stop.count += server.told_again
             _close(service, told_to_stop)
@@ -168,6 +169,12 @@ class _Told:
     """How often it was told to stop."""
 
     count: int = 0
+    # What the HTTP server hears is counted when that one has ended.
+    stopping: bool = False
+
+    def begin(self) -> None:
+        self.stopping = True
+        _say(STOPPING)
 
 
 @contextmanager
@@ -178,7 +185,14 @@ def _draining() -> Iterator[_Told]:
     def handle(number: int, frame: FrameType | None) -> None:
         told.count += 1
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    def hung_up(number: int, frame: FrameType | None) -> None:
+        """A terminal that closes is a SIGTERM, but no second one: the kernel and the shell may both tell of it."""
+        if not (told.stopping or told.count):
+            told.stopping = True
+            signal.raise_signal(signal.SIGTERM)
+
+    signals = (signal.SIGINT, *end_signals())
+    before = {number: signal.signal(number, hung_up if number == signal.SIGHUP else handle) for number in signals}
     try:
         yield told
     finally:

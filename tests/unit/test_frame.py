@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import resource
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from outrider.kernels import library
+from outrider.runner.cli.ending import interrupt_on_signals
 from outrider.runner.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,12 +106,17 @@ def test_a_usage_error_leaves_the_program_without_a_traceback(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "how",
-    ["signal.raise_signal(signal.SIGTERM)", pytest.param("signal.default_int_handler(2, None)", marks=pytest.mark.slow)],
+    [
+        "signal.raise_signal(signal.SIGTERM)",
+        "signal.raise_signal(signal.SIGHUP)",
+        pytest.param("signal.default_int_handler(2, None)", marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupt_is_said_and_has_its_own_code(tmp_path: Path, how: str) -> None:
     # SIGINT itself may be ignored where the tests run: a shell's background jobs inherit that.
     program = (
         "import signal\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "import outrider.runner.options as config\n"
         f"config.build_spec = lambda *_: {how}\n"
         "from outrider.runner.cli.main import main\n"
@@ -117,6 +125,30 @@ def test_an_interrupt_is_said_and_has_its_own_code(tmp_path: Path, how: str) -> 
     done = python("-c", program, "run", "x", cwd=tmp_path)
     assert done.returncode == 130
     assert done.stderr == "stopped; the same command resumes the job\n"
+
+
+@pytest.fixture
+def hang_ups() -> Iterator[None]:
+    """The terminal closes, as by default."""
+    numbers = (signal.SIGHUP, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_terminal_that_closes_interrupts_once(hang_ups: None) -> None:
+    interrupt_on_signals()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)  # the shell tells, too
+
+
+def test_under_nohup_a_terminal_may_close(hang_ups: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    interrupt_on_signals()
+    signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 TRANSFORMERS = """

@@ -477,6 +477,38 @@ def test_the_models_name_in_results_is_the_one_that_the_job_was_begun_with(heard
     assert [json.loads(line)["response"]["body"]["model"] for line in lines] == ["m", "m"]
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Those that end a job, as by default."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_a_job_whose_terminal_closes_finishes_what_is_under_way(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, signals: None, first: signal.Signals
+) -> None:
+    """The kernel and the shell both tell of it, and it may be that of a user who has asked the job to end."""
+    record, raised = Journal.record, list[int]()
+
+    def closes(self: Journal, done: Any, failed: Any, *kept: Any) -> None:
+        record(self, done, failed, *kept)
+        if done:
+            raised.append(first if not raised else signal.SIGHUP)
+            signal.raise_signal(raised[-1])
+            signal.raise_signal(signal.SIGHUP)
+
+    monkeypatch.setattr(Journal, "record", closes)
+    outcome = run_job(spec_of(*[ROW] * 30, on_end="kill -HUP $PPID; echo $OUTRIDER_EXIT > ended"), heard)
+    assert raised and outcome.interrupted and outcome.exit_code == 130
+    assert 0 < outcome.summary["done"] < 30
+    assert len(Path("job/results.jsonl").read_text().splitlines()) == outcome.summary["done"]
+    assert Path("ended").read_text() == "130\n"
+    assert len([each for each in heard.said if "finishing the rows under way" in each]) == 1
+
+
 def test_what_is_asked_for_a_job_with_nothing_left_and_not_done_is_told(heard: Heard) -> None:
     spec = spec_of(ROW)
     run_job(spec, heard)

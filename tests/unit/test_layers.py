@@ -29,7 +29,7 @@ RAY_IN_WORKERS = {
 # The floors of each layer, the lowest first: rooms, and modules outside of them. Those on one floor may know each other.
 FLOORS = {
     "runner": [
-        {"option", "options", "printable", "progress", "run_arguments", "process_exit", "safe_path", "streams"}
+        {"counted", "option", "options", "printable", "progress", "run_arguments", "process_exit", "safe_path", "streams"}
         | {"template", "validation_errors"},
         {"planning"},
         {"job"},

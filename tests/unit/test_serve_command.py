@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from http.client import HTTPConnection
 from pathlib import Path
@@ -186,6 +186,37 @@ def test_a_signal_that_came_before_it_looked_for_any_stops_it(tmp_path: Path, mo
     served = Served(tmp_path / "data", 1, monkeypatch, told_before=True)
     served.ended()
     assert served.said == ["begun"] and not served.server.told_again
+
+
+@pytest.fixture
+def signals() -> Iterator[list[int]]:
+    """Those that the HTTP server hears while it serves."""
+    heard: list[int] = []
+    numbers = (signal.SIGHUP, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    yield heard
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_terminal_that_closes_stops_it_once(signals: list[int]) -> None:
+    """The kernel and the shell both tell of it."""
+    with module._draining() as told:
+        signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+    assert signals == [signal.SIGTERM] and told.count == 0
+
+
+def test_a_terminal_that_closes_while_it_stops_is_nothing(signals: list[int]) -> None:
+    with module._draining() as told:
+        signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+        told.begin()
+        signal.raise_signal(signal.SIGHUP)
+    assert signals == [] and told.count == 0
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
+    with module._draining():
+        signal.raise_signal(signal.SIGHUP)
 
 
 class Closing:
