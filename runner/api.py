@@ -60,9 +60,9 @@ class Job:
     def status(self) -> str:
         """``starting`` (no row is accepted yet), ``running``, ``done`` (all rows have ended), or ``stopped`` before."""
         from outrider.runner.job.directory import is_job
-        from outrider.runner.job.lock import is_held
 
-        running = self._process.running if self._process is not None else bool(is_held(self.directory))
+        # Where this program's own process has ended, another may have gone on with the job.
+        running = self._own_runs or self._is_held
         if not is_job(self.directory):
             return "starting" if running else "stopped"
         return "running" if running else "stopped" if self._counts().pending else "done"
@@ -130,40 +130,36 @@ class Job:
         Where it could not run, that is raised as the sentence that the command line would print. A ``KeyboardInterrupt``
         lets the rows under way end and goes on when they have; another one meanwhile stops the job at once.
         """
-        if self._process is None:
-            self._wait_for_another(timeout)
-            return self
-        try:
-            ended = self._process.follow(self._tell, timeout)
-        except KeyboardInterrupt:
-            self._stop(self._process)
-            raise
-        if not ended:
-            raise TimeoutError(f"{self.directory} still runs after {timeout:g} s")
-        self._progress.end()
-        self._process.check()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._process is not None:
+            self._wait_for_own(self._process, timeout)
+        while self._is_held:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.directory} still runs after {timeout:g} s")
+            time.sleep(POLL_SECONDS)
         return self
 
     def cancel(self) -> Job:
         """Let the rows under way end, and stop: ``outrider.run`` on the same directory goes on with the others."""
-        if self._process is not None:
-            if self._process.running:
-                self._process.drain()
-            return self.wait()
-        from outrider.runner.job.lock import is_held
+        if self._process is not None and self._process.running:
+            self._process.drain()
+            self._wait_for_own(self._process, None)
+            return self
+        if self._is_held:
+            from outrider.runner.job.directory import holder_of
 
-        if is_held(self.directory):
             raise UsageError(
-                f"{self.directory} is run by another process, and is stopped there (Ctrl-C, or outrider cancel)"
+                f"{self.directory} is run by {holder_of(self.directory)}, and is stopped there "
+                "(Ctrl-C, kill with the number of its process, or outrider cancel)"
             )
-        return self
+        return self if self._process is None else self.wait()
 
     def retry(self, *, wait: bool = True, progress: bool | None = None, **options: Unpack[RunArguments]) -> Job:
         """Run the rows that failed again, as the job was run; options given here come first, and ``out`` is the job's."""
         from outrider.runner.retry import retry_spec
 
         job = Job(self.directory, JobProcess(retry_spec(self.directory, _texts_of(options)), again=True), progress)
-        return job.wait() if wait else job
+        return job._to_its_end() if wait else job
 
     def _write_table(self, path: str | os.PathLike[str], form: str) -> Path:
         from outrider.runner.job.tables import format_of, write_table
@@ -202,14 +198,36 @@ class Job:
             process.follow(self._tell)
         self._progress.end()
 
-    def _wait_for_another(self, timeout: float | None) -> None:
+    def _to_its_end(self) -> Job:
+        """Of a call that makes no job where it raises: nobody could stop what went on, so that it lets its rows end."""
+        try:
+            return self.wait()
+        except BaseException:
+            if self._process is not None and self._process.running:
+                self._process.drain()
+            raise
+
+    def _wait_for_own(self, process: JobProcess, timeout: float | None) -> None:
+        try:
+            ended = process.follow(self._tell, timeout)
+        except KeyboardInterrupt:
+            self._stop(process)
+            raise
+        if not ended:
+            raise TimeoutError(f"{self.directory} still runs after {timeout:g} s")
+        self._progress.end()
+        process.check()
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether any process runs the job, be it this program's own or another's."""
         from outrider.runner.job.lock import is_held
 
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while is_held(self.directory):
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"{self.directory} still runs after {timeout:g} s")
-            time.sleep(POLL_SECONDS)
+        return bool(is_held(self.directory))
+
+    @property
+    def _own_runs(self) -> bool:
+        return self._process is not None and self._process.running
 
 
 def run(
@@ -243,7 +261,7 @@ def run(
             spec = _of_rows(spec, digest)
         directory = Path.cwd() / (spec.out or default_directory(spec.input))
         job = Job(directory, JobProcess(spec, None if digest is None else kept), progress)
-    return job.wait() if wait else job
+    return job._to_its_end() if wait else job
 
 
 def _text_of(path: str | os.PathLike[str]) -> str:

@@ -149,11 +149,9 @@ class JobProcess:
 def temporary_file() -> IO[bytes]:
     """Without a buffer: what is written is there for another process, or an error, at once."""
     try:
-        file: IO[bytes] = tempfile.TemporaryFile(prefix="outrider-", buffering=0)
-        if file.fileno() > LAST_STANDARD:
-            return file
-        # This program has none of its own there, as services may; in the job's process there are others' under that number.
-        with file:
+        with tempfile.TemporaryFile(prefix="outrider-", buffering=0) as file:
+            # Where this program has no standard input, as services have none, the file got that one's number, under which
+            # the job's process has its own.
             return os.fdopen(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, LAST_STANDARD + 1), "w+b", buffering=0)
     except OSError as error:
         raise JobError(

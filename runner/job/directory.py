@@ -114,6 +114,11 @@ def _holder(lock: Path) -> bytes:
         os.close(handle)
 
 
+def holder_of(directory: Path) -> str:
+    """Who holds the job, as sentences say it."""
+    return _said_holder(_holder(directory / LOCK))
+
+
 def _said_holder(holder: bytes) -> str:
     return holder.decode(errors="replace").strip() or "another process"
 
@@ -147,8 +152,9 @@ def open_job(directory: Path) -> Journal:
 def _check_not_starting(directory: Path) -> None:
     """A directory without a job may have one in a moment."""
     if is_held(directory):
-        who = _said_holder(_holder(directory / LOCK))
-        raise UsageError(f"{directory} is being started by {who}: its input has not been accepted yet; wait until it is")
+        raise UsageError(
+            f"{directory} is being started by {holder_of(directory)}: its input has not been accepted yet; wait until it is"
+        )
 
 
 def output_folder(directory: Path, out: Path | None) -> Path:

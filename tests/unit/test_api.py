@@ -27,8 +27,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 import outrider
-from outrider.runner import api, job_child, job_process
+from outrider.runner import api, job_child, job_process, retry
 from outrider.runner.cli.main import main
+from outrider.runner.job.directory import held
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.results import error_record, result_record
 from outrider.runner.job.row_lines import write_lines
@@ -505,6 +506,43 @@ def test_an_interrupt_drains_and_a_second_one_stops(
     assert job.notes == ("ready", f"asked {times}")
     assert "finishing the rows under way" in capsys.readouterr().err
     assert job.wait() is job, "it was asked for, so it is no error"
+
+
+class AlarmError(Exception):
+    """As a program's own signal handler raises it."""
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_whatever_interrupts_a_call_that_waits_the_job_lets_its_rows_end(
+    again: bool, monkeypatch: pytest.MonkeyPatch, directory: Path
+) -> None:
+    """Nobody has got a job that could be stopped."""
+    process, told = child(DRAINS.format(times=1), monkeypatch), []
+
+    def tell(job: api.Job, event: dict[str, Any]) -> None:
+        raise AlarmError
+
+    monkeypatch.setattr(api, "JobProcess", lambda *_, **__: process)
+    monkeypatch.setattr(api.Job, "_tell", tell)
+    monkeypatch.setattr(retry, "retry_spec", lambda *_: JobSpec(input=Path("in.jsonl")))
+    with pytest.raises(AlarmError):
+        outrider.open(directory).retry() if again else outrider.run("in.jsonl", out=directory)
+    assert process.follow(told.append, seconds=60)
+    assert told == [{"note": "asked 1", "ended": 130}]
+
+
+def test_a_job_that_another_process_has_gone_on_with_runs(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    job = api.Job(directory, child("tell(ended=0)", monkeypatch))
+    assert (job.wait().status, job.cancel().status) == ("stopped", "stopped")
+    with held(directory):
+        assert job.status == "running"
+        with pytest.raises(TimeoutError, match=r"still runs after 0\.01 s"):
+            job.wait(timeout=0.01)
+        with pytest.raises(
+            UsageError, match=rf"is run by process {os.getpid()} on .*, and is stopped there \(Ctrl-C, kill"
+        ):
+            job.cancel()
+    assert job.wait().status == "stopped"
 
 
 def test_a_job_that_ended_before_its_input_was_accepted_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
