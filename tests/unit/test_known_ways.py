@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quantised_models import set_config
 
 from benchmarks.families.settings import configuration
 from outrider.runner.job.tokenizer_process import TokenizerProcess
@@ -64,6 +65,13 @@ def test_a_refusal_is_remembered_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
         way_of(folder, True)
     monkeypatch.setattr(probe, "find_way", lambda config, fused: pytest.fail("it is known"))
     with pytest.raises(ModelError, match="see those that come after"):
+        way_of(folder, True)
+
+
+def test_a_way_of_quantising_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", "llama")
+    set_config(folder, quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"})
+    with pytest.raises(ModelError, match=r"\"quant_method\" 'modelopt', which transformers does not know either: it would"):
         way_of(folder, True)
 
 

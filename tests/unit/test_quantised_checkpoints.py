@@ -30,8 +30,10 @@ from quantised_models import (
 from outrider.kernels import storage
 from outrider.kernels.program import Format, Weight
 from outrider.workers.engines.native import NativeEngine
+from outrider.workers.engines.ways import Way
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
+from outrider.workers.models import hf_loading
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.formats.configuration import read_quantisation
 from outrider.workers.models.laying_out import lay_out
@@ -406,6 +408,19 @@ def test_scales_without_a_quantization_config_are_refused(engine: str, part: str
     name = "model.layers.0.mlp.up_proj." + part
     path = rewritten(save_small(tmp_path), lambda tensors: tensors | {name: torch.ones(128)})
     assert f"the checkpoint holds {name!r}, as quantised ones do" in refused(path, engine)
+
+
+def test_scales_that_no_library_takes_for_itself_are_refused_on_the_hf_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_loading, "way_of", lambda path, fused: Way(True))
+    path = rewritten(
+        save_small(tmp_path / "model"),
+        lambda found: found | {f"{name}_scale": torch.ones(1) for name in found if is_linear(name)},
+    )
+    set_config(path, quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"})
+    with pytest.raises(ModelError, match=r"down_proj\.weight_scale' and 6 more, which no part of this model asks for"):
+        open_model(ModelSpec(str(path), "hf", "fp32", threads=1))
 
 
 def test_tensors_that_nobody_asked_for_are_refused(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
     except Exception as error:  # whatever a checkpoint can be wrong with surfaces here, in many types
         raise ModelError(f"{model_info.name} cannot be loaded: {first_line(error)}") from error
     _check_complete(model_info, report)
-    if getattr(model.config, "quantization_config", None) is None:
+    if getattr(model, "hf_quantizer", None) is None:
         # Else its library takes tensors for itself.
         refuse_strays(report.get("unexpected_keys") or (), quantised=False)
     for name, parameter in model.named_parameters():

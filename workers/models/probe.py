@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.quantizers import AutoHfQuantizer
 
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.hf import HfEngine
@@ -23,6 +24,8 @@ from outrider.workers.engines.hf_rows import CACHE_NAMES, HfRowEngine
 from outrider.workers.engines.ways import RowFeeding, Way
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import Sampling
+from outrider.workers.models.formats.configuration import KEY
+from outrider.workers.models.headers import quoted
 from outrider.workers.models.twins import NEAR, VOCABULARY, build_twin, twin_config
 
 # Prompts below every limit of a twin, up to just below its longest (they cross it as they are written), and beyond all.
@@ -55,6 +58,7 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True) 
 
     Without ``ragged`` only those that run one row at a time.
     """
+    _check_quantised(config)
     try:
         model = build_twin(twin_config(config), fused=fused)
     except Exception as error:  # configurations check themselves, each in its own way
@@ -82,6 +86,17 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True) 
             return Way(False, feeding, why)
         first = first or found
     raise ModelError(f"{why}, and a row alone does not give the text of transformers' generate either: {first}")
+
+
+def _check_quantised(config: PretrainedConfig) -> None:
+    """Refuse a way of quantising that transformers does not know: it loads such weights as if they were plain."""
+    stated = getattr(config, KEY, None) or getattr(config.get_text_config(decoder=True), KEY, None)
+    # Of a model that is loaded it is no dictionary any more.
+    if isinstance(stated, dict) and "quant_method" in stated and not AutoHfQuantizer.supports_quant_method(stated):
+        raise ModelError(
+            f'its {KEY} has "quant_method" {quoted(stated["quant_method"])}, which transformers does not know either: it '
+            "would read the codes without their scales; take this model in another format"
+        )
 
 
 @torch.inference_mode()
