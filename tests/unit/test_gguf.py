@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_models
 import numpy as np
 import pytest
 import torch
@@ -276,6 +277,32 @@ def test_the_tokenizer_inside_is_the_models_own(pocket: Path) -> None:
         wanted.token_bytes.bytes_of(token) for token in range(300)
     ]
     assert read_model_info(str(pocket)).end_tokens == read_model_info(str(POCKET)).end_tokens
+
+
+@pytest.mark.parametrize(
+    ("texts", "ends"),
+    [
+        ("<|eot_id|> <|end_of_text|> <|eom_id|> <|endoftext|>", (0, 1, 2, 3, 4)),
+        ("<|end|> <|fim_pad|>", (0, 1)),
+        ("<|end|> <|return|>", (0, 1, 2)),
+        ("<|end|> <|return|> <|call|>", (0, 2, 3)),
+    ],
+)
+def test_a_text_ends_with_each_token_that_llama_cpp_ends_one_with(
+    texts: str, ends: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control tokens by their texts, beside the one that the metadata names; an ordinary token of such a text is text."""
+    tokens = ["t0", *texts.split(), "</s>"]
+
+    def fill(writer: gguf.GGUFWriter, source: Path, config: dict[str, Any]) -> None:
+        others = [f"t{number}" for number in range(len(tokens), config["vocab_size"])]
+        writer.add_token_list(tokens + others)
+        control = [gguf.TokenType.CONTROL] * (len(tokens) - 1)
+        writer.add_token_types(control + [gguf.TokenType.NORMAL] * (1 + len(others)))
+        writer.add_eos_token_id(0)
+
+    monkeypatch.setattr(gguf_models, "add_tokenizer", fill)
+    assert read_model_info(str(small(tmp_path))).end_tokens == ends
 
 
 def tokenizer_file(path: Path, fill: Callable[[gguf.GGUFWriter], None]) -> Path:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from outrider.workers.errors import ModelError
+from outrider.workers.models.formats.gguf.ends import TOKENIZER, end_tokens
 from outrider.workers.models.formats.gguf.file import GgufFile
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.headers import quoted
 
-TOKENIZER = "tokenizer.ggml."
 # What says nothing about logits, or what other keys say as well; behind the architecture's name.
 KNOWN_NAMES = """
 block_count context_length embedding_length feed_forward_length vocab_size attention.head_count attention.head_count_kv
@@ -101,11 +101,10 @@ def _shared(metadata: Metadata) -> dict[str, Any]:
         metadata.refuse('lacks the tensor "token_embd.weight"')
     if not isinstance(tokens, list):
         metadata.refuse(f'has no "{TOKENIZER}tokens"')
-    ends = [metadata.values.get(f"{TOKENIZER}{kind}_token_id") for kind in ("eos", "eot", "eom")]
     return {
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in metadata.file.tensors,
-        "eos_token_id": sorted({token for token in ends if type(token) is int}) or None,
+        "eos_token_id": end_tokens(metadata.values) or None,
         # fp16, which the kernels do not have, is kept as fp32.
         "dtype": "bfloat16" if any(entry.type == "BF16" for entry in metadata.file.tensors.values()) else "float32",
     }

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer as Fast
 from transformers import PreTrainedTokenizerFast
 
 from outrider.workers.errors import ModelError
-from outrider.workers.models.formats.gguf.config import TOKENIZER
+from outrider.workers.models.formats.gguf.ends import CONTROL, TOKENIZER
 from outrider.workers.models.formats.gguf.file import read_gguf
 from outrider.workers.models.headers import quoted
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+NORMAL, UNKNOWN, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 5, 6
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"

@@ -1,0 +1,35 @@
+"""The tokens that end a text of a GGUF file: those that its metadata names, and those that llama.cpp knows by their texts.
+
+A file has room for three ids, and models have more: Llama 3's name one of `<|eot_id|>`, `<|eom_id|>` and `<|end_of_text|>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+TOKENIZER = "tokenizer.ggml."
+CONTROL = 3
+# Of llama.cpp's list. What it fills holes in code with (<|fim_pad|> and the like) ends no answer.
+LISTED = """
+<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT>
+_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[
+"""
+TEXTS = frozenset(LISTED.split())
+# Where a model has one of these pairs, <|end|> ends a part of its answer only.
+OF_PARTS = ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"}, {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
+
+
+def end_tokens(values: Mapping[str, Any]) -> list[int]:
+    """By a file's metadata."""
+    stated = [values.get(f"{TOKENIZER}{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    tokens, types = values.get(f"{TOKENIZER}tokens"), values.get(f"{TOKENIZER}token_type")
+    found: dict[str, int] = {}
+    # The tokenizer itself refuses lists that are none, or of other lengths.
+    if isinstance(tokens, list) and isinstance(types, list):
+        for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)):
+            if type_ == CONTROL and token in TEXTS:
+                found[token] = id_
+    if any(pair <= found.keys() for pair in OF_PARTS):
+        found.pop("<|end|>", None)
+    return sorted({id_ for id_ in stated if type(id_) is int} | set(found.values()))
