@@ -86,13 +86,17 @@ class Job:
         """The rows with answers, in input order, also while the job runs. To be read in the thread that begins to."""
         from outrider.runner.job import records
 
-        return records.results(self.directory)
+        if not self._is_starting:
+            self._check_there()
+            yield from records.results(self.directory)
 
     def errors(self) -> Iterator[Record]:
         """The rows that failed, in input order, each with its ``error``."""
         from outrider.runner.job import records
 
-        return records.errors(self.directory)
+        if not self._is_starting:
+            self._check_there()
+            yield from records.errors(self.directory)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:
         """Write all rows that have ended, in input order, to a Parquet file; those that failed have an ``error``."""
@@ -122,6 +126,7 @@ class Job:
         """Write the job in pictures to its report.html."""
         from outrider.runner.report.report import report_of
 
+        self._check_there()
         return report_of(self.directory)[0]
 
     def wait(self, timeout: float | None = None) -> Job:
@@ -158,6 +163,7 @@ class Job:
         """Run the rows that failed again, as the job was run; options given here come first, and ``out`` is the job's."""
         from outrider.runner.retry import retry_spec
 
+        self._check_there()
         job = Job(self.directory, JobProcess(retry_spec(self.directory, _texts_of(options)), again=True), progress)
         return job._to_its_end() if wait else job
 
@@ -167,6 +173,7 @@ class Job:
         to = Path(_text_of(path))
         if format_of(to) not in (None, form):
             raise UsageError(f"{to} is called otherwise than the {form} that is to be written to it; give another name")
+        self._check_there()
         return write_table(self.directory, to, form)
 
     def _counts(self) -> Counts:
@@ -174,12 +181,29 @@ class Job:
             return journal.counts()
 
     def _journal(self) -> Journal:
-        from outrider.runner.job.directory import is_job, open_job
+        from outrider.runner.job.directory import open_job
 
-        # What ended before that has left no directory that could be said to be none of a job.
-        if self._process is not None and not self._process.running and not is_job(self.directory):
-            raise UsageError(f"{self.directory} holds no job: it ended before its input was accepted")
+        self._check_there()
         return open_job(self.directory)
+
+    def _check_there(self) -> None:
+        """What is starting, or ended before, has left no directory that could be said to be none of a job."""
+        from outrider.runner.job.directory import is_job
+
+        if self._is_starting:
+            raise UsageError(
+                f"{self.directory} is being started: its input has not been accepted yet; wait until job.status is "
+                '"running"'
+            )
+        if self._process is not None and not self._is_held and not is_job(self.directory):
+            raise UsageError(f"{self.directory} holds no job: it ended before its input was accepted")
+
+    @property
+    def _is_starting(self) -> bool:
+        """Whether this program's own process, asked first, has not come so far."""
+        from outrider.runner.job.directory import is_job
+
+        return self._own_runs and not is_job(self.directory)
 
     def _tell(self, event: dict[str, Any]) -> None:
         if "note" in event:

@@ -545,6 +545,24 @@ def test_a_job_that_another_process_has_gone_on_with_runs(monkeypatch: pytest.Mo
     assert job.wait().status == "stopped"
 
 
+def test_while_a_job_is_starting_it_has_no_rows_and_everything_else_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = api.Job(tmp_path / "job", child(DRAINS.format(times=1), monkeypatch))
+    assert (job.status, repr(job)) == ("starting", f"Job('{tmp_path}/job', starting)")
+    assert ([*job.results()], [*job.errors()]) == ([], [])
+    said = rf'^{tmp_path}/job is being started: .*; wait until job.status is "running"$'
+    for asked in (lambda: job.summary, lambda: job.to_csv(tmp_path / "x.csv"), job.report, lambda: job.retry(wait=False)):
+        with pytest.raises(UsageError, match=said):
+            asked()
+    while not job.notes:
+        time.sleep(0.01)
+    job.cancel()
+    for asked in (lambda: [*job.results()], lambda: job.to_csv(tmp_path / "x.csv")):
+        with pytest.raises(UsageError, match="holds no job: it ended before"):
+            asked()
+
+
 def test_a_job_that_ended_before_its_input_was_accepted_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = tmp_path / "job"
     job = api.Job(directory, child("tell(ended=130); sys.exit(130)", monkeypatch))
