@@ -113,6 +113,22 @@ def written(row: Row, tokenizer: Tokenizer) -> RowResult:
     return result
 
 
+def test_passes_that_score_a_prompt_are_rounds_and_their_time_is_that_of_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.workers.target.prompt_scores.MOST_TOKENS", 7)
+    tokenizer = Tokenizer(find("pocket"))
+
+    def new_writer(row: Row) -> TextWriter:
+        return TextWriter(tokenizer.decode, row.stop, (0,), token_bytes=tokenizer.token_bytes)
+
+    verifier = Verifier(open_native(find("pocket"), "w4a8"), new_writer, NoProposer(), 2, 0, CURVE, (0,))
+    verifier.add([Row(1, tuple(tokenizer.encode(TEXT)[:16]), 0, logprobs=1, echo="")])
+    while not verifier.idle:
+        verifier.round()
+    counters = verifier.statistics.snapshot()
+    assert (counters.rounds, counters.plain_rounds, counters.row_rounds) == (3, 3, 0), "of 15 tokens, 7 at a time"
+    assert 0.0 < counters.verify_seconds < counters.seconds
+
+
 def record(stored: StoredRow, result: RowResult) -> dict[str, Any]:
     body = json.loads(result_record(stored, [result], "m"))["response"]["body"]
     return {**body["choices"][0], "usage": body["usage"]}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,10 +16,17 @@ PASS_BYTES = 32 << 20
 MOST_TOKENS = 512
 
 
-def prompt_scores(engine: Engine, row: int, prompt: Sequence[int], likeliest: int) -> list[list[tuple[int, float]]]:
+def prompt_scores(
+    engine: Engine,
+    row: int,
+    prompt: Sequence[int],
+    likeliest: int,
+    passed: Callable[[float, float, int], None] = lambda started, ended, tokens: None,
+) -> list[list[tuple[int, float]]]:
     """For each token but the first (token, log-probability): its own, then those of so many of the likeliest.
 
-    ``row`` is a number that no row of the engine has; it is free again afterwards.
+    ``row`` is a number that no row of the engine has; it is free again afterwards. ``passed`` is told of each pass: when it
+    began and ended, and how many tokens it read.
     """
     entries: list[list[tuple[int, float]]] = []
     most = max(1, min(MOST_TOKENS, PASS_BYTES // (4 * engine.vocabulary)))
@@ -26,7 +34,10 @@ def prompt_scores(engine: Engine, row: int, prompt: Sequence[int], likeliest: in
     try:
         for start in range(0, len(prompt) - 1, most):
             tokens = prompt[start : min(start + most, len(prompt) - 1)]
-            for position, logits in enumerate(engine.scores([Feed(row, tokens, len(tokens))]), start + 1):
+            started = time.perf_counter()
+            scored = engine.scores([Feed(row, tokens, len(tokens))])
+            passed(started, time.perf_counter(), len(tokens))
+            for position, logits in enumerate(scored, start + 1):
                 scores = logits.astype(np.float64) - logits.max()
                 scores -= np.log(np.exp(scores).sum())
                 # The first of equals, as everywhere.

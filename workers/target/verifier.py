@@ -365,7 +365,7 @@ class Verifier:
             live.matching = matching
             live.acceptance = self.policy.belief_of_a_new_row()
             if row.echo is not None and row.logprobs is not None:
-                live.prompt_scores = prompt_scores(self.engine, SCORED_ROW, row.prompt, row.logprobs)
+                live.prompt_scores = prompt_scores(self.engine, SCORED_ROW, row.prompt, row.logprobs, self._prompt_passed)
                 if any(math.isnan(value) for entry in live.prompt_scores for _, value in entry):
                     yield self._fail(live, BadScores())
                     continue
@@ -381,6 +381,11 @@ class Verifier:
             else:
                 yield self._finish(live, reason)
         self._waiting.extendleft(reversed(later))
+
+    def _prompt_passed(self, started: float, ended: float, tokens: int) -> None:
+        """A pass of the target that scored a prompt: no row has gained by it, and none had candidates."""
+        self.statistics.verified(started, ended, 1, tokens)
+        self.counters.plain_rounds += 1
 
     def _finish(self, live: LiveRow, reason: str) -> RowResult:
         self._close(live)
