@@ -40,6 +40,8 @@ class PartialResults:
         self._rows: dict[int, _Unfinished] = {}
         # Rows that went to more than one replica, with the number of their samples.
         self._copied: dict[int, int] = {}
+        # Samples that an earlier target had begun: the replica that reads them again, and how many tokens that is.
+        self._to_read_again: dict[int, tuple[int, int]] = {}
         self.written = PartialTokenStore()
 
     def new(self, rows: Iterable[int]) -> list[int]:
@@ -54,14 +56,14 @@ class PartialResults:
         self.written.restore(kept)
         sent = []
         for row in rows:
-            known = row.row in self._rows
             if row.row in self._rows:  # a second replica gets it, or a dead one had some of its samples ready
                 self._copied[row.row] = row.request["n"]
             unfinished = self._rows.setdefault(row.row, _Unfinished(row))
             samples = [each for each in samples_of(row) if each.sampling.sample not in unfinished.samples]
             for each in (self.written.resumed(sample, replica) for sample in samples):
-                if known or each.resumed:
-                    self._counters.read_again += len(each.prompt) + len(each.resumed or ())
+                # Not a copy of what another one is still writing.
+                if each.resumed and self.written.listens_to(each.key, replica):
+                    self._to_read_again[each.key] = replica, len(each.prompt) + len(each.resumed)
                 sent.append(each)
         return sent
 
@@ -79,6 +81,7 @@ class PartialResults:
 
     def take(self, harvest: Harvest, replica: int) -> tuple[Records, Records]:
         """The records of the rows that a replica's harvest completes: those done and those failed."""
+        self._note_read_again(replica, harvest)
         self.written.told(replica, harvest.written)
         done: Records = []
         failed: Records = []
@@ -100,8 +103,16 @@ class PartialResults:
                 self._remove(number)
         return done, failed
 
+    def _note_read_again(self, replica: int, harvest: Harvest) -> None:
+        """A row that waits in a target has not been read; one that it tells of has."""
+        for each in (*harvest.written, *harvest.ended):
+            if (reading := self._to_read_again.get(each.key)) is not None and reading[0] == replica:
+                self._counters.read_again += self._to_read_again.pop(each.key)[1]
+
     def _remove(self, row: int) -> StoredRow:
         stored = self._rows.pop(row).stored
+        for sample in range(stored.request["n"]):
+            self._to_read_again.pop(row * MOST_SAMPLES + sample, None)
         self.written.forget(row, stored.request["n"])
         return stored
 

@@ -63,6 +63,11 @@ class PartialTokenStore:
             return row
         return replace(row, resumed=tuple(partial.tokens), resumed_logprobs=tuple(partial.logprobs))
 
+    def listens_to(self, key: int, replica: int) -> bool:
+        """Whether this replica is the one that tells of the sample."""
+        partial = self._partials.get(key)
+        return partial is not None and partial.replica == replica
+
     def told(self, replica: int, written: Iterable[PartialTokens]) -> None:
         """What a replica has written. Of two that have the same row, the first is listened to."""
         for each in written:

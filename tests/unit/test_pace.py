@@ -10,12 +10,14 @@ from driver_world import REQUEST
 
 from outrider.runner.driving.partial_results import PartialResults
 from outrider.runner.job.journal import Journal, KeptTokens, StoredRow
+from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.report import statistics
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies
 from outrider.runner.report.pace import Pace, Rates, duration, left_words, speed_words
 from outrider.runner.report.status import status_of
 from outrider.runner.report.words import accepted_words
+from outrider.workers.messages import Harvest, PartialTokens, RowResult, TargetCounters
 
 
 def test_speed_is_that_of_the_last_minutes() -> None:
@@ -138,14 +140,29 @@ def test_what_is_read_twice_is_counted() -> None:
     def row(number: int) -> StoredRow:
         return StoredRow(number, f"id-{number}", number + 1, "completion", {**REQUEST}, (1, 2, 3))
 
+    def told(replica: int, number: int, start: int, *tokens: int) -> None:
+        written = PartialTokens(number * MOST_SAMPLES, start, tokens)
+        results.take(Harvest((), TargetCounters(), written=(written,)), replica)
+
     counters = JobCounters()
     results = PartialResults("m", counters, Latencies(None))
-    results.add([row(0)], [], replica=0)
-    assert counters.read_again == 0, "once is not twice"
+    results.add([row(0), row(1)], [], replica=0)
+    told(0, 0, 0, 7)
     results.add([row(0)], [], replica=1)
-    assert counters.read_again == 3, "a second replica reads the prompt"
-    results.add([row(1)], [KeptTokens(1, 0, 0, (7, 8))], replica=0)
-    assert counters.read_again == 8, "a resumed row is read with what was written of it"
+    told(1, 0, 1, 8)
+    assert counters.read_again == 0, "a copy of a late row, for which nobody died or stopped"
+    results.written.released(0)
+    results.add([row(0), row(1)], [], replica=0)
+    assert counters.read_again == 0, "sent is not read"
+    told(0, 0, 1, 8)
+    told(0, 0, 2, 9)
+    told(0, 1, 0, 7)
+    assert counters.read_again == 4, "the other one waited when the target died, and is read for the first time"
+    results.add([row(2)], [KeptTokens(2, 0, 0, (7, 8))], replica=1)
+    ended = RowResult(2 * MOST_SAMPLES, (7, 8, 9), "text", "stop", 1, 0, 0, 0.1)
+    results.take(Harvest((ended,), TargetCounters()), 1)
+    assert counters.read_again == 9, "a resumed row is read with what was written of it"
+    assert not results._to_read_again
 
 
 def test_a_job_without_candidates_says_nothing_of_them() -> None:
