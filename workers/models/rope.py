@@ -113,6 +113,9 @@ class _Reading:
 
     def rope(self, scaling: Mapping[str, Any], original: Any) -> Rope:
         """``original``: the length that the model was first trained with, where it is stated apart."""
+        for key, value in scaling.items():
+            if isinstance(value, dict) or key.endswith("_attention"):
+                raise self.config.unknown(f'"rope_parameters" by type of layer ({key!r})')
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         # Phi 3's first releases named it so.
         kind = LONG if self.long_from and kind in ("su", "yarn") else kind
