@@ -40,7 +40,7 @@ class JobRecord:
         self._partial_results = PartialResults(
             model, self.counters, self._statistics.latencies, (journal.meta("input") or {}).get("name", "line")
         )
-        self._statistics.pace.go_on(counts.done + counts.failed)
+        self._statistics.pace.go_on(counts.done + counts.failed, self._statistics.tokens)
         self.counters.pace = self._statistics.pace
         # Loading models is no part of the job's speed.
         self._first_up: float | None = None
@@ -157,8 +157,9 @@ class JobRecord:
 
     def _note_pace(self) -> None:
         told = self.counters
-        tokens, prompts = (getattr(told, name) + self._earlier.get(name, 0) for name in ("tokens", "prompt_tokens"))
-        self._statistics.pace.add(self._now(), told.done + told.failed, tokens, prompts)
+        prompts = told.prompt_tokens + self._earlier.get("prompt_tokens", 0)
+        # Where answers are long, no row ends for minutes.
+        self._statistics.pace.add(self._now(), told.done + told.failed, self._statistics.tokens, prompts)
 
     def keep_all(self) -> None:
         if self._all_recorded:  # else these rows are done again, and counted then

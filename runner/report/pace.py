@@ -35,11 +35,15 @@ class Pace:
     def __init__(self, kept: list[list[float]] | None = None) -> None:
         self._points = [(float(s), int(ended), int(tokens), int(prompts)) for s, ended, tokens, prompts in kept or []]
 
-    def go_on(self, ended: int) -> None:
-        """From so many rows: those that had ended and are done again count once more, and not against the speed."""
-        again = self._points[-1][1] - ended if self._points else 0
-        if again > 0:
-            self._points = [(now, before - again, tokens, prompts) for now, before, tokens, prompts in self._points]
+    def go_on(self, ended: int, tokens: int) -> None:
+        """From so many rows: those that had ended and are done again count once more, and not against the speed.
+
+        From so many tokens, too: earlier versions counted those of rows that had ended, and not what targets had written.
+        """
+        if self._points:
+            _, last, written, _ = self._points[-1]
+            again, more = max(0, last - ended), tokens - written
+            self._points = [(now, before - again, had + more, prompts) for now, before, had, prompts in self._points]
 
     def add(self, now: float, ended: int, tokens: float, prompt_tokens: float) -> None:
         point = (round(now, 3), ended, int(tokens), int(prompt_tokens))

@@ -61,6 +61,11 @@ class JobStatistics:
         series = self._series.setdefault(replica, Series(COLUMNS, self._most))
         series.add(before, now, [getattr(counters, name) - getattr(known, name) for name in COLUMNS])
 
+    @property
+    def tokens(self) -> int:
+        """What targets have written, of rows under way too."""
+        return int(sum(sums["tokens"] for sums in self._sums.values()))
+
     def due(self, now: float, seconds: float = SECONDS_BETWEEN_SAVES) -> bool:
         """Whether it is time to keep it again: it has not been kept for so long."""
         if now - self._saved < seconds:

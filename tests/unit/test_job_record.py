@@ -128,6 +128,13 @@ def test_a_driver_that_is_killed_when_all_rows_have_ended_leaves_what_they_took(
     assert sum(journal.meta(statistics.KEY)["latencies"].values()) == ROWS
 
 
+def test_long_rows_are_not_said_to_stand_still(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(journal, 1200)
+    record = SteadyJob(journal, monkeypatch).live(50.0)
+    rates = record.counters.pace.rates()
+    assert rates is not None and (rates.ended, rates.tokens) == (0, 40.0)
+
+
 def test_what_was_proposed_for_a_row_before_it_was_resumed_counts(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ def test_rows_that_are_done_again_have_not_slowed_the_job_down() -> None:
     """As those that `outrider retry` puts back: what the job has kept counts them as ended."""
     pace = Pace([[900.0, 1500, 1500, 7500], [1200.0, 2000, 2000, 10_000]])
     before = pace.rates()
-    pace.go_on(1600)
+    pace.go_on(1600, 2000)
     assert pace.rates() == before
     pace.add(1210.0, 1610, 2010, 10_050)
     rates = pace.rates()
@@ -78,9 +78,19 @@ def test_rows_that_are_done_again_have_not_slowed_the_job_down() -> None:
     assert rates.left(390) == pytest.approx(390 * 310 / 510)
     kept = pace.record()
     for ended in (1610, 1700):  # the journal may know of more rows than was kept of the speed
-        pace.go_on(ended)
+        pace.go_on(ended, 2010)
     assert pace.record() == kept
-    Pace().go_on(5)
+    Pace().go_on(5, 5)
+
+
+def test_tokens_that_were_counted_otherwise_are_no_speed() -> None:
+    """Earlier versions kept those of rows that had ended, which were fewer than the targets had written, or more."""
+    for written in (1500, 9000):
+        pace = Pace([[900.0, 15, 1500, 7500], [1200.0, 20, 2000, 10_000]])
+        pace.go_on(20, written)
+        pace.add(1210.0, 20, written + 400, 10_000)
+        rates = pace.rates()
+        assert rates is not None and rates.tokens == pytest.approx(900 / 310)
 
 
 def test_a_retried_job_is_as_fast_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
