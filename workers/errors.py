@@ -11,6 +11,7 @@
     │   ├── CoresHeldError    other runs hold the cores, and no longer was to be waited
     │   ├── NoSpaceError      a disk is full, or no more files can be opened, which may be over in a moment
     │   ├── JobChangedError   the same directory, another input, model or parameter
+    │   ├── JobDamagedError   its journal is damaged or gone
     │   ├── JobStoppedError   somebody else has ended the process of a job that a program waits for: exit code 130
     │   ├── RayLostError      the Ray under the job has died; the command can be run again as it stands
     │   └── RayUnsupportedError  the Ray that is installed lacks what outrider needs of it
@@ -81,6 +82,10 @@ class NoSpaceError(JobError):
 
 
 class JobChangedError(JobError):
+    pass
+
+
+class JobDamagedError(JobError):
     pass
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outrider.runner.job.record_line import INVALID, error_line
-from outrider.workers.errors import JobError, NoSpaceError
+from outrider.workers.errors import JobDamagedError, JobError, NoSpaceError, OutriderError
 
 # A larger file is looked at only where its rows and records are: reading all of it takes seconds a gigabyte.
 MOST_BYTES_CHECKED = 1 << 30
@@ -38,7 +38,7 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        kind = NoSpaceError if is_momentary(error) else JobError
+        kind = NoSpaceError if is_momentary(error) else JobDamagedError if _is_damage(error) else JobError
         raise kind(f"{path} cannot be used: {error}{_what_to_do(error)}") from error
     except sqlite3.Error as error:
         raise JobError(f"{path} cannot be used: {error}") from error
@@ -60,11 +60,25 @@ def _what_to_do(error: sqlite3.DatabaseError) -> str:
         return "; free some space, then the job can go on"
     if code == sqlite3.SQLITE_IOERR:
         return "; see that its disk works and has space, then the job can go on"
-    return "" if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError) else f"; {WHAT_TO_DO}"
+    return f"; {WHAT_TO_DO}" if _is_damage(error) else ""
 
 
-def damaged(path: Path, what: str) -> JobError:
-    return JobError(f"{path} is damaged: {what}; {WHAT_TO_DO}")
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Not that a disk fails, or that the file may not be written."""
+    return not isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError)
+
+
+def without_advice(error: OutriderError) -> str:
+    """For whoever has other advice than what a job's user can do."""
+    return str(error).removesuffix(f"; {WHAT_TO_DO}")
+
+
+def damaged(path: Path, what: str) -> JobDamagedError:
+    return JobDamagedError(f"{path} is damaged: {what}; {WHAT_TO_DO}")
+
+
+def gone(path: Path) -> JobDamagedError:
+    return JobDamagedError(f"{path} is not there, or empty; {WHAT_TO_DO}")
 
 
 def parsed(path: Path, text: Any, what: str, kind: type | tuple[type, ...] = object) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from outrider.runner.job import damage
 from outrider.runner.job import journal_reading as reading
-from outrider.workers.errors import JobError
+from outrider.workers.errors import JobDamagedError, JobError
 from outrider.workers.messages import TokenLogprobs
 
 PENDING, DONE, FAILED = 0, 1, 2
@@ -457,7 +457,7 @@ class Journal:
 
     def _looked_at(self, state: int, row: int, custom_id: str, record: str, whole: int) -> str:
         if not whole and not damage.is_whole(state, custom_id, record):
-            raise JobError(f"{self.path}: the record of row {row} is damaged; outrider run does that row again")
+            raise JobDamagedError(f"{self.path}: the record of row {row} is damaged; outrider run does that row again")
         return record
 
     def records(self, state: int) -> Iterator[str]:

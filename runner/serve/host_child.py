@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from outrider.runner import streams
 from outrider.runner.hosts.this_machine import local_host
 from outrider.runner.job.admission import admit_one
+from outrider.runner.job.damage import without_advice
+from outrider.runner.job.directory import JOURNAL
 from outrider.runner.job.identity import identity
 from outrider.runner.job.journal import StoredRow
 from outrider.runner.job.tokenizer_process import TokenizerProcess, TokenizerProcessDied
@@ -35,7 +37,7 @@ from outrider.runner.serve.link import Line, Message, server_line
 from outrider.runner.serve.names import shown_to_clients
 from outrider.runner.serve.running import FREED_SECONDS, Failure, Progress, StopAtOnceError
 from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText, failure_of
-from outrider.workers.errors import JobChangedError, JobHeldError, NoSpaceError, OutriderError, UsageError
+from outrider.workers.errors import JobChangedError, JobDamagedError, JobHeldError, NoSpaceError, OutriderError, UsageError
 from outrider.workers.models.text_behind import ANCHOR
 
 if TYPE_CHECKING:
@@ -214,7 +216,8 @@ class _Host:
             if whole:
                 self._give_up(job.batch, job.directory, error)
             else:
-                self._break_off(job.batch, job.directory, error)
+                told = shown_to_clients(error, job.directory, job.directory.name)
+                self._line.send({"broken": job.batch, "sentence": told})
         else:
             self._line.send({"left": job.batch, "whole": whole})
 
@@ -245,13 +248,8 @@ class _Host:
             now = time.monotonic()
             self._wanted.append(_Wanted(batch, directory, now, now + FREED_SECONDS))
             self._say(f"{batch}: {error}; this is tried again")
-        elif isinstance(error, JobChangedError):
-            self._line.send({"waits": batch, "sentence": printable(error)})
         else:
-            self._break_off(batch, directory, error)
-
-    def _break_off(self, batch: str, directory: Path, error: OutriderError) -> None:
-        self._line.send({"broken": batch, "sentence": shown_to_clients(error, directory, directory.name)})
+            self._line.send({"waits": batch, "sentence": printable(_what_it_waits_for(batch, error))})
 
     def _say(self, text: str) -> None:
         self._line.send({"note": printable(text)})
@@ -325,6 +323,14 @@ class _Host:
             said = str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
             told = shown_to_clients(said, self._models.target.path, self._name)
             self._line.send({"answer": request, "error": Failure(500, told)})
+
+
+def _what_it_waits_for(batch: str, error: OutriderError) -> str:
+    """Its journal may be mended, and hold rows that are done: to fail it is for nobody but its client."""
+    if isinstance(error, JobChangedError):
+        return str(error)
+    then = f"put back a copy of {JOURNAL}" if isinstance(error, JobDamagedError) else "see to that"
+    return f"{batch} waits: {without_advice(error)}; {then} and start outrider serve again, or cancel the batch"
 
 
 def _raise_stop() -> None:

@@ -48,7 +48,7 @@ class _Model:
     child: Child | None = None
     since: float = 0.0
     batches: dict[str, BatchJob] = field(default_factory=dict)
-    # Begun with other options than now: they wait for another start of the server, or until they are stopped.
+    # Begun with other options than now, or not to be read: they wait for another start of the server, or to be stopped.
     others: dict[str, BatchJob] = field(default_factory=dict)
     stopping: set[str] = field(default_factory=set)
     asked: dict[str, _Asked] = field(default_factory=dict)

@@ -111,7 +111,8 @@ class Runner(Protocol):
     def run(self, job: BatchJob) -> None:
         """Do its rows, in turn with those of other batches: ``Progress``, and then ``Left`` or ``Broken``.
 
-        Where the disk is full it is tried again. A batch that was begun with other options waits until it is stopped.
+        Where the disk is full it is tried again. A batch that was begun with other options, or whose journal cannot be
+        used, waits until it is stopped.
         """
         ...
 

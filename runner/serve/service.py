@@ -24,14 +24,16 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from outrider.runner.job.damage import gone, without_advice
 from outrider.runner.job.directory import JOURNAL, REPORT, held
+from outrider.runner.job.journal import Counts
 from outrider.runner.job.lock import LOCK
 from outrider.runner.job.results import ERRORS, RESULTS, sync_folder
 from outrider.runner.serve import batch_requests, uploads
 from outrider.runner.serve.api_errors import ApiError, no_such
 from outrider.runner.serve.batch_requests import error_entry
 from outrider.runner.serve.finalizing import counts_of, draw_report, has_done_rows, write_files
-from outrider.runner.serve.names import BATCH, FILE, INPUT, Folders, new_batch_id, new_file_id
+from outrider.runner.serve.names import BATCH, FILE, INPUT, Folders, new_batch_id, new_file_id, shown_to_clients
 from outrider.runner.serve.running import (
     FREED_SECONDS,
     Admitted,
@@ -46,7 +48,7 @@ from outrider.runner.serve.running import (
 )
 from outrider.runner.serve.store import ENDED, OUTPUT, Batch, File, Store
 from outrider.runner.serve.store import ERRORS as ERROR_FILE
-from outrider.workers.errors import JobError, OutriderError
+from outrider.workers.errors import JobDamagedError, JobError, OutriderError
 
 logger = logging.getLogger("outrider.serve")
 
@@ -115,6 +117,8 @@ class Service:
         # Where files stood in the list, the latest that were deleted.
         self._deleted: dict[str, int] = {}
         self._retry: dict[str, float] = {}
+        # Those that nobody can go on with until something is put back, and for what.
+        self._waiting: dict[str, str] = {}
         # What was told and could not be written.
         self._unhandled: list[Event] = []
         self._counted = 0.0
@@ -232,7 +236,8 @@ class Service:
             batch = self.batch(name)
             if batch.status == "cancelling":
                 return self._with_counts(batch)
-            if batch.status not in ("validating", "in_progress") or batch.ending is not None:
+            runs = batch.status in ("validating", "in_progress") and batch.ending is None
+            if not runs and name not in self._waiting:
                 said = f"Cannot cancel a batch with status '{batch.status}'."
                 raise ApiError(409, said, "status", "batch_not_cancellable")
             batch = self._store.change(name, self._ends("cancelled", "cancelling"))
@@ -386,7 +391,12 @@ class Service:
             said = '%s waits: the model "%s" is not served any more; start outrider serve with it, or cancel the batch'
             logger.warning(said, batch.id, batch.model)
         elif batch.status == "validating":
-            self.runner.admit(self._job(batch))
+            directory = self._folders.batch(batch.id)
+            if any((directory / file).exists() for file in (INPUT, JOURNAL)):
+                self.runner.admit(self._job(batch))
+            else:
+                said = "put back a copy of it and start outrider serve again"
+                self._tell_waiting(batch.id, f"{directory / INPUT} is not there; {said}")
         else:
             counts = counts_of(self._folders.batch(batch.id))
             if counts is not None:
@@ -397,8 +407,14 @@ class Service:
         over: bool = self._now() >= batch.shown["expires_at"]
         return over
 
+    def _tell_waiting(self, name: str, why: str) -> None:
+        """Once, however often it is tried again."""
+        if self._waiting.get(name) != why:
+            logger.error("%s waits: %s, or cancel the batch", name, why)
+        self._waiting[name] = why
+
     def _stop(self, batch: Batch) -> None:
-        if batch.model in self.models:
+        if batch.model in self.models and batch.id not in self._waiting:
             self.runner.stop(batch.id)
         else:
             self._finalize(batch.id)  # nobody has it
@@ -465,6 +481,9 @@ class Service:
         """In a thread of its own: a million rows take a while."""
         try:
             self._write_files(name)
+        except JobDamagedError as error:
+            self._tell_waiting(name, f"{without_advice(error)}; put back a copy of {JOURNAL}")
+            self._retry[name] = time.monotonic() + FREED_SECONDS
         except OutriderError as error:
             logger.error("%s: %s; this is tried again", name, error)
             self._retry[name] = time.monotonic() + FREED_SECONDS
@@ -478,10 +497,13 @@ class Service:
         batch = self._store.batch(name)
         assert batch is not None and batch.ending is not None
         directory, ending = self._folders.batch(name), batch.ending
-        written = None
-        if (directory / JOURNAL).exists():
-            with held(directory):
-                written = write_files(directory, expired=ending == "expired")
+        written, lost = None, None
+        try:
+            written = self._written(batch)
+        except JobDamagedError as error:
+            if ending != "cancelled" and _has_begun(batch):
+                raise
+            lost = error_entry("job_error", shown_to_clients(without_advice(error), directory, name))
         now = int(self._now())
         files: list[File] = []
         counts = batch.shown["request_counts"]
@@ -497,6 +519,8 @@ class Service:
             batch.status = ending
             batch.shown[f"{ending}_at"] = now
             batch.shown["request_counts"] = counts
+            if lost is not None and _has_begun(batch):
+                batch.shown["errors"] = {"object": "list", "data": [lost]}
             for file in files:
                 batch.shown[FILE_IDS[file.purpose]] = file.id
 
@@ -505,6 +529,22 @@ class Service:
             if not files:
                 _discard(directory)
             self._paces.pop(name, None)
+            self._waiting.pop(name, None)
+
+    def _written(self, batch: Batch) -> Counts | None:
+        """None where no row was ever admitted."""
+        directory, written = self._folders.batch(batch.id), None
+        if (directory / JOURNAL).exists():
+            with held(directory):
+                written = write_files(directory, expired=batch.ending == "expired")
+        if written is None and _has_begun(batch):
+            raise gone(directory / JOURNAL)
+        return written
+
+
+def _has_begun(batch: Batch) -> bool:
+    """Rows of it may be done."""
+    return batch.shown["in_progress_at"] is not None
 
 
 def _remove(directory: Path) -> None:

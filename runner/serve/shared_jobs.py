@@ -15,7 +15,8 @@ from typing import Any
 from outrider.runner.driving import schedule
 from outrider.runner.driving.job_record import JobRecord
 from outrider.runner.driving.replica import Replica
-from outrider.runner.job.directory import JOURNAL, describe, held
+from outrider.runner.job.damage import gone
+from outrider.runner.job.directory import JOURNAL, describe, held, is_job
 from outrider.runner.job.identity import differences, kept_identity
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.requests import MOST_SAMPLES
@@ -120,6 +121,9 @@ class SharedJobs:
     def open(self, batch: str, directory: Path, asked: Callable[[str], dict[str, Any]]) -> Job:
         """Take a job up that has its rows. It is held to what it was begun with, the numeric path included."""
         assert self.path is not None
+        # To hold it would make what is not there: a folder that is not mounted now may be there with the next start.
+        if not is_job(directory):
+            raise gone(directory / JOURNAL)
         with ExitStack() as hold:
             hold.enter_context(held(directory))
             journal = Journal(directory / JOURNAL)

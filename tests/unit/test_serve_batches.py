@@ -495,6 +495,91 @@ def test_rows_that_are_done_are_deleted_by_their_client_alone(tmp_path: Path, ca
     assert f"outrider results {directory} writes them" in caplog.text
 
 
+def half_done(data: Path) -> str:
+    """A batch with one row done and one to do, of a server that has ended."""
+    world = World(data, at_once=False)
+    with world.client() as client:
+        batch = create(client, line("a") + line("b"))
+        until(lambda: batch.id in world.runner.jobs, "run of the batch")
+        world.runner.do(batch.id, 1)
+    return batch.id
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_start_without_the_batches_folder_loses_no_row(tmp_path: Path, cancelled: bool) -> None:
+    data = tmp_path / "data"
+    name = half_done(data)
+    (data / "batches").rename(tmp_path / "aside")
+    with World(data, at_once=False).client() as client:
+        assert client.batches.retrieve(name).status == "in_progress"
+        if cancelled:
+            client.batches.cancel(name)
+            done = ended(client, name)
+            assert done.status == "cancelled" and done.errors is not None and done.errors.data is not None
+            assert done.errors.data[0].message == f"{name}/job.db is not there, or empty"
+    (data / "batches").rmdir()
+    (tmp_path / "aside").rename(data / "batches")
+    with World(data).client() as client:
+        done = ended(client, name)
+        assert done.status == ("cancelled" if cancelled else "completed")
+        assert cancelled or len(rows_of(client, done.output_file_id)) == 2
+    with closing(Journal(data / "batches" / name / JOURNAL, read_only=True)) as journal:
+        assert journal.counts().done == (1 if cancelled else 2)
+
+
+def test_a_batch_whose_input_is_not_there_waits_to_be_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    with monkeypatch.context() as without:
+        without.setattr(FakeRunner, "admit", lambda self, job: None)
+        with World(data).client() as client:
+            batch, cancelled = create(client, line("a")), create(client, line("b"))
+    (data / "batches").rename(tmp_path / "aside")
+    with World(data).client() as client:
+        assert client.batches.retrieve(batch.id).status == "validating"
+        client.batches.cancel(cancelled.id)
+        assert ended(client, cancelled.id).status == "cancelled"
+    wanted = "input.jsonl is not there; put back a copy of it and start outrider serve again, or cancel the batch"
+    assert caplog.text.count(wanted) == 2
+    (data / "batches").rmdir()
+    (tmp_path / "aside").rename(data / "batches")
+    with World(data).client() as client:
+        assert ended(client, batch.id).status == "completed"
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_files_that_cannot_be_written_without_a_journal_are_written_when_it_is_back(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service, "FREED_SECONDS", 0.01)
+    monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
+    world = World(tmp_path / "data", at_once=False)
+    with world.client() as client:
+        waits, cancelled = create(client, line("a") + line("b")), create(client, line("c"))
+        journals = [world.folders.batch(each.id) / JOURNAL for each in (waits, cancelled)]
+        until(lambda: len(world.runner.jobs) == 2, "run of the batches")
+        world.runner.do(waits.id, 1)
+        for journal in journals:
+            journal.rename(tmp_path / f"{journal.parent.name}.db")
+            if how == "damaged":
+                journal.write_bytes(b"no database" * 1000)
+        world.time += 24 * 3600
+        until(lambda: caplog.text.count("waits: ") == 2, "word of it")
+        tries = mock.Mock(side_effect=service.Service._write_files)
+        monkeypatch.setattr(service.Service, "_write_files", lambda self, name: tries(self, name))
+        until(lambda: tries.call_count > 4, "further tries")
+        assert caplog.text.count("waits: ") == 2, "it is told once"
+        assert client.batches.retrieve(waits.id).status == "in_progress"
+        client.batches.cancel(cancelled.id)
+        assert ended(client, cancelled.id).status == "cancelled"
+        (tmp_path / f"{waits.id}.db").rename(journals[0])
+        done = ended(client, waits.id)
+        assert done.status == "expired"
+        assert len(rows_of(client, done.output_file_id)) == len(rows_of(client, done.error_file_id)) == 1
+    assert journals[1].parent.exists() == (how == "damaged"), "what may be mended stays"
+
+
 def test_a_batch_of_a_model_that_is_served_no_more_waits_for_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     world = World(tmp_path / "data", at_once=False)
     with world.client() as client:

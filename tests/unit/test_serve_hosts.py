@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from outrider.runner.job.damage import damaged, gone
 from outrider.runner.options import JobSpec, ServeSpec
 from outrider.runner.serve import admissions, host_child, link, model_hosts
 from outrider.runner.serve.admission_child import foreign_rows
@@ -20,7 +21,7 @@ from outrider.runner.serve.link import Child, Line
 from outrider.runner.serve.model_hosts import MOST_DEATHS, ModelHosts
 from outrider.runner.serve.running import FREED_SECONDS, Admitted, Answer, BatchJob, Broken, Event, Left, Progress, Refused
 from outrider.runner.serve.serve import _job_specs, named_models
-from outrider.workers.errors import JobChangedError, JobError, NoSpaceError, OutriderError, UsageError
+from outrider.workers.errors import JobChangedError, JobError, JobHeldError, NoSpaceError, OutriderError, UsageError
 
 
 class FakeChild:
@@ -301,10 +302,45 @@ def test_a_batch_that_a_full_disk_stops_is_taken_up_again(monkeypatch: pytest.Mo
     assert said[-1] == {"left": "batch", "whole": False}
 
 
-def test_what_breaks_for_good_is_told_without_the_servers_paths() -> None:
-    made, said = host(Journals(JobError("/data/batches/batch/job.db is damaged: it is no database")))
+WAITING = [
+    (
+        gone(Path("/data/batches/batch/job.db")),
+        "/data/batches/batch/job.db is not there, or empty; put back a copy of job.db",
+    ),
+    (
+        damaged(Path("/data/batches/batch/job.db"), "it is no database"),
+        "/data/batches/batch/job.db is damaged: it is no database; put back a copy of job.db",
+    ),
+    (
+        JobHeldError("/data/batches/batch is being run by you; wait for it"),
+        "/data/batches/batch is being run by you; wait for it; see to that",
+    ),
+    (
+        UsageError("/data/batches/batch cannot be written: Permission denied"),
+        "/data/batches/batch cannot be written: Permission denied; see to that",
+    ),
+]
+
+
+@pytest.mark.parametrize(("problem", "said"), WAITING, ids=["gone", "damaged", "held", "unwritable"])
+def test_a_batch_whose_journal_cannot_be_used_waits_for_the_next_start(problem: OutriderError, said: str) -> None:
+    journals = Journals()
+    made, told = host(journals)
     made._take_up(made._wanted[0], 0.0)
-    assert said == [{"broken": "batch", "sentence": "batch/job.db is damaged: it is no database"}]
+    [job] = journals.jobs.values()
+    journals.problem = problem
+    made._break(job, problem)
+    sentence = f"batch waits: {said} and start outrider serve again, or cancel the batch"
+    assert told[1:] == [{"waits": "batch", "sentence": sentence}] and made._wanted == []
+
+
+def test_what_is_wrong_with_a_batch_that_is_stopped_is_told_without_the_servers_paths() -> None:
+    journals = Journals()
+    made, said = host(journals)
+    made._take_up(made._wanted[0], 0.0)
+    journals.problem = JobError("/data/batches/batch/job.db is damaged: it is no database")
+    made._stop("batch")
+    assert said[1:] == [{"broken": "batch", "sentence": "batch/job.db is damaged: it is no database"}]
 
 
 def test_a_batch_that_was_begun_with_other_options_waits_and_keeps_no_model() -> None:

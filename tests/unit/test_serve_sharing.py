@@ -23,7 +23,7 @@ from outrider.runner.serve.shared_driver import SharedDriver
 from outrider.runner.serve.shared_jobs import Job, SharedJobs, first_row, job_of
 from outrider.runner.serve.shares import SentRows
 from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText
-from outrider.workers.errors import JobChangedError, OutriderError
+from outrider.workers.errors import JobChangedError, JobDamagedError, OutriderError
 from outrider.workers.messages import Harvest, PartialTokens, Row, RowResult, TargetCounters
 
 
@@ -297,6 +297,23 @@ def test_a_job_of_another_numeric_path_is_refused(monkeypatch: pytest.MonkeyPatc
     with closing(Journal(directory / "job.db")) as journal:
         journal.set_meta("numeric_path", {"engine": "fake"})
     assert shared.open("old").batch == "old", "it was let go of"
+
+
+@pytest.mark.parametrize("how", ["folder", "journal", "content"])
+def test_a_journal_that_is_not_there_is_not_made_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str) -> None:
+    """Its folder may be mounted again at the next start."""
+    shared = Shared(monkeypatch, tmp_path)
+    directory = shared.job("away", 3)
+    shared.jobs.path = {"engine": "fake"}
+    if how == "content":
+        (directory / "job.db").write_bytes(b"")
+    else:
+        (directory if how == "folder" else directory / "job.db").rename(tmp_path / "aside")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(JobDamagedError, match=r"away/job.db is not there, or empty"):
+        shared.open("away")
+    assert not shared.jobs.jobs
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # Single requests
