@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from outrider.runner.job.journal import Journal
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.report import statistics
 from outrider.runner.report.counters import FROM_TARGETS, JobCounters
-from outrider.runner.report.statistics import SECONDS_BETWEEN_SAVES_WITH_ROWS, JobStatistics
+from outrider.runner.report.statistics import SECONDS_BETWEEN_SAVES, SECONDS_BETWEEN_SAVES_WITH_ROWS, JobStatistics
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.messages import Harvest, Row, TargetCounters, WorkerReport
 
@@ -44,6 +45,7 @@ class JobRecord:
         self.counters.pace = self._statistics.pace
         # Loading models is no part of the job's speed.
         self._first_up: float | None = None
+        self._places_kept = -math.inf
         # Whether all rows that are counted stand in the journal.
         self._all_recorded = True
         self._counters_of_targets: dict[int, TargetCounters] = {}
@@ -147,7 +149,9 @@ class JobRecord:
         if self._first_up is not None:
             self._note_pace()
             if self._statistics.due(self._now()):
-                self._keep_statistics()
+                self._keep_account()
+            if self._now() - self._places_kept >= SECONDS_BETWEEN_SAVES:
+                self._keep_places()
         if self._partial_results.written.due(time.monotonic()):
             self._keep_written()
 
@@ -163,12 +167,16 @@ class JobRecord:
 
     def keep_all(self) -> None:
         if self._all_recorded:  # else these rows are done again, and counted then
-            self._keep_statistics()
+            self._keep_account()
+            self._keep_places()
             self._keep_written()
 
-    def _keep_statistics(self) -> None:
+    def _keep_account(self) -> None:
         """The totals with it: rows under way have used time, too."""
         self._journal.record([], [], self.counters.summed(self._earlier), self._statistics.record())
+
+    def _keep_places(self) -> None:
+        self._places_kept = self._now()
         if self.pinned:
             self._journal.set_meta("pinning", list(self.pinned.values()))
         if self.layouts:
@@ -182,6 +190,9 @@ class JobRecord:
             self._journal.keep_tokens(written)
             ended = time.monotonic()
             store.was_written(ended, ended - started)
+            # With them the time that they took, or a driver that is killed often would be said to be faster than it was.
+            if self._statistics.due(self._now(), SECONDS_BETWEEN_SAVES_WITH_ROWS):
+                self._keep_account()
 
     def _now(self) -> float:
         """Seconds of the job: its earlier runs and this one."""
