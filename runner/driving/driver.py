@@ -253,6 +253,7 @@ class DriverLoop:
     def _live(self, event: lifecycle.Event) -> None:
         self._carry_out(self._lifecycle.handle(event, time.monotonic()))
         self.counters.replicas_up = self._lifecycle.up
+        self.counters.without_cores = self._lifecycle.without_cores
 
     def _inform(self, event: schedule.Event) -> None:
         self._perform(self._schedule.handle(event))

@@ -319,6 +319,11 @@ class Lifecycle:
         """How many replicas wait for cores."""
         return len(self._lost)
 
+    @property
+    def without_cores(self) -> bool:
+        """Whether all of them do."""
+        return len(self._lost) == len(self._replicas)
+
     def state(self, replica: int) -> State:
         return self._replicas[replica].state
 

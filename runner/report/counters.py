@@ -31,6 +31,8 @@ class JobCounters:
     resumed_tokens: int = counter("Tokens that an earlier target had written", from_targets=True)
     read_again: int = counter("Tokens of prompts and answers that were read a second time, after a death or a stop")
     replicas_up: int = 0
+    # All replicas wait for some.
+    without_cores: bool = False
     pace: Pace = field(default_factory=Pace)
     notes: list[str] = field(default_factory=list)
 

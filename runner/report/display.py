@@ -91,6 +91,8 @@ def progress_line(counters: JobCounters) -> str:
 
 
 def _stage(counters: JobCounters) -> str:
+    if counters.without_cores:
+        return "waiting for cores"
     return "running" if counters.replicas_up else "loading models"
 
 

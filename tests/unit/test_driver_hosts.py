@@ -24,6 +24,8 @@ from outrider.runner.planning.accelerators import Accelerator
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate
 from outrider.runner.planning.topology import Core, Node, Topology
+from outrider.runner.report.counters import JobCounters
+from outrider.runner.report.display import progress_line
 from outrider.workers.errors import JobChangedError, JobError, LeaseError
 from outrider.workers.machine.core_leases import Holder
 from outrider.workers.machine.pinning import Launch
@@ -59,6 +61,7 @@ def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) 
     fill(journal, 5)
     world.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
     asked: list[int] = []
+    told: list[str] = []
 
     def plan_anew(unplaced: int) -> list[ReplicaPlan]:
         asked.append(unplaced)
@@ -67,13 +70,17 @@ def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) 
         world.dies_at_start.clear()
         return [PLAN]
 
-    made = driver(journal, hosts=LocalHost(plan_anew, lambda: None, lambda: None))
+    def show(counters: JobCounters) -> None:
+        told.append(progress_line(counters).partition(":")[0])
+
+    made = driver(journal, hosts=LocalHost(plan_anew, lambda: None, lambda: None), show=show)
     made._drain = event = NoEvent()  # type: ignore[assignment]
     made.run()
     assert event.waits >= 2
     assert asked == [1] * 4
     assert made.counters.target_deaths == 0
     assert journal.counts() == Counts(5, 5, 0)
+    assert list(dict.fromkeys(told)) == ["waiting for cores", "loading models", "running"]
 
 
 class Moving:
