@@ -38,6 +38,8 @@ from outrider.workers.models.model_info import ModelInfo
 MOST_NAMES = 20
 # What the model is called in the results, in each life of the job alike.
 MODEL_NAME = "model_name"
+# What its answers' texts are: what stands behind the prompt. A job without this may have those that the tokens have alone.
+TEXTS, BEHIND_PROMPTS = "texts", 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ def prepare(
         journal = Journal(directory / JOURNAL)
         if journal.filled:
             _check_goes_on(spec, directory, journal, asked_with, display, again)
+            _check_texts(directory, journal, target, tokenizer_process, again)
             if again and ANEW not in os.environ:
                 _put_back(journal, display)
         elif again:
@@ -158,6 +161,30 @@ def _check_goes_on(
             display.say(f"note: {found}")
 
 
+def _check_texts(
+    directory: Path, journal: Journal, target: ModelInfo, tokenizer_process: TokenizerProcess, again: bool
+) -> None:
+    """Refuse to go on with rows whose texts would begin otherwise than those that are done."""
+    if journal.meta(TEXTS) is not None:
+        return
+    counts = journal.counts()
+    left = counts.pending or (again and counts.failed)
+    if counts.done and left and _drops_first_space(tokenizer_process, target.path):
+        raise JobChangedError(
+            f"{directory} holds a job that was begun by an older outrider, whose answers lacked the space before their "
+            "first word: finish it with that version, or give another directory with --out"
+        )
+
+
+def _drops_first_space(tokenizer_process: TokenizerProcess, path: str) -> bool:
+    """Whether the tokenizer's decoder leaves out the space before a text's first word, as Llama 2's does."""
+    [words] = tokenizer_process.encode(path, ["a a a"])
+    if isinstance(words, str):
+        return False
+    last = words[-1:]
+    return tokenizer_process.decode(path, last) != tokenizer_process.decode(path, last, prompt=words[:-1])
+
+
 def _put_back(journal: Journal, display: Watcher) -> None:
     count, stay = journal.put_back_failed(), journal.counts().failed
     display.say(f"{counted(count, 'failed row')} to be run again" if count else "no failed row can be run again")
@@ -181,8 +208,8 @@ def _admit(
     source = open_input(spec.input, journal.path.parent, display.say, spec.format, spec.split, input_called)
 
     def meta_of(digest: str) -> dict[str, Any]:
-        known_as = {MODEL_NAME: spec.model if called is None else called.model}
-        return {"identity": asked_with(digest), INPUT: describe_input(spec.input, source), **known_as}
+        kept = {MODEL_NAME: spec.model if called is None else called.model, TEXTS: BEHIND_PROMPTS}
+        return {"identity": asked_with(digest), INPUT: describe_input(spec.input, source), **kept}
 
     try:
         admitted = admit(spec, source, target, tokenizer_process, journal, meta_of)

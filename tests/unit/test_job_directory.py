@@ -477,6 +477,34 @@ def test_the_models_name_in_results_is_the_one_that_the_job_was_begun_with(heard
     assert [json.loads(line)["response"]["body"]["model"] for line in lines] == ["m", "m"]
 
 
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_job_whose_answers_would_begin_otherwise_now_is_not_gone_on_with(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, dropped: bool
+) -> None:
+    """An older outrider began it, and did not say so."""
+    asked = mock.Mock(return_value=dropped)
+    monkeypatch.setattr(prepare_job, "_drops_first_space", asked)
+    spec = spec_of(ROW, ROW)
+
+    def older(*statements: str) -> None:
+        with closing(sqlite3.connect("job/job.db")) as db, db:
+            db.executescript("; ".join(statements))
+
+    run_job(spec, heard)
+    older(undone := "UPDATE rows SET state = 0 WHERE row = 1; DELETE FROM records WHERE row = 1")
+    run_job(spec, heard)
+    asked.assert_not_called()
+    older("DELETE FROM meta WHERE key = 'texts'")
+    run_job(spec, heard)
+    asked.assert_not_called()  # nothing is left to do
+    older(undone)
+    if dropped:
+        with pytest.raises(JobChangedError, match=r"^job holds a job that was begun by .*, whose answers lacked the space"):
+            run_job(spec, heard)
+        older("UPDATE rows SET state = 0; DELETE FROM records")
+    assert run_job(spec, heard).summary["done"] == 2, "none was done, or all begin alike"
+
+
 @pytest.fixture
 def signals() -> Iterator[None]:
     """Those that end a job, as by default."""
