@@ -268,7 +268,8 @@ def _latency(job: ReportData) -> Section:
     shares: list[Cell] = [duration(latencies.percentile(share)) for share in PERCENTILES]
     return Section(
         "Latency of a row",
-        f"From a row's entry into the batch to its end; {counted(latencies.count, 'row')}. Steps grow by a fixed ratio.",
+        f"From the entry of a row's answer into the batch to its end, the slowest of each row's answers; what was resumed "
+        f"counts from then on. {counted(latencies.count, 'row')}; steps grow by a fixed ratio.",
         bar_chart("Latency of a row", "Rows by the time they took", bars, "rows", "time, from", number),
         behind=Table(["time", "rows"], rows),
         table=Table(["", *heads], [["rows", *shares]]),
