@@ -121,6 +121,14 @@ def test_a_family_whose_configurations_state_no_length(model: Path, family: str)
     assert read_model_info(str(model)).context == 2048
 
 
+def test_a_scaling_of_rope_that_transformers_would_pass_over_is_refused(model: Path) -> None:
+    configure(model, model_type="olmo3", rope_scaling={"type": "yarn", "factor": 4.0})
+    assert message(model).endswith('by "type", which transformers does not read: write "rope_type"')
+    for scaling in ({"type": "default"}, {"rope_type": "yarn", "factor": 4.0}):
+        configure(model, model_type="olmo3", rope_scaling=scaling)
+        assert read_model_info(str(model)).family == "olmo3"
+
+
 def test_a_model_with_an_encoder_is_refused_and_its_decoder_alone_is_not(model: Path) -> None:
     configure(model, is_encoder_decoder=True)
     assert message(model).endswith("config.json is of an encoder-decoder model, and outrider runs decoders only")

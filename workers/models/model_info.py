@@ -207,6 +207,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
     config = read_config(path)
     if config.get("is_encoder_decoder") is True and config.get("is_decoder") is not True:
         raise ModelError(f"{source} is of an encoder-decoder model, and outrider runs decoders only")
+    _refuse_untyped_rope(config, source)
     # Models that hear, and those that see and are not known here, keep the language model's limits one level down.
     text: Mapping[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     family = config.get("model_type")
@@ -249,6 +250,18 @@ def _refuse_adapter(path: Path) -> None:
         raise ModelError(
             f"{path / ADAPTER}: adapters are not applied; merge it into its model (peft: merge_and_unload, then "
             "save_pretrained), or remove both adapter files to run the model without it"
+        )
+
+
+def _refuse_untyped_rope(config: Mapping[str, Any], source: Path) -> None:
+    """Of OLMo 3 transformers passes over a scaling in the older spelling, so that the engines would not agree."""
+    scaling = config.get("rope_scaling")
+    if config.get("model_type") != "olmo3" or not isinstance(scaling, dict) or "rope_type" in scaling:
+        return
+    if scaling.get("type", "default") != "default":
+        raise ModelError(
+            f'{source}: "rope_scaling" of OLMo 3 names its type by "type", which transformers does not read: '
+            'write "rope_type"'
         )
 
 
