@@ -28,7 +28,8 @@ from typing import Any, cast
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.shapes.catalogue import System, find_system
 from outrider.runner.bench.table import COLUMNS
-from outrider.workers.models.preparation import LOOKUP, choose_draft
+from outrider.workers.models.draft_names import LOOKUP
+from outrider.workers.models.preparation import choose_draft
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = "| then | now |"

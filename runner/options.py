@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from outrider.runner.option import Option, OptionModel, Switch, build_options, flag_of
 from outrider.runner.template import Template
 from outrider.workers.errors import UsageError
+from outrider.workers.models.draft_names import MOST_FOUND, split_draft
 
 Engine = Literal["auto", "native", "hf"]
 Precision = Literal[
@@ -341,10 +342,16 @@ class Options(
 
     def check(self) -> None:
         super().check()
+        split_draft(self.draft)
         if idle := self.asked_of_a_draft(idle_without_draft(self.draft, self.draft_tokens)):
             raise UsageError(f"{idle[0]}: no draft model runs: leave it out, or name a draft")
         if not keeps_answers(self.draft) and self.asked_of_a_draft(("answer_tokens",)):
             raise UsageError("--answer-tokens: only suffix keeps answers: leave it out, or name a draft with +suffix")
+        if self.draft == "suffix" and self.draft_tokens != "auto" and self.draft_tokens > MOST_FOUND:
+            raise UsageError(
+                f"--draft-tokens: suffix finds {MOST_FOUND} candidates for a row at most, got {self.draft_tokens}; "
+                f"ask for {MOST_FOUND}, or name a draft"
+            )
 
     def asked_of_a_draft(self, names: Iterable[str]) -> list[str]:
         """Those of these options that ask something of a draft, as the command line spells them."""

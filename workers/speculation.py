@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 # Of one pass, or of many that are weighed against each other.
 Values = float | NDArray[np.float64]
 MOST_CANDIDATES = 16
-# Candidates that are found rather than made cost nothing but their place in a pass.
-MOST_FOUND = 32
 # Runners-up of a row in a round, and the least chance that one must have, however cheap another token in the pass seems.
 MOST_RUNNERS_UP = 2
 LEAST_RUNNER_UP = 0.02

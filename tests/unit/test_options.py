@@ -161,8 +161,27 @@ def test_nothing_is_asked_of_a_draft_model_where_none_is_to_run(
     build_spec({"input": "a", name: value, "draft": "auto"})
 
 
+@pytest.mark.parametrize("draft", ["none+suffix", "none+lookup", "suffix+lookup", "lookup+suffix", "suffix+suffix"])
+def test_what_proposes_without_a_model_has_no_texts_beside_it(draft: str) -> None:
+    alone = draft.partition("+")[0]
+    assert message({"input": "a", "draft": draft, "draft_confidence": 0.4}) == (
+        f'--draft: "{draft}": + goes behind a model or auto; for {alone} alone write --draft {alone}'
+    )
+
+
+@pytest.mark.parametrize("draft", ["+suffix", "auto+lookup+suffix", "x+suffix+suffix"])
+def test_texts_stand_once_and_behind_something(draft: str) -> None:
+    said = f'--draft: "{draft}": + goes once, and behind a model or auto, such as --draft auto+suffix'
+    assert message({"input": "a", "draft": draft}) == said
+    for taken in ("auto+suffix", "model+lookup", "x+suffix", "none+x"):
+        assert build_spec({"input": "a", "draft": taken}).draft == taken
+
+
 def test_candidates_are_counted_wherever_they_come_from() -> None:
-    assert build_spec({"input": "a", "draft": "suffix", "draft_tokens": 6}).draft_tokens == 6
+    assert build_spec({"input": "a", "draft": "suffix", "draft_tokens": 32}).draft_tokens == 32
+    too_many = message({"input": "a", "draft": "suffix", "draft_tokens": 33})
+    assert too_many.startswith("--draft-tokens: suffix finds 32 candidates for a row at most, got 33; ask for 32")
+    assert build_spec({"input": "a", "draft": "x+suffix", "draft_tokens": 33}).draft_tokens == 33
     said = "--draft-tokens: no draft model runs: leave it out, or name a draft"
     assert message({"input": "a", "draft": "none", "draft_tokens": 6}) == said
     assert build_spec({"input": "a", "draft": "suffix", "answer_tokens": 6}).answer_tokens == 6

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers
 
 from outrider.kernels import library
-from outrider.workers.errors import ModelError, PairError
+from outrider.workers.errors import ModelError, PairError, UsageError
 from outrider.workers.models import preparation
 from outrider.workers.models.model_info import ModelInfo, find, read_model_info
 from outrider.workers.models.tokenizer import Tokenizer, check_pair
@@ -171,6 +171,8 @@ def test_an_unfit_draft_is_refused_when_named_and_replaced_when_not(
     assert preparation.prepare_pair(target.path, "auto+lookup")[2] == "lookup"
     assert preparation.prepare_pair(target.path, "suffix")[1:] == (None, "suffix", [])
     assert preparation.prepare_pair(target.path, f"{target.path}+suffix")[1:] == (target, f"{target.path}+suffix", [])
+    with pytest.raises(UsageError, match=r"for none alone write --draft none"):
+        preparation.prepare_pair(target.path, "none+suffix")
 
 
 @pytest.mark.parametrize("why", ["are not installed", "has kernel interface 21, this outrider needs 22"])

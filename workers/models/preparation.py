@@ -18,6 +18,7 @@ from outrider.workers.constraints.grammars import BadConstraint, shortened, usab
 from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.errors import ModelError
 from outrider.workers.models.chat import refuse_left_out, refuse_unknown, refuse_unsaid
+from outrider.workers.models.draft_names import AUTO, LOOKUP, MODEL, NONE, SUFFIX, WITH_TEXTS, split_draft
 from outrider.workers.models.head_pairs import states_of
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.limits import limited
@@ -42,10 +43,6 @@ _digests: dict[str, str] = {}
 ENCODING_SECONDS, CHARACTERS_A_SECOND = 10.0, 100_000
 # Of the processor, for one schema. The library gives up within a second or two by itself.
 COMPILING_SECONDS = 10.0
-# MODEL is the usual draft alone, AUTO the same with what is found in texts.
-LOOKUP, SUFFIX, NONE, AUTO, MODEL = "lookup", "suffix", "none", "auto", "model"
-# Behind a draft's name: each row takes candidates from the model or from texts, whichever does better.
-WITH_TEXTS = {f"+{kind}": kind for kind in (LOOKUP, SUFFIX)}
 # Many families are Llamas with tokens of their own, which their number tells apart. CodeLlama has Llama 2's and 16 more.
 LLAMA_DRAFTS = {
     32000: "JackFram/llama-160m",
@@ -88,12 +85,12 @@ def prepare_pair(
     ``tell`` hears of weights that take long to be read, and how many bytes they are; ``loading`` of each tokenizer before
     it is tried, since a bad one may be the end of this process. ``by_headers`` is for a plan, as in ``read_model_info``.
     """
+    draft_name, beside = split_draft(draft_name)
     target = read_model_info(target_name, tell, by_headers)
     _refuse_head(target)
     _forget_others(target)
     loading(target.path)
     load_tokenizer(target.path)
-    draft_name, beside = split_draft(draft_name)
     notes = []
     if draft_name == AUTO and not beside:
         # What texts repeat costs nothing to find.
@@ -146,12 +143,6 @@ def _refuse_head(model: ModelInfo) -> None:
             f'"{model.name}" is a head on another model\'s hidden states, which can only be a draft: name the model with '
             "-m, and the head with --draft"
         )
-
-
-def split_draft(name: str) -> tuple[str, str]:
-    """The draft itself, and what its candidates come beside: "+lookup", "+suffix" or nothing."""
-    beside = next((each for each in WITH_TEXTS if name.endswith(each)), "")
-    return name.removesuffix(beside), beside
 
 
 def prepare_scoring(

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.kernels.suffixes import NOTHING_FOUND, Found, Gain, Suffixes
-from outrider.workers.speculation import MOST_FOUND, CandidateRequest
+from outrider.workers.models.draft_names import MOST_FOUND
+from outrider.workers.speculation import CandidateRequest
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import NO_PROPOSAL, PendingProposals, Proposal, Proposer, Source
 

@@ -1,0 +1,23 @@
+"""What --draft may name: a model, words that stand for one or for none, and texts beside a model."""
+
+from __future__ import annotations
+
+from outrider.workers.errors import UsageError
+
+# MODEL is the usual draft alone, AUTO the same with what is found in texts.
+LOOKUP, SUFFIX, NONE, AUTO, MODEL = "lookup", "suffix", "none", "auto", "model"
+# Behind a draft's name: each row takes candidates from the model or from texts, whichever does better.
+WITH_TEXTS = {f"+{kind}": kind for kind in (LOOKUP, SUFFIX)}
+# Of SUFFIX, a row: candidates that are found rather than made cost nothing but their place in a pass.
+MOST_FOUND = 32
+
+
+def split_draft(name: str) -> tuple[str, str]:
+    """The draft itself, and what its candidates come beside: "+lookup", "+suffix" or nothing."""
+    beside = next((each for each in WITH_TEXTS if name.endswith(each)), "")
+    base = name.removesuffix(beside)
+    if beside and base in (NONE, LOOKUP, SUFFIX):
+        raise UsageError(f'--draft: "{name}": + goes behind a model or auto; for {base} alone write --draft {base}')
+    if beside and (not base or base.endswith(tuple(WITH_TEXTS))):
+        raise UsageError(f'--draft: "{name}": + goes once, and behind a model or auto, such as --draft auto{beside}')
+    return base, beside
