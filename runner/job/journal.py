@@ -23,6 +23,7 @@ PENDING, DONE, FAILED = 0, 1, 2
 META: dict[str, type] = {
     **dict.fromkeys(("identity", "input", "description", "totals", "account", "layouts", "numeric_path"), dict),
     **dict.fromkeys(("pinning", "ray_losses"), list),
+    "model_name": str,
 }
 FORMAT = 1
 FILLED_AT_ONCE = 1000

@@ -15,7 +15,7 @@ import pytest
 from outrider.runner.job.admission import samples_of
 from outrider.runner.job.damage import translated
 from outrider.runner.job.directory import open_job
-from outrider.runner.job.journal import DONE, FAILED, Counts, Journal, StoredRow
+from outrider.runner.job.journal import DONE, FAILED, META, Counts, Journal, StoredRow
 from outrider.runner.job.results import error_record, result_record, write_results
 from outrider.runner.report.report import drop_damaged_statistics, write_report
 from outrider.runner.report.statistics import JobStatistics
@@ -67,7 +67,7 @@ def use(job: Path) -> None:
         if not journal.filled:
             return
         journal.check()
-        for key in ("identity", "description", "totals", "account", "pinning", "layouts", "input", "ray_losses"):
+        for key in META:
             journal.meta(key)
         rows = [row for row, _ in journal.pending(-1, 100)]
         for row in journal.load(rows):
@@ -109,6 +109,7 @@ def test_a_whole_journal_is_used_as_it_is(job: Path) -> None:
         (["UPDATE rows SET kind = 'poem' WHERE row = 8"], "row 8 has an id, a line or a kind that cannot be"),
         (["UPDATE meta SET value = '{' WHERE key = 'identity'"], '"identity" is no JSON'),
         (["UPDATE meta SET value = '[]' WHERE key = 'identity'"], '"identity" is of the wrong kind'),
+        (["INSERT INTO meta VALUES ('model_name', '5')"], '"model_name" is of the wrong kind'),
         (["UPDATE meta SET value = '{\"tokens\": \"x\"}' WHERE key = 'totals'"], '"totals" holds what is no number'),
         (["UPDATE meta SET value = '7' WHERE key = 'format'"], "has format 7, this outrider reads 1"),
         (["DELETE FROM meta WHERE key = 'format'"], "has format None, this outrider reads 1"),
