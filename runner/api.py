@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
@@ -277,14 +277,17 @@ def run(
     from outrider.runner.job.row_lines import write_lines
 
     with temporary_file() as kept:
-        digest = None if isinstance(input, str | os.PathLike) else write_lines(input, kept)
-        source = _path(input) if digest is None else Path(f"/dev/fd/{kept.fileno()}")
+        has_path = isinstance(input, str | os.PathLike)
+        source = _path(input) if has_path else Path(f"/dev/fd/{kept.fileno()}")
         given: dict[str, Any] = {**_texts_of(options), "input": source}
-        spec = build_options(JobSpec, given, None if config is None else Path(_text_of(config)))
-        if digest is not None:
-            spec = _of_rows(spec, digest)
+        own: Set[str] = frozenset() if has_path else {"input"}
+        # Before the rows, which may take long to make.
+        spec = build_options(JobSpec, given, None if config is None else Path(_text_of(config)), own)
+        if not has_path:
+            _check_format(spec)
+            spec = _of_rows(spec, write_lines(input, kept, spec.skip_bad))
         directory = Path.cwd() / (spec.out or default_directory(spec.input))
-        job = Job(directory, JobProcess(spec, None if digest is None else kept), progress)
+        job = Job(directory, JobProcess(spec, None if has_path else kept), progress)
     return job._to_its_end() if wait else job
 
 
@@ -310,10 +313,13 @@ def _path(input: Any) -> str:
     return path
 
 
-def _of_rows(spec: JobSpec, digest: str) -> JobSpec:
-    """The same rows are the same job, wherever they stand in a program."""
+def _check_format(spec: JobSpec) -> None:
     if spec.format not in ("auto", "jsonl"):
         raise UsageError(f"--format: rows are written as lines of JSON, so that {spec.format} is no choice; leave it out")
+
+
+def _of_rows(spec: JobSpec, digest: str) -> JobSpec:
+    """The same rows are the same job, wherever they stand in a program."""
     return spec if spec.out is not None else spec.model_copy(update={"out": Path(f"rows-{digest[:8]}-job")})
 
 

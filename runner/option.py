@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -114,12 +114,22 @@ def sections(kind: type[OptionModel]) -> dict[type[OptionModel], list[str]]:
     return {each: names for each, names in found.items() if names}
 
 
-def build_options(kind: type[AnyOptions], options: Mapping[str, Any], config_file: Path | None = None) -> AnyOptions:
-    """A specification from the options given, over those of a file, over the defaults."""
+def build_options(
+    kind: type[AnyOptions],
+    options: Mapping[str, Any],
+    config_file: Path | None = None,
+    not_in_file: Set[str] = frozenset(),
+) -> AnyOptions:
+    """A specification from the options given, over those of a file, over the defaults.
+
+    ``not_in_file``: what the program gives that calls, so that a file's own would count for nothing.
+    """
     if unknown := sorted(options.keys() - kind.model_fields.keys()):
         known = sorted(name for name, field in kind.model_fields.items() if not option_of(field).positional)
         raise UsageError(f'unknown option "{unknown[0]}"; known are {", ".join(known)}')
     from_file = {} if config_file is None else _options_of(kind, config_file)
+    if twice := sorted(not_in_file & from_file.keys()):
+        raise UsageError(f"{config_file}: {twice[0]} is what the program gives that reads this file; leave it out")
     for name in kind.overruled(options):
         from_file.pop(name, None)
     try:

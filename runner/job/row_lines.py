@@ -5,28 +5,45 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import IO
+from typing import IO, Any
 
-from outrider.runner.validation_errors import shown
-from outrider.workers.errors import JobError, UsageError
+from outrider.runner.job import no_json
+from outrider.runner.validation_errors import short, shown
+from outrider.workers.errors import InputError, JobError, UsageError
+
+MOST_SHOWN = 50
 
 
-def write_lines(rows: object, file: IO[bytes]) -> str:
+def write_lines(rows: object, file: IO[bytes], skip_bad: bool = False) -> str:
     """A line of JSON for each row, which is a prompt or the object that a line would hold. The digest of it all.
 
     The same rows always make the same lines: by the digest a resumed job knows them. ``file`` has no buffer.
+    A row that JSON cannot say is refused with all others of its kind; with ``skip_bad`` its line says so to its reader.
     """
     if isinstance(rows, Mapping):
         raise UsageError("the input is one row; give a list of rows, such as [row]")
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
         raise UsageError('the input is a table; give its rows: table.to_dict("records")')
+    if hasattr(rows, "to_pylist"):
+        raise UsageError("the input is a table or a column of pyarrow; give its rows: input.to_pylist()")
+    if isinstance(rows, set | frozenset):
+        raise UsageError("the input is a set, whose order is another in each program; give sorted(rows)")
     if isinstance(rows, bytes) or not isinstance(rows, Iterable):
         raise UsageError(f"the input must be a path or rows (dicts or prompts), got {shown(rows)}")
     digest = hashlib.sha256()
+    bad = 0
+    shown_bad: list[str] = []
     for number, row in enumerate(rows, start=1):
-        line = _line(row, number)
+        line, problem = _line(row)
+        if problem and len(shown_bad) < MOST_SHOWN:
+            shown_bad.append(f"rows:{number}: {problem}")
+        bad += bool(problem)
         digest.update(line)
         _write(line, file)
+    if bad and not skip_bad:
+        from outrider.runner.job.admission import refusal_of  # few calls need it
+
+        raise InputError(*refusal_of(shown_bad, bad))
     if not file.tell():
         raise UsageError("the input has no rows; give one prompt at least")
     return digest.hexdigest()
@@ -43,13 +60,43 @@ def _write(line: bytes, file: IO[bytes]) -> None:
         raise JobError(said) from None
 
 
-def _line(row: object, number: int) -> bytes:
+def _line(row: object) -> tuple[bytes, str]:
+    """The line of a row, and what is wrong with it, if anything."""
     if isinstance(row, str):
         row = {"prompt": row}
     if not isinstance(row, Mapping):
-        raise UsageError(f"rows:{number}: must be a dict or a prompt, got {shown(row)}")
+        # An object that is shown may show where it lies in memory, and the same rows have to be the same lines.
+        got = shown(row) if row is None or isinstance(row, int | float | bytes) else f"one of type {type(row).__name__}"
+        return _no_json({}, f"must be a dict or a prompt, got {got}")
     try:
-        # Spelled in ASCII: half of a surrogate pair is then for whoever reads the line to refuse.
-        return json.dumps(dict(row), allow_nan=False).encode() + b"\n"
+        return _json(dict(row)) + b"\n", ""
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"rows:{number}: cannot be written as JSON: {error}") from None
+        problem = f"cannot be written as JSON: {error}"
+    said = {}
+    for key, value in row.items():
+        try:
+            _json({key: value})
+        except (TypeError, ValueError, RecursionError) as error:
+            problem = _problem(key, value, error)
+        else:
+            said[key] = value
+    return _no_json(said, problem)
+
+
+def _problem(key: object, value: object, error: Exception) -> str:
+    name = short(str(key))
+    if isinstance(value, float):
+        return f'"{name}" is {float(value)}, which is no JSON value; leave the key out where it has none'
+    return (
+        f'"{name}" cannot be written as JSON: {error}; leave the key out, or give Python\'s own numbers, texts, lists and '
+        "dicts (of numpy's numbers .item())"
+    )
+
+
+def _json(entry: Mapping[Any, Any]) -> bytes:
+    # Spelled in ASCII: half of a surrogate pair is then for whoever reads the line to refuse.
+    return json.dumps(entry, allow_nan=False).encode()
+
+
+def _no_json(said: Mapping[Any, Any], problem: str) -> tuple[bytes, str]:
+    return no_json.written(_json(said), problem), problem

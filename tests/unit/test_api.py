@@ -31,8 +31,10 @@ from outrider.runner import api, job_child, job_process, retry
 from outrider.runner.cli.main import main
 from outrider.runner.job.directory import held
 from outrider.runner.job.journal import Journal, StoredRow
+from outrider.runner.job.prompts import BadRow, read_rows
 from outrider.runner.job.results import error_record, result_record
 from outrider.runner.job.row_lines import write_lines
+from outrider.runner.job.source import Source, file_digest
 from outrider.runner.options import JobSpec
 from outrider.runner.progress import ProgressLine
 from outrider.runner.report.counters import JobCounters
@@ -110,12 +112,12 @@ def test_rows_become_lines_and_the_same_rows_the_same_lines(rows: Any, lines: li
     ("rows", "said"),
     [
         ({"prompt": "a"}, r"the input is one row; give a list of rows, such as \[row\]"),
-        (["a", 5], "rows:2: must be a dict or a prompt, got 5"),
-        ([{"prompt": "a", "temperature": float("nan")}], "rows:1: cannot be written as JSON: Out of range float values"),
-        ([{"prompt": b"a"}], "rows:1: cannot be written as JSON: Object of type bytes is not JSON serializable"),
         ([], "the input has no rows"),
         (5, r"the input must be a path or rows \(dicts or prompts\), got 5"),
         (b"prompts.txt", "the input must be a path or rows"),
+        ({"a", "b"}, r"the input is a set, whose order is another in each program; give sorted\(rows\)"),
+        (frozenset("a"), "the input is a set"),
+        (SimpleNamespace(to_pylist=list), r"of pyarrow; give its rows: input.to_pylist\(\)"),
     ],
 )
 def test_what_are_no_rows(rows: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +126,71 @@ def test_what_are_no_rows(rows: Any, said: str, tmp_path: Path, monkeypatch: pyt
         outrider.run(rows)
     assert caught.value.exit_code == 2
     assert not list(tmp_path.iterdir())
+
+
+class Int64:
+    """As numpy's: no int."""
+
+
+NAMED = "leave the key out, or give Python's own numbers, texts, lists and dicts (of numpy's numbers .item())"
+SAID_OF_ROWS = [
+    ({"id": "fine", "prompt": "a"}, ""),
+    (None, "must be a dict or a prompt, got None"),
+    (5, "must be a dict or a prompt, got 5"),
+    (SimpleNamespace(), "must be a dict or a prompt, got one of type SimpleNamespace"),
+    (
+        {"id": "a", "prompt": "a", "temperature": float("nan")},
+        '"temperature" is nan, which is no JSON value; leave the key out where it has none',
+    ),
+    (
+        {"id": "b", "prompt": "a", "seed": Int64()},
+        f'"seed" cannot be written as JSON: Object of type Int64 is not JSON serializable; {NAMED}',
+    ),
+    ({("a",): 1}, f"\"('a',)\" cannot be written as JSON: keys must be str, int, float, bool or None, not tuple; {NAMED}"),
+]
+
+
+def test_rows_that_json_cannot_say_are_refused_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"^6 rows are wrong and nothing was started; mend them") as caught:
+        outrider.run([row for row, _ in SAID_OF_ROWS])
+    assert caught.value.lines == [f"rows:{number}: {said}" for number, (_, said) in enumerate(SAID_OF_ROWS, 1) if said]
+    with pytest.raises(InputError) as caught:
+        outrider.run([None] * 60)
+    assert len(caught.value.lines) == 51
+    assert caught.value.lines[50] == "... and 10 more"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_rows_that_json_cannot_say_are_skipped_where_bad_rows_are(first: int, tmp_path: Path) -> None:
+    """What is read of the lines, whichever comes first, is what was wrong, under the row's own id where it has one."""
+    some = SAID_OF_ROWS[first:]
+    with (tmp_path / "rows").open("wb", buffering=0) as file:
+        digest = write_lines((row for row, _ in some), file, skip_bad=True)
+    assert digest == file_digest(tmp_path / "rows")
+    found = [row for row in read_rows(Source(tmp_path / "rows")) if isinstance(row, BadRow)]
+    assert [(row.line, row.message) for row in found] == [
+        (number, said) for number, (_, said) in enumerate(some, 1) if said
+    ]
+    assert [row.custom_id for row in found] == [str(2 - first), str(3 - first), str(4 - first), "a", "b", str(7 - first)]
+
+
+def test_options_are_refused_before_rows_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("input: other.jsonl\n")
+
+    def rows() -> Iterator[str]:
+        pytest.fail("a row was made")
+        yield "a"
+
+    for options, said in (
+        ({"max_token": 1}, 'unknown option "max_token"'),
+        ({"format": "text"}, "--format: rows are written as lines of JSON"),
+        ({"config": "c.yaml"}, "^c.yaml: input is what the program gives that reads this file; leave it out$"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            outrider.run(rows(), **options)
 
 
 @pytest.mark.parametrize(
