@@ -355,6 +355,19 @@ def test_gpt_4os_cut_is_the_published_pattern() -> None:
     assert CUTS["gpt-4o"] == published
 
 
+@pytest.mark.parametrize(("cut", "first"), [("llama-bpe", [1]), ("tekken", [1]), ("gpt-2", []), ("qwen2", [])])
+def test_where_a_file_does_not_say_a_text_begins_as_in_llama_cpp(cut: str, first: list[int], tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(cut)
+        writer.add_token_list(["a", "<s>"])
+        writer.add_token_types([gguf.TokenType.NORMAL, gguf.TokenType.CONTROL])
+        writer.add_token_merges([])
+        writer.add_bos_token_id(1)
+
+    assert gguf_tokenizer(tokenizer_file(tmp_path / "t.gguf", fill))("a")["input_ids"] == [*first, 0]
+
+
 def test_a_way_of_cutting_text_that_is_not_known_is_refused(tmp_path: Path) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")

@@ -39,6 +39,8 @@ ALIKE = {"llama-v3": "llama-bpe", "llama3": "llama-bpe", "deepseek-r1-qwen": "qw
 # Digits by themselves, then GPT-2's cut.
 DIGITS = ("starcoder", "refact", "smollm", "command-r")
 WHOLE_WORDS_FIRST = ("llama-bpe", "tekken", "gpt-4o")
+# Where the file does not say, texts of these begin with the first token (bos), as in llama.cpp.
+WITH_A_FIRST = ("llama-bpe", "tekken")
 
 
 def gguf_tokenizer(path: Path) -> Any:
@@ -73,7 +75,7 @@ class _Parts:
             raise self._refused(f"is of the kind {quoted(kind)}; {' and '.join(makers)} are known")
         fast = makers[kind]()
         self._add_special(fast)
-        starts = self.values.get(f"{TOKENIZER}add_bos_token", kind == "llama" or self._cut() == "llama-bpe")
+        starts = self.values.get(f"{TOKENIZER}add_bos_token", kind == "llama" or self._cut() in WITH_A_FIRST)
         ends = self.values.get(f"{TOKENIZER}add_eos_token", False)
         self._frame(fast, self._named("bos") if starts else None, self._named("eos") if ends else None)
         names = {f"{role}_token": self._named(role) for role in ("bos", "eos")}
