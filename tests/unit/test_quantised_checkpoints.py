@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from compressed_tensors.utils.match import match_targets
 from gguf_models import mostly, write_gguf
 from native_models import logits, open_native
 from quantised_models import (
@@ -400,6 +401,27 @@ def test_compressed_tensors_settings_that_are_not_honoured_are_refused(
     settings = json.loads((path / "config.json").read_text())["quantization_config"]
     set_config(path, quantization_config=settings | change)
     assert said in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("eight_bits", "four_bits"),
+    [
+        (["re:.*mlp.*", "re:.*self_attn.*"], ["re:.*_proj"]),
+        (["Linear", "re:model.*"], ["re:.*_proj"]),
+        (["Linear"], ["Linear"]),
+    ],
+)
+def test_a_layer_that_several_groups_name_is_of_the_one_that_the_library_takes(
+    eight_bits: list[str], four_bits: list[str], tmp_path: Path
+) -> None:
+    groups = {"a": {"targets": eight_bits, "weights": INT4 | {"num_bits": 8}}, "b": {"targets": four_bits, "weights": INT4}}
+    taken = {target: name for name, group in groups.items() for target in group["targets"]}
+    first = match_targets("model.layers.0.mlp.down_proj", torch.nn.Linear(1, 1), taken)[0]
+    assert taken[first] == "b", "the library's own reading"
+    path = compressed(save_small(tmp_path), **INT4)
+    settings = json.loads((path / "config.json").read_text())["quantization_config"]
+    set_config(path, quantization_config=settings | {"config_groups": groups})
+    check_weights(str(path), "native", precision="w4a8")
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])

@@ -277,14 +277,12 @@ class Compressed:
         return PlainMatrix.of(parts, shape, group.weights, name=f"compressed-tensors {group.format}")
 
     def _group(self, module: str) -> Group | None:
-        """By name before pattern before class, as the library has it."""
-        for rank in range(3):
-            for group in self.groups:
-                for target in group.targets:
-                    kind = 2 if target == "Linear" else 1 if target.startswith("re:") else 0
-                    if kind == rank and (kind == 2 or _names(target, module)):
-                        return group
-        return None
+        """As the library has it: by name before pattern before class, patterns in alphabetical order, and the last of
+        several groups that have the same target."""
+        by_target = {target: group for group in self.groups for target in group.targets}
+        patterns = sorted(target for target in by_target if target.startswith("re:"))
+        found = next((target for target in (module, *patterns) if target in by_target and _names(target, module)), "Linear")
+        return by_target.get(found)
 
 
 def _names(target: str, module: str) -> bool:
