@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
 
 from outrider.runner.counted import counted
 from outrider.runner.job_process import JobProcess, temporary_file
-from outrider.runner.option import build_options, option_of, sections
+from outrider.runner.option import build_options, home_read, option_of, sections, takes_path
 from outrider.runner.options import JobSpec
 from outrider.runner.progress import ProgressLine
 from outrider.runner.run_arguments import RunArguments
+from outrider.runner.validation_errors import shown
 from outrider.workers.errors import OutriderError, UsageError
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from outrider.runner.report.summary import Summary
 
 POLL_SECONDS = 0.1
-# The options that are paths, also where they are given as texts.
-PATHS = ("out", "trace")
 DRAINING = "finishing the rows under way; interrupt again to stop at once (either way the same call goes on with the job)"
 
 
@@ -170,7 +169,7 @@ class Job:
     def _write_table(self, path: str | os.PathLike[str], form: str) -> Path:
         from outrider.runner.job.tables import format_of, write_table
 
-        to = Path(_text_of(path))
+        to = _path_of(path)
         if format_of(to) not in (None, form):
             raise UsageError(f"{to} is called otherwise than the {form} that is to be written to it; give another name")
         self._check_there()
@@ -282,7 +281,7 @@ def run(
         given: dict[str, Any] = {**_texts_of(options), "input": source}
         own: Set[str] = frozenset() if has_path else {"input"}
         # Before the rows, which may take long to make.
-        spec = build_options(JobSpec, given, None if config is None else Path(_text_of(config)), own)
+        spec = build_options(JobSpec, given, None if config is None else _path_of(config), own)
         if not has_path:
             _check_format(spec)
             spec = _of_rows(spec, write_lines(input, kept, spec.skip_bad))
@@ -292,14 +291,25 @@ def run(
 
 
 def _text_of(path: str | os.PathLike[str]) -> str:
-    """There is no shell that would have read ~."""
-    return os.path.expanduser(os.fspath(path))  # noqa: PTH111  (Path.expanduser raises where nobody has that home)
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise UsageError(f"a path must be a text or a pathlib.Path, got {shown(path)}")
+    return str(home_read(text))
+
+
+def _path_of(path: str | os.PathLike[str]) -> Path:
+    """Of a path that is no option, which would be looked at with the others."""
+    text = _text_of(path)
+    if "\0" in text:
+        raise UsageError(f"a path holds no NUL, got {shown(text)}")
+    return Path(text)
 
 
 def _texts_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as the command line gets them: paths as texts, whose ~ is read."""
+    paths = {name for name, field in JobSpec.model_fields.items() if takes_path(field)}
     return {
-        name: _text_of(value) if isinstance(value, os.PathLike) or (name in PATHS and isinstance(value, str)) else value
+        name: _text_of(value) if isinstance(value, os.PathLike) or (name in paths and isinstance(value, str)) else value
         for name, value in options.items()
     }
 
@@ -327,7 +337,7 @@ def open(directory: str | os.PathLike[str]) -> Job:
     """The job in this directory, whoever runs it or has run it."""
     from outrider.runner.job.directory import open_job
 
-    path = Path.cwd() / _text_of(directory)
+    path = Path.cwd() / _path_of(directory)
     open_job(path).close()
     return Job(path)
 

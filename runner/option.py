@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,14 @@ class OptionModel(BaseModel):
                 raise ValueError("be a whole number" if int in kinds else "be a number")
         return value
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bytes_for_a_text(cls, value: Any) -> Any:
+        """Pydantic would read them as one."""
+        if isinstance(value, bytes):
+            raise ValueError("be a text")
+        return value
+
     def check(self) -> None:
         """Refuse what no option can see by itself: those that do not go together."""
 
@@ -98,6 +107,20 @@ def flag_of(kind: type[OptionModel], name: str) -> str:
     """How the command line calls a field."""
     option = option_of(kind.model_fields[name])
     return name.upper() if option.positional else option.flag or f"--{name.replace('_', '-')}"
+
+
+def takes_path(field: FieldInfo) -> bool:
+    """Whether an option is a file or a directory."""
+    return _has_path(field.annotation)
+
+
+def _has_path(annotation: Any) -> bool:
+    return annotation is Path or any(map(_has_path, get_args(annotation)))
+
+
+def home_read(path: Any) -> Any:
+    """A path whose ~ no shell has read."""
+    return os.path.expanduser(path) if isinstance(path, str) else path  # noqa: PTH111  (Path.expanduser raises where nobody has that home)
 
 
 def deciding(kind: type[OptionModel]) -> list[str]:
@@ -163,7 +186,11 @@ def _options_of(kind: type[OptionModel], path: Path) -> dict[str, Any]:
     known = names.keys() | switches.keys()
     if unknown := sorted(content.keys() - known):
         raise UsageError(f'{path}: unknown key "{unknown[0]}"; known are {", ".join(sorted(known))}')
-    options = {names[key]: value for key, value in content.items() if key in names}
+    options = {
+        names[key]: home_read(value) if takes_path(kind.model_fields[names[key]]) else value
+        for key, value in content.items()
+        if key in names
+    }
     for key, (switch, name) in switches.items():
         value = content.get(key, switch.default)
         if type(value) is not bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from operator import index
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -85,6 +87,11 @@ def _number_or_auto(most: int) -> Callable[[object], object]:
     def read(value: object) -> object:
         if value == "auto" or (type(value) is int and 0 <= value <= most):
             return value
+        if not isinstance(value, bool):
+            with suppress(TypeError):
+                number = index(value)  # type: ignore[arg-type]  # numpy's whole numbers, too
+                if 0 <= number <= most:
+                    return number
         if isinstance(value, str) and value.isdecimal() and len(value) <= len(str(most)):
             return read(int(value))
         raise ValueError(f'be a whole number from 0 to {most:,}, or "auto"')

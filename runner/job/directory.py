@@ -49,8 +49,9 @@ def there(path: Path) -> bool:
 
 
 def check_apart(option: str, path: Path, directory: Path) -> None:
-    """Refuse a file of the job's own, which the job would write over."""
-    for own in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", DESCRIPTION, LOCK, RESULTS, ERRORS, REPORT):
+    """Refuse a file of the job's own, which the job would write over. The input that it keeps can be read again."""
+    kept = () if option == "INPUT" else (KEPT,)
+    for own in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", DESCRIPTION, LOCK, *kept, RESULTS, ERRORS, REPORT):
         here = directory / own
         if here.absolute() == path.absolute() or (there(here) and there(path) and here.samefile(path)):
             raise UsageError(f"{option}: {path} is a file of the job's own in {directory}; copy it, or give another --out")

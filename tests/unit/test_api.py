@@ -199,6 +199,9 @@ def test_options_are_refused_before_rows_are_made(tmp_path: Path, monkeypatch: p
         (["a"], {"max_tokens": 0}, "--max-tokens: must be at least 1, got 0"),
         (["a"], {"max_token": 1}, 'unknown option "max_token"; known are address'),
         (["a"], {"max_token": 1}, "ignore_eos, ipex"),
+        (["a"], {"model": b"x"}, "--model: must be a text, got b'x'"),
+        (["a"], {"out": b"x"}, "--out: must be a text, got b'x'"),
+        (["a"], {"draft_tokens": True}, "--draft-tokens: must be a whole number from 0 to 64"),
         (["a"], {"draft": Path("x"), "draft_tokens": 99}, "--draft-tokens: must be a whole number from 0 to 64"),
         (["a"], {"format": "text"}, "--format: rows are written as lines of JSON"),
         (["a"], {"config": "none.yaml"}, "--config: none.yaml cannot be read: No such file or directory"),
@@ -758,13 +761,13 @@ def test_paths_are_paths_wherever_one_is_taken(tmp_path: Path, monkeypatch: pyte
     """Those of models too, and ~ in each, which no shell has read."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.yaml").write_text("seed: 3\n")
+    (tmp_path / "c.yaml").write_text("seed: 3\ntrace: ~/trace\n")
     begun: list[JobSpec] = []
     monkeypatch.setattr(api, "JobProcess", lambda spec, *_, **__: begun.append(spec))
     job = outrider.run("~/in.txt", out="~/job", model=Path("~/m"), draft=Path("d"), config="~/c.yaml", wait=False)
     [spec] = begun
-    assert (spec.input, spec.out, spec.model, spec.draft, spec.seed) == (
-        *(tmp_path / "in.txt", tmp_path / "job"),
+    assert (spec.input, spec.out, spec.trace, spec.model, spec.draft, spec.seed) == (
+        *(tmp_path / "in.txt", tmp_path / "job", tmp_path / "trace"),
         *(f"{tmp_path}/m", "d", 3),
     )
     assert job.directory == tmp_path / "job"
@@ -772,6 +775,28 @@ def test_paths_are_paths_wherever_one_is_taken(tmp_path: Path, monkeypatch: pyte
         outrider.open("~/job")
     outrider.run("in.txt", draft="~nobody-of-this-name/x", wait=False)
     assert begun[1].draft == "~nobody-of-this-name/x"
+
+
+class BytesPath:
+    def __fspath__(self) -> bytes:
+        return b"x"
+
+
+@pytest.mark.parametrize("path", [b"x", BytesPath(), 5, None])
+def test_what_is_no_path_is_a_sentence(path: Any, directory: Path) -> None:
+    said = "^a path must be a text or a pathlib.Path, got "
+    for call in (outrider.open, outrider.open(directory).to_csv, lambda path: outrider.run(["a"], config=path or b"")):
+        with pytest.raises(UsageError, match=said):
+            call(path)
+    with pytest.raises(UsageError, match=r"^a path holds no NUL, got 'a\\x00b'$"):
+        outrider.open("a\0b")
+
+
+def test_the_rows_that_a_job_has_kept_are_not_written_over(directory: Path) -> None:
+    (directory / "input").write_text("rows")
+    with pytest.raises(UsageError, match="input is a file of the job's own in"):
+        outrider.open(directory).to_jsonl(directory / "input")
+    assert (directory / "input").read_text() == "rows"
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.CSV.gz", "x.csv.gz"])

@@ -390,6 +390,12 @@ def test_files_of_the_jobs_own_are_no_input(tmp_path: Path, name: str) -> None:
     check_apart("INPUT", tmp_path / "in.jsonl", tmp_path)
 
 
+def test_the_input_that_a_job_keeps_is_read_again_and_never_written_over(tmp_path: Path) -> None:
+    check_apart("INPUT", tmp_path / "input", tmp_path)
+    with pytest.raises(UsageError, match=r"^--trace: .*input is a file of the job's own"):
+        check_apart("--trace", tmp_path / "input", tmp_path)
+
+
 class Heard(Display):
     """Keeps what is said."""
 

@@ -19,6 +19,26 @@ def message(options: dict[str, Any], file: Path | None = None) -> str:
     return str(caught.value)
 
 
+class Int64:
+    """As numpy's: a whole number that is no int."""
+
+    def __index__(self) -> int:
+        return 3
+
+
+def test_whole_numbers_may_be_of_another_kind() -> None:
+    assert repr(build_spec({"input": "a", "draft_tokens": Int64()}).draft_tokens) == "3"
+
+
+def test_a_file_reads_the_home_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which no shell has read."""
+    monkeypatch.setenv("HOME", "/home/me")
+    file = tmp_path / "c.yaml"
+    file.write_text("input: ~/in.jsonl\nout: ~/job\ntemplate: ~/{text}\n")
+    spec = build_spec({}, file)
+    assert (spec.input, spec.out, spec.template) == (Path("/home/me/in.jsonl"), Path("/home/me/job"), "~/{text}")
+
+
 def test_a_spec_is_frozen() -> None:
     with pytest.raises(ValidationError):
         JobSpec(input=Path("a")).seed = 5
