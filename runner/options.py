@@ -85,7 +85,7 @@ def _named(value: object) -> object:
 
 def _number_or_auto(most: int) -> Callable[[object], object]:
     def read(value: object) -> object:
-        if value == "auto" or (type(value) is int and 0 <= value <= most):
+        if value == "auto":
             return value
         if not isinstance(value, bool):
             with suppress(TypeError):
