@@ -24,6 +24,7 @@ from tokenizers import decoders, models, normalizers
 from outrider.kernels.program import Tensor
 from outrider.workers.errors import ModelError
 from outrider.workers.models.config_file import read_config
+from outrider.workers.models.formats.gguf.blocks import TYPES, UNREAD
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.file import read_gguf
 from outrider.workers.models.formats.gguf.tokenizer import CUTS, gguf_tokenizer
@@ -71,7 +72,11 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "an offset between": (file_of([], [tensor(offset=5)]), "no multiple of 32"),
     "one over another": (file_of([], [tensor("a"), tensor("b", offset=96)]), "over another"),
     "the same twice": (file_of([], [tensor("a"), tensor("a", offset=128)], data=512), "the tensor 'a' twice"),
-    "an unknown type": (file_of([], [tensor(kind=10)]), "in GGUF's type 10, which is not read"),
+    "a type that is not read": (
+        file_of([], [tensor(kind=10)]),
+        "in GGUF's type Q2_K, which is not read; take a file in Q4",
+    ),
+    "an unknown type": (file_of([], [tensor(kind=77)]), "in GGUF's type 77, which is not read; take a file in Q4_K_M"),
     "half a block": (file_of([], [tensor(shape=(40,), kind=8)]), "32 values make a block"),
     "too many dimensions": (file_of([], [tensor(shape=(1,) * 9)]), "9 dimensions"),
     "an alignment of nothing": (file_of([key("general.alignment", 4, bytes(4))], []), '"general.alignment" of 0'),
@@ -96,6 +101,13 @@ def test_no_cut_of_a_file_is_read_or_leads_elsewhere_than_to_a_sentence(tmp_path
         path.write_bytes(whole[:end])
         with pytest.raises(ModelError):
             read_gguf(path)
+
+
+def test_types_are_named_as_the_library_names_them() -> None:
+    named = UNREAD | {number: kind.name for number, kind in TYPES.items()}
+    assert len(named) == len(UNREAD) + len(TYPES)
+    for type_ in gguf.GGMLQuantizationType:
+        assert named.get(int(type_), type_.name) == type_.name
 
 
 def small(path: Path, architecture: str = "llama", **more: Any) -> Path:

@@ -145,4 +145,29 @@ TYPES = {
     30: Kind("BF16", 1, 2),
     39: Kind("MXFP4", 32, 17, _named("MXFP4", 4, values=Values.E2M1, scale_type="E8M0"), _mxfp4),
 }
+# Those that are not read, by the names that llama.cpp gives them.
+UNREAD = {
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    40: "NVFP4",
+    41: "Q1_0",
+}
 BY_NAME = {kind.name: kind for kind in TYPES.values()}

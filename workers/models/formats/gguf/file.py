@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from outrider.workers.errors import ModelError
 from outrider.workers.models.files import check_written, open_ordinary, state_of
-from outrider.workers.models.formats.gguf.blocks import BY_NAME, TYPES
+from outrider.workers.models.formats.gguf.blocks import BY_NAME, TYPES, UNREAD
 from outrider.workers.models.headers import Entry, quoted
 
 SUFFIX = ".gguf"
@@ -119,7 +119,11 @@ def _describe(reader: _Reader) -> Described:
     shape = tuple(reader.number("<Q") for _ in range(dimensions))[::-1]
     number, offset = reader.number("<I"), reader.number("<Q")
     if number not in TYPES:
-        reader.refuse(f"holds the tensor {quoted(name)} in GGUF's type {number}, which is not read")
+        type_ = UNREAD.get(number, number)
+        reader.refuse(
+            f"holds the tensor {quoted(name)} in GGUF's type {type_}, which is not read; take a file in Q4_K_M, Q5_K_M, "
+            "Q6_K or Q8_0"
+        )
     kind = TYPES[number]
     if 0 in shape or shape[-1] % kind.values:
         reader.refuse(f"gives the tensor {quoted(name)} ({kind.name}) the shape {shape}: {kind.values} values make a block")
