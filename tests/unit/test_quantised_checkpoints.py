@@ -27,6 +27,7 @@ from quantised_models import (
     save_small,
     set_config,
 )
+from safetensors.torch import load_file
 
 from outrider.kernels import storage
 from outrider.kernels.program import Format, Weight
@@ -297,6 +298,64 @@ def test_fp8_stays_packed_in_bf16_and_runs_dequantised_in_fp32(tmp_path: Path) -
     np.testing.assert_array_equal(logits(opened.engine), logits(open_native(wanted, "bf16")))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("scale", "activations"), [("weight_scale_inv", "activation_scale"), ("weight_scale", "input_scale")]
+)
+def test_fp8_may_have_one_scale_for_a_matrix(scale: str, activations: str, tmp_path: Path) -> None:
+    """Mistral's, and what AutoFP8 writes."""
+    path = save_small(tmp_path / "model")
+
+    def change(found: Tensors) -> Tensors:
+        for name in filter(is_linear, list(found)):
+            largest, module = found[name].abs().max().float() / 448, name.removesuffix("weight")
+            found[name] = (found[name] / largest).to(torch.float8_e4m3fn)
+            found |= {f"{module}{scale}": largest, f"{module}{activations}": torch.tensor(0.02)}
+        return found
+
+    set_config(rewritten(path, change), quantization_config={"quant_method": "fp8", "activation_scheme": "static"})
+    stored = load_file(path / "model.safetensors")
+    plain = tmp_path / "plain"
+    shutil.copytree(path, plain)
+    set_config(plain, quantization_config=None, dtype="float32")
+    rewritten(
+        plain,
+        lambda found: {
+            name: value.float() * stored[f"{name.removesuffix('weight')}{scale}"] if is_linear(name) else value
+            for name, value in found.items()
+            if not name.endswith("_scale") and not name.endswith("_scale_inv")
+        },
+    )
+    np.testing.assert_array_equal(logits(open_native(path, "fp32")), logits(open_native(plain, "fp32")))
+    module = "model.layers.0.self_attn.q_proj"
+    both = rewritten(
+        path, lambda found: found | {f"{module}.{each}": torch.tensor(1.0) for each in ("weight_scale", "weight_scale_inv")}
+    )
+    assert 'is there twice, as "weight_scale_inv" and as "weight_scale"' in refused(both)
+
+
+def test_what_cannot_be_computed_in_a_precision_is_said_in_a_sentence(tmp_path: Path) -> None:
+    """On the hf engine, where each library computes with its codes as it does."""
+    path = save_small(tmp_path / "model")
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    settings = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "quantization_status": "compressed"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+    set_config(path, quantization_config=settings | {"config_groups": groups, "ignore": ["lm_head"]})
+
+    def change(found: Tensors) -> Tensors:
+        for name in filter(is_linear, list(found)):
+            (rows, columns), module = found.pop(name).shape, name.removesuffix("weight")
+            found[f"{module}weight_packed"] = torch.full((rows, columns // 2), 0x22, dtype=torch.uint8)
+            found[f"{module}weight_scale"] = torch.ones(rows, columns // 16).to(torch.float8_e4m3fn)
+            found[f"{module}weight_global_scale"] = torch.ones(1)
+        return found
+
+    rewritten(path, change)
+    with pytest.raises(
+        ModelError, match=r"cannot be computed in fp32 as it comes quantised \(.+\); choose another precision"
+    ):
+        open_model(ModelSpec(str(path), "hf", "fp32", threads=1))
+
+
 def test_fp8_that_is_no_number_is_refused_by_name_in_bf16(tmp_path: Path) -> None:
     path = block_fp8(save_small(tmp_path / "model"))
     name = "model.layers.0.self_attn.q_proj.weight"
@@ -336,6 +395,7 @@ UP = "model__layers__0__mlp__up_proj__"
     [
         ({"version": "gemv"}, "only gemm is read"),
         ({"version": "marlin"}, "only gemm is read"),
+        ({"checkpoint_format": "gemv"}, "only gemm is read"),
         ({"bits": 3}, '"bits": 3; 4 is known'),
         ({"group_size": 48}, "groups of 48 do not divide"),
         ({"group_size": 64}, "qzeros' (awq) has shape (2, 8), (1, 8) is asked for"),

@@ -158,9 +158,20 @@ def _optimize(model: PreTrainedModel) -> tuple[PreTrainedModel, str | None]:
 
 @torch.inference_mode()
 def _probed(model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> torch.Tensor:
-    """The logits after a probe by the model's own attention; a ModelError where they are not numbers."""
+    """The logits after a probe by the model's own attention; a ModelError where they are not numbers, or none come."""
     probe = torch.tensor([_probe_of(vocabulary_of(model))], device=model.device)
-    logits: torch.Tensor = model(input_ids=probe, use_cache=False).logits[0, -1].float().cpu()
+    try:
+        logits: torch.Tensor = model(input_ids=probe, use_cache=False).logits[0, -1].float().cpu()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        # Libraries of quantised weights compute in types of their own.
+        if getattr(model, "hf_quantizer", None) is None:
+            raise
+        raise ModelError(
+            f"{model_info.name} cannot be computed in {spec.precision} as it comes quantised ({first_line(error)}); choose "
+            "another precision, such as bf16 (--precision, of a draft --draft-precision)"
+        ) from error
     # A NaN is not less.
     if not logits.max() < torch.inf:
         raise ModelError(

@@ -144,11 +144,11 @@ class Awq:
 
 def _awq(section: Section) -> Awq:
     section.one_of("bits", (4,), section.values.get("w_bit", 4))
-    layout = section.text("version", section.text("format", "gemm"))
-    if layout != "gemm":
-        raise section.refuse(
-            f"is AWQ in the layout {quoted(layout)}: only gemm is read, which AWQ's tools write by default"
-        )
+    for key in ("version", "format", "checkpoint_format"):
+        if (layout := section.text(key, "gemm")) != "gemm":
+            raise section.refuse(
+                f"is AWQ in the layout {quoted(layout)}: only gemm is read, which AWQ's tools write by default"
+            )
     group = section.number("group_size", section.values.get("q_group_size"))
     return Awq(group, not section.flag("zero_point", True), section.names("modules_to_not_convert"))
 
@@ -374,7 +374,8 @@ def _block(section: Section, value: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """fp8 as DeepSeek and Qwen publish it: ``weight_scale_inv`` for each block; or one ``weight_scale`` for a matrix."""
+    """fp8 as DeepSeek and Qwen publish it: ``weight_scale_inv`` for each block; or one scale for a matrix, in Mistral's
+    under the same name, else ``weight_scale``. Either multiplies."""
 
     block: tuple[int, int] | None
     plain: tuple[str, ...]
@@ -382,8 +383,10 @@ class Fp8:
     made_for: str = "bf16"
 
     def matrix(self, raw: RawTensors, module: str, shape: tuple[int, int]) -> Matrix | None:
-        scale = "weight_scale" if self.block is None else "weight_scale_inv"
         parts = Parts(raw, module, self.name)
+        scale = "weight_scale_inv"
+        if self.block is None and not _either(parts, scale, ("weight_scale",)):
+            scale = "weight_scale"
         if not parts.has(scale):
             return None
         _kept_plain(parts, self.plain)

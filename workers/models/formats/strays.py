@@ -18,7 +18,9 @@ HARMLESS = re.compile(
     r"embed_positions\._float_tensor|decoder\.version|position_ids|mtp\..+)"
 )
 # Of activations, keys and values: a checkpoint's scales for them are not used, as these get their scales by token, or none.
-OF_ACTIVATIONS = re.compile(r".*\.(input_scale|output_scale|input_zero_point|[kqv]_scale|[kqv]_zero_point)")
+OF_ACTIVATIONS = re.compile(
+    r".*\.(input_scale|activation_scale|output_scale|input_zero_point|[kqv]_scale|[kqv]_zero_point)"
+)
 HEADS = ("lm_head.weight", "embed_out.weight")
 
 
