@@ -77,7 +77,10 @@ class Told:
 
 
 def main() -> None:
-    """What is to be done stands on the command line, since a job whose Ray is lost begins its command line anew."""
+    """What is to be done stands on the command line, since a job whose Ray is lost begins its command line anew.
+
+    The options stand in front of what is told, so many bytes of them.
+    """
     asked = json.loads(sys.argv[1])
     streams.prepare()
     told = Told(asked["told"])
@@ -98,7 +101,7 @@ def _run(asked: dict[str, Any], told: Told) -> int:
     from outrider.runner.job import piped_input
     from outrider.runner.run_job import run_job
 
-    spec = build_options(JobSpec, asked["options"])
+    spec = build_options(JobSpec, json.loads(os.pread(asked["told"], asked["options"], 0)))
     if asked["rows"]:
         piped_input.NAMES[str(spec.input)] = "rows"
     try:

@@ -40,7 +40,10 @@ class JobProcess:
             raise JobError("a job runs in a process of its own, and this Python does not know its program (sys.executable)")
         # No pipes: whoever dies or does not read, nobody waits for anybody.
         self._told, self._said = temporary_file(), temporary_file()
-        self._read, self._rest = 0, b""
+        # What is asked of the job stands in front of what it tells: it may be longer than an argument of a program's.
+        options = json.dumps(spec.model_dump(mode="json", exclude_defaults=True)).encode()
+        _write(options, self._told)
+        self._read, self._rest = len(options), b""
         # The last that it said, once it has ended.
         self._complaint = ""
         self._reading = threading.Lock()
@@ -53,7 +56,7 @@ class JobProcess:
             "told": self._told.fileno(),
             "rows": rows is not None,
             "again": again,
-            "options": spec.model_dump(mode="json", exclude_defaults=True),
+            "options": len(options),
         }
         begin = BEGIN.format(path=[str(Path(entry or ".").absolute()) for entry in sys.path])
         try:
@@ -157,6 +160,16 @@ def temporary_file() -> IO[bytes]:
         raise JobError(
             f"a temporary file cannot be made: {error.strerror}; name a directory with room with TMPDIR"
         ) from None
+
+
+def _write(options: bytes, file: IO[bytes]) -> None:
+    rest = memoryview(options)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        said = f"the options cannot be kept in a temporary file: {error.strerror}; name a directory with room with TMPDIR"
+        raise JobError(said) from None
 
 
 def _last_line(file: IO[bytes]) -> str:

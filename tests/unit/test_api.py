@@ -192,7 +192,7 @@ def test_options_are_refused_before_rows_are_made(tmp_path: Path, monkeypatch: p
         ({"config": "c.yaml"}, "^c.yaml: input is what the program gives that reads this file; leave it out$"),
     ):
         with pytest.raises(UsageError, match=said):
-            outrider.run(rows(), **options)  # type: ignore[arg-type]
+            outrider.run(rows(), **options)
     assert not made
 
 
@@ -244,11 +244,14 @@ class FullDisk(io.BytesIO):
         return super().write(data[:3])  # as a file without a buffer may
 
 
-def test_rows_that_find_no_room_are_a_sentence() -> None:
+def test_rows_and_options_that_find_no_room_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         JobError, match=r"the rows cannot be kept in a temporary file: No space left on device; name .* TMPDIR"
     ):
         write_lines(["a"] * 3, FullDisk())
+    monkeypatch.setattr(job_process, "temporary_file", FullDisk)
+    with pytest.raises(JobError, match=r"the options cannot be kept in a temporary file: No space left on device; name"):
+        job_process.JobProcess(JobSpec(input=Path("in.jsonl")))
 
     def broken() -> Iterator[str]:
         yield "a"
@@ -271,7 +274,8 @@ import outrider
 from outrider.runner import job_process
 
 job_process.BEGIN = (
-    "import json, os, sys; asked = json.loads(sys.argv[1]); rows = open(asked['options']['input']).read(); "
+    "import json, os, sys; asked = json.loads(sys.argv[1]); "
+    "options = json.loads(os.pread(asked['told'], asked['options'], 0)); rows = open(options['input']).read(); "
     "os.write(asked['told'], json.dumps({{'note': rows, 'ended': 0}}).encode() + b'\\\\n')"
 )
 os.closerange(0, int(sys.argv[1]))
@@ -364,6 +368,23 @@ TELLS_ITS_SIGNALS = (
     "job_child._run = lambda asked, told: told.tell(note=str(signal.getsignal(signal.SIGCHLD))) or 0\n"
     "job_child.main()"
 )
+
+
+TELLS_ITS_OPTIONS = (
+    "import sys; sys.path[:] = {path!r}; from outrider.runner import job_child, run_job\n"
+    "run_job.run_job = lambda spec, told, again: told.tell(note=f'{{len(spec.template)}} {{spec.seed}}') or sys.exit(0)\n"
+    "job_child.main()"
+)
+
+
+def test_options_may_be_longer_than_an_argument_of_a_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Such as a template with many examples: Linux takes 128 KiB of an argument."""
+    monkeypatch.setattr(job_process, "BEGIN", TELLS_ITS_OPTIONS)
+    spec = JobSpec(input=Path("in.jsonl"), template="x" * 200_000 + "{text}", seed=7)
+    job = api.Job(tmp_path, job_process.JobProcess(spec))
+    with suppress(JobError):  # it tells no more than that
+        job.wait()
+    assert job.notes == ("200006 7",)
 
 
 def test_a_job_gets_the_exit_codes_of_what_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
