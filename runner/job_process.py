@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from outrider.runner.options import JobSpec
+from outrider.runner.temporary_file import keep, temporary_file
 from outrider.workers import errors
 from outrider.workers.errors import JobError, JobStoppedError, OutriderError
 
@@ -24,8 +23,6 @@ POLL_SECONDS = 0.1
 # What Ray sets in the processes of its own workers, of which the job is none.
 OF_A_RAY_WORKER = frozenset({"RAY_JOB_ID", "RAY_RAYLET_PID"})
 SOME_FAILED, INTERRUPTED = 3, 130
-# Of standard input, output and errors.
-LAST_STANDARD = 2
 READ_AT_ONCE = 1 << 20
 LONGEST_COMPLAINT = 4096
 # With this program's search path, so that the same packages are found there; nothing of its __main__ is imported.
@@ -42,7 +39,7 @@ class JobProcess:
         self._told, self._said = temporary_file(), temporary_file()
         # What is asked of the job stands in front of what it tells: it may be longer than an argument of a program's.
         options = json.dumps(spec.model_dump(mode="json", exclude_defaults=True)).encode()
-        _write(options, self._told)
+        keep("the options", options, self._told)
         self._read, self._rest = len(options), b""
         # The last that it said, once it has ended.
         self._complaint = ""
@@ -147,29 +144,6 @@ class JobProcess:
                 self._complaint = _last_line(self._said)
                 self._told.close()
                 self._said.close()
-
-
-def temporary_file() -> IO[bytes]:
-    """Without a buffer: what is written is there for another process, or an error, at once."""
-    try:
-        with tempfile.TemporaryFile(prefix="outrider-", buffering=0) as file:
-            # Where this program has no standard input, as services have none, the file got that one's number, under which
-            # the job's process has its own.
-            return os.fdopen(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, LAST_STANDARD + 1), "w+b", buffering=0)
-    except OSError as error:
-        raise JobError(
-            f"a temporary file cannot be made: {error.strerror}; name a directory with room with TMPDIR"
-        ) from None
-
-
-def _write(options: bytes, file: IO[bytes]) -> None:
-    rest = memoryview(options)
-    try:
-        while rest:
-            rest = rest[file.write(rest) :]
-    except OSError as error:
-        said = f"the options cannot be kept in a temporary file: {error.strerror}; name a directory with room with TMPDIR"
-        raise JobError(said) from None
 
 
 def _last_line(file: IO[bytes]) -> str:

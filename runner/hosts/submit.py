@@ -24,6 +24,7 @@ from outrider.runner.job.piped_input import called, is_piped
 from outrider.runner.option import flag_of
 from outrider.runner.options import JobSpec
 from outrider.workers.errors import JobError, JobHeldError, UsageError, first_line
+from outrider.workers.models.draft_names import WITH_TEXTS
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.model_info import POCKETS
 
@@ -40,8 +41,6 @@ ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 # The drivers' word that all is well; by it a submission knows that the host of the driver has read the input.
 ACCEPTED = "accepted; results will be"
 DIRECTORY = "outrider_directory"
-# What may follow the name of a draft.
-WITH_TEXTS = ("+lookup", "+suffix")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 from outrider.runner.job import no_json
+from outrider.runner.temporary_file import keep
 from outrider.runner.validation_errors import short, shown
-from outrider.workers.errors import InputError, JobError, UsageError
+from outrider.workers.errors import InputError, UsageError
 
 MOST_SHOWN = 50
 
@@ -39,7 +40,8 @@ def write_lines(rows: object, file: IO[bytes], skip_bad: bool = False) -> str:
             shown_bad.append(f"rows:{number}: {problem}")
         bad += bool(problem)
         digest.update(line)
-        _write(line, file)
+        # What the rows raise while they are made is their own: only the writing is tried.
+        keep("the rows", line, file)
     if bad and not skip_bad:
         from outrider.runner.job.admission import refusal_of  # few calls need it
 
@@ -47,17 +49,6 @@ def write_lines(rows: object, file: IO[bytes], skip_bad: bool = False) -> str:
     if not file.tell():
         raise UsageError("the input has no rows; give one prompt at least")
     return digest.hexdigest()
-
-
-def _write(line: bytes, file: IO[bytes]) -> None:
-    """What the rows themselves raise while they are made is their own, so that nothing else is tried here."""
-    rest = memoryview(line)
-    try:
-        while rest:
-            rest = rest[file.write(rest) :]
-    except OSError as error:
-        said = f"the rows cannot be kept in a temporary file: {error.strerror}; name a directory with room with TMPDIR"
-        raise JobError(said) from None
 
 
 def _line(row: object) -> tuple[bytes, str]:

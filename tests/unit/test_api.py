@@ -14,6 +14,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -262,7 +263,7 @@ def test_rows_and_options_that_find_no_room_are_a_sentence(monkeypatch: pytest.M
 
 
 def test_without_a_place_for_temporary_files_it_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_process.tempfile, "tempdir", "/nowhere")
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     with pytest.raises(JobError, match=r"a temporary file cannot be made: No such file or directory; name .* TMPDIR"):
         outrider.run(["a"])
 

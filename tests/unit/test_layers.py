@@ -30,7 +30,7 @@ RAY_IN_WORKERS = {
 FLOORS = {
     "runner": [
         {"counted", "option", "options", "printable", "progress", "run_arguments", "process_exit", "safe_path", "streams"}
-        | {"template", "validation_errors"},
+        | {"template", "temporary_file", "validation_errors"},
         {"planning"},
         {"job"},
         {"report"},
