@@ -186,7 +186,7 @@ def promises(
     When that began nothing else was being loaded or at work. The draft's prices are its own in both.
     """
     (before,), (costs,) = (list(each.told["costs"].values()) for each in (plain, with_draft))
-    draft = costs["draft"].get("turns") or costs["draft"].get("")
+    draft = costs["draft"].get("shared") or costs["draft"].get("")
     tried = sum(sums["tried"] for sums in costs["rounds"].values())
     if not draft or not draft["step"] or not tried:
         return None

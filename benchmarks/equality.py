@@ -1,6 +1,6 @@
 """Does a row's text depend on how it was made? The same rows through plain decoding and through every way of speculating.
 
-    python benchmarks/equality.py [--rows 10000] [--cases turns,lookup] [--prompts FILE ...]
+    python benchmarks/equality.py [--rows 10000] [--cases shared,lookup] [--prompts FILE ...]
 
 Each case is a job of its own (`outrider run`), half of the rows greedy and half at temperature 0.8. Its results.jsonl has
 to be that of `--draft none`, byte for byte, and candidates have to have been accepted, or nothing was tested. The exit
@@ -43,7 +43,7 @@ PARALLEL_SUFFIX = ("--draft", "pocket-parallel+suffix", "--draft-tokens", "12", 
 HEAD = ("--draft", "pocket-head", "--draft-tokens", "3", "--layout", "shared")
 CASES = (
     Case("auto", ()),
-    Case("turns", ("--draft-tokens", "3", "--layout", "shared")),
+    Case("shared", ("--draft-tokens", "3", "--layout", "shared")),
     Case("split", ("--draft-tokens", "3", "--layout", "split")),
     Case("two replicas", ("--draft-tokens", "3", "--replicas", "2")),
     Case("lookup", ("--draft", "lookup")),

@@ -279,7 +279,7 @@ class ReplicaSpec:
     draft_learns: bool = True
     draft_shortlist: int | None = None
     runners_up: bool = True
-    layouts: tuple[Layout, ...] = (Layout("turns", LayoutKind.TURNS),)
+    layouts: tuple[Layout, ...] = (Layout("shared", LayoutKind.TURNS),)
     memory_key: str = ""
     trace: bool = False
     replica: int = 0

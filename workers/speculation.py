@@ -118,7 +118,10 @@ def expected_tokens(chance: float, candidates: int) -> float:
 
 
 class LayoutKind(StrEnum):
-    """When a layout's target and draft work: in turns, or at the same time, the draft running ahead."""
+    """When target and draft work: in turn, or at the same time, the draft running ahead.
+
+    On shared cores they take turns. On split cores most drafts run ahead (``runner/planning/layouts.py``).
+    """
 
     TURNS = "turns"
     AHEAD = "ahead"

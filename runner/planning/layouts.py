@@ -12,23 +12,24 @@ def layouts_of(
 ) -> tuple[Layout, ...]:
     """The first is where a job begins. ``movable`` says whether both may be taken to other cores of their replica.
 
-    On cores of its own the draft runs ahead, so that both work at the same time. On shared cores they take turns; where
-    they are movable the cores can be divided as well, or the draft left out altogether.
+    Named as ``--layout`` names them. *shared*: both on the same cores, in turn. *split*: the draft has cores of its own and
+    runs ahead, so that both work at the same time. *plain*: no draft. Where both are movable, all three are worth trying.
 
-    A ``parallel`` draft never runs ahead: it would have to guess that all its candidates hold, and the token behind them,
-    which comes true too rarely to pay for the cores.
+    A ``parallel`` draft never runs ahead, on cores of its own either: it would have to guess that all its candidates hold,
+    and the token behind them, which comes true too rarely to pay for the cores.
     """
-    turns = Layout("turns", LayoutKind.TURNS)
+    shared = Layout("shared", LayoutKind.TURNS)
     if draft is None:
-        return (turns,)
+        return (shared,)
     if not set(target.cores) & set(draft.cores):
-        return (turns,) if parallel else (Layout("ahead", LayoutKind.AHEAD),)
+        return (Layout("split", LayoutKind.TURNS if parallel else LayoutKind.AHEAD),)
     cores = target.cores
     if not movable or len(cores) < 2:
-        return (turns,)
+        return (shared,)
     given = max(1, len(cores) // TARGET_CORES_A_DRAFT_CORE)
-    shared = (
-        Layout("turns", LayoutKind.TURNS, cores, cores),
+    on_all_cores = (
+        Layout("shared", LayoutKind.TURNS, cores, cores),
         Layout("plain", LayoutKind.TURNS, cores, cores, plain=True),
     )
-    return shared if parallel else (*shared, Layout("ahead", LayoutKind.AHEAD, cores[given:], cores[:given]))
+    split = Layout("split", LayoutKind.AHEAD, cores[given:], cores[:given])
+    return on_all_cores if parallel else (*on_all_cores, split)

@@ -22,8 +22,8 @@ import equality
 def ran(folder: Path, text: str = "same", **summary: Any) -> door.Ran:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.jsonl").write_text(text)
-    rounds = {"turns": {"rounds": 10, "seconds": 2.0, "tokens": 30, "foreseen_seconds": 1.0, "foreseen_tokens": 40.0}}
-    rounds["turns"] |= {"tried": 0, "held": 0}
+    rounds = {"shared": {"rounds": 10, "seconds": 2.0, "tokens": 30, "foreseen_seconds": 1.0, "foreseen_tokens": 40.0}}
+    rounds["shared"] |= {"tried": 0, "held": 0}
     return door.Ran(folder, {"summary": summary, "costs": {"0": {"rounds": rounds}}}, 1.0)
 
 
@@ -118,7 +118,7 @@ def test_times_are_those_of_the_turns_and_the_rest_is_a_middling_runs_own(tmp_pa
     assert found["in no forward pass"] == pytest.approx(0.1)
     assert found["same bytes"]
     assert found["times in rounds alone"] == 1.0
-    assert found["foretold"]["turns"].startswith("100.00 ms foreseen, 200.00 taken; 4.00 tokens foreseen, 3.00 gained")
+    assert found["foretold"]["shared"].startswith("100.00 ms foreseen, 200.00 taken; 4.00 tokens foreseen, 3.00 gained")
     assert found["rate, of the foretold"] == (3.0 / 200.0) / (4.0 / 100.0)
     (with_draft[2].directory / "results.jsonl").write_text("other")
     assert not assisted.figures(plain, with_draft)["same bytes"]
@@ -137,9 +137,9 @@ def test_what_was_reached_of_what_the_curves_promise(tmp_path: Path) -> None:
     idle, at_work = {"1": 1.0, "2": 1.0, "3": 2.0}, {"1": 1.0, "2": 1.5, "3": 3.0}
     for each, curve in ((plain, idle), (with_draft, at_work)):
         each.told["costs"]["0"] |= {"verify": curve, "verify_at_start": curve}
-    with_draft.told["costs"]["0"]["draft"] = {"turns": {"step": {"1": 0.0}, "hop": {"1": 0.0}}}
-    with_draft.told["costs"]["0"]["rounds"]["turns"] |= {"tried": 10, "held": 5}
-    with_draft.told["costs"]["0"]["rounds"]["turns"]["seconds"] /= 1.2
+    with_draft.told["costs"]["0"]["draft"] = {"shared": {"step": {"1": 0.0}, "hop": {"1": 0.0}}}
+    with_draft.told["costs"]["0"]["rounds"]["shared"] |= {"tried": 10, "held": 5}
+    with_draft.told["costs"]["0"]["rounds"]["shared"]["seconds"] /= 1.2
     nothing_tried = ran(tmp_path / "n")
     nothing_tried.told["costs"]["0"]["draft"] = {}
     found = assisted.against_promises([plain] * 2, [with_draft, nothing_tried], 1, 1, None)

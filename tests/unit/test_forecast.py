@@ -8,14 +8,14 @@ from outrider.workers.target.forecast import Forecast, ForecastCheck, Round
 def test_rounds_are_summed_by_layout_and_by_whether_there_were_candidates() -> None:
     check = ForecastCheck()
     expected = Forecast(0.1, 3.0)
-    check.observe("turns", Round((2,), (2,), 1, True, verifying=0.05, forecast=expected), 0.2)
-    check.observe("turns", Round((2,), (0,), 1, True, verifying=0.05, forecast=expected), 0.1)
-    check.observe("turns", Round((0,), (0,), 1, True, forecast=Forecast(0.04, 1.0)), 0.05)
-    check.observe("turns", Round((2,), (2,), 1, False, read=9, forecast=expected), 100.0)
-    check.observe("turns", Round((2,), (2,), 1, True), 100.0)
+    check.observe("shared", Round((2,), (2,), 1, True, verifying=0.05, forecast=expected), 0.2)
+    check.observe("shared", Round((2,), (0,), 1, True, verifying=0.05, forecast=expected), 0.1)
+    check.observe("shared", Round((0,), (0,), 1, True, forecast=Forecast(0.04, 1.0)), 0.05)
+    check.observe("shared", Round((2,), (2,), 1, False, read=9, forecast=expected), 100.0)
+    check.observe("shared", Round((2,), (2,), 1, True), 100.0)
     record = check.record()
-    assert record.keys() == {"turns", "turns, no candidates"}
-    assert record["turns"] == {
+    assert record.keys() == {"shared", "shared, no candidates"}
+    assert record["shared"] == {
         "rounds": 2,
         "seconds": 0.3,
         "foreseen_seconds": 0.2,

@@ -36,88 +36,88 @@ def play(
 @pytest.mark.parametrize("seed", range(20))
 def test_the_fastest_wins_whatever_the_luck(seed: int) -> None:
     # Tokens a round at 0.8: 3.36 for 4 candidates, 1 without any.
-    seconds = {"turns": 0.040, "ahead": 0.033, "plain": 0.020}
+    seconds = {"shared": 0.040, "split": 0.033, "plain": 0.020}
     trial = LayoutTrial(list(seconds))
-    play(trial, seconds, {"turns": 4, "ahead": 4, "plain": 0}, seed=seed)
-    assert trial.best == trial.current == "ahead"
+    play(trial, seconds, {"shared": 4, "split": 4, "plain": 0}, seed=seed)
+    assert trial.best == trial.current == "split"
     assert trial.rates["plain"] == pytest.approx(4 / 0.020, rel=0.1)
-    assert trial.rates["ahead"] == pytest.approx(4 * 3.36 / 0.033, rel=0.15)
+    assert trial.rates["split"] == pytest.approx(4 * 3.36 / 0.033, rel=0.15)
 
 
 def test_a_draft_is_judged_by_many_rounds_of_one_row() -> None:
     """It writes 2.8 tokens a round, in the time of two plain ones."""
-    seconds, counts = {"turns": 0.040, "plain": 0.020}, {"turns": 4, "plain": 0}
+    seconds, counts = {"shared": 0.040, "plain": 0.020}, {"shared": 4, "plain": 0}
     best = []
     for seed in range(100):
         trial = LayoutTrial(list(seconds), plain="plain")
         play(trial, seconds, counts, chance=0.7, seed=seed, rows=1)
         best.append(trial.best)
-    assert best.count("turns") >= 98
+    assert best.count("shared") >= 98
 
 
 def test_a_draft_of_one_row_is_not_given_up_after_four_rounds() -> None:
-    trial, seconds = LayoutTrial(["plain", "turns"], plain="plain"), {"turns": 0.040, "plain": 0.020}
-    used = play(trial, seconds, {"turns": 4, "plain": 0}, chance=0.05, rows=1)
+    trial, seconds = LayoutTrial(["plain", "shared"], plain="plain"), {"shared": 0.040, "plain": 0.020}
+    used = play(trial, seconds, {"shared": 4, "plain": 0}, chance=0.05, rows=1)
     assert trial.best == "plain"
-    assert used.count("turns") == WARM_UP_ROUNDS + 16
+    assert used.count("shared") == WARM_UP_ROUNDS + 16
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_an_easy_stretch_of_text_decides_nothing(seed: int) -> None:
     """The draft proposes a lot where the text is easy. One layout meets all of that, and pays more for it."""
-    cost = {"turns": (0.020, 0.003), "ahead": (0.030, 0.004)}
+    cost = {"shared": (0.020, 0.003), "split": (0.030, 0.004)}
     trial, dice = LayoutTrial(list(cost)), random.Random(seed)
     while not trial.over:
         name = trial.current
-        proposed = dice.randint(6, 16) if name == "ahead" else dice.randint(1, 5)
-        held = proposed if name == "ahead" else dice.randint(0, proposed)
+        proposed = dice.randint(6, 16) if name == "split" else dice.randint(1, 5)
+        held = proposed if name == "split" else dice.randint(0, proposed)
         first, each = cost[name]
         trial.observe(Round((proposed,), (held,), 1, True), (first + each * proposed) * dice.uniform(0.95, 1.05))
-    assert trial.best == "turns"
+    assert trial.best == "shared"
 
 
 def test_a_draft_that_never_hits_loses_to_none() -> None:
-    seconds = {"turns": 0.040, "plain": 0.020}
+    seconds = {"shared": 0.040, "plain": 0.020}
     trial = LayoutTrial(list(seconds))
-    play(trial, seconds, {"turns": 4, "plain": 0}, chance=0.05)
+    play(trial, seconds, {"shared": 4, "plain": 0}, chance=0.05)
     assert trial.best == "plain"
 
 
-@pytest.mark.parametrize(("turns", "winner"), [(0.0196, "plain"), (0.0190, "turns")])
-def test_a_draft_that_hardly_gains_loses_to_none(turns: float, winner: str) -> None:
-    trial = LayoutTrial(["turns", "plain"], plain="plain")
+@pytest.mark.parametrize(("shared", "winner"), [(0.0196, "plain"), (0.0190, "shared")])
+def test_a_draft_that_hardly_gains_loses_to_none(shared: float, winner: str) -> None:
+    trial = LayoutTrial(["shared", "plain"], plain="plain")
     while not trial.over:
-        trial.observe(Round((0,), (0,), 1, True), {"turns": turns, "plain": 0.020}[trial.current])
+        trial.observe(Round((0,), (0,), 1, True), {"shared": shared, "plain": 0.020}[trial.current])
     assert trial.best == winner
 
 
 def test_what_is_hopeless_is_tried_once() -> None:
-    seconds = {"turns": 0.030, "ahead": 0.031, "plain": 0.5}
+    seconds = {"shared": 0.030, "split": 0.031, "plain": 0.5}
     trial = LayoutTrial(list(seconds))
-    used = play(trial, seconds, {"turns": 4, "ahead": 4, "plain": 0})
+    used = play(trial, seconds, {"shared": 4, "split": 4, "plain": 0})
     least = WARM_UP_ROUNDS + PHASE_ROUNDS
     assert used.count("plain") == WARM_UP_ROUNDS + ROUNDS_TO_GIVE_UP, "given up in the midst of its first phase"
-    assert used.count("turns") >= CYCLES * least
+    assert used.count("shared") >= CYCLES * least
 
 
 def test_prompts_and_warming_up_do_not_count() -> None:
-    trial = LayoutTrial(["turns", "plain"])
+    trial = LayoutTrial(["shared", "plain"])
     for _ in range(50):
         trial.observe(Round((), (), 4, False), 100.0)
     for _ in range(WARM_UP_ROUNDS):
         trial.observe(Round((4,) * 4, (1,) * 4, 4, True), 100.0)
     assert trial.rates == {}
     trial.observe(Round((4,) * 4, (4,) * 4, 4, True), 0.1)
-    assert trial.rates.keys() == {"turns"}
-    assert trial.rates["turns"] > 100
+    assert trial.rates.keys() == {"shared"}
+    assert trial.rates["shared"] > 100
 
 
 def test_reading_prompts_counts_as_far_as_the_job_reads() -> None:
     """The one that decodes faster reads slower; with long prompts and short answers that decides."""
 
     def play_with(read_each: int) -> str:
-        seconds = {"turns": 0.10, "ahead": 0.08}
-        reading = {"turns": 0.001, "ahead": 0.003}
+        seconds = {"shared": 0.10, "split": 0.08}
+        reading = {"shared": 0.001, "split": 0.003}
         trial = LayoutTrial(list(seconds))
         for number in range(10_000):
             if trial.over:
@@ -127,22 +127,22 @@ def test_reading_prompts_counts_as_far_as_the_job_reads() -> None:
             trial.observe(Round((4,) * 4, (1, 1, 1, 0), 4, not read, read), seconds[name] + read * reading[name])
         raise AssertionError("the trial does not end")
 
-    assert play_with(1) == "ahead"
-    assert play_with(200) == "turns"
+    assert play_with(1) == "split"
+    assert play_with(200) == "shared"
 
 
 def test_another_number_of_rows_is_another_trial() -> None:
-    trial = LayoutTrial(["turns", "plain"])
+    trial = LayoutTrial(["shared", "plain"])
     for _ in range(40):
         trial.observe(Round((4,) * 8, (1,) * 8, 8, True), 0.1)
-    assert "turns" in trial.rates
+    assert "shared" in trial.rates
     trial.observe(Round((4,) * 8, (1,) * 8, 9, True), 0.1)
-    assert "turns" in trial.rates, "one row more or less is the same"
+    assert "shared" in trial.rates, "one row more or less is the same"
     trial.observe(Round((4,) * 4, (1,) * 4, 4, True), 0.1)
     assert trial.rates == {}
-    assert trial.current == "turns"
+    assert trial.current == "shared"
 
 
 def test_alone_there_is_nothing_to_choose() -> None:
-    trial = LayoutTrial(["turns"])
-    assert trial.best == trial.current == "turns"
+    trial = LayoutTrial(["shared"])
+    assert trial.best == trial.current == "shared"

@@ -22,12 +22,12 @@ from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 
 LAYOUTS = (
-    Layout("turns", LayoutKind.TURNS, (0, 1), (0, 1)),
-    Layout("ahead", LayoutKind.AHEAD, (1,), (0,)),
+    Layout("shared", LayoutKind.TURNS, (0, 1), (0, 1)),
+    Layout("split", LayoutKind.AHEAD, (1,), (0,)),
     Layout("plain", LayoutKind.TURNS, (0, 1), (0, 1), plain=True),
 )
 # Seconds of a round, as a clock would show them, and of the target's pass in it on all cores and on fewer.
-SECONDS = {"turns": 0.05, "ahead": 0.02, "plain": 0.2}
+SECONDS = {"shared": 0.05, "split": 0.02, "plain": 0.2}
 PASS, PASS_ON_FEWER = 0.2, 0.018
 
 
@@ -127,7 +127,7 @@ def test_without_another_layout_turns_are_held_against_plain_decoding_alone() ->
     ended = bench.work(job)
     assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in job}
     assert bench.tuner.record is not None
-    assert bench.tuner.record.rates.keys() == {"turns", "plain"}
+    assert bench.tuner.record.rates.keys() == {"shared", "plain"}
     assert bench.moves == [], "on the same cores"
 
 
@@ -135,13 +135,13 @@ def test_texts_stay_the_same_while_layouts_change_and_the_fastest_is_kept() -> N
     bench, job = Bench(), rows(600)
     ended = bench.work(job)
     assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in job}
-    assert set(bench.draft.layouts) == {"turns", "ahead"}
+    assert set(bench.draft.layouts) == {"shared", "split"}
     record = bench.tuner.record
     assert record is not None
-    assert record.took == bench.draft.layouts[-1] == "ahead"
-    assert record.rates.keys() == {"turns", "ahead", "plain"}
-    assert record.rates["ahead"] > record.rates["turns"]
-    assert 'layout "ahead" with 1 core(s) for the draft: ' in record.sentence
+    assert record.took == bench.draft.layouts[-1] == "split"
+    assert record.rates.keys() == {"shared", "split", "plain"}
+    assert record.rates["split"] > record.rates["shared"]
+    assert 'layout "split" with 1 core(s) for the draft: ' in record.sentence
     assert "--batch 8 it would be about" in record.sentence
     assert bench.moves[:2] == [(1,), (0, 1)], "a glimpse"
     assert bench.measured == [tuner.QUICK_PASSES, ()], "each set of cores is measured once, and glimpsed at before"
@@ -180,10 +180,10 @@ def test_a_short_job_waits_less_for_measurements_or_not_at_all(job_rows: int, me
 def test_what_cannot_be_faster_is_not_tried() -> None:
     bench = Bench(pass_on_fewer=10.0)
     bench.work(rows(600))
-    assert set(bench.draft.layouts) <= {"turns", "plain"}
+    assert set(bench.draft.layouts) <= {"shared", "plain"}
     assert bench.measured == [tuner.QUICK_PASSES]
     assert bench.tuner.record is not None
-    assert "not tried: ahead" in bench.tuner.record.sentence
+    assert "not tried: split" in bench.tuner.record.sentence
 
 
 def test_a_short_job_does_not_look_at_other_cores() -> None:
@@ -191,17 +191,17 @@ def test_a_short_job_does_not_look_at_other_cores() -> None:
     bench.work(rows(8))
     assert bench.measured == []
     assert bench.moves == []
-    assert bench.draft.layouts[0] == "turns"
+    assert bench.draft.layouts[0] == "shared"
 
 
-@pytest.mark.parametrize(("pass_seconds", "took"), [pytest.param(0.001, "plain", marks=pytest.mark.slow), (1.0, "turns")])
+@pytest.mark.parametrize(("pass_seconds", "took"), [pytest.param(0.001, "plain", marks=pytest.mark.slow), (1.0, "shared")])
 def test_plain_decoding_is_known_without_being_tried(pass_seconds: float, took: str) -> None:
     bench = Bench(pass_seconds=pass_seconds, pass_on_fewer=10.0)
     bench.work(rows(600))
     assert bench.tuner.record is not None
     assert bench.tuner.record.took == took
     # When it is looked at again after a pause, the same follows.
-    in_turn = ["turns", "plain"] if took == "plain" else ["turns"]
+    in_turn = ["shared", "plain"] if took == "plain" else ["shared"]
     assert bench.draft.layouts[: len(in_turn)] == in_turn
     assert set(bench.draft.layouts) == set(in_turn)
 
@@ -211,7 +211,7 @@ def test_a_draft_that_was_left_out_is_soon_tried_again() -> None:
     bench = Bench(pass_seconds=0.001, pass_on_fewer=10.0)
     bench.work(rows(200))
     assert bench.verifier.counters.rounds < tuner.FIRST_PAUSE
-    assert bench.draft.layouts == ["turns", "plain", "turns", "plain", "turns"], "after 64 rounds, and after 128"
+    assert bench.draft.layouts == ["shared", "plain", "shared", "plain", "shared"], "after 64 rounds, and after 128"
 
 
 def test_without_a_draft_nothing_is_tried_yet() -> None:
@@ -219,13 +219,13 @@ def test_without_a_draft_nothing_is_tried_yet() -> None:
     bench.draft.ready = False
     bench.work(rows(20))
     assert bench.tuner.record is None
-    assert bench.draft.layouts == ["turns"]
+    assert bench.draft.layouts == ["shared"]
 
 
 def test_a_number_of_candidates_that_was_fixed_is_not_put_to_the_vote() -> None:
     bench = Bench(draft_tokens=3)
     bench.work(rows(600))
-    assert set(bench.draft.layouts) == {"turns", "ahead"}
+    assert set(bench.draft.layouts) == {"shared", "split"}
     assert bench.verifier.counters.proposed > 0
 
 
@@ -235,11 +235,11 @@ def test_a_layout_can_be_held() -> None:
     bench.work(rows(20))
     assert bench.verifier.counters.proposed == 0
     bench.tuner.hold(None)
-    assert bench.draft.layouts == ["turns", "plain", "turns"]
+    assert bench.draft.layouts == ["shared", "plain", "shared"]
     bench.work(rows(600))
     bench.tuner.hold("nothing of the kind")
     bench.tuner.hold(None)
-    assert bench.draft.layouts[-1] == "ahead"
+    assert bench.draft.layouts[-1] == "split"
 
 
 def test_one_layout_is_taken_as_it_is() -> None:
@@ -252,12 +252,12 @@ def test_what_was_found_is_remembered_and_looked_at_again_later(monkeypatch: pyt
     monkeypatch.setattr(tuner, "ROUNDS_BETWEEN_TRIALS", 50)
     Bench("pair").work(rows(600))
     again = Bench("pair")
-    assert again.draft.layouts[-1] == "ahead"
+    assert again.draft.layouts[-1] == "split"
     assert again.tuner.record is not None
     assert "measured earlier" in again.tuner.record.sentence
-    assert Bench("another pair").draft.layouts == ["turns"]
+    assert Bench("another pair").draft.layouts == ["shared"]
     again.work(rows(600))
-    assert set(again.draft.layouts) == {"turns", "ahead"}
+    assert set(again.draft.layouts) == {"shared", "split"}
 
 
 @pytest.mark.parametrize(("then", "taken"), [(0.78, False), (0.82, True), (1.0, True), (1.2, True), (1.3, False)])
@@ -265,9 +265,9 @@ def test_a_memory_of_a_slower_or_a_faster_machine_is_not_taken_over(then: float,
     """Passes take so many times as long today; a layout that a disturbed trial chose is tried again."""
     names = [each.name for each in LAYOUTS if not each.plain]
     bench = Bench()
-    remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0}, bench.verifier.policy.verify_seconds(4) / then))
+    remember("pair", names, RememberedLayout("split", {"split": 2.0}, bench.verifier.policy.verify_seconds(4) / then))
     again = Bench("pair")
-    assert again.draft.layouts == ["ahead" if taken else "turns"]
+    assert again.draft.layouts == ["split" if taken else "shared"]
     assert (again.tuner.record is not None) == taken
 
 
@@ -278,29 +278,29 @@ def test_a_choice_is_remembered_with_what_passes_took_while_it_was_made() -> Non
     known = recall("pair", [each.name for each in LAYOUTS if not each.plain])
     assert known is not None
     assert known.pass_seconds == pytest.approx(1.5 * PASS, rel=0.02)
-    assert Bench("pair").draft.layouts == ["turns"], "passes take less now"
+    assert Bench("pair").draft.layouts == ["shared"], "passes take less now"
 
 
 def test_other_cores_that_were_remembered_are_held_against_the_first_ones_once_and_soon() -> None:
     names = [each.name for each in LAYOUTS if not each.plain]
-    remember("pair", names, RememberedLayout("ahead", {"ahead": 100.0, "turns": 1.0}, PASS))
+    remember("pair", names, RememberedLayout("split", {"split": 100.0, "shared": 1.0}, PASS))
     bench = Bench("pair", pass_on_fewer=10.0)
     bench.work(rows(300))
     assert bench.verifier.counters.rounds > 2 * tuner.ROUNDS_FROM_MEMORY
-    assert bench.draft.layouts[:2] == ["ahead", "turns"]
-    assert "ahead" not in bench.draft.layouts[1:], "it cannot be faster, by the passes on its cores"
+    assert bench.draft.layouts[:2] == ["split", "shared"]
+    assert "split" not in bench.draft.layouts[1:], "it cannot be faster, by the passes on its cores"
     known = recall("pair", names)
-    assert known is not None and known.took == "turns"
+    assert known is not None and known.took == "shared"
 
 
 def test_a_short_job_stays_with_what_was_remembered() -> None:
     names = [each.name for each in LAYOUTS if not each.plain]
-    remembered = RememberedLayout("ahead", {"ahead": 100.0, "turns": 1.0}, PASS)
+    remembered = RememberedLayout("split", {"split": 100.0, "shared": 1.0}, PASS)
     remember("pair", names, remembered)
     bench = Bench("pair", job_rows=30)
     bench.work(rows(30))
     assert bench.verifier.counters.rounds > tuner.ROUNDS_FROM_MEMORY
-    assert set(bench.draft.layouts) == {"ahead"}
+    assert set(bench.draft.layouts) == {"split"}
     assert recall("pair", names) == remembered
 
 
@@ -310,17 +310,17 @@ def test_a_choice_that_turns_out_slower_than_plain_decoding_is_made_again(
 ) -> None:
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
     names = [each.name for each in LAYOUTS if not each.plain]
-    remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0, "plain": 1.0}, plain_pass))
+    remember("pair", names, RememberedLayout("split", {"split": 2.0, "plain": 1.0}, plain_pass))
     bench = Bench("pair", pass_seconds=plain_pass)
     bench.work(rows(600))
     assert bench.verifier.counters.rounds > 32
-    assert ("plain" in bench.draft.layouts) == (plain_pass < SECONDS["ahead"])
+    assert ("plain" in bench.draft.layouts) == (plain_pass < SECONDS["split"])
 
 
 def test_a_memory_that_is_damaged_old_or_of_other_layouts_is_none(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["turns", "ahead"]
-    remember("key", names, RememberedLayout("ahead", {"ahead": 2.0, "turns": 1.0}, 0.02))
-    assert recall("key", names) == RememberedLayout("ahead", {"ahead": 2.0, "turns": 1.0}, 0.02)
+    names = ["shared", "split"]
+    remember("key", names, RememberedLayout("split", {"split": 2.0, "shared": 1.0}, 0.02))
+    assert recall("key", names) == RememberedLayout("split", {"split": 2.0, "shared": 1.0}, 0.02)
     assert recall("key", [*names, "plain"]) is None
     assert recall("other", names) is None
     (file,) = (own_cache / "layouts").glob("*.json")
@@ -334,18 +334,18 @@ def test_a_memory_that_is_damaged_old_or_of_other_layouts_is_none(own_cache: Pat
         "[]",
         "{}",
         json.dumps({"took": "left", "rates": {}, "pass_seconds": 0.02, "names": names}),
-        json.dumps({"took": "ahead", "rates": {}, "names": names}),
-        '{"took": "ahead", "rates": 3}',
+        json.dumps({"took": "split", "rates": {}, "names": names}),
+        '{"took": "split", "rates": 3}',
     ):
         file.write_text(content)
         assert recall("key", names) is None
 
 
-@pytest.mark.parametrize(("step", "last"), [(0.0001, "turns"), pytest.param(1.0, "ahead", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("step", "last"), [(0.0001, "shared"), pytest.param(1.0, "split", marks=pytest.mark.slow)])
 def test_a_layout_that_the_first_would_have_beaten_is_left(step: float, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
     names = [each.name for each in LAYOUTS if not each.plain]
-    remember("pair", names, RememberedLayout("ahead", {"ahead": 2.0}, 0.015))
+    remember("pair", names, RememberedLayout("split", {"split": 2.0}, 0.015))
     bench = Bench("pair", pass_seconds=0.015, draft_tokens=3)
     bench.draft.step = step
     bench.work(rows(600))
@@ -358,10 +358,10 @@ def test_cores_given_up_in_a_disturbed_second_are_taken_back(monkeypatch: pytest
     """The opening saw passes take fifty times as long, so that plain decoding looked slow; it is not."""
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)
     names = [each.name for each in LAYOUTS if not each.plain]
-    remember("pair", names, RememberedLayout("ahead", {"ahead": 28.0, "turns": 19.0, "plain": 18.0}, 0.001))
+    remember("pair", names, RememberedLayout("split", {"split": 28.0, "shared": 19.0, "plain": 18.0}, 0.001))
     bench = Bench("pair", pass_seconds=0.001)
     bench.draft.step = 0.0
     bench.tuner._verifying, bench.tuner._verifying_at_start = 0.05, 0.001
     bench.work(rows(600))
-    assert bench.draft.layouts[0] == "ahead"
-    assert bench.draft.layouts[1] == "turns"
+    assert bench.draft.layouts[0] == "split"
+    assert bench.draft.layouts[1] == "shared"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
+from outrider.runner.options import Layout as LayoutOption
 from outrider.runner.planning.layouts import layouts_of
 from outrider.runner.planning.placement import PlannedActor
+from outrider.workers.speculation import LayoutKind
 
 
 def actor(role: str, cores: tuple[int, ...]) -> PlannedActor:
@@ -17,31 +21,38 @@ def names(target: tuple[int, ...], draft: tuple[int, ...] | None, movable: bool,
     return [each.name for each in layouts_of(actor("target", target), of_draft, movable, parallel)]
 
 
+def test_layouts_are_named_as_the_option_names_them() -> None:
+    found = names((0, 1), (0, 1), movable=True)
+    assert set(found) - {"plain"} == set(get_args(LayoutOption)) - {"auto"}
+
+
 @pytest.mark.parametrize("movable", [True, False])
 def test_on_cores_of_its_own_the_draft_runs_ahead(movable: bool) -> None:
-    assert names((1, 2), (0,), movable) == ["ahead"]
+    assert names((1, 2), (0,), movable) == ["split"]
 
 
 def test_on_shared_cores_both_take_turns_unless_they_can_be_divided() -> None:
     both = (0, 1)
-    assert names(both, both, movable=False) == ["turns"]
-    assert names((0,), (0,), movable=True) == ["turns"]
-    assert names(both, both, movable=True) == ["turns", "plain", "ahead"]
+    assert names(both, both, movable=False) == ["shared"]
+    assert names((0,), (0,), movable=True) == ["shared"]
+    assert names(both, both, movable=True) == ["shared", "plain", "split"]
 
 
 def test_a_parallel_draft_never_runs_ahead() -> None:
-    assert names((1, 2), (0,), movable=True, parallel=True) == ["turns"]
-    assert names((0, 1), (0, 1), movable=True, parallel=True) == ["turns", "plain"]
+    assert names((1, 2), (0,), movable=True, parallel=True) == ["split"]
+    assert names((0, 1), (0, 1), movable=True, parallel=True) == ["shared", "plain"]
+    [split] = layouts_of(actor("target", (1, 2)), actor("draft", (0,)), True, parallel=True)
+    assert split.kind is LayoutKind.TURNS
 
 
 def test_without_a_draft_there_is_no_other_layout() -> None:
-    assert names((0, 1), None, movable=True) == ["turns"]
+    assert names((0, 1), None, movable=True) == ["shared"]
 
 
 def test_no_core_is_given_twice_nor_lost_when_they_are_divided() -> None:
     cores = tuple(range(2, 30))
     for each in layouts_of(actor("target", cores), actor("draft", cores), True):
-        if each.kind == "turns":
+        if each.kind is LayoutKind.TURNS:
             assert each.target_cores == each.draft_cores == cores
         else:
             assert sorted(each.target_cores + each.draft_cores) == list(cores)

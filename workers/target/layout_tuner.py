@@ -383,8 +383,5 @@ class LayoutTuner:
 
 
 def describe(layout: Layout) -> str:
-    where = ""
-    if layout.target_cores and layout.draft_cores and not layout.plain:
-        same = layout.target_cores == layout.draft_cores
-        where = " on shared cores" if same else f" with {len(layout.draft_cores)} core(s) for the draft"
-    return f'"{layout.name}"{where}'
+    on_its_own = layout.draft_cores and layout.draft_cores != layout.target_cores
+    return f'"{layout.name}"' + (f" with {len(layout.draft_cores)} core(s) for the draft" if on_its_own else "")
