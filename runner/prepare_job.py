@@ -31,7 +31,7 @@ from outrider.runner.planning.replica_plan import ReplicaTemplate, loaded_bytes
 from outrider.runner.planning.topology import read_topology
 from outrider.runner.report.display import Watcher
 from outrider.runner.report.report import drop_damaged_statistics
-from outrider.workers.errors import JobChangedError, UsageError
+from outrider.workers.errors import JobChangedError, OldAnswersError, UsageError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.model_info import ModelInfo
 
@@ -165,18 +165,30 @@ def _check_texts(
     directory: Path, journal: Journal, target: ModelInfo, tokenizer_process: TokenizerProcess, again: bool
 ) -> None:
     """Refuse to go on with rows whose texts would begin otherwise than those that are done."""
-    if journal.meta(TEXTS) is not None:
-        return
     counts = journal.counts()
-    left = counts.pending or (again and counts.failed)
-    if counts.done and left and _drops_first_space(tokenizer_process, target.path):
-        raise JobChangedError(
+    if not (counts.pending or (again and counts.failed)):
+        return
+    if texts_differ(journal, lambda: drops_first_space(tokenizer_process, target.path)):
+        raise OldAnswersError(
             f"{directory} holds a job that was begun by an older outrider, whose answers lacked the space before their "
             "first word: finish it with that version, or give another directory with --out"
         )
 
 
-def _drops_first_space(tokenizer_process: TokenizerProcess, path: str) -> bool:
+def texts_differ(journal: Journal, dropped: Callable[[], bool]) -> bool:
+    """Whether the texts that are done lack the space that those to come would begin with.
+
+    Where none is done, or none lacks it, the job is one of this version from now on: its next life need not ask.
+    """
+    if journal.meta(TEXTS) is not None:
+        return False
+    if journal.counts().done and dropped():
+        return True
+    journal.set_meta(TEXTS, BEHIND_PROMPTS)
+    return False
+
+
+def drops_first_space(tokenizer_process: TokenizerProcess, path: str) -> bool:
     """Whether the tokenizer's decoder leaves out the space before a text's first word, as Llama 2's does."""
     [words] = tokenizer_process.encode(path, ["a a a"])
     if isinstance(words, str):

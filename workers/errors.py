@@ -11,6 +11,7 @@
     │   ├── CoresHeldError    other runs hold the cores, and no longer was to be waited
     │   ├── NoSpaceError      a disk is full, or no more files can be opened, which may be over in a moment
     │   ├── JobChangedError   the same directory, another input, model or parameter
+    │   │   └── OldAnswersError  answers by an older outrider, which those of this one would be unlike
     │   ├── JobDamagedError   its journal is damaged or gone
     │   ├── JobStoppedError   somebody else has ended the process of a job that a program waits for: exit code 130
     │   ├── RayLostError      the Ray under the job has died; the command can be run again as it stands
@@ -82,6 +83,10 @@ class NoSpaceError(JobError):
 
 
 class JobChangedError(JobError):
+    pass
+
+
+class OldAnswersError(JobChangedError):
     pass
 
 

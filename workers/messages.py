@@ -65,12 +65,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class PartialTokens:
-    """What a target has written of a row that is still under way: the tokens behind the first ``start`` of its answer."""
+    """What a target has written of a row that is still under way: the tokens behind the first ``start`` of its answer.
+
+    ``proposed`` and ``accepted`` are this target's candidates for it so far, as in ``RowResult``.
+    """
 
     key: int
     start: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    proposed: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

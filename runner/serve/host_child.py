@@ -30,14 +30,22 @@ from outrider.runner.job.tokenizer_process import TokenizerProcess, TokenizerPro
 from outrider.runner.model_choice import placement_request_of
 from outrider.runner.option import build_options
 from outrider.runner.options import JobSpec
-from outrider.runner.prepare_job import prepare_models
+from outrider.runner.prepare_job import drops_first_space, prepare_models
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
 from outrider.runner.serve.link import Line, Message, server_line
 from outrider.runner.serve.names import shown_to_clients
 from outrider.runner.serve.running import FREED_SECONDS, Failure, Progress, StopAtOnceError
 from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText, failure_of
-from outrider.workers.errors import JobChangedError, JobDamagedError, JobHeldError, NoSpaceError, OutriderError, UsageError
+from outrider.workers.errors import (
+    JobChangedError,
+    JobDamagedError,
+    JobHeldError,
+    NoSpaceError,
+    OldAnswersError,
+    OutriderError,
+    UsageError,
+)
 from outrider.workers.models.text_behind import ANCHOR
 
 if TYPE_CHECKING:
@@ -185,18 +193,25 @@ class _Host:
         chosen = models.target_model
         asked = partial(identity, spec, models.target, engine=chosen.engine, precision=chosen.precision)
         try:
-            job = self._jobs.open(wanted.batch, wanted.directory, asked)
+            job = self._jobs.open(wanted.batch, wanted.directory, asked, self._drops_first_space)
         except JobHeldError as error:
             wanted.again = now + AGAIN_SECONDS
             if now - wanted.since < HELD_SECONDS:
                 return
             self._give_up(wanted.batch, wanted.directory, error)
+        except OldAnswersError as error:
+            # No other start of this version could go on with it.
+            self._line.send({"broken": wanted.batch, "sentence": printable(error)})
         except OutriderError as error:
             self._give_up(wanted.batch, wanted.directory, error)
         else:
             self._tell_progress(job, now)
             self._driver.offer()
         self._wanted.remove(wanted)
+
+    def _drops_first_space(self) -> bool:
+        path = self._models.target.path
+        return self._texts.submit(drops_first_space, self._tokenizer_process, path).result()
 
     def _tell_progress(self, job: Job, now: float) -> None:
         counters = job.record.counters

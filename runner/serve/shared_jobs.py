@@ -21,13 +21,14 @@ from outrider.runner.job.identity import differences, kept_identity
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.planning.replica_plan import ReplicaPlan
+from outrider.runner.prepare_job import texts_differ
 from outrider.runner.report import statistics
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.summary import summarize
 from outrider.runner.report.trace import TraceFile
 from outrider.runner.serve.shares import SentRows, Share
 from outrider.runner.serve.single_rows import SingleRows
-from outrider.workers.errors import JobChangedError, OutriderError
+from outrider.workers.errors import JobChangedError, OldAnswersError, OutriderError
 from outrider.workers.messages import Harvest, PartialTokens, Row, RowFailure, RowResult, TargetCounters, WorkerReport
 
 ROW_BITS = 40
@@ -118,8 +119,11 @@ class SharedJobs:
 
     # Jobs
 
-    def open(self, batch: str, directory: Path, asked: Callable[[str], dict[str, Any]]) -> Job:
-        """Take a job up that has its rows. It is held to what it was begun with, the numeric path included."""
+    def open(self, batch: str, directory: Path, asked: Callable[[str], dict[str, Any]], dropped: Callable[[], bool]) -> Job:
+        """Take a job up that has its rows. It is held to what it was begun with, the numeric path included.
+
+        ``dropped``: whether an older outrider left out the space before an answer's first word.
+        """
         assert self.path is not None
         # To hold it would make what is not there: a folder that is not mounted now may be there with the next start.
         if not is_job(directory):
@@ -138,6 +142,11 @@ class SharedJobs:
                 journal.set_meta("numeric_path", self.path)
             else:
                 _check_as_begun(batch, path, self.path)
+            if journal.counts().pending and texts_differ(journal, dropped):
+                raise OldAnswersError(
+                    f"{batch} cannot be gone on with: it was begun by an older outrider, whose answers lacked the space "
+                    "before their first word; its files hold what is done, make another batch of the other rows"
+                )
             record = JobRecord(journal, self._model, self._replicas, self._trace, self._host_of)
             for (_, role), (replica, report) in self._actors.items():
                 record.actor_is_up(replica, role, report)

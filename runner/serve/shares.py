@@ -13,11 +13,13 @@ NUMBERS = [each.name for each in fields(TargetCounters) if each.name != "accepte
 
 @dataclass(slots=True)
 class _Sent:
-    """A row that a replica has: of how much of its answer was heard."""
+    """A row that a replica has: how much of its answer, and how many of its candidates, were heard of."""
 
     prompt: int
     resumed: int
     written: int
+    proposed: int = 0
+    accepted: int = 0
     heard: bool = False
 
 
@@ -47,17 +49,14 @@ class SentRows:
             weight += len(some.tokens)
             own["tokens"] += len(some.tokens)
             if (sent := self._sent.get((replica, some.key))) is not None:
-                own += _first_heard(sent)
+                own += _first_heard(sent) + _new_candidates(sent, some)
                 sent.written = some.start + len(some.tokens)
         for each in ended:
             new, sent = 0, self._sent.pop((replica, each.key), None)
-            if isinstance(each, RowResult):
-                own["proposed"] += each.proposed
-                own["accepted"] += each.accepted
-                # A row that nobody waits for any more is of no known beginning.
-                if sent is not None:
-                    own += _first_heard(sent)
-                    new = max(0, len(each.tokens) - sent.written)
+            # A row that nobody waits for any more is of no known beginning.
+            if isinstance(each, RowResult) and sent is not None:
+                own += _first_heard(sent) + _new_candidates(sent, each)
+                new = max(0, len(each.tokens) - sent.written)
             own["tokens"] += new
             weight += max(1, new)
         return weight, own
@@ -69,6 +68,13 @@ def _first_heard(sent: _Sent) -> Counter[str]:
         return Counter()
     sent.heard = True
     return Counter(prompt_tokens=sent.prompt, resumed_tokens=sent.resumed)
+
+
+def _new_candidates(sent: _Sent, told: PartialTokens | RowResult) -> Counter[str]:
+    """Counted as they are told of: a row may end in another process, which knows nothing of those."""
+    new = Counter(proposed=told.proposed - sent.proposed, accepted=told.accepted - sent.accepted)
+    sent.proposed, sent.accepted = told.proposed, told.accepted
+    return new
 
 
 # What rows tell of themselves.

@@ -489,7 +489,7 @@ def test_a_job_whose_answers_would_begin_otherwise_now_is_not_gone_on_with(
 ) -> None:
     """An older outrider began it, and did not say so."""
     asked = mock.Mock(return_value=dropped)
-    monkeypatch.setattr(prepare_job, "_drops_first_space", asked)
+    monkeypatch.setattr(prepare_job, "drops_first_space", asked)
     spec = spec_of(ROW, ROW)
 
     def older(*statements: str) -> None:
@@ -509,6 +509,8 @@ def test_a_job_whose_answers_would_begin_otherwise_now_is_not_gone_on_with(
             run_job(spec, heard)
         older("UPDATE rows SET state = 0; DELETE FROM records")
     assert run_job(spec, heard).summary["done"] == 2, "none was done, or all begin alike"
+    older(undone)
+    assert run_job(spec, heard).summary["done"] == 2, "this version has done the first row"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.prepare_job import _drops_first_space
+from outrider.runner.prepare_job import drops_first_space
 from outrider.workers.models import preparation
 from outrider.workers.models.model_info import find
 
@@ -18,7 +18,7 @@ PIECES = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
 
 
 def drops(path: Path) -> bool:
-    return _drops_first_space(cast(TokenizerProcess, preparation), str(path))
+    return drops_first_space(cast(TokenizerProcess, preparation), str(path))
 
 
 def test_most_tokenizers_keep_the_first_space() -> None:

@@ -60,6 +60,20 @@ def test_rows_that_lose_their_target_again_and_again_end_as_if_they_had_not(
     assert last.counters.resumed_tokens == sum(len(row.resumed) for row in left)
 
 
+def test_the_candidates_of_a_row_under_way_are_told_with_its_tokens() -> None:
+    target = verifier(FakeEngine(CONTEXT), Nonsense(1), 2, 3)
+    target.add([Row(key, (1, 2, 3), 8 + 8 * key) for key in range(3)])
+    told: dict[int, tuple[int, int]] = {}
+    while not target.idle:
+        ended = target.round()
+        for each in (*target.written(), *ended):
+            assert isinstance(each, PartialTokens | RowResult)
+            told[each.key] = (each.proposed, each.accepted)
+        counted = (target.counters.proposed, target.counters.accepted)
+        assert tuple(map(sum, zip(*told.values(), strict=True))) == counted
+    assert target.counters.proposed > 0
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(jobs(), st.data())
 def test_a_row_goes_on_from_any_of_its_tokens(rows: list[Row], data: st.DataObject) -> None:

@@ -21,7 +21,15 @@ from outrider.runner.serve.link import Child, Line
 from outrider.runner.serve.model_hosts import MOST_DEATHS, ModelHosts
 from outrider.runner.serve.running import FREED_SECONDS, Admitted, Answer, BatchJob, Broken, Event, Left, Progress, Refused
 from outrider.runner.serve.serve import _job_specs, named_models
-from outrider.workers.errors import JobChangedError, JobError, JobHeldError, NoSpaceError, OutriderError, UsageError
+from outrider.workers.errors import (
+    JobChangedError,
+    JobError,
+    JobHeldError,
+    NoSpaceError,
+    OldAnswersError,
+    OutriderError,
+    UsageError,
+)
 
 
 class FakeChild:
@@ -258,7 +266,7 @@ class Journals:
         self.jobs: dict[int, Any] = {}
         self.path = {"engine": "fake"}
 
-    def open(self, batch: str, directory: Path, asked: object) -> Any:
+    def open(self, batch: str, directory: Path, asked: object, dropped: object) -> Any:
         if self.problem is not None:
             raise self.problem
         counters = SimpleNamespace(done=0, failed=0, tokens=0, proposed=0, accepted=0, seconds=0.0)
@@ -332,6 +340,13 @@ def test_a_batch_whose_journal_cannot_be_used_waits_for_the_next_start(problem: 
     made._break(job, problem)
     sentence = f"batch waits: {said} and start outrider serve again, or cancel the batch"
     assert told[1:] == [{"waits": "batch", "sentence": sentence}] and made._wanted == []
+
+
+def test_a_batch_that_no_start_of_this_version_can_go_on_with_ends() -> None:
+    journals = Journals(OldAnswersError("batch cannot be gone on with: it is old"))
+    made, said = host(journals)
+    made._take_up(made._wanted[0], 0.0)
+    assert said == [{"broken": "batch", "sentence": "batch cannot be gone on with: it is old"}] and made._wanted == []
 
 
 def test_what_is_wrong_with_a_batch_that_is_stopped_is_told_without_the_servers_paths() -> None:

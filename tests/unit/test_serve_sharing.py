@@ -23,7 +23,7 @@ from outrider.runner.serve.shared_driver import SharedDriver
 from outrider.runner.serve.shared_jobs import Job, SharedJobs, first_row, job_of
 from outrider.runner.serve.shares import SentRows
 from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText
-from outrider.workers.errors import JobChangedError, JobDamagedError, OutriderError
+from outrider.workers.errors import JobChangedError, JobDamagedError, OldAnswersError, OutriderError
 from outrider.workers.messages import Harvest, PartialTokens, Row, RowResult, TargetCounters
 
 
@@ -37,6 +37,7 @@ class Shared:
         self.broken: list[tuple[str, str]] = []
         self.left: list[str] = []
         self.after: Callable[[], None] = lambda: None
+        self.drops_first_space = False
         single = SingleRows(
             "tiny",
             lambda row, sample, tokens: self.answers.append((row.request, tokens)),
@@ -60,7 +61,7 @@ class Shared:
         self.driver.run()
 
     def open(self, name: str) -> Job:
-        return self.jobs.open(name, self.folder / name, lambda digest: {})
+        return self.jobs.open(name, self.folder / name, lambda digest: {}, lambda: self.drops_first_space)
 
     def _after(self) -> None:
         if self.jobs.path is not None and self._wanted:
@@ -213,14 +214,43 @@ def test_the_time_before_a_job_comes_is_not_its_own(up: Shared) -> None:
     assert summary["replicas"][0]["tokens_per_second"] == 40.0
 
 
+def test_what_a_killed_process_proposed_for_a_row_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The row goes on in the next one, whose target knows nothing of those candidates."""
+    tokens = (7,) * 100
+    for life in range(2):
+        shared = Shared(monkeypatch, tmp_path)
+        if not life:
+            shared.job("long", 1)
+        shared.jobs.path = {"engine": "fake"}
+        shared.jobs.target_is_up(Replica(0, PLAN), REPORT)
+        job = shared.open("long")
+        [row] = shared.jobs.rows_to_send([first_row(job.number)], 0)
+        assert len(row.resumed) == 60 * life
+        if life:
+            result = RowResult(row.key, tokens, "text", "length", 40, 30, 6, 1.0)
+            counters = TargetCounters(seconds=1.0, tokens=40, proposed=30, accepted=6)
+            shared.jobs.take([(Replica(0, PLAN), Harvest((result,), counters))])
+            break
+        for proposed in (20, 50):
+            written = (PartialTokens(row.key, proposed - 20, tokens[:30], (), proposed, proposed // 10),)
+            counters = TargetCounters(seconds=1.0, tokens=30, proposed=proposed, accepted=proposed // 10)
+            shared.jobs.take([(Replica(0, PLAN), Harvest((), counters, written=written))])
+        shared.jobs.keep_due()
+        job.hold.close()  # without a word of its end
+    summary = summary_of(shared, job)
+    assert (summary["proposed"], summary["accepted"], summary["tokens"]) == (80, 11, 100)
+
+
 def test_a_resumed_row_has_gained_what_its_replica_wrote() -> None:
     sent = SentRows()
     sent.add(0, [Row(5, (1, 2, 3), 100, resumed=(7,) * 60)])
     weight, own = sent.gained(0, (), [PartialTokens(5, 60, (7,) * 10)])
     assert (weight, own) == (10, Counter(tokens=10, prompt_tokens=3, resumed_tokens=60))
+    weight, own = sent.gained(0, (), [PartialTokens(5, 70, (7,) * 2, (), 20, 4)])
+    assert (weight, own) == (2, Counter(tokens=2, proposed=20, accepted=4))
     result = RowResult(5, (7,) * 75, "text", "stop", 9, 30, 6, 1.0)
     weight, own = sent.gained(0, [result], ())
-    assert (weight, own) == (5, Counter(tokens=5, proposed=30, accepted=6))
+    assert (weight, own) == (3, Counter(tokens=3, proposed=10, accepted=2))
     weight, own = sent.gained(0, [replace(result, proposed=0, accepted=0)], ())
     assert (weight, own["tokens"]) == (1, 0), "it was taken back, and had ended on the way"
 
@@ -297,6 +327,29 @@ def test_a_job_of_another_numeric_path_is_refused(monkeypatch: pytest.MonkeyPatc
     with closing(Journal(directory / "job.db")) as journal:
         journal.set_meta("numeric_path", {"engine": "fake"})
     assert shared.open("old").batch == "old", "it was let go of"
+
+
+def test_a_job_whose_answers_would_begin_otherwise_now_is_not_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An older outrider began it, and did not say so."""
+    shared = Shared(monkeypatch, tmp_path)
+    directory = shared.job("old", 3)
+    shared.jobs.path = {"engine": "fake"}
+    shared.drops_first_space = True
+    with closing(Journal(directory / "job.db")) as journal:
+        journal.record([(0, '{"custom_id": "id-0"}')], [])
+    with pytest.raises(OldAnswersError, match=r"^old cannot be gone on with: .*make another batch of the other rows$"):
+        shared.open("old")
+    assert not shared.jobs.jobs and done(directory) == ["id-0"], "nothing that is done is lost"
+    shared.drops_first_space = False
+    shared.jobs.leave(shared.open("old"))
+    new = shared.job("new", 3)
+    shared.drops_first_space = True
+    shared.jobs.leave(shared.open("new"))
+    with closing(Journal(new / "job.db")) as journal:
+        journal.record([(0, '{"custom_id": "id-0"}')], [])
+    assert shared.open("new").batch == "new", "its first row was done by this version"
 
 
 @pytest.mark.parametrize("how", ["folder", "journal", "content"])

@@ -130,7 +130,7 @@ class LiveRow:
             return None
         self.reported = len(self.tokens) - len(self.row.prompt)
         logprobs = tuple(map(tuple, self.logprobs[reported:]))
-        return PartialTokens(self.row.key, reported, tuple(self.tokens[first:]), logprobs)
+        return PartialTokens(self.row.key, reported, tuple(self.tokens[first:]), logprobs, self.proposed, self.accepted)
 
     def result(self, reason: str) -> RowResult:
         return RowResult(
