@@ -33,6 +33,8 @@ Precision = Literal[
     "w4abf16:g64",
     "w4abf16:g32",
 ]
+# As --help lists them.
+PRECISIONS = "fp32, bf16, fp16 (hf), w8a8, w8af32, w4a8 and w4abf16 (these two also with :g128, :g64 or :g32)"
 CachePrecision = Literal["auto", "int8"]
 Format = Literal["auto", "jsonl", "text"]
 InputFormat = Literal["auto", "jsonl", "text", "csv", "parquet", "arrow"]
@@ -161,31 +163,47 @@ class ModelOptions(OptionModel):
             metavar="MODEL",
         ),
     ] = "pocket"
-    allow_pickle: Annotated[bool, Option(help="Run whatever a .bin file contains.", decides_text=False)] = False
+    allow_pickle: Annotated[
+        bool,
+        Option(
+            help="Run whatever code a .bin file holds; otherwise one that holds more than weights is refused.",
+            decides_text=False,
+        ),
+    ] = False
 
 
 class EngineOptions(OptionModel):
     """Engine and precision"""
 
-    engine: Annotated[Engine, Option(help="auto, native or hf.", decides_text=True)] = "auto"
-    precision: Annotated[Precision, Option(help="Target's precision; auto is the checkpoint's own.", decides_text=True)] = (
-        "auto"
-    )
+    engine: Annotated[
+        Engine,
+        Option(
+            help="native (our kernels), hf (transformers), or auto: native where it runs the model as it is.",
+            decides_text=True,
+        ),
+    ] = "auto"
+    precision: Annotated[
+        Precision, Option(help=f"Target's precision: {PRECISIONS}; auto: the checkpoint's own.", decides_text=True)
+    ] = "auto"
     cache_precision: Annotated[
         CachePrecision,
         Option(
-            help="int8 keeps the target's keys and values in 8 bits (native engine): other texts, half the bytes a token.",
+            help="int8: target's keys and values in 8 bits (native engine), half the bytes, other texts; auto: 16 or 32.",
             decides_text=True,
         ),
     ] = "auto"
     # Only the hf engine has both, and which engine it is stands in the identity.
     fast_attention: Annotated[
         bool,
-        Option(help="Fused attention, or (hf) eager.", decides_text=False, spellings=("--fast_attention",)),
+        Option(
+            help="--no-fast-attention: eager attention, on the hf engine.",
+            decides_text=False,
+            spellings=("--fast_attention",),
+        ),
     ] = True
     # Where it changes a bit, the numeric path says so, and a job that goes on is held to that.
     ipex: Annotated[
-        bool, Option(help="(hf, CPU) Intel's extension for PyTorch, where it is installed.", decides_text=False)
+        bool, Option(help="Use Intel's extension for PyTorch where it is installed (hf engine, CPU).", decides_text=False)
     ] = True
 
 
@@ -197,7 +215,7 @@ class StartOptions(OptionModel):
     """Starting"""
 
     start_deadline: Annotated[
-        float, Field(gt=0.0), Option(help="Seconds a model may take to load.", decides_text=False)
+        float, Field(gt=0.0), Option(help="Seconds that a model may take to load.", decides_text=False)
     ] = 300.0
 
 
@@ -235,7 +253,8 @@ class SpeculationOptions(OptionModel):
     draft: Annotated[
         Name,
         Option(
-            help="Draft model (also MODEL+lookup, MODEL+suffix), or auto, model, lookup, suffix, none.",
+            help="A draft model (also MODEL+lookup, MODEL+suffix); model: the usual one of the target's family; auto: "
+            "model+suffix (bench: model); lookup, suffix: candidates from texts alone; none: plain decoding.",
             decides_text=False,
             spellings=("--assistant-model", "--assistant_model"),
             metavar="DRAFT",
@@ -245,63 +264,77 @@ class SpeculationOptions(OptionModel):
     draft_precision: Annotated[
         Precision,
         Option(
-            help="Draft's precision; auto: four bits beside a target of four bits, else eight; --engine hf: its own.",
+            help="As --precision, of the draft; auto: w4a8 beside a target of four bits, else w8a8; --engine hf: its own.",
             decides_text=False,
             spellings=("--draft_precision",),
         ),
     ] = "auto"
     draft_tokens: Annotated[
         DraftTokens,
-        Option(help="Candidates for each row in a round: a number (6 is classic), or auto.", decides_text=False),
+        Option(
+            help="Candidates for each row in a round: a number (6 is classic), or auto: as many as pay.", decides_text=False
+        ),
     ] = "auto"
     draft_confidence: Annotated[
         float,
         Field(ge=0.0, lt=1.0),
         Option(
-            help="Stop drafting where the draft's estimate that a candidate is accepted falls below this (0: never).",
+            help="End a row's candidates before one whose estimated chance of being accepted is below this (0: never).",
             decides_text=False,
         ),
     ] = 0.0
     draft_learns: Annotated[
         bool,
         Option(
-            help="The draft learns from what the target chose instead of its guesses; no text depends on it.",
+            help="Correct the draft's logits by what the target chose instead of its guesses; no text depends on it.",
             decides_text=False,
         ),
     ] = True
     draft_shortlist: Annotated[
         Shortlist,
         Option(
-            help="Tokens that a draft scores at most, those of the job's texts: a number, 0 for all, or auto.",
+            help="Most tokens for which the draft computes logits, those of the job's texts; 0: its whole vocabulary; "
+            "auto: a quarter of a large one.",
             decides_text=False,
         ),
     ] = "auto"
     runners_up: Annotated[
         bool,
-        Option(help="Where a pass has room, try what the draft would have said second, too.", decides_text=False),
+        Option(
+            help="Where a pass has room, verify the draft's second choice too, in place of an uncertain candidate.",
+            decides_text=False,
+        ),
     ] = True
     small_draft_cache: Annotated[
         bool,
         Option(
-            help="Keys and values of a w4a8 or w8a8 draft in 8 bits: fewer bytes a step, and no text depends on it.",
+            help="Keep keys and values of a w4a8 or w8a8 draft in 8 bits, else in 16; no text depends on it.",
             decides_text=False,
         ),
     ] = True
     draft_deadline: Annotated[
-        float, Field(gt=0.0), Option(help="Seconds a round waits for the draft at most.", decides_text=False)
+        float,
+        Field(gt=0.0),
+        Option(help="Seconds that a round waits for the draft; then it goes on without candidates.", decides_text=False),
     ] = 5.0
     answer_tokens: Annotated[
         int,
         Field(ge=0, le=1 << 26),
         Option(
-            help="Most tokens of answers kept on a replica for suffix; 0 leaves a row its own text.", decides_text=False
+            help="Most tokens of other rows' answers in which suffix searches, on each replica; 0: a row's own text alone.",
+            decides_text=False,
         ),
     ] = 1 << 21
-    batch: Annotated[int, Field(ge=1, le=4096), Option(help="Rows at once on a replica.", decides_text=False)] = 8
+    batch: Annotated[
+        int, Field(ge=1, le=4096), Option(help="Most rows that a replica decodes at once.", decides_text=False)
+    ] = 8
     prefix_tokens: Annotated[
         int,
         Field(ge=0),
-        Option(help="Most tokens of ended prompts kept for rows that begin alike; 0 shares nothing.", decides_text=False),
+        Option(
+            help="Most prompt tokens of ended rows that are kept for rows with the same prefix; 0: rows share no prefix.",
+            decides_text=False,
+        ),
     ] = 4096
 
 
@@ -311,7 +344,7 @@ class UnitOptions(OptionModel):
     per: Annotated[
         Per,
         Option(
-            help="Cores for one replica: a NUMA node, a socket or the whole machine (auto, node, socket, machine).",
+            help="What one replica gets: a NUMA node, a socket or the whole machine; auto: the smallest that holds it.",
             decides_text=False,
         ),
     ] = "auto"
@@ -325,12 +358,27 @@ class PlacementOptions(OptionModel):
         Field(ge=1, le=4096),
         Option(help="Pairs of target and draft [default: one a unit of --per].", decides_text=False),
     ] = None
-    layout: Annotated[Layout, Option(help="Draft and target on split or shared cores, or auto.", decides_text=False)] = (
-        "auto"
-    )
-    draft_cores: Annotated[int | None, Field(ge=1), Option(help="Cores of the draft's own.", decides_text=False)] = None
+    layout: Annotated[
+        Layout,
+        Option(
+            help="shared: draft and target on the same cores, in turn; split: the draft has its own; auto: the faster.",
+            decides_text=False,
+        ),
+    ] = "auto"
+    draft_cores: Annotated[
+        int | None,
+        Field(ge=1),
+        Option(
+            help="Cores of the draft's own, with --layout split [default: one in eight of its replica's].",
+            decides_text=False,
+        ),
+    ] = None
     devices: Annotated[
-        str, Option(help="Such as cuda:0,cpu: the target there, the draft on the CPU.", decides_text=False)
+        str,
+        Option(
+            help="Devices of the target and, after a comma, of the draft, such as cuda:0,cpu [default: the CPU].",
+            decides_text=False,
+        ),
     ] = ""
 
 
@@ -338,7 +386,9 @@ class WaitingOptions(OptionModel):
     """Other runs on this machine"""
 
     wait_for_cores: Annotated[
-        float, Field(ge=0.0), Option(help="Seconds to wait for cores that other runs hold.", decides_text=False)
+        float,
+        Field(ge=0.0),
+        Option(help="Seconds to wait for cores that other runs hold; then the run is given up.", decides_text=False),
     ] = 3600.0
 
 
@@ -381,33 +431,42 @@ class ColumnOptions(OptionModel):
     """Columns of the input"""
 
     prompt_column: Annotated[
-        Name | None, Option(help="The column that holds the prompts.", decides_text=True, metavar="NAME")
+        Name | None,
+        Option(help="The column that holds the prompts [default: prompt, or messages].", decides_text=True, metavar="NAME"),
     ] = None
     template: Annotated[
         Name | None,
         AfterValidator(_template),
         Option(
-            help="Prompts made of columns, such as 'Summarise: {text}'; {{ and }} are braces.",
+            help="Make each prompt from columns, such as 'Summarise: {text}'; {{ and }} are braces.",
             decides_text=True,
             metavar="TEXT",
         ),
     ] = None
     chat: Annotated[
         bool,
-        Option(help="Prompts are what a user says to a chat model: messages of the role user.", decides_text=True),
+        Option(
+            help="Put each prompt into the model's chat template, as a message of the user; otherwise it stands as it is.",
+            decides_text=True,
+        ),
     ] = False
     # It decides what stands in results beside the texts, which two runs of one job have to agree on.
     carry: Annotated[
         str,
         AfterValidator(_carried),
         Option(
-            help="Columns that results have, too: all, none or NAME,NAME; auto is all that are no keys of a row.",
+            help="Columns to copy to the results: all, none or NAME,NAME; auto: all that are not parameters of a row.",
             decides_text=True,
             metavar="COLUMNS",
         ),
     ] = "auto"
     split: Annotated[
-        Name | None, Option(help="Which part of a dataset's directory, such as train.", decides_text=True, metavar="NAME")
+        Name | None,
+        Option(
+            help="Which split of a dataset's directory, such as train; needed where it has several.",
+            decides_text=True,
+            metavar="NAME",
+        ),
     ] = None
 
     def check_new(self) -> None:
@@ -439,27 +498,36 @@ class JobSpec(ColumnOptions, Options):
     format: Annotated[
         InputFormat, Option(help="auto (by name and content), jsonl, text, csv, parquet or arrow.", decides_text=True)
     ] = "auto"
-    skip_bad: Annotated[bool, Option(help="Turn bad lines into error records.", decides_text=True)] = False
+    skip_bad: Annotated[
+        bool, Option(help="Bad rows become error records; otherwise one bad row refuses the input.", decides_text=True)
+    ] = False
     max_tokens: Annotated[
-        int, Field(ge=1), Option(help="New tokens a row, where the row does not say.", decides_text=True)
+        int, Field(ge=1), Option(help="Most new tokens of a row, where the row does not say.", decides_text=True)
     ] = 128
     min_tokens: Annotated[
-        int, Field(ge=0), Option(help="No end before so many; where the row does not say.", decides_text=True)
+        int, Field(ge=0), Option(help="Tokens before a row may end, where the row does not say.", decides_text=True)
     ] = 0
-    ignore_eos: Annotated[bool, Option(help="Write on past the model's end tokens.", decides_text=True)] = False
+    ignore_eos: Annotated[
+        bool, Option(help="Go on after the model's end tokens; otherwise a row ends at one.", decides_text=True)
+    ] = False
     trace: Annotated[
         NamedPath | None,
-        Option(help="Write who was busy when, for ui.perfetto.dev, to this file.", decides_text=False, metavar="FILE"),
+        Option(
+            help="Write a timeline of all processes to this file, for ui.perfetto.dev.", decides_text=False, metavar="FILE"
+        ),
     ] = None
     metrics_port: Annotated[
         int | None,
         Field(ge=1, le=65535),
-        Option(help="Serve Prometheus metrics at this port of 127.0.0.1 while the job runs.", decides_text=False),
+        Option(
+            help="Serve Prometheus metrics at this port of 127.0.0.1 while the job runs [default: none are served].",
+            decides_text=False,
+        ),
     ] = None
     on_end: Annotated[
         Name | None,
         Option(
-            help="Shell command for the end, whatever the end; it has $OUTRIDER_JOB and $OUTRIDER_EXIT.",
+            help="Shell command to run when the job ends, however it ends, with $OUTRIDER_JOB and $OUTRIDER_EXIT.",
             decides_text=False,
             metavar="COMMAND",
         ),
@@ -467,14 +535,17 @@ class JobSpec(ColumnOptions, Options):
     address: Annotated[
         Name | None,
         Option(
-            help="Run on a Ray cluster: auto (the one that this host is in) or HOST:PORT.",
+            help="Run on a Ray cluster: auto (the one that this host is in) or HOST:PORT [default: on this host alone].",
             decides_text=False,
             metavar="WHERE",
         ),
     ] = None
     share_cores: Annotated[
         bool,
-        Option(help="Share cores with other replicas and runs that do: slow, for trying out.", decides_text=False),
+        Option(
+            help="Share cores with other replicas, and with runs that have this option: slow, for trials.",
+            decides_text=False,
+        ),
     ] = False
 
     def check_new(self) -> None:
@@ -492,21 +563,27 @@ class BenchSpec(Options):
     task: Annotated[
         Literal["decode", "benchmark", "benchmark_code", "quantize"],
         Option(
-            help="decode: ten short prompts. benchmark: by prompt length. benchmark_code: Python. quantize: a checkpoint.",
+            help="decode: ten short prompts. benchmark: prompts by length. benchmark_code: beginnings of Python functions. "
+            "quantize: make a smaller checkpoint, as outrider quantize does.",
             decides_text=True,
         ),
     ] = "decode"
     algorithm: Annotated[
         Method,
-        Option(help="Of --task quantize: awq, gptq, rtn, smoothquant, or auto, the best of them.", decides_text=False),
+        Option(help="Of --task quantize; auto: the best of them, layer by layer.", decides_text=False),
     ] = "auto"
     out: Annotated[
         NamedPath | None,
-        Option(help="Of --task quantize: the new checkpoint.", decides_text=False, spellings=("-o",), metavar="DIR"),
+        Option(
+            help="Of --task quantize: directory of the new checkpoint.",
+            decides_text=False,
+            spellings=("-o",),
+            metavar="DIR",
+        ),
     ] = None
     calibration: Annotated[
         NamedPath | None,
-        Option(help="Of --task quantize: text to calibrate on.", decides_text=False, metavar="FILE"),
+        Option(help="Of --task quantize: text to calibrate on [default: our own].", decides_text=False, metavar="FILE"),
     ] = None
     lengths: Annotated[
         tuple[int, ...],
@@ -515,16 +592,25 @@ class BenchSpec(Options):
     new_tokens: Annotated[
         tuple[int, ...],
         Option(
-            help="New tokens of each prompt, such as 64,128 [default: 30; 64 to 1024, 60 for long prompts; 128].",
+            help="New tokens for each prompt, such as 64,128 [default: decode 30; benchmark 64 to 1024, 60 behind long "
+            "prompts; benchmark_code 128].",
             decides_text=True,
             spellings=("--max_new_tokens",),
         ),
     ] = ()
-    compare: Annotated[bool, Option(help="Plain and assisted in turn, and the speed-up.", decides_text=False)] = False
+    compare: Annotated[
+        bool,
+        Option(
+            help="Measure plain and assisted in turn, with the speed-up; otherwise assisted alone (--no-assisted: plain).",
+            decides_text=False,
+        ),
+    ] = False
     # As the older tables' answers did.
     stop_at_end: Annotated[
         bool,
-        Option(help="End an answer at an end token, so that it may be shorter than was asked.", decides_text=True),
+        Option(
+            help="Let an end token end an answer before --new-tokens; otherwise end tokens are ignored.", decides_text=True
+        ),
     ] = False
     repeat: Annotated[
         int,
@@ -558,7 +644,7 @@ class BenchSpec(Options):
     ] = 0
     # Packing a large model for the first time takes minutes.
     start_deadline: Annotated[
-        float, Field(gt=0.0), Option(help="Seconds a model may take to load.", decides_text=False)
+        float, Field(gt=0.0), Option(help="Seconds that a model may take to load.", decides_text=False)
     ] = 3600.0
 
     @field_validator("lengths", "new_tokens")
@@ -588,24 +674,30 @@ class ScoreSpec(ComputedModel, UnitOptions, WaitingOptions):
     skip_bad: Annotated[bool, Option(help="Leave bad rows out.", decides_text=False)] = False
     against: Annotated[
         Name | None,
-        Option(help="Hold it against this model, of the same tokens.", decides_text=False, metavar="MODEL"),
+        Option(help="Compare with this model, which has the same tokens.", decides_text=False, metavar="MODEL"),
     ] = None
     against_precision: Annotated[
         Precision,
-        Option(help="The other model's precision; without --against, the same model's in this one.", decides_text=False),
+        Option(
+            help="Precision of the --against model; without one, compare with the same model in this precision.",
+            decides_text=False,
+        ),
     ] = "auto"
     window: Annotated[
         int | None,
         Field(ge=2),
-        Option(help="Tokens that are fed together [default: 2048, or what the model holds].", decides_text=False),
+        Option(help="Tokens of a window [default: 2048, or the model's context where that is less].", decides_text=False),
     ] = None
     stride: Annotated[
         int | None,
         Field(ge=1),
-        Option(help="How far windows lie apart [default: --window, so that none overlap].", decides_text=False),
+        Option(
+            help="Tokens from one window's beginning to the next's [default: --window, so that none overlap].",
+            decides_text=False,
+        ),
     ] = None
     most_tokens: Annotated[
-        int | None, Field(ge=1), Option(help="Score the first so many tokens [default: all].", decides_text=False)
+        int | None, Field(ge=1), Option(help="Stop after so many scored tokens [default: score all].", decides_text=False)
     ] = None
 
 
@@ -615,7 +707,7 @@ class ServeSpec(Options):
     data: Annotated[
         NamedPath,
         Option(
-            help="Where files and batches are kept; the same again after a restart.",
+            help="Directory of files and batches; a server that is started with it again goes on with them.",
             decides_text=False,
             metavar="DIR",
         ),
@@ -627,27 +719,32 @@ class ServeSpec(Options):
     ] = Field(default_factory=dict)
     model: Annotated[Name, Option(help="See models.", decides_text=False, on_command_line=False)] = "pocket"
     host: Annotated[Name, Option(help="The address to listen at.", decides_text=False, metavar="ADDRESS")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535), Option(help="0 takes a free one.", decides_text=False)] = 8000
+    port: Annotated[
+        int, Field(ge=0, le=65535), Option(help="The port to listen at; 0: a free one.", decides_text=False)
+    ] = 8000
     hostname: Annotated[
         tuple[Annotated[str, AfterValidator(_hostname)], ...],
         Option(
-            help="Names under which clients reach it, with commas, such as batch.example.org,b.lan.", decides_text=False
+            help="Host names that clients use, such as batch.example.org,b.lan; requests under others are refused.",
+            decides_text=False,
         ),
     ] = ()
     api_key_file: Annotated[
         NamedPath | None,
-        Option(help="The keys, one a line [default: one is made, in DIR/api-key].", decides_text=False, metavar="FILE"),
+        Option(
+            help="The keys that clients may use, one a line [default: one is made, in api-key under --data].",
+            decides_text=False,
+            metavar="FILE",
+        ),
     ] = None
-    most_upload: Annotated[
-        int, Field(ge=1, le=1 << 20), Option(help="MiB of a file that is uploaded, at most.", decides_text=False)
-    ] = 2048
+    most_upload: Annotated[int, Field(ge=1, le=1 << 20), Option(help="Largest upload, in MiB.", decides_text=False)] = 2048
     turn: Annotated[
         float,
         Field(gt=0.0),
         Option(help="Seconds that a model keeps the machine while another one's batches wait.", decides_text=False),
     ] = 600.0
     max_tokens: Annotated[
-        int, Field(ge=1), Option(help="New tokens a row, where the row does not say.", decides_text=True)
+        int, Field(ge=1), Option(help="Most new tokens of a row, where the row does not say.", decides_text=True)
     ] = 128
 
 
@@ -658,7 +755,7 @@ class QuantizeSpec(ModelOptions, UnitOptions, WaitingOptions):
     out: Annotated[
         NamedPath | None,
         Option(
-            help="Where the new checkpoint goes.",
+            help="Directory of the new checkpoint.",
             decides_text=False,
             spellings=("-o",),
             metavar="DIR",
@@ -671,18 +768,23 @@ class QuantizeSpec(ModelOptions, UnitOptions, WaitingOptions):
     ] = None
     method: Annotated[
         Method,
-        Option(
-            help="auto (the best, layer by layer), rtn, awq (4 bits), gptq or smoothquant (8 bits).", decides_text=False
-        ),
+        Option(help="awq is for 4 bits, smoothquant for 8; auto: the best, layer by layer.", decides_text=False),
     ] = "auto"
     group: Annotated[
         int | None,
         Field(ge=8, le=1024),
-        Option(help="Weights that share a scale [default: the most up to 32 that divide all widths].", decides_text=False),
+        Option(
+            help="Weights that share a scale, with --bits 4 [default: the largest up to 32 that divides all widths].",
+            decides_text=False,
+        ),
     ] = None
     calibration: Annotated[
         NamedPath | None,
-        Option(help="Rows in lines of JSON, or one text [default: our own].", decides_text=False, metavar="FILE"),
+        Option(
+            help="Text to calibrate on: rows in lines of JSON, or one text [default: our own].",
+            decides_text=False,
+            metavar="FILE",
+        ),
     ] = None
     format: Annotated[Format, Option(help="Of --calibration: auto, jsonl (rows) or text (one).", decides_text=False)] = (
         "auto"
@@ -696,40 +798,47 @@ class TopologySpec(UnitOptions, PlacementOptions):
     sysfs: Annotated[
         NamedPath | None,
         Option(
-            help="A saved /sys of another machine; nothing of this one is then mixed in.",
+            help="Directory with a saved /sys of another machine, to be shown instead of this one.",
             decides_text=False,
             metavar="DIR",
         ),
     ] = None
     plan: Annotated[
-        bool, Option(help="Show which actor would get which cores, too; no model is downloaded for it.", decides_text=False)
+        bool, Option(help="Show too which actor would get which cores; nothing is downloaded for it.", decides_text=False)
     ] = False
     model: Annotated[
         Name | None,
         Option(
-            help="The target, for its size: directory, hub id, short name or 'pocket'.",
+            help="Target of --plan: directory, hub id, short name or 'pocket'.",
             decides_text=False,
             spellings=("-m",),
             metavar="MODEL",
         ),
     ] = None
-    precision: Annotated[Precision, Option(help="The target's, as outrider run takes it.", decides_text=False)] = "auto"
-    draft: Annotated[
-        Name, Option(help="The draft beside -m, in the words of outrider run.", decides_text=False, metavar="DRAFT")
-    ] = "auto"
-    draft_precision: Annotated[Precision, Option(help="The draft's, as outrider run takes it.", decides_text=False)] = (
+    precision: Annotated[Precision, Option(help="Target's precision, as outrider run takes it.", decides_text=False)] = (
         "auto"
     )
+    draft: Annotated[
+        Name, Option(help="Draft of --plan, as outrider run takes it.", decides_text=False, metavar="DRAFT")
+    ] = "auto"
+    draft_precision: Annotated[
+        Precision, Option(help="Draft's precision, as outrider run takes it.", decides_text=False)
+    ] = "auto"
     model_bytes: Annotated[
-        int | None, Field(ge=0), Option(help="Size of the target, where no model is named.", decides_text=False)
+        int | None, Field(ge=0), Option(help="Size of the target's weights in bytes, instead of -m.", decides_text=False)
     ] = None
     draft_bytes: Annotated[
         int | None,
         Field(ge=0),
-        Option(help="Size of the draft beside --model-bytes; without one there is no draft.", decides_text=False),
+        Option(
+            help="Size of the draft's weights in bytes, beside --model-bytes; without it there is no draft.",
+            decides_text=False,
+        ),
     ] = None
-    kv_bytes: Annotated[int, Field(ge=0), Option(help="Size of the target's KV cache.", decides_text=False)] = 0
-    draft_kv_bytes: Annotated[int, Field(ge=0), Option(help="Size of the draft's KV cache.", decides_text=False)] = 0
+    kv_bytes: Annotated[int, Field(ge=0), Option(help="Size of the target's KV cache in bytes.", decides_text=False)] = 0
+    draft_kv_bytes: Annotated[
+        int, Field(ge=0), Option(help="Size of the draft's KV cache in bytes.", decides_text=False)
+    ] = 0
     ray_resources: Annotated[bool, Option(help="Print the JSON for ray start --resources.", decides_text=False)] = False
     ray_folder: Annotated[
         bool,

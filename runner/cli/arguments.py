@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 REST = "Other options"
 NUMBERS: dict[Any, str] = {int: "<int>", float: "<float>"}
+# What more words are is said in an option's help.
+MOST_CHOICES = 6
 
 
 def words(text: str) -> str:
@@ -117,7 +119,7 @@ def _parameter(kind: type[OptionModel], name: str) -> inspect.Parameter:
         # What is usual needs no flag, but can be said where a file says otherwise.
         flags = f"{flag_of(kind, name)}/--no-{name.replace('_', '-')}" if default else flag_of(kind, name)
         return _keyword(name, bool, typer.Option(flags, *option.spellings, help=option.help), default)
-    kept: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
+    kept: dict[str, Any] = {"help": option.help, "metavar": option.metavar or _choices(field)}
     if asked in NUMBERS:
         # As a text, which the model reads: its sentences are better.
         asked, kept["metavar"] = str, NUMBERS[asked]
@@ -141,6 +143,12 @@ def _switch(switch: Switch) -> inspect.Parameter:
 
 def _keyword(name: str, annotation: Any, info: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, info])
+
+
+def _choices(field: FieldInfo) -> str | None:
+    """What an option takes, if that is a few words."""
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    return "|".join(choices) if 0 < len(choices) <= MOST_CHOICES else None
 
 
 def _plain(annotation: Any) -> Any:

@@ -25,7 +25,7 @@ Address = Annotated[
         help="Ray's job server [default: http://127.0.0.1:8265, which is the head's own].",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON, for programs.")]
 Job = Annotated[str, typer.Argument(parser=words, metavar="JOB", help="A job directory, or an id from outrider list.")]
 
 # How Ray says how a driver has ended, in front of the end of its log; by a signal, the number is negative.
@@ -64,10 +64,10 @@ def submit_command(
 
 def logs_command(
     job: Job,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Show what is added, too, until the job ends.")] = False,
     address: Address = None,
 ) -> None:
-    """What a job on a cluster has said; with --follow the exit code is the job's."""
+    """Print the log of a job on a cluster; with --follow the exit code is the job's."""
     from outrider.runner.hosts.submit import JobServer
 
     server = JobServer(address, _say)
@@ -79,7 +79,7 @@ def logs_command(
 
 
 def cancel_command(job: Job, address: Address = None) -> None:
-    """Stop a job on a cluster. Rows under way may end; submit it again and it goes on."""
+    """Stop a job on a cluster; rows under way end first. Submitted again, it goes on where it was."""
     from outrider.runner.hosts.submit import JobServer
 
     server = JobServer(address, _say)
@@ -92,7 +92,7 @@ def cancel_command(job: Job, address: Address = None) -> None:
 
 
 def list_command(address: Address = None, json_: AsJson = False) -> None:
-    """The jobs that a cluster has seen, the latest last."""
+    """List the jobs that were submitted to a cluster, the latest last."""
     from outrider.runner.hosts.submit import JobServer, as_json
 
     jobs = JobServer(address, _say).all()
@@ -105,7 +105,7 @@ def list_command(address: Address = None, json_: AsJson = False) -> None:
 
 
 def token_command() -> None:
-    """Make the token that guards a cluster, or say where it lies. It is never printed."""
+    """Make the token that guards a cluster, if there is none, and print its path, never the token itself."""
     from outrider.runner.hosts.auth import make_token
 
     path, new = make_token()

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 def topology_command() -> Callable[..., None]:
-    """The machine as outrider sees it, and with --plan which actor would get which cores."""
+    """Show the machine as outrider sees it, and with --plan which actor would get which cores."""
     from outrider.runner.options import TopologySpec
 
     return with_options(TopologySpec, _topology)
 
 
-def _topology(given: dict[str, Any], json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+def _topology(
+    given: dict[str, Any], json_: Annotated[bool, typer.Option("--json", help="Print as JSON, for programs.")] = False
+) -> None:
     from outrider.runner.hosts.host_report import labels_of
     from outrider.runner.option import build_options
     from outrider.runner.options import TopologySpec
@@ -95,7 +97,8 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
     from outrider.runner.option import build_options, flag_of
     from outrider.runner.options import NO_DRAFT, JobSpec, TopologySpec
     from outrider.runner.planning.placement_request import ModelSizes
-    from outrider.runner.planning.topology_view import of_weights_alone
+    from outrider.runner.planning.replica_memory import PROCESS_BYTES
+    from outrider.runner.planning.topology_view import of_what_is_counted
     from outrider.runner.prepare_job import prepare_models
     from outrider.workers.errors import UsageError
     from outrider.workers.messages import ModelSpec
@@ -113,11 +116,9 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
         run = build_options(JobSpec, {"input": "-", **shared})
         with PlanningProcess() as tokenizer_process:
             models = prepare_models(run, tokenizer_process, say)
-            if not (spec.kv_bytes or spec.draft_kv_bytes):
-                draft = models.draft_model
-                kept = None if draft is None else tokenizer_process.cache_token_bytes(draft)
-                notes.append(of_weights_alone(tokenizer_process.cache_token_bytes(models.target_model), kept))
-        sizes, pair = models.sizes(), (models.target_model, models.draft_model)
+        if not (spec.kv_bytes or spec.draft_kv_bytes):
+            notes.append(of_what_is_counted(models.memory))
+        sizes, pair = models.memory.sizes(run.batch), (models.target_model, models.draft_model)
     elif spec.model_bytes is None:
         raise UsageError("--plan needs a model: give --model-bytes N, or -m MODEL")
     elif named := sorted({"draft", "precision", "draft_precision"} & shared.keys()):
@@ -125,16 +126,17 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
     else:
         drafted = spec.draft_bytes is not None
         run = build_options(JobSpec, {"input": "-", "draft": "auto" if drafted else NO_DRAFT, **shared})
-        sizes = ModelSizes(spec.model_bytes, spec.draft_bytes)
+        room = PROCESS_BYTES["native"]
+        sizes = ModelSizes(spec.model_bytes, spec.draft_bytes, target_room=room, draft_room=room if drafted else 0)
         native = ModelSpec("", "native", "auto")
         pair = (native, native if drafted else None)
     movable = is_movable(run, *pair)
-    sizes = replace(sizes, target_kv=spec.kv_bytes, draft_kv=spec.draft_kv_bytes)
+    sizes = replace(sizes, target_kv=spec.kv_bytes or sizes.target_kv, draft_kv=spec.draft_kv_bytes or sizes.draft_kv)
     return sizes, placement_request_of(run, movable, cores), notes
 
 
-def doctor_command(json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
-    """What of this machine is set up well, what could be better, what is wrong, and the command that mends it."""
+def doctor_command(json_: Annotated[bool, typer.Option("--json", help="Print as JSON, for programs.")] = False) -> None:
+    """Say what of this machine is set up well, what could be better, what is wrong, and the command that mends it."""
     from outrider.runner.hosts.doctor import WRONG, examine
 
     checks = examine()

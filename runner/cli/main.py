@@ -61,13 +61,17 @@ def _run_job(
 @app.command("status")
 def status_command(
     job: Annotated[Path, typer.Argument(parser=path, metavar="JOB", help="A job directory, or the id of a submitted job.")],
-    json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print as JSON, for programs.")] = False,
     address: Annotated[
         str | None,
-        typer.Option(parser=words, metavar="URL", help="Ask this job server of Ray [for ids: the head's own]."),
+        typer.Option(
+            parser=words,
+            metavar="URL",
+            help="Ray's job server, for a submitted job [default: http://127.0.0.1:8265, which is the head's own].",
+        ),
     ] = None,
 ) -> None:
-    """Count a job's rows by state; how fast it is, when it will be through, and why rows have failed."""
+    """Show a job's rows by state, how fast it is, when it will be done, and why rows have failed."""
     from outrider.runner.job.directory import JOURNAL, open_job, there
     from outrider.runner.job.lock import is_held
 
@@ -97,7 +101,13 @@ def results_command(
     job: Annotated[Path, typer.Argument(parser=path, metavar="JOB", help="A job directory.")],
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", parser=path, metavar="DIR|FILE", help="Write them there instead."),
+        typer.Option(
+            "-o",
+            "--out",
+            parser=path,
+            metavar="DIR|FILE",
+            help="Directory for both files, or a table's file [default: the job directory].",
+        ),
     ] = None,
     format_: Annotated[
         str | None,
@@ -137,10 +147,13 @@ def results_command(
 def report_command(
     job: Annotated[Path, typer.Argument(parser=path, metavar="JOB", help="A job directory.")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", parser=path, metavar="DIR", help="Write it there instead.")
+        Path | None,
+        typer.Option(
+            "-o", "--out", parser=path, metavar="DIR", help="Directory for the report [default: the job directory]."
+        ),
     ] = None,
 ) -> None:
-    """Write the job in pictures to its report.html, also while it runs."""
+    """Write report.html, the job in charts, also while it runs."""
     from outrider.runner.report.report import report_of
 
     written, note = report_of(job, out)

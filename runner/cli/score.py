@@ -12,7 +12,7 @@ from outrider.runner.cli.ending import until_interrupted
 
 
 def score_command() -> Callable[..., None]:
-    """Perplexity of a model on a text; against another model or precision, KL divergence and agreement too."""
+    """Measure a model's perplexity on a text; against another model or precision, KL divergence and agreement too."""
     from outrider.runner.options import ScoreSpec
 
     return with_options(ScoreSpec, _score)

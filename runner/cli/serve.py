@@ -11,7 +11,7 @@ from outrider.runner.cli.arguments import Config, with_options, words
 
 
 def serve_command() -> Callable[..., None]:
-    """OpenAI's files and batches over HTTP, and single requests beside them; what is not done goes on after a restart."""
+    """Serve OpenAI's files and batches over HTTP, and single requests; after a restart what was not done goes on."""
     from outrider.runner.options import ServeSpec
 
     return with_options(ServeSpec, _serve)

@@ -6,17 +6,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 from pydantic import Field
 from typer.testing import CliRunner
 
+from outrider.runner.cli.arguments import MOST_CHOICES
 from outrider.runner.cli.main import app
 from outrider.runner.job.identity import identity, kept_identity
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.option import Option, OptionModel, build_options, deciding, flag_of, option_of, sections
-from outrider.runner.options import BenchSpec, JobSpec, Options, QuantizeSpec, ScoreSpec, TopologySpec
+from outrider.runner.options import BenchSpec, JobSpec, Options, Precision, QuantizeSpec, ScoreSpec, TopologySpec
 from outrider.workers.errors import UsageError
 from outrider.workers.models.model_info import ModelInfo
 
@@ -55,6 +56,21 @@ def help_of(command: str) -> str:
     done = CliRunner().invoke(app, [command, "--help"])
     assert done.exit_code == 0, done.output
     return " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_lists_the_choices_of_an_option(command: str) -> None:
+    shown, kind = help_of(command), COMMANDS[command]
+    for name, field in kind.model_fields.items():
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        if choices and len(choices) <= MOST_CHOICES and option_of(field).on_command_line:
+            assert f"{flag_of(kind, name)} {'|'.join(choices)} " in shown
+
+
+def test_help_lists_every_precision() -> None:
+    told = option_of(JobSpec.model_fields["precision"]).help
+    named = set(re.findall(r":?\w+", told))
+    assert set(get_args(Precision)) <= named | {f"{name}{group}" for name in named for group in named if group[0] == ":"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
