@@ -56,6 +56,23 @@ def test_what_the_native_engine_does_not_know_is_refused(changes: dict, sentence
     assert sentence in str(refusal.value)
 
 
+SAYING_ALONE = ("gemma2", "gemma3_text", "olmo3", "gpt_oss", "smollm3")
+ASKING = ("qwen2", "qwen3", "qwen2_moe")
+
+
+@pytest.mark.parametrize("name", [*SAYING_ALONE, *ASKING])
+def test_a_layer_with_a_window_of_no_size_is_refused(name: str) -> None:
+    """transformers cannot run it either; without the window it would be another model."""
+    stated = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
+    asked = {"use_sliding_window": True} if name in ASKING else {}
+    rope = {"rope_scaling": {"rope_type": "default"}} if name == "gpt_oss" else {}
+    config = {"model_type": name, **TINY["llama"][1], **stated, **asked, **rope}
+    assert {op.window for op in build_program(config, Format.BF16).ops if op.kind is Kind.ATTENTION} == {0, 7}
+    for changes in ({"sliding_window": None}, *({key: False} for key in asked)):
+        with pytest.raises(ModelError, match=r'cannot follow "layer_types".* without a "sliding_window"'):
+            build_program({**config, **changes}, Format.BF16)
+
+
 def test_tokens_may_be_said_to_see_those_before_them_only() -> None:
     config = {"model_type": "llama", **TINY["llama"][1]}
     said = build_program(config | {"is_causal": True}, Format.BF16)

@@ -60,7 +60,7 @@ def _style(config: Config, sizes: Sizes, types: list[str], logit_cap: float | No
         norms=Norms.AROUND,
         plus=1.0,
         tied=True,
-        windows=windows(types, config.window(4096)),
+        windows=windows(config, types, config.window(4096)),
         embedding_scale=lambda builder: _normaliser(builder, sizes),
         attention_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
         logit_cap=_cap(config, "final_logit_softcapping", logit_cap),

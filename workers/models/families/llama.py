@@ -43,7 +43,7 @@ def qwen_windows(config: Config) -> list[int]:
     types = config.get("layer_types") or [SLIDING if window and layer >= first else "" for layer in range(layers)]
     if len(types) != layers or not set(types) <= {SLIDING, FULL, ""}:
         raise ModelError(f'{config.source}: the native engine cannot follow "layer_types": {types!r}')
-    return windows(types, window)
+    return windows(config, types, window)
 
 
 def granite(config: Config, begin: Begin) -> Program:
@@ -73,7 +73,7 @@ def smollm3(config: Config, begin: Begin) -> Program:
     window = config.window(None)
     sliding = config.flag("use_sliding_window", False) and window
     types = config.get("layer_types") or [SLIDING if sliding and not rotates else FULL for rotates in rotated]
-    if len(types) < sizes.layers or not set(types) <= {SLIDING, FULL} or (SLIDING in types and not window):
+    if len(types) < sizes.layers or not set(types) <= {SLIDING, FULL}:
         raise ModelError(f'{config.source}: the native engine cannot follow "layer_types": {types!r}')
     rope = read_rope(config, sizes.head_size, sizes.context, theta=2000000.0)
     bias = config.flag("attention_bias", False)
@@ -81,7 +81,7 @@ def smollm3(config: Config, begin: Begin) -> Program:
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=config.flag("mlp_bias", False),
-        windows=windows(types, window),
+        windows=windows(config, types, window),
         ropes=[rope if rotates else None for rotates in rotated],
         tied=True,
     )

@@ -120,10 +120,8 @@ def qwen2_moe(config: Config, begin: Begin) -> Program:
     config.get("sliding_window")
     first = config.number("max_window_layers", 28)
     types = layer_types(config, sizes.layers, lambda n: SLIDING if window and (n + 1) % 2 and n < first else FULL)
-    if SLIDING in types and not window:
-        raise ModelError(f'{config.source}: the native engine cannot follow "layer_types": {types!r}')
     bias = config.flag("qkv_bias", True)
-    style = Style(qkv_bias=bias, windows=windows(types, window), mixer=mixture(sizes, experts))
+    style = Style(qkv_bias=bias, windows=windows(config, types, window), mixer=mixture(sizes, experts))
     return decoder(config, begin, sizes, style)
 
 
@@ -179,7 +177,7 @@ def gpt_oss(config: Config, begin: Begin) -> Program:
         qkv_bias=bias,
         output_bias=bias,
         sinks=True,
-        windows=windows(types, config.window(128)),
+        windows=windows(config, types, config.window(128)),
         ropes=[read_rope(config, sizes.head_size, sizes.context, theta=150000.0)] * sizes.layers,
         mixer=mixture(sizes, experts),
     )

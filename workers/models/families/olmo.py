@@ -28,7 +28,7 @@ def olmo3(config: Config, begin: Begin) -> Program:
         output_bias=bias,
         norms=Norms.BEHIND,
         head_norms=HeadNorms.ALL,
-        windows=windows(types, config.window(4096)),
+        windows=windows(config, types, config.window(4096)),
         ropes=[ropes[kind] for kind in types],
     )
     return decoder(config, begin, sizes, style)

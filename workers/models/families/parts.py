@@ -40,7 +40,12 @@ def layer_types(config: Config, layers: int, usual: Callable[[int], str]) -> lis
     return list(types)
 
 
-def windows(types: Sequence[str], window: int) -> list[int]:
+def windows(config: Config, types: Sequence[str], window: int) -> list[int]:
+    """Of each layer its window. Types with one where no size is stated (0), or its use is off, contradict each other."""
+    if SLIDING in types and not window:
+        raise ModelError(
+            f'{config.source}: the native engine cannot follow "layer_types": {types!r} without a "sliding_window"'
+        )
     return [window if kind == SLIDING else 0 for kind in types]
 
 
