@@ -824,6 +824,12 @@ class TopologySpec(UnitOptions, PlacementOptions):
     draft_precision: Annotated[
         Precision, Option(help="Draft's precision, as outrider run takes it.", decides_text=False)
     ] = "auto"
+    cache_precision: Annotated[
+        CachePrecision, Option(help="Precision of keys and values, as outrider run takes it.", decides_text=False)
+    ] = "auto"
+    batch: Annotated[
+        int, Field(ge=1, le=4096), Option(help="Rows at once on a replica, as outrider run takes it.", decides_text=False)
+    ] = 8
     model_bytes: Annotated[
         int | None, Field(ge=0), Option(help="Size of the target's weights in bytes, instead of -m.", decides_text=False)
     ] = None

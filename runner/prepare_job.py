@@ -25,13 +25,14 @@ from outrider.runner.job.journal import Journal
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.model_choice import choose_models, is_movable, placement_request_of, replica_spec_of
 from outrider.runner.options import JobSpec
-from outrider.runner.planning.placement import plan
+from outrider.runner.planning.placement import Plan, plan
 from outrider.runner.planning.placement_request import ModelSizes
-from outrider.runner.planning.replica_plan import ReplicaTemplate, loaded_bytes
+from outrider.runner.planning.replica_memory import ReplicaMemory, memory_of
+from outrider.runner.planning.replica_plan import ReplicaTemplate
 from outrider.runner.planning.topology import read_topology
 from outrider.runner.report.display import Watcher
 from outrider.runner.report.report import drop_damaged_statistics
-from outrider.workers.errors import JobChangedError, OldAnswersError, UsageError
+from outrider.workers.errors import JobChangedError, OldAnswersError, PlacementError, UsageError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.model_info import ModelInfo
 
@@ -69,16 +70,11 @@ class PreparedModels:
     draft_name: str
     target_model: ModelSpec
     draft_model: ModelSpec | None
+    memory: ReplicaMemory
 
     @property
     def model_infos(self) -> list[ModelInfo]:
         return [self.target] if self.draft is None or self.draft_model is None else [self.target, self.draft]
-
-    def sizes(self) -> ModelSizes:
-        sizes = ModelSizes(loaded_bytes(self.target, self.target_model.precision))
-        if self.draft is not None and self.draft_model is not None:
-            sizes = replace(sizes, draft=loaded_bytes(self.draft, self.draft_model.precision))
-        return sizes
 
     def replica_template(self, spec: JobSpec, rows: int) -> ReplicaTemplate:
         """``rows`` are to be done by all replicas; 0 where nobody knows."""
@@ -92,7 +88,11 @@ def prepare_models(spec: JobSpec, tokenizer_process: TokenizerProcess, say: Call
     for note in notes:
         say(f"note: {note}")
     target_model, draft_model = choose_models(spec, target, draft, tokenizer_process, say)
-    return PreparedModels(target, draft, draft_name, target_model, draft_model)
+    of_target = memory_of(target, target_model, spec.batch, tokenizer_process)
+    of_draft = None
+    if draft is not None and draft_model is not None:
+        of_draft = memory_of(draft, draft_model, spec.batch, tokenizer_process)
+    return PreparedModels(target, draft, draft_name, target_model, draft_model, ReplicaMemory(of_target, of_draft))
 
 
 def prepare(
@@ -114,8 +114,10 @@ def prepare(
             target = replace(target, name=called.model)
         asked_with = partial(identity, spec, target, engine=chosen.engine, precision=chosen.precision)
         # A helper is that of a server, whose replicas run already.
-        if helper is None and spec.address is None and not there(directory / JOURNAL):
-            _check_fits_here(spec, models)
+        here, new = helper is None and spec.address is None, not there(directory / JOURNAL)
+        if here and new:
+            # With one row: how many there are is not known yet.
+            _plan_here(spec, models, models.memory.sizes(1))
         journal = Journal(directory / JOURNAL)
         if journal.filled:
             _check_goes_on(spec, directory, journal, asked_with, display, again)
@@ -126,18 +128,59 @@ def prepare(
             raise UsageError(f"{directory} holds no job yet: its input has not been accepted")
         else:
             _admit(spec, target, tokenizer_process, journal, asked_with, display, called)
+    try:
+        sizes = _sizes_of_rows(spec, models, journal, display.say if here else None)
+    except PlacementError:
+        if new:
+            _remove(journal)
+        raise
     if spec.address is not None:
         display.say(f"{counted(journal.counts().rows, 'row')} {ACCEPTED} in {directory.resolve()}")
     describe(directory, journal, _description(spec, target, models.draft, models.draft_name, journal.meta("identity")))
     template = models.replica_template(spec, journal.counts().pending)
-    return PreparedJob(journal, template, models.sizes(), models.model_infos)
+    return PreparedJob(journal, template, sizes, models.model_infos)
 
 
-def _check_fits_here(spec: JobSpec, models: PreparedModels) -> None:
-    """Refuse what this machine could not place if all of it were free, before a directory is left for it."""
+def _plan_here(spec: JobSpec, models: PreparedModels, sizes: ModelSizes) -> Plan:
+    """As if all of this machine were free; what does not fit it is refused, before a directory is left for it."""
     machine = read_topology()
     movable = models.replica_template(spec, 0).movable
-    plan([machine], models.sizes(), placement_request_of(spec, movable, len(machine.usable_cores)))
+    return plan([machine], sizes, placement_request_of(spec, movable, len(machine.usable_cores)))
+
+
+def _sizes_of_rows(
+    spec: JobSpec, models: PreparedModels, journal: Journal, say: Callable[[str], None] | None
+) -> ModelSizes:
+    """What a replica takes with the rows that are still to do: all that they may come to where that fits this machine.
+
+    Else what they take at least, and it is told (to whom there is one to ``say`` it to; None: this machine is not asked).
+    """
+    memory, pending = models.memory, journal.counts().pending
+    rows = min(spec.batch, max(1, -(-pending // (spec.replicas or 1))))
+    lengths = journal.longest(rows)
+    longest = max((prompt for prompt, _ in lengths), default=0)
+    least = memory.sizes(rows, longest)
+    if say is None or not lengths:
+        return least
+    try:
+        made = _plan_here(spec, models, least)
+    except PlacementError as refusal:
+        raise PlacementError(f"the longest prompt has {longest:,} tokens, and {rows} at once run: {refusal}") from None
+    tokens = sum(prompt + most for prompt, most in lengths)
+    with_kept = tokens + spec.prefix_tokens
+    most = memory.sizes(rows, with_kept, with_kept)
+    try:
+        if _plan_here(spec, models, most).replicas == made.replicas:
+            return most
+        why = f"with so much memory fewer than {made.replicas} replicas fit"
+    except PlacementError as refusal:
+        why = str(refusal).partition(";")[0]
+    say(
+        f"note: memory may run short: {counted(len(lengths), 'row')} at once may have {tokens:,} tokens, answers included; "
+        f"{why}. A target that runs out of it goes on with half as many rows; a smaller --batch, fewer --replicas or "
+        "--cache-precision int8 needs less"
+    )
+    return least
 
 
 def _check_goes_on(
@@ -228,9 +271,7 @@ def _admit(
         # The tokenizer was read after the digest was taken.
         tokenizer_process.check_unchanged(target)
     except (UsageError, JobChangedError):
-        journal.close()
-        for file in journal.path.parent.glob(f"{JOURNAL}*"):
-            file.unlink()
+        _remove(journal)
         raise
     if admitted.carried:
         display.say(f"note: columns that go through to the results as they are: {_listed(admitted.carried)}")
@@ -238,6 +279,12 @@ def _admit(
         display.say(f"note: columns that are neither read nor carried: {_listed(admitted.left_out)}")
     for model in sorted(admitted.models - {spec.model}):
         display.say(f'note: rows ask for the model "{model}"; all are answered by -m {spec.model}')
+
+
+def _remove(journal: Journal) -> None:
+    journal.close()
+    for file in journal.path.parent.glob(f"{JOURNAL}*"):
+        file.unlink()
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -121,7 +121,7 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
         sizes, pair = models.memory.sizes(run.batch), (models.target_model, models.draft_model)
     elif spec.model_bytes is None:
         raise UsageError("--plan needs a model: give --model-bytes N, or -m MODEL")
-    elif named := sorted({"draft", "precision", "draft_precision"} & shared.keys()):
+    elif named := sorted({"draft", "precision", "draft_precision", "cache_precision", "batch"} & shared.keys()):
         raise UsageError(f"{flag_of(TopologySpec, named[0])} is about models that are named: name the target, too, with -m")
     else:
         drafted = spec.draft_bytes is not None

@@ -354,6 +354,17 @@ class Journal:
         recorded = {state: count for state, _, count in found}
         return Counts(sum(count for _, count, _ in found), recorded.get(DONE, 0), recorded.get(FAILED, 0))
 
+    def longest(self, count: int) -> list[tuple[int, int]]:
+        """Of so many rows still to do, the longest: tokens of the prompt, and most tokens of the answer."""
+        length = "length(prompt) / 4"
+        most = "CASE WHEN json_valid(request) THEN CAST(json_extract(request, '$.max_tokens') AS INTEGER) ELSE 0 END"
+        found = self._query(
+            f"SELECT {length} AS length, ifnull({most}, 0) AS most FROM rows WHERE state = 0 "
+            "ORDER BY length + most DESC LIMIT ?",
+            (count,),
+        )
+        return [(length, most) for length, most in found if isinstance(length, int) and isinstance(most, int)]
+
     def pending(self, after: int, count: int) -> list[tuple[int, int]]:
         """The next rows still to do behind row ``after``, each with its attempts so far."""
         found = self._query(

@@ -20,6 +20,7 @@ from outrider.workers.errors import JobError, ModelError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.limits import MOST_BYTES
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.model_memory import ModelMemory
 from outrider.workers.models.reasoning import ReasoningTags
 
 DIED = "the process that reads models died; is there memory enough?"
@@ -109,9 +110,9 @@ class TokenizerProcess:
         """A ModelError where the files lack what the engine needs."""
         self._ask_again(_check_weights, path, engine, allow_pickle, precision)
 
-    def cache_token_bytes(self, model: ModelSpec) -> int | None:
-        """What the keys and values of a token take; None where that is not known before the model is open."""
-        return self._ask_again(_cache_token_bytes, model)
+    def memory_of(self, model: ModelSpec, rows: int) -> ModelMemory | None:
+        """What memory a model takes that works on so many rows; None where that is not known before it is open."""
+        return self._ask_again(_memory_of, model, rows)
 
     def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:
         """A ModelError where the hf engine does not give the model's own text.
@@ -385,10 +386,10 @@ def _check_weights(path: str, engine: str, allow_pickle: bool, precision: str) -
     check_weights(path, engine, allow_pickle, precision)
 
 
-def _cache_token_bytes(model: ModelSpec) -> int | None:
-    from outrider.workers.models.opening import cache_token_bytes
+def _memory_of(model: ModelSpec, rows: int) -> ModelMemory | None:
+    from outrider.workers.models.memory_of_program import memory_of
 
-    return cache_token_bytes(model)
+    return memory_of(model, rows)
 
 
 def _hf_is_known(model_info: ModelInfo, fast_attention: bool) -> bool:

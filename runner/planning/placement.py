@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from outrider.runner.planning.accelerators import Accelerator
 from outrider.runner.planning.placement_request import PER, ModelSizes, PlacementRequest, check, on_accelerator
 from outrider.runner.planning.topology import Core, Topology
-from outrider.runner.planning.units import FreeMemory, Unit, divide, memory_of, spared_core, units, working_cores
+from outrider.runner.planning.units import (
+    HOST_BYTES,
+    FreeMemory,
+    Unit,
+    divide,
+    memory_of,
+    spared_core,
+    units,
+    working_cores,
+)
 from outrider.workers.errors import PlacementError
 from outrider.workers.machine.pinning import Pin
 
@@ -20,6 +29,8 @@ from outrider.workers.machine.pinning import Pin
 CORES_TO_SPLIT = 2
 # Unless the request says otherwise, one core in so many goes to the draft.
 TARGET_CORES_A_DRAFT_CORE = 8
+# One part in so many of what is needed is worth a word when it does not fit.
+NOTABLE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +138,7 @@ def _assign_cpus(hosts: Sequence[Topology], sizes: ModelSizes, per: str, request
         # A pair that has to share a lone core would lag behind all others; it is placed only where nothing else is.
         everywhere = [unit for unit in everywhere if len(unit.cores) >= CORES_TO_SPLIT] or everywhere
     free_memory = FreeMemory.of(hosts)
-    need = sizes.target + sizes.target_kv + (sizes.draft or 0) + sizes.draft_kv
+    need = sizes.of_target + sizes.of_draft
     counts = [0] * len(everywhere)
     wanted = request.replicas
     cores = sum(len(unit.cores) for unit in everywhere)
@@ -161,18 +172,38 @@ def _too_big(
         parts.append(f"draft {_bytes(sizes.draft)}")
     if cache := sizes.target_kv + sizes.draft_kv:
         parts.append(f"KV cache {_bytes(cache)}")
+    if room_to_work := sizes.target_room + sizes.draft_room:
+        parts.append(f"processes {_bytes(room_to_work)}")
     fresh = FreeMemory.of(hosts)
     rooms = [(fresh.room(unit.topology.host, unit.memory + unit.extra) or 0, unit) for unit in everywhere]
     room, roomiest = max(rooms, key=lambda pair: pair[0])
     total = f"{' + '.join(parts)}{f' = {_bytes(need)}' if len(parts) > 1 else ''} a replica"
     if placed:
         return f"{total}, of which {placed} fit this machine, not {wanted}: ask for fewer --replicas"
-    smaller = "; a smaller precision needs less"
+    smaller = _smaller(sizes, need)
+    host = roomiest.topology.host
+    kept = ""
+    if room == fresh.limits[host]:
+        room += HOST_BYTES
+        kept = f", {_bytes(HOST_BYTES)} of it for Ray and the driver"
     if room == roomiest.topology.memory_limit_bytes:
-        return f"{total} does not fit the memory limit of this container or cgroup, {_bytes(room)}{smaller}"
+        return f"{total} does not fit the memory limit of this container or cgroup, {_bytes(room)}{kept}{smaller}"
     wider = {"node": "; spread it with --per socket or --per machine", "sock": "; spread it with --per machine"}
     hint = wider.get(roomiest.name[:4], smaller)
-    return f"{total} does not fit {roomiest.name}, which has {_bytes(room)}{hint}"
+    return f"{total} does not fit {roomiest.name}, which has {_bytes(room)}{kept}{hint}"
+
+
+def _smaller(sizes: ModelSizes, need: int) -> str:
+    """What needs less, of what takes a good part."""
+    part = need / NOTABLE
+    ways = []
+    if sizes.target + (sizes.draft or 0) >= part:
+        ways.append("a smaller precision")
+    if sizes.target_kv + sizes.draft_kv >= part:
+        ways.append("a smaller --batch or --cache-precision int8")
+    if sizes.draft is not None and sizes.of_draft >= part:
+        ways.append("--draft none")
+    return f"; {' or '.join(ways)} needs less" if ways else ""
 
 
 def _assign_accelerators(accelerators: Sequence[tuple[Topology, Accelerator]], per: str) -> list[_Assignment]:
@@ -219,8 +250,8 @@ def _divide(
         )
         target_cores, draft_cores = _parts(assignment, replica, sizes, request, target_device, draft_device)
         bytes_of = {
-            "target": 0 if target_device != "cpu" else sizes.target + sizes.target_kv,
-            "draft": 0 if draft_device != "cpu" else (sizes.draft or 0) + sizes.draft_kv,
+            "target": 0 if target_device != "cpu" else sizes.of_target,
+            "draft": 0 if draft_device != "cpu" else sizes.of_draft,
         }
         need = sum(bytes_of.values())
         on_device = {

@@ -13,12 +13,25 @@ PER: tuple[Per, ...] = get_args(Per)
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Bytes of one replica. ``draft`` is None where there is no draft actor, 0 where it holds no model (lookup)."""
+    """Bytes of one replica: weights, keys and values of its rows, and room for its processes and their work.
+
+    ``draft`` is None where there is no draft actor, 0 where it holds no model (lookup).
+    """
 
     target: int
     draft: int | None = None
     target_kv: int = 0
     draft_kv: int = 0
+    target_room: int = 0
+    draft_room: int = 0
+
+    @property
+    def of_target(self) -> int:
+        return self.target + self.target_kv + self.target_room
+
+    @property
+    def of_draft(self) -> int:
+        return (self.draft or 0) + self.draft_kv + self.draft_room
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from outrider.runner.planning import sysfs
 from outrider.runner.planning.placement import Plan, PlannedActor
+from outrider.runner.planning.replica_memory import ReplicaMemory
 from outrider.runner.planning.topology import Core, Node, Topology
 from outrider.runner.printable import printable
 
@@ -75,11 +76,17 @@ def draw(console: Console, topology: Topology, plan: Plan | None = None) -> None
         console.print(f"warning: {printable(warning)}", highlight=False, markup=False)
 
 
-def of_weights_alone(target: int | None, draft: int | None = None) -> str:
-    """Note what is not counted, with the bytes of keys and values a token has, where they are known."""
-    known = [f"{size / KIB:,.1f} KiB ({role})" for role, size in (("target", target), ("draft", draft)) if size is not None]
-    what = f", for each token of a row {' + '.join(known)}" if known else ""
-    return f"memory counts weights alone: keys and values come on top{what}; --kv-bytes adds them"
+def of_what_is_counted(memory: ReplicaMemory) -> str:
+    """What a row's keys and values come to beyond what is counted, as far as that is known."""
+    processes = [("target", memory.target), *([("draft", memory.draft)] if memory.draft is not None else [])]
+    a_token = "" if memory.target.known else " a token"
+    known = [f"{each.model.token / KIB:,.1f} KiB{a_token} ({role})" for role, each in processes if each.known]
+    if memory.target.known:
+        first = memory.target.model.first_tokens
+        counted = f"of each row {first} tokens are counted; each one beyond takes {' + '.join(known)}"
+    else:
+        counted = f"keys and values of rows are not counted{f' beside {known[0]}' if known else ''}"
+    return f"{counted}; --kv-bytes sets what is counted"
 
 
 def _warnings(topology: Topology) -> list[str]:

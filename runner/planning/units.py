@@ -13,6 +13,8 @@ from outrider.runner.planning.topology import FAR_AWAY, Core, Node, Topology
 
 # From this many cores on, a machine can spare one for Ray and the driver.
 CORES_TO_SPARE_ONE = 8
+# What Ray's own processes and the driver take of a host's memory, as measured.
+HOST_BYTES = 300_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class FreeMemory:
             free_memory.limits[host.host] = host.memory_limit_bytes
             for node in host.nodes:
                 free_memory.free[host.host, node.id] = node.memory_bytes if node.memory_allowed else 0
+            there = free_memory.room(host.host, [node.id for node in host.nodes])
+            free_memory.limits[host.host] = None if there is None else max(0, there - HOST_BYTES)
         return free_memory
 
     def room(self, host: str, nodes: Sequence[int]) -> int | None:

@@ -116,7 +116,7 @@ class _Host:
             template = models.replica_template(spec, 0)
             asking = partial(placement_request_of, spec, template.movable)
             options = (spec.wait_for_cores, say, spec.metrics_port, spec.start_deadline)
-            with local_host(template, models.sizes(), asking, *options) as (hosts, plans):
+            with local_host(template, models.memory.sizes(spec.batch), asking, *options) as (hosts, plans):
                 # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
                 from outrider.runner.serve.shared_driver import SharedDriver
                 from outrider.runner.serve.shared_jobs import SharedJobs

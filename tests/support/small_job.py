@@ -39,6 +39,7 @@ from outrider.runner.report import report
 from outrider.workers.machine.pinning import Launch
 from outrider.workers.messages import ActorPlacement, ModelSpec, ReplicaSpec, Row
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.model_memory import ModelMemory
 
 # Imported before the first fork, which so costs nothing.
 READY = (admission, cli_machine, config, driver, report_page)
@@ -76,6 +77,9 @@ class FakeTokenizerProcess:
         pass
 
     def native_refuses(self, path: str) -> str | None:
+        return None
+
+    def memory_of(self, model: ModelSpec, rows: int) -> ModelMemory | None:
         return None
 
     def reasoning_tags(self, path: str) -> None:

@@ -27,6 +27,7 @@ from outrider.workers.machine import pin_check, pinning
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models import ipex
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.model_memory import ModelMemory
 
 
 def answer(*words: str) -> Any:
@@ -265,8 +266,10 @@ class WillingProcess(Willing):
     def native_refuses(self, path: str) -> str | None:
         return "it cannot" if path == "/models/strange" else None
 
-    def cache_token_bytes(self, model: ModelSpec) -> int | None:
-        return None if model.engine == "hf" else 6144
+    def memory_of(self, model: ModelSpec, rows: int) -> ModelMemory | None:
+        weights = DRAFT.weight_bytes if model.path == DRAFT.path else 1 << 30
+        weights = weights // 4 if model.precision == "w4a8" else weights
+        return None if model.engine == "hf" else ModelMemory(weights, 1 << 20, 0, 6144, 256)
 
     def prepare_pair(
         self, target: str, draft: str, say: Callable[[str], None]
@@ -303,7 +306,7 @@ def test_the_plan_is_that_of_a_run(
 def test_a_plan_is_for_the_precision_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gigabyte in bf16 fits beside a draft only where it is rounded."""
     monkeypatch.setattr("outrider.runner.job.tokenizer_process.PlanningProcess", WillingProcess)
-    tree = build(tmp_path, {0: [(0,)]}, memory={0: 1 << 29})
+    tree = build(tmp_path, {0: [(0,)]}, memory={0: 1 << 30})
     words = ["topology", "--sysfs", str(tree), "-m", "known", "--draft", "none"]
     assert isinstance(CliRunner().invoke(app, words).exception, PlacementError)
     assert answer(*words, "--precision", "w4a8")["actors"]
@@ -312,9 +315,13 @@ def test_a_plan_is_for_the_precision_of_the_run(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "notes"),
     [
-        (["-m", "known"], [", for each token of a row 6.0 KiB (target) + 6.0 KiB (draft)"]),
-        (["-m", "known", "--draft", "none"], [", for each token of a row 6.0 KiB (target)"]),
-        (["-m", "strange", "--draft", "none"], [""]),
+        (["-m", "known"], ["of each row 256 tokens are counted; each one beyond takes 6.0 KiB (target) + 6.0 KiB (draft)"]),
+        (
+            ["-m", "known", "--draft", "none"],
+            ["of each row 256 tokens are counted; each one beyond takes 6.0 KiB (target)"],
+        ),
+        (["-m", "strange", "--draft", "none"], ["keys and values of rows are not counted"]),
+        (["-m", "strange"], ["keys and values of rows are not counted beside 6.0 KiB a token (draft)"]),
         (["-m", "known", "--kv-bytes", "9"], []),
         (["--model-bytes", "9"], []),
     ],
@@ -324,8 +331,23 @@ def test_a_plan_says_what_its_memory_leaves_out(
 ) -> None:
     monkeypatch.setattr("outrider.runner.job.tokenizer_process.PlanningProcess", WillingProcess)
     found = answer("topology", "--sysfs", str(build(tmp_path, {0: [(0,), (1,)]})), "--plan", *words)
-    begin = "memory counts weights alone: keys and values come on top"
-    assert found["notes"] == [f"{begin}{note}; --kv-bytes adds them" for note in notes]
+    assert found["notes"] == [f"{note}; --kv-bytes sets what is counted" for note in notes]
+
+
+def test_a_plan_counts_processes_and_the_first_tokens_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte of weights, 8 rows of 256 tokens at 6 KiB each: 13 MB. Beside it 0.1 GB for the process."""
+    monkeypatch.setattr("outrider.runner.job.tokenizer_process.PlanningProcess", WillingProcess)
+    words = ["topology", "-m", "known", "--draft", "none", "--sysfs"]
+
+    def refusal(memory: int) -> str:
+        tree = build(tmp_path / str(memory), {0: [(0,)]}, memory={0: memory})
+        return str(CliRunner().invoke(app, [*words, str(tree)]).exception)
+
+    assert refusal(1_400_000 * 1024) == (
+        "target 1.07 GB + KV cache 0.01 GB + processes 0.10 GB = 1.19 GB a replica does not fit the machine, which has "
+        "1.43 GB, 0.30 GB of it for Ray and the driver; a smaller precision needs less"
+    )
+    assert refusal(1_500_000 * 1024) == "None"
 
 
 def test_a_refused_plan_still_shows_the_machine(tmp_path: Path) -> None:

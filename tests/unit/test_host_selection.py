@@ -440,7 +440,8 @@ def test_a_host_that_is_too_small_is_said_once_and_so_is_what_a_plan_has_to_say(
     fits, less = "target 21.47 GB a replica does not fit", "a smaller precision needs less"
     assert there.said == [
         f"note: spread over a socket: {fits} node 0, which has 17.18 GB",
-        f"note: small (10.0.0.1, small) is not used: {fits} the machine, which has 17.18 GB; {less}",
+        f"note: small (10.0.0.1, small) is not used: {fits} the machine, which has 17.18 GB, "
+        f"0.30 GB of it for Ray and the driver; {less}",
     ]
     there.said.clear()
     there.hosts.append("joins")
@@ -453,7 +454,8 @@ def test_a_host_that_is_too_small_is_said_once_and_so_is_what_a_plan_has_to_say(
     hosts._step()
     assert joined(hosts) == ["busy", "busy"]
     assert there.said == [
-        f"note: joins (10.0.0.1, joins) is not used: {fits} the machine, which has 19.33 GB; {less}",
+        f"note: joins (10.0.0.1, joins) is not used: {fits} the machine, which has 19.33 GB, "
+        f"0.30 GB of it for Ray and the driver; {less}",
         "busy (10.0.0.1, busy) has joined the job",
     ]
 

@@ -20,6 +20,7 @@ from unittest import mock
 import pytest
 from rich.console import Console
 from small_job import FakeTokenizerProcess, local_host
+from sysfs_trees import build
 from virtual_ray import VirtualRay, in_place_of_ray
 
 from outrider.runner import drive_job, prepare_job
@@ -38,12 +39,15 @@ from outrider.runner.job.identity import check_same, identity
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.lock import is_held
 from outrider.runner.options import JobSpec
+from outrider.runner.planning.replica_memory import PROCESS_BYTES
+from outrider.runner.planning.topology import read_topology
 from outrider.runner.report.display import Display
 from outrider.runner.report.report import report_of
 from outrider.runner.run_job import run_job
 from outrider.workers.errors import JobChangedError, JobError, JobHeldError, PlacementError, UsageError
 from outrider.workers.models.digests import KIND
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.model_memory import ModelMemory
 
 HOLDER = """
 import sys
@@ -437,6 +441,49 @@ def test_a_job_for_which_this_machine_is_too_small_leaves_nothing_behind(heard: 
     with pytest.raises(PlacementError):
         run_job(spec_of(ROW, replicas=4096), heard)
     assert not Path("job").exists()
+
+
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,024 MiB, and a model of which a token of context takes one."""
+    machine = read_topology(build(tmp_path / "machine", {0: [(0,), (1,)]}, memory={0: 1 << 30}))
+    monkeypatch.setattr(prepare_job, "read_topology", lambda: machine)
+    memory = ModelMemory(weights=MEGABYTE, token=MEGABYTE, first_tokens=4)
+    monkeypatch.setattr(FakeTokenizerProcess, "memory_of", lambda self, model, rows: memory, raising=False)
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_rows_that_fit_the_memory_run_without_a_word(heard: Heard) -> None:
+    assert run_job(spec_of(ROW, ROW, prefix_tokens=0), heard).summary["done"] == 2
+    assert not [said for said in heard.said if "memory" in said]
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_rows_that_may_need_more_memory_than_there_is_are_told_of_and_run(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100 rows 64 run at once, each of four tokens; there are 303 MB left beside the processes."""
+    monkeypatch.setitem(PROCESS_BYTES, "hf", 470_000_000)
+    long = '{"prompt": "x", "max_tokens": 15}'
+    assert run_job(spec_of(*[long] * 64, batch=64, prefix_tokens=0), heard).summary["done"] == 64
+    [said] = [said for said in heard.said if "memory" in said]
+    assert said.startswith("note: memory may run short: 64 rows at once may have 1,024 tokens, answers included; target ")
+    assert said.endswith("; a smaller --batch, fewer --replicas or --cache-precision int8 needs less")
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_a_prompt_that_fits_no_memory_is_refused_and_leaves_nothing_behind(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROCESS_BYTES, "hf", 765_000_000)
+    long = '{"prompt": "xxxxxxxxxxxxxxxxxx", "max_tokens": 1}'
+    with pytest.raises(PlacementError, match=r"the longest prompt has 18 tokens, and 1 at once run: target 1\.05 MB"):
+        run_job(spec_of(long, batch=1), heard)
+    assert not Path("job").exists()
+    assert run_job(spec_of(ROW, batch=1, prefix_tokens=0), heard).summary["done"] == 1
 
 
 def test_a_users_own_files_are_left_as_they_are(heard: Heard) -> None:

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,18 @@ def test_the_pending_cursor(full: Journal) -> None:
     assert full.pending(-1, 3) == [(0, 0), (2, 1), (3, 0)]
     assert full.pending(3, 3) == [(4, 2)]
     assert full.pending(4, 3) == []
+
+
+def test_the_longest_rows_still_to_do_with_their_longest_answers(journal: Journal) -> None:
+    lengths = [(3, 40), (20, 9), (5, 5)]
+    rows = [
+        replace(row(number), prompt=(1,) * prompt, request={"max_tokens": most})
+        for number, (prompt, most) in enumerate(lengths)
+    ]
+    journal.fill(rows, [(replace(row(9), prompt=(1,) * 900), "bad")], {})
+    assert journal.longest(2) == lengths[:2]
+    journal.record([(0, "done")], [])
+    assert journal.longest(9) == lengths[1:]
 
 
 def test_another_connection_sees_what_was_committed(full: Journal) -> None:

@@ -42,6 +42,12 @@ LARGE_VOCABULARY, LARGE_SHARE, SCORED = 16384, 0.125, 0.25
 RESERVED_ROW, RESERVED_CHOICES, MOST_CHOICES = 256, 5 + MOST_RUNNERS_UP, 128
 
 
+def reserved(rows: int, context: int) -> tuple[int, int, int]:
+    """What memory is taken for beforehand where so many rows run at once: tokens of a pass, choices, tokens of caches."""
+    choices = min(MOST_CANDIDATES + rows * RESERVED_CHOICES, MOST_CHOICES)
+    return PASS_TOKENS, choices, rows * min(RESERVED_ROW, context)
+
+
 def _context_share(program: Program) -> float:
     """As if no layer had a window: what long rows take less there, passes tell."""
     kept = sum(2 * op.kv_heads * op.head_size for op in program.ops if op.kind is Kind.ATTENTION)
@@ -100,9 +106,8 @@ class NativeEngine:
 
     def reserve(self, rows: int) -> None:
         """Take the memory that so many rows at once commonly need. Best effort: else it is taken as it is needed."""
-        choices = min(MOST_CANDIDATES + rows * RESERVED_CHOICES, MOST_CHOICES)
         try:
-            self.model.reserve(PASS_TOKENS, choices, rows * min(RESERVED_ROW, self.context))
+            self.model.reserve(*reserved(rows, self.context))
         except KernelError as error:
             logger.info("memory for %d rows was not taken beforehand: %s", rows, error)
 

@@ -90,14 +90,6 @@ def check_weights(path: str, engine: str, allow_pickle: bool = False, precision:
         open_checkpoint(directory).close()
 
 
-def cache_token_bytes(spec: ModelSpec) -> int | None:
-    """What the keys and values of a token take, by the headers of the weights; None where those do not tell."""
-    directory = Path(spec.path)
-    if spec.engine != "native" or weight_files(directory)[0].suffix == ".bin":
-        return None
-    return _with_cache(lay_out(directory, PRECISIONS[spec.precision]).program, spec).token_bytes
-
-
 def open_model(spec: ModelSpec, progress: Callable[[int, int], None] = lambda done, total: None) -> OpenModel:
     """``progress`` hears how many bytes of the packed weights are in place, of how many; only the native engine tells."""
     if spec.engine == "native":
@@ -125,7 +117,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     model_info = read_model_info(spec.path)
     laid_out = lay_out(Path(model_info.path), PRECISIONS[spec.precision], spec.allow_pickle, spec.states)
     target_info = read_model_info(spec.target) if model_info.head else None
-    program = _with_cache(laid_out.program, spec)
+    program = with_cache(laid_out.program, spec)
     threads = spec.threads or len(spec.cores) or len(os.sched_getaffinity(0))
     packer = NativePacker()
     packed = load_packed(model_info, program, packer, threads, spec.allow_pickle, progress, target_info)
@@ -163,7 +155,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     )
 
 
-def _with_cache(program: Program, spec: ModelSpec) -> Program:
+def with_cache(program: Program, spec: ModelSpec) -> Program:
     small = spec.cache_precision == "int8" or (spec.small_cache and program.integer)
     return replace(program, cache=Cache.INT8) if small else program
 
