@@ -318,8 +318,8 @@ class TargetCounters:
     """What a target has counted since it started. A harvest carries a copy.
 
     ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
-    candidates were asked for in ``asking_rows`` turns of rows. Of ``seconds``, what the named phases leave was spent on
-    bookkeeping. ``accepted_lengths[n]`` counts the turns in which n of a row's candidates held. ``draft_passes`` are those
+    candidates were asked for in ``asking_rows`` rounds of rows. Of ``seconds``, what the named phases leave was spent on
+    bookkeeping. ``accepted_lengths[n]`` counts the rounds in which n of a row's candidates held. ``draft_passes`` are those
     that candidates took, without those by which a draft measures what they cost; of the rows' texts it left
     ``draft_skipped`` tokens unread, since they were not worth reading. Of the ``runners_up`` that were tried,
     ``runners_up_held`` brought a token more. Of the draft's guesses ``corrected_held`` held because it had learned, and
@@ -331,24 +331,24 @@ class TargetCounters:
     row_rounds: int = counter("Rows of passes of the target that gained tokens", metric=True)
     tokens: int = counter("Tokens committed", metric=True, over_time=True)
     asked: int = counter("Candidates asked for", metric=True, over_time=True)
-    asking_rows: int = counter("Turns of rows in which candidates could be asked for", metric=True, over_time=True)
+    asking_rows: int = counter("Rounds of rows in which candidates could be asked for", metric=True, over_time=True)
     proposed: int = counter("Candidates that the draft proposed", metric=True, over_time=True)
-    accepted: int = counter("Candidates that held", metric=True, over_time=True)
-    found: int = counter("Candidates of these that lookup or suffixes found", metric=True, in_summary=True)
-    found_accepted: int = counter("Candidates that held, found so", metric=True, in_summary=True)
-    others_accepted: int = counter("Of these, those found in other rows' answers", metric=True, in_summary=True)
-    plain_rounds: int = counter("Passes in which no candidate was", in_summary=True)
-    draft_passes: int = counter("Passes of the draft's model, reading too", metric=True, in_summary=True)
+    accepted: int = counter("Candidates that the target accepted", metric=True, over_time=True)
+    found: int = counter("Candidates that lookup or suffixes found", metric=True, in_summary=True)
+    found_accepted: int = counter("Of these, those that the target accepted", metric=True, in_summary=True)
+    others_accepted: int = counter("Of the accepted, those found in other rows' answers", metric=True, in_summary=True)
+    plain_rounds: int = counter("Passes without any candidate", in_summary=True)
+    draft_passes: int = counter("Passes of the draft's model, those that read prompts too", metric=True, in_summary=True)
     draft_skipped: int = counter("Tokens of texts that the draft left unread", metric=True, in_summary=True)
-    corrected_held: int = counter("Guesses that held because the draft had learned", metric=True, in_summary=True)
-    corrected_missed: int = counter("Guesses that missed because of it", metric=True, in_summary=True)
+    corrected_held: int = counter("Guesses that were right because the draft had learned", metric=True, in_summary=True)
+    corrected_missed: int = counter("Guesses that were wrong because of it", metric=True, in_summary=True)
     runners_up: int = counter("Runners-up of the draft that were verified", metric=True, in_summary=True)
     runners_up_held: int = counter("Runners-up that brought a token", metric=True, in_summary=True)
-    near_ties: int = counter("Choices that lay within rounding of another")
+    near_ties: int = counter("Choices whose score was within rounding of another token's")
     prompt_tokens: int = counter("Tokens of prompts")
     prompt_tokens_reused: int = counter("Tokens of prompts that were read for an earlier row")
     resumed_tokens: int = counter("Tokens that an earlier target had written")
-    forced_tokens: int = counter("Tokens of which a grammar left no choice, and that took no pass", in_summary=True)
+    forced_tokens: int = counter("Tokens that a grammar left no choice about, and that took no pass", in_summary=True)
     verify_seconds: float = clock("passes of the target", phase=True)
     draft_seconds: float = clock("waiting for a draft that computes", phase=True)
     hop_seconds: float = clock("the rest of that waiting, the way there and back", phase=True)

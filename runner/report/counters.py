@@ -21,7 +21,7 @@ class JobCounters:
     seconds: float = clock("Since the first replica was up")
     rounds: int = counter("Passes of the targets", from_targets=True)
     proposed: int = counter("Candidates proposed", from_targets=True)
-    accepted: int = counter("Candidates that held", from_targets=True)
+    accepted: int = counter("Candidates that targets accepted", from_targets=True)
     near_ties: int = counter("Choices that lay within rounding of another", from_targets=True)
     target_deaths: int = counter("Targets that died")
     draft_deaths: int = counter("Drafts that died")

@@ -217,10 +217,12 @@ def _acceptance(summary: dict[str, Any]) -> Section:
     mean = sum(length * count for length, count in enumerate(lengths)) / total
     return Section(
         "Accepted lengths",
-        f"How many of a row's candidates held in a round, in the {total:,} turns in which some were proposed; "
-        f"{mean:.2f} on average. The target adds a token of its own to each.",
-        bar_chart("Accepted lengths", "Turns by accepted candidates", bars, "share", "accepted candidates", _percent),
-        behind=Table(["accepted", "turns", "share"], rows),
+        f"How many of a row's candidates were accepted in a round, over the {total:,} times that some were proposed; "
+        f"{mean:.2f} on average. The target adds a token of its own each time.",
+        bar_chart(
+            "Accepted lengths", "Rounds of rows by accepted candidates", bars, "share", "accepted candidates", _percent
+        ),
+        behind=Table(["accepted", "rounds of rows", "share"], rows),
     )
 
 

@@ -14,7 +14,7 @@ def share(part: float, whole: float) -> str:
 
 
 def accepted_words(totals: Mapping[str, Any]) -> str:
-    """The share of candidates that held, to follow a speed; empty where there were none."""
+    """The share of candidates that were accepted, to follow a speed; empty where there were none."""
     proposed = totals.get("proposed", 0)
     return f", {share(totals.get('accepted', 0), proposed)} accepted" if proposed else ""
 

@@ -141,7 +141,7 @@ def test_lines_for_the_terminal() -> None:
     lines = dict(speculation_lines(summary_of(kept(statistics)), over_time(kept(statistics))))
     assert lines["tokens a round"] == "3.00 (k 4.0 on average)"
     assert lines["accepted"] == "▁▁█ 0: 0%, 1: 0%, 2: 100%"
-    assert lines["runners-up"] == "25% (10 of 40 second guesses) brought a token"
+    assert lines["runners-up"] == "25% (10 of 40 second choices) brought a token"
     assert lines["time"] == "verify 48.0%, draft 24.0%, hop 8.0%, idle 10.0%, other 10.0%"
     assert lines["replica 1"] == "4.8 tokens/s, 60 tokens, k 4.0"
     assert lines["k over time of replica 0"].endswith("4.0 to 4.0")

@@ -28,11 +28,11 @@ class Metrics:
         self._counters = {name: counter(name, description) for name, description in COUNTERS.items()}
         self._seconds = counter("phase_seconds", "Where the target's time went", "phase")
         # Observing each row of each round singly would cost more than the round may pay.
-        self._lengths = counter("accepted_length", "Turns of rows by how many of their candidates held", "length")
+        self._lengths = counter("accepted_length", "Rounds of rows by how many of their candidates were accepted", "length")
         self._rows = counter("rows", "Answers that ended", "outcome")
         gauges = ("replica",)
         self._k = Gauge("outrider_k", "Mean number of candidates asked for lately", gauges).set_default_tags(tags)
-        self._acceptance = Gauge("outrider_acceptance", "Share of candidates that held lately", gauges)
+        self._acceptance = Gauge("outrider_acceptance", "Share of candidates that were accepted in the last second", gauges)
         self._acceptance.set_default_tags(tags)
         self._row_seconds = Histogram("outrider_row_seconds", "From a row's entry to its end", ROW_SECONDS, gauges)
         self._row_seconds.set_default_tags(tags)
