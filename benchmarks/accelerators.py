@@ -27,7 +27,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from built import draft_of, opened, target_of
-from door import EXAMPLES, prompts_of
+from job_runs import EXAMPLES, prompts_of
 
 from benchmarks.families.settings import configuration
 from outrider.workers.engines.hf import HfEngine

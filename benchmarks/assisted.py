@@ -1,4 +1,4 @@
-"""Plain and assisted decoding in turn, over the same rows, through the user's door (`outrider run`).
+"""Plain and assisted decoding in turn, over the same rows, through `outrider run`.
 
     python benchmarks/assisted.py --shape 1b [--batch 4] [--draft-tokens 6] [--repeat 3]
 
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from door import EXAMPLES, Ran, prompts_of, rows_of, run, write_rows
 from forward import model_directory
 from inflate import SHAPES, inflate
+from job_runs import EXAMPLES, Ran, prompts_of, rows_of, run, write_rows
 
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.models.model_info import POCKET, find

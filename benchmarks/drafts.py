@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from built import Answered, InProcess
-from door import EXAMPLES, prompts_of
+from job_runs import EXAMPLES, prompts_of
 
 from outrider.workers.build import build_draft, build_target
 from outrider.workers.draft.drafter import Drafter

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from door import EXAMPLES, TEMPERATURES, Ran, descendants, prompts_of, rows_done, rows_of, run, write_rows
+from job_runs import EXAMPLES, TEMPERATURES, Ran, descendants, prompts_of, rows_done, rows_of, run, write_rows
 
 DRAFTS, TARGETS = "draft", "target"
 PROCESS = {DRAFTS: "ray::DraftActor", TARGETS: "ray::TargetActor"}

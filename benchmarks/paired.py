@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assisted import DRAFT_NOISE, forget_layouts, pair
-from door import EXAMPLES, prompts_of
+from job_runs import EXAMPLES, prompts_of
 from unleased import unleased_replica
 
 from outrider.runner.hosts.ray_start import local_ray

@@ -26,9 +26,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from clocked import Clock, ClockedTarget, ClockedWay
-from door import prompts_of
 from drafts import ANSWER_TOKENS
 from fakes import FakeEngine
+from job_runs import prompts_of
 
 from outrider.workers.draft.drafter import Drafter
 from outrider.workers.engines.costs import CostCurve

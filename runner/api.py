@@ -1,4 +1,4 @@
-"""The Python door: ``outrider.run`` and ``outrider.open``, and the ``Job`` that both give.
+"""The Python interface: ``outrider.run`` and ``outrider.open``, and the ``Job`` that both give.
 
 A job runs in a process of its own, by the functions that the command line stands on too. So nothing of the caller's is
 taken: no signal, no terminal, no Ray of its own, and no ``if __name__ == "__main__"`` is needed.

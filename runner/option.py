@@ -1,4 +1,4 @@
-"""What an option says of itself. From that come the command line, the YAML keys, the Python door and a job's identity."""
+"""What an option says of itself; from that come the command line, YAML keys, Python interface and a job's identity."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NEWEST = ".venv/bin/python"
 OLDEST = ".venv-oldest-ray/bin/python"
 # Of the tests of jobs, those that the other stream has time for.
-BESIDE_HOSTS = tuple(f"tests/ray/test_{name}.py" for name in ("embedded_ray", "python_door"))
+BESIDE_HOSTS = tuple(f"tests/ray/test_{name}.py" for name in ("embedded_ray", "python_interface"))
 # The others of tests/unit need not be imported for them.
 UNIT_WITH_RAY = tuple(
     str(file.relative_to(ROOT))

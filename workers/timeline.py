@@ -1,4 +1,4 @@
-"""Who was busy when: slices of one process, kept until somebody fetches them."""
+"""The timeline of one process: slices of what it did when, kept until somebody fetches them."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from door import prompts_of
 from inflate import SHAPES, inflate
+from job_runs import prompts_of
 from peaks import Peaks
 from stream import Stream
 

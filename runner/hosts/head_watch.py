@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import Self
 
-from outrider.runner.hosts.knock import POLL_SECONDS, host_and_port, knock
+from outrider.runner.hosts.port_check import POLL_SECONDS, check_port, host_and_port
 
 # Ray gives its head a minute to come back, and then ends the process with words of its own.
 SILENCE_SECONDS = 30.0
@@ -29,7 +29,7 @@ class Head:
         self.address, self._where = address, host_and_port(address)
         self._own = own
         self._patience, self._poll = patience, poll
-        # Since when it has not answered those that knocked: time in which this process stood still says nothing.
+        # Since when it has not answered at its port: time in which this process stood still says nothing.
         self._silent_since: float | None = None
         self._cut_off: str | None = None
         self._closed = threading.Event()
@@ -46,7 +46,7 @@ class Head:
     def answers(self) -> bool:
         """Whether it does at this moment. What Ray is asked while its head is silent, it answers in a minute or never."""
         with suppress(OSError):
-            knock(self._where)
+            check_port(self._where)
             self._silent_since = None
             return True
         if self._silent_since is None:
@@ -55,7 +55,7 @@ class Head:
 
     @property
     def silent(self) -> bool:
-        """Whether it was so the last time that somebody knocked."""
+        """Whether it was so the last time that its port was checked."""
         return self._silent_since is not None
 
     def cut_off(self) -> None:
@@ -79,7 +79,7 @@ class Head:
     def _own_is_dead(self) -> bool:
         """One that is merely slow is for the head to judge."""
         try:
-            knock(self._own)
+            check_port(self._own)
         except OSError as error:
             return isinstance(error, ConnectionRefusedError)
         return False

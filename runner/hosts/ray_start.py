@@ -18,8 +18,8 @@ import psutil
 
 from outrider.runner.hosts.auth import refuse_open
 from outrider.runner.hosts.head_watch import SILENCE_SECONDS, Head
-from outrider.runner.hosts.knock import answers_within, host_and_port
 from outrider.runner.hosts.listeners import beyond_loopback
+from outrider.runner.hosts.port_check import answers_within, host_and_port
 from outrider.runner.hosts.ray_processes import Descendants, abandon
 from outrider.runner.hosts.ray_watch import Lost, OwnRay
 from outrider.workers import ray_compat

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Self
 
 from outrider.runner.hosts.head_watch import SILENCE_SECONDS
-from outrider.runner.hosts.knock import POLL_SECONDS, knock
+from outrider.runner.hosts.port_check import POLL_SECONDS, check_port
 from outrider.workers import ray_compat
 
 # What says why a Ray can no longer be used; None while it can.
 Lost = Callable[[], str | None]
-# To look at all sockets of all processes takes longer than to knock at two.
+# To look at all sockets of all processes takes longer than to ask at two ports.
 POLLS_A_LOOK = 15
 WHAT = {"gcs_server": "control server", "raylet": "raylet"}
 
@@ -55,7 +55,7 @@ class OwnRay:
         self._ports = ports
         self._look = look
         self._patience, self._poll = patience, poll
-        # Since when one has not answered those that knocked: time in which this process stood still says nothing.
+        # Since when one has not answered at its port: time in which this process stood still says nothing.
         self._silent_since: dict[str, float] = {}
         self._why: str | None = None
         self._closed = threading.Event()
@@ -94,7 +94,7 @@ class OwnRay:
             if self._closed.is_set():
                 return None
             try:
-                knock(where)
+                check_port(where)
                 self._silent_since.pop(name, None)
             except OSError:
                 silent = time.monotonic() - self._silent_since.setdefault(name, time.monotonic())

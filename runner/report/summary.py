@@ -1,4 +1,4 @@
-"""A job's summary, as job.json and the Python door have it."""
+"""A job's summary, as job.json and the Python interface have it."""
 
 from __future__ import annotations
 

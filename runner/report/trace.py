@@ -1,4 +1,4 @@
-"""``--trace``: who was busy when, as a Chrome trace that Perfetto opens (ui.perfetto.dev, or chrome://tracing).
+"""``--trace``: a timeline of all processes, as a Chrome trace that Perfetto opens (ui.perfetto.dev, or chrome://tracing).
 
 Every replica is a process with one track for its target and one for its draft; the driver has a track of its own.
 """

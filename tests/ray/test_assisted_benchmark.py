@@ -15,16 +15,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import assisted
 import classics
-import door
 import equality
+import job_runs
 
 
-def ran(folder: Path, text: str = "same", **summary: Any) -> door.Ran:
+def ran(folder: Path, text: str = "same", **summary: Any) -> job_runs.Ran:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.jsonl").write_text(text)
     rounds = {"shared": {"rounds": 10, "seconds": 2.0, "tokens": 30, "foreseen_seconds": 1.0, "foreseen_tokens": 40.0}}
     rounds["shared"] |= {"tried": 0, "held": 0}
-    return door.Ran(folder, {"summary": summary, "costs": {"0": {"rounds": rounds}}}, 1.0)
+    return job_runs.Ran(folder, {"summary": summary, "costs": {"0": {"rounds": rounds}}}, 1.0)
 
 
 def replica(tokens: int, seconds: float, idle: float = 0.0) -> dict[str, Any]:
@@ -41,11 +41,11 @@ def test_prompts_of_several_files_take_turns(tmp_path: Path) -> None:
     left, right = tmp_path / "left.jsonl", tmp_path / "right.jsonl"
     left.write_text('{"prompt": "a"}\n{"messages": []}\n{"prompt": "b"}\n{"prompt": "c"}\n')
     right.write_text('{"prompt": "x"}\n')
-    assert door.prompts_of([left, right]) == ["a", "x", "b", "c"]
+    assert job_runs.prompts_of([left, right]) == ["a", "x", "b", "c"]
 
 
 def test_rows_are_greedy_and_sampled_in_turn_and_have_ids_of_their_own() -> None:
-    rows = list(door.rows_of(["a", "b", "c"], 7, door.TEMPERATURES))
+    rows = list(job_runs.rows_of(["a", "b", "c"], 7, job_runs.TEMPERATURES))
     assert [row["temperature"] for row in rows] == [0.0, 0.8, 0.0, 0.8, 0.0, 0.8, 0.0]
     assert [row["prompt"] for row in rows] == ["a", "b", "c", "a", "b", "c", "a"]
     assert len({row["id"] for row in rows}) == 7
@@ -57,7 +57,9 @@ def test_descendants_are_found_with_their_command_lines() -> None:
     try:
         # Until it runs it may have no command line yet.
         assert child.stdout is not None and child.stdout.readline() == b"up\n"
-        assert any("sys.stdin.read" in command for number, command in door.descendants(os.getpid()) if number == child.pid)
+        assert any(
+            "sys.stdin.read" in command for number, command in job_runs.descendants(os.getpid()) if number == child.pid
+        )
     finally:
         child.communicate()
 

@@ -1,4 +1,4 @@
-"""The door a user takes: the command line, on real models and a real Ray."""
+"""The command line, on real models and a real Ray."""
 
 from __future__ import annotations
 

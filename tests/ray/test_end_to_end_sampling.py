@@ -1,4 +1,4 @@
-"""Log-probabilities, several answers and shared prompts through the door a user takes, killed and resumed on the way."""
+"""Log-probabilities, several answers and shared prompts through the command line, killed and resumed on the way."""
 
 from __future__ import annotations
 

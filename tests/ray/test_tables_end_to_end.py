@@ -1,4 +1,4 @@
-"""Tables in and out on a real Ray: Parquet through the Python door and the command, CSV, and failed rows once more."""
+"""Tables in and out on a real Ray: Parquet through the Python interface and the command, CSV, and failed rows once more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from command_line import DEADLINE, OFFLINE, outrider
 from pyarrow import parquet
 
-import outrider as door
+import outrider as library
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ REVIEWS = pyarrow.table(
 def test_twenty_rows_through_the_door_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     parquet.write_table(REVIEWS, "reviews.parquet")
-    job = door.run("reviews.parquet", template="Summarise: {text}", max_tokens=8, draft="lookup", replicas=1)
+    job = library.run("reviews.parquet", template="Summarise: {text}", max_tokens=8, draft="lookup", replicas=1)
     assert any("text, stars, seen" in note for note in job.notes), job.notes
     back = parquet.read_table(job.to_parquet("answers.parquet"))
     assert back.column_names[:7] == ["id", "text", "tokens", "finish_reason", "input_text", "stars", "seen"]
@@ -45,7 +45,7 @@ def test_twenty_rows_through_the_door_and_back(tmp_path: Path, monkeypatch: pyte
     # The same prompts as lines of JSON are the same texts, with and without a draft.
     prompts = [f"Summarise: {text}" for text in REVIEWS["text"].to_pylist()]
     lines = [{"id": f"r{n}", "prompt": prompt, "max_tokens": 6 if n % 2 else 8} for n, prompt in enumerate(prompts)]
-    plain = door.run(lines, draft="none", replicas=1, progress=False)
+    plain = library.run(lines, draft="none", replicas=1, progress=False)
     assert back["text"].to_pylist() == [row.text for row in plain.results()]
     assert back["tokens"].to_pylist() == [row.tokens for row in plain.results()]
 

@@ -1,4 +1,4 @@
-"""The door a user takes: the command line in processes of its own, and what a job directory shows from outside."""
+"""The command line in processes of its own, and what a job directory shows from outside."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ def _names_ray(path: Path) -> bool:
 def modules_that_import_ray() -> frozenset[str]:
     return frozenset(
         ".".join(("outrider", *path.relative_to(ROOT).with_suffix("").parts))
-        for room in ("runner", "workers")
-        for path in (ROOT / room).rglob("*.py")
+        for layer in ("runner", "workers")
+        for path in (ROOT / layer).rglob("*.py")
         if _names_ray(path)
     )
 

@@ -1,4 +1,4 @@
-"""The Python door before any model loads: what it takes, what it refuses, and what it reads of a job."""
+"""The Python interface before any model loads: what it takes, what it refuses, and what it reads of a job."""
 
 from __future__ import annotations
 
@@ -927,7 +927,7 @@ def test_progress_in_a_notebook_is_shown_below_the_cell(monkeypatch: pytest.Monk
 
 
 def test_every_python_example_of_the_docs_can_be_read() -> None:
-    """They are run in tests/ray/test_python_door.py; that they are Python and name what there is shows here."""
+    """They are run in tests/ray/test_python_interface.py; that they are Python and name what there is shows here."""
     text = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text()
     blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
     assert len(blocks) >= 4

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from second_user import as_guest, only_root
 
-from outrider.runner.hosts import auth, knock
+from outrider.runner.hosts import auth, port_check
 from outrider.runner.hosts.ray_start import joined_ray, own_cluster
 from outrider.workers.errors import JobError, UsageError
 
@@ -123,7 +123,7 @@ def test_an_address_is_a_host_and_a_port(address: str) -> None:
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_cluster_whose_head_does_not_answer_is_said_to_be_so(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knock, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(port_check, "ANSWER_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         if not listens:

@@ -1,4 +1,4 @@
-"""Imports go one way only: runner, then workers, then kernels, and inside of these from each floor to those below it."""
+"""Imports go one way only: runner, then workers, then kernels, and inside of these from each level to those below it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ RAY_IN_WORKERS = {
     "ray_compat.py",
     "shared_memory_transport.py",
 }
-# The floors of each layer, the lowest first: rooms, and modules outside of them. Those on one floor may know each other.
-FLOORS = {
+# The levels of each layer, the lowest first: packages, and modules outside of them. Those on one level may know each other.
+LEVELS = {
     "runner": [
         {"counted", "option", "options", "printable", "progress", "run_arguments", "process_exit", "safe_path", "streams"}
         | {"template", "temporary_file", "validation_errors"},
@@ -129,24 +129,24 @@ def test_a_breach_is_seen(layer: str, source: str) -> None:
     assert breaches(layer, source)
 
 
-def floor_of(layer: str, name: str) -> int:
-    [floor] = [number for number, floor in enumerate(FLOORS[layer]) if name in floor]
-    return floor
+def level_of(layer: str, name: str) -> int:
+    [level] = [number for number, level in enumerate(LEVELS[layer]) if name in level]
+    return level
 
 
 def climbs(path: Path) -> list[str]:
-    """What a file imports from floors above its own."""
+    """What a file imports from levels above its own."""
     layer, *inner = path.relative_to(ROOT).with_suffix("").parts
-    own = floor_of(layer, inner[0])
+    own = level_of(layer, inner[0])
     found = []
     for line, module in imports(path.read_text()):
         parts = module.split(".")
-        if parts[:2] == ["outrider", layer] and len(parts) > 2 and floor_of(layer, parts[2]) > own:
+        if parts[:2] == ["outrider", layer] and len(parts) > 2 and level_of(layer, parts[2]) > own:
             found.append(f"line {line}: {'/'.join(inner)} stands below {module}")
     return found
 
 
-@pytest.mark.parametrize("layer", FLOORS)
+@pytest.mark.parametrize("layer", LEVELS)
 def test_imports_go_down_inside_of_a_layer_too(layer: str) -> None:
     files = [path for path in (ROOT / layer).rglob("*.py") if path.name != "__init__.py" or path.parent.name != layer]
     assert len(files) > 30

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from driver_world import fill
 
-from outrider.runner.hosts import head_watch, knock, ray_watch
+from outrider.runner.hosts import head_watch, port_check, ray_watch
 from outrider.runner.hosts.head_watch import SILENCE_SECONDS, Head
-from outrider.runner.hosts.knock import GREETING
+from outrider.runner.hosts.port_check import GREETING
 from outrider.runner.hosts.ray_watch import OwnRay, ended
 from outrider.runner.hosts.start_anew import MOST_IDLE_LOSSES, check_worth_another
 from outrider.runner.job.journal import Journal
@@ -71,7 +71,7 @@ def lost_within(own: OwnRay, seconds: float = 10.0) -> str:
 def test_a_raylet_that_does_not_answer_is_lost_and_killed(
     tmp_path: Path, raylet: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(knock, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(port_check, "ANSWER_SECONDS", 0.01)
     (tmp_path / "raylet").touch()
     # The kernel takes connections for one that was stopped.
     with socket.create_server(("127.0.0.1", 0)) as stopped:
@@ -182,7 +182,7 @@ def test_a_process_that_has_to_end_at_once_keeps_its_words_and_its_code(how: str
 
 @contextmanager
 def server(port: int = 0, word: bytes = b"settings") -> Iterator[int]:
-    """Somebody who answers whoever knocks, or hangs up without a word; the port."""
+    """A server that answers, or hangs up without a reply; its port."""
 
     class Porter(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -207,7 +207,7 @@ def test_a_head_is_lost_when_it_has_been_silent_for_long(monkeypatch: pytest.Mon
     monkeypatch.setattr(head_watch, "time", SimpleNamespace(monotonic=lambda: now))
     with server() as port:
         head = Head(f"127.0.0.1:{port}", own=NOBODY)
-        # While this process is stopped nobody knocks.
+        # While this process is stopped no port is checked.
         now += 10 * SILENCE_SECONDS
         assert head.lost() is None and head.answers() and not head.silent
     assert (head.answers(), head.silent, head.lost()) == (False, True, None)
@@ -225,7 +225,7 @@ def test_a_head_is_lost_when_it_has_been_silent_for_long(monkeypatch: pytest.Mon
 def test_a_head_that_only_takes_connections_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     # As the kernel does for one that was stopped.
     with socket.create_server(("127.0.0.1", 0)) as listener, monkeypatch.context() as hasty:
-        hasty.setattr(knock, "ANSWER_SECONDS", 0.01)
+        hasty.setattr(port_check, "ANSWER_SECONDS", 0.01)
         assert not Head(f"127.0.0.1:{listener.getsockname()[1]}", own=NOBODY).answers()
     with server(word=b"") as port:
         assert Head(f"127.0.0.1:{port}", own=NOBODY).answers(), "one that wants another protocol is there"

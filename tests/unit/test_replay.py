@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import replay
-from door import EXAMPLES
+from job_runs import EXAMPLES
 
 from outrider.workers.models.model_info import find
 

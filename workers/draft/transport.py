@@ -1,4 +1,4 @@
-"""How a target's requests reach its draft, and the answers come back: the seam. No Ray in here."""
+"""The interface of transports: how a target's requests reach its draft, and the answers come back. No Ray in here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's door, for benchmarks: ``outrider run`` over prompts, what job.json says of it, and what it wrote."""
+"""Jobs for benchmarks: ``outrider run`` over prompts, what job.json says of it, and what it wrote."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ POLL_SECONDS = 2.0
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
-def knock(where: tuple[str, int]) -> None:
-    """An OSError if no server answers there. The kernel takes connections for a stopped one too, so a word is awaited."""
+def check_port(where: tuple[str, int]) -> None:
+    """OSError if no server answers there. The kernel takes connections for a stopped one too, so a reply is awaited."""
     with socket.create_connection(where, timeout=ANSWER_SECONDS) as line:
         line.sendall(GREETING)
         # One that hangs up, since it wants another protocol, is there as well.
@@ -35,7 +35,7 @@ def answers_within(where: tuple[str, int], seconds: float, poll: float = POLL_SE
     deadline = time.monotonic() + seconds
     while True:
         with suppress(OSError):
-            knock(where)
+            check_port(where)
             return True
         if time.monotonic() + poll >= deadline:
             return False

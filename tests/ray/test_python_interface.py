@@ -1,4 +1,4 @@
-"""The Python door on real models and a real Ray: from scripts, threads and notebooks, beside a Ray of the caller's own."""
+"""The Python interface on real models and a real Ray: scripts, threads, notebooks, beside a Ray of the caller's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 from command_line import DEADLINE, OFFLINE, described, outrider, rows_done
 
-import outrider as door
+import outrider as library
 from outrider.runner.job.lock import is_held
 
 pytestmark = pytest.mark.slow
@@ -117,10 +117,10 @@ def test_beside_a_ray_of_the_callers_and_in_a_thread_it_is_the_job_of_the_comman
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["rows"] == 6
     told = described(tmp_path / "job")
-    assert door.open(tmp_path / "job").summary.tokens == told["summary"]["tokens"]
+    assert library.open(tmp_path / "job").summary.tokens == told["summary"]["tokens"]
     lines = (tmp_path / "job" / "results.jsonl").read_text().splitlines()
     texts = [json.loads(line)["response"]["body"]["choices"][0]["text"] for line in lines]
-    assert texts == [row.text for row in door.open(tmp_path / "job").results()]
+    assert texts == [row.text for row in library.open(tmp_path / "job").results()]
     plain = outrider("run", "job/input", "-o", "plain", "--draft", "none", cwd=tmp_path)
     assert plain.returncode == 0, plain.stderr
     assert (tmp_path / "plain" / "results.jsonl").read_bytes() == (tmp_path / "job" / "results.jsonl").read_bytes()
@@ -130,8 +130,8 @@ def test_bad_rows_are_the_sentence_and_the_lines_of_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(door.OutriderError) as caught:
-        door.run(["fine", {"prompt": "x", "max_tokens": 0}], out="job", progress=False)
+    with pytest.raises(library.OutriderError) as caught:
+        library.run(["fine", {"prompt": "x", "max_tokens": 0}], out="job", progress=False)
     assert caught.value.exit_code == 2
     assert caught.value.lines == ['rows:2: "max_tokens" must be at least 1, got 0']
     (tmp_path / "in.jsonl").write_text('{"prompt": "fine"}\n{"prompt": "x", "max_tokens": 0}\n')
@@ -167,14 +167,14 @@ def test_an_interrupt_drains_and_the_same_call_goes_on(tmp_path: Path, monkeypat
     assert not is_held(tmp_path / "job")
 
     monkeypatch.chdir(tmp_path)
-    job = door.run(LONG[:], out="job", wait=False, progress=False)
+    job = library.run(LONG[:], out="job", wait=False, progress=False)
     wait_for(lambda: job.status == "running" and job.summary.done > int(done), "row of the second run")
-    with pytest.raises(door.OutriderError, match="is being run by process"):
-        door.run(LONG, out="job", progress=False)
-    other = door.open("job")
+    with pytest.raises(library.OutriderError, match="is being run by process"):
+        library.run(LONG, out="job", progress=False)
+    other = library.open("job")
     with pytest.raises(TimeoutError):
         other.wait(timeout=0.01)
-    with pytest.raises(door.OutriderError, match=r"is run by process [0-9]+ on .*, and is stopped there"):
+    with pytest.raises(library.OutriderError, match=r"is run by process [0-9]+ on .*, and is stopped there"):
         other.cancel()
     waited: list[str] = []
     thread = threading.Thread(target=lambda: waited.append(other.wait().status))
@@ -207,7 +207,7 @@ def test_a_job_whose_caller_is_killed_drains_and_leaves_nothing_running(tmp_path
     wait_for(lambda: not is_held(tmp_path / "job"), "end of the job")
     psutil.wait_procs(family, timeout=30)
     assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    job = door.open(tmp_path / "job")
+    job = library.open(tmp_path / "job")
     assert job.status == "stopped"
     assert 3 < job.summary.done < len(LONG)
     assert len((tmp_path / "job" / "results.jsonl").read_text().splitlines()) == job.summary.done
@@ -217,7 +217,7 @@ def test_a_job_whose_ray_dies_begins_its_command_line_anew(tmp_path: Path, monke
     """In the same process, with what the caller has handed over: the file it tells in, and rows that are read already."""
     monkeypatch.chdir(tmp_path)
     rows = LONG[:40]
-    job = door.run(rows, out="job", batch=2, wait=False, progress=False)
+    job = library.run(rows, out="job", batch=2, wait=False, progress=False)
     wait_for(lambda: rows_done(tmp_path / "job") > 3, "row")
     # By its short name, cut at 15 letters: a process that has just ended has no command line.
     [server] = [process for process in psutil.Process().children(recursive=True) if process.name().startswith("gcs_server")]
