@@ -1,4 +1,4 @@
-"""What each actor loads and how it works: engine, precision, candidates, and the placement that is asked for."""
+"""What each actor loads and how it works: engine, precision, memory, candidates, and the placement that is asked for."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from dataclasses import replace
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options import OF_A_MODEL_ALONE, ComputedModel, Options
 from outrider.runner.planning.placement_request import PlacementRequest, on_accelerator
+from outrider.runner.planning.replica_memory import ProcessMemory, ReplicaMemory
+from outrider.runner.planning.replica_plan import loaded_bytes
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec, ReplicaSpec
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.model_memory import ModelMemory
 from outrider.workers.precisions import arithmetic
 
 LOOKUP, SUFFIX = "lookup", "suffix"
@@ -222,3 +225,24 @@ def placement_request_of(spec: Options, movable: bool, cores: int) -> PlacementR
         # A target loses 1/n of its speed with one of n cores, and a draft that takes turns costs less than a quarter.
         layout = "shared" if cores // (spec.replicas or 1) < FEWEST_CORES_TO_SPLIT else "split"
     return PlacementRequest(spec.per, spec.replicas, spec.draft_cores, layout, devices)
+
+
+def memory_of(model_info: ModelInfo, model: ModelSpec, rows: int, tokenizer_process: TokenizerProcess) -> ProcessMemory:
+    """Of a process with this model, which works on so many rows at once."""
+    told = tokenizer_process.memory_of(model, rows)
+    known = told is not None
+    return ProcessMemory(told or ModelMemory(loaded_bytes(model_info, model.precision)), model.engine, known)
+
+
+def memory_of_pair(
+    target: tuple[ModelInfo, ModelSpec],
+    draft: tuple[ModelInfo | None, ModelSpec | None],
+    rows: int,
+    tokenizer_process: TokenizerProcess,
+) -> ReplicaMemory:
+    """Of a target with its draft, where there is one."""
+    of_target = memory_of(*target, rows, tokenizer_process)
+    card, model = draft
+    if card is None or model is None:
+        return ReplicaMemory(of_target, None)
+    return ReplicaMemory(of_target, memory_of(card, model, rows, tokenizer_process))

@@ -23,11 +23,17 @@ from outrider.runner.job.input import KEY as INPUT
 from outrider.runner.job.input import describe_input, digest_of_resumed_input, open_input
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.model_choice import choose_models, is_movable, placement_request_of, replica_spec_of
+from outrider.runner.model_choice import (
+    choose_models,
+    is_movable,
+    memory_of_pair,
+    placement_request_of,
+    replica_spec_of,
+)
 from outrider.runner.options import JobSpec
 from outrider.runner.planning.placement import Plan, plan
 from outrider.runner.planning.placement_request import ModelSizes
-from outrider.runner.planning.replica_memory import ReplicaMemory, memory_of
+from outrider.runner.planning.replica_memory import ReplicaMemory
 from outrider.runner.planning.replica_plan import ReplicaTemplate
 from outrider.runner.planning.topology import read_topology
 from outrider.runner.report.display import Watcher
@@ -88,11 +94,8 @@ def prepare_models(spec: JobSpec, tokenizer_process: TokenizerProcess, say: Call
     for note in notes:
         say(f"note: {note}")
     target_model, draft_model = choose_models(spec, target, draft, tokenizer_process, say)
-    of_target = memory_of(target, target_model, spec.batch, tokenizer_process)
-    of_draft = None
-    if draft is not None and draft_model is not None:
-        of_draft = memory_of(draft, draft_model, spec.batch, tokenizer_process)
-    return PreparedModels(target, draft, draft_name, target_model, draft_model, ReplicaMemory(of_target, of_draft))
+    memory = memory_of_pair((target, target_model), (draft, draft_model), spec.batch, tokenizer_process)
+    return PreparedModels(target, draft, draft_name, target_model, draft_model, memory)
 
 
 def prepare(
@@ -165,10 +168,12 @@ def _sizes_of_rows(
     try:
         made = _plan_here(spec, models, least)
     except PlacementError as refusal:
-        raise PlacementError(f"the longest prompt has {longest:,} tokens, and {rows} at once run: {refusal}") from None
-    tokens = sum(prompt + most for prompt, most in lengths)
-    with_kept = tokens + spec.prefix_tokens
-    most = memory.sizes(rows, with_kept, with_kept)
+        at_once = counted(rows, "row")
+        raise PlacementError(f"the longest prompt has {longest:,} tokens, with {at_once} at once: {refusal}") from None
+    # Prompts of rows that have ended are kept for those to come.
+    kept = min(spec.prefix_tokens, (pending - 1) * longest)
+    tokens = sum(prompt + most for prompt, most in lengths) + kept
+    most = memory.sizes(rows, tokens, tokens)
     try:
         if _plan_here(spec, models, most).replicas == made.replicas:
             return most
@@ -176,9 +181,9 @@ def _sizes_of_rows(
     except PlacementError as refusal:
         why = str(refusal).partition(";")[0]
     say(
-        f"note: memory may run short: {counted(len(lengths), 'row')} at once may have {tokens:,} tokens, answers included; "
-        f"{why}. A target that runs out of it goes on with half as many rows; a smaller --batch, fewer --replicas or "
-        "--cache-precision int8 needs less"
+        f"note: memory may run short: {counted(len(lengths), 'row')} at once may have {tokens:,} tokens, with their "
+        f"answers and {kept:,} kept of earlier prompts; {why}. A target that runs out of it goes on with half as many "
+        "rows; a smaller --batch, fewer --replicas or --cache-precision int8 needs less"
     )
     return least
 

@@ -29,11 +29,17 @@ from outrider.runner.hosts.ray_watch import Lost
 from outrider.runner.job.directory import there
 from outrider.runner.job.row_seed import derived_seed
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.model_choice import choose_models, is_movable, placement_request_of, replica_spec_of
+from outrider.runner.model_choice import (
+    choose_models,
+    is_movable,
+    memory_of_pair,
+    placement_request_of,
+    replica_spec_of,
+)
 from outrider.runner.options import BenchSpec
 from outrider.runner.planning.free_cores import plan_on_free_cores
-from outrider.runner.planning.placement_request import ModelSizes
-from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, loaded_bytes, probed_here
+from outrider.runner.planning.replica_memory import ReplicaMemory
+from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, probed_here
 from outrider.runner.planning.topology import Topology, ray_resources, read_topology
 from outrider.runner.printable import printable
 from outrider.runner.report.display import console
@@ -64,6 +70,7 @@ class BenchSetup:
     target_model: ModelSpec
     draft_model: ModelSpec | None
     examples: list[Example]
+    memory: ReplicaMemory
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -108,12 +115,9 @@ def bench(spec: BenchSpec) -> None:
 
 def _plan_pair(spec: BenchSpec, setup: BenchSetup, machine: Topology, say: Callable[[str], None]) -> ReplicaPlan:
     """The pair on cores that are free, waited for where others hold them."""
-    sizes = ModelSizes(loaded_bytes(setup.target, setup.target_model.precision))
-    if setup.draft is not None and setup.draft_model is not None:
-        sizes = replace(sizes, draft=loaded_bytes(setup.draft, setup.draft_model.precision))
     movable = is_movable(spec, setup.target_model, setup.draft_model)
     request = replace(placement_request_of(spec, movable, len(machine.usable_cores)), replicas=1)
-    made = plan_on_free_cores(sizes, request, spec.wait_for_cores, say)
+    made = plan_on_free_cores(setup.memory.sizes(spec.batch), request, spec.wait_for_cores, say)
     for note in made.notes:
         say(f"note: {note}")
     replica_spec = replica_spec_of(spec, setup.draft_model, setup.draft_name)
@@ -138,10 +142,11 @@ def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> BenchSetup:
         for note in notes:
             say(f"note: {note}")
         target_model, draft_model = choose_models(spec, target, draft, tokenizer_process, say)
+        memory = memory_of_pair((target, target_model), (draft, draft_model), spec.batch, tokenizer_process)
     longest = max(len(example.prompt) + example.new_tokens for example in made)
     if draft is not None and draft.context < longest:
         say(f"note: {draft.name} holds {draft.context:,} tokens; beyond that it proposes nothing")
-    return BenchSetup(target, draft, draft_name, target_model, draft_model, made)
+    return BenchSetup(target, draft, draft_name, target_model, draft_model, made, memory)
 
 
 def _measure_all(

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.planning.placement_request import ModelSizes
-from outrider.runner.planning.replica_plan import loaded_bytes
-from outrider.workers.messages import ModelSpec
-from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.model_memory import ModelMemory
 
 # What a process takes beside its model, as measured: a worker of Ray's with our modules, on the hf engine with torch.
@@ -41,10 +37,3 @@ class ReplicaMemory:
             return sizes
         draft = self.draft.model
         return replace(sizes, draft=draft.weights, draft_kv=draft.of_rows(rows, draft_tokens), draft_room=self.draft.room)
-
-
-def memory_of(model_info: ModelInfo, model: ModelSpec, rows: int, tokenizer_process: TokenizerProcess) -> ProcessMemory:
-    """Of a process with this model, which works on so many rows at once."""
-    told = tokenizer_process.memory_of(model, rows)
-    known = told is not None
-    return ProcessMemory(told or ModelMemory(loaded_bytes(model_info, model.precision)), model.engine, known)

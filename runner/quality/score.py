@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.model_choice import choose_target
+from outrider.runner.model_choice import choose_target, memory_of
 from outrider.runner.options import ScoreSpec
 from outrider.runner.planning.placement_request import PlacementRequest
-from outrider.runner.planning.replica_plan import loaded_bytes
+from outrider.runner.planning.replica_memory import PROCESS_BYTES
 from outrider.runner.quality.model_process import ModelProcess, placed_process
 from outrider.runner.quality.progress import ProgressLine
 from outrider.runner.quality.texts import opened, texts
@@ -35,9 +35,14 @@ def score(spec: ScoreSpec, as_json: bool) -> None:
         if against is not None:
             other = spec.model_copy(update={"precision": spec.against_precision, "cache_precision": "auto"})
             models.append(choose_target(other, against, tokenizer_process, line.say))
-        needed = sum(
-            loaded_bytes(each, model.precision) for each, model in zip((card, against), models, strict=False) if each
-        )
+        # Both in one process.
+        held = [
+            memory_of(each, model, 1, tokenizer_process)
+            for each, model in zip((card, against), models, strict=False)
+            if each is not None
+        ]
+        needed = max(PROCESS_BYTES[each.engine] for each in held)
+        needed += sum(each.model.weights + each.model.working for each in held)
         with opened(spec.input, line.say) as source:
             found = texts(source, spec.format, card, tokenizer_process, spec.skip_bad, line.say)
             windows = first_tokens(

@@ -20,13 +20,16 @@ from outrider.runner.bench.table import Measured, comparison, table
 from outrider.runner.bench.tasks import CODE, LENGTHS, SHORT, TOKENS, examples, sizes
 from outrider.runner.cli.main import app
 from outrider.runner.options import BenchSpec, JobSpec
+from outrider.runner.planning.replica_memory import ProcessMemory, ReplicaMemory
 from outrider.runner.quality import quantize as quantize_module
 from outrider.workers.errors import LeaseError, UsageError
 from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.model_memory import ModelMemory
 
 MODEL_INFO = ModelInfo("facebook/opt-6.7b", "/models/opt", "opt", 2048, 50272, "float16", (2,), 1, "digest")
+MEMORY = ReplicaMemory(ProcessMemory(ModelMemory(1), "native", True), None)
 
 
 class LetterTokenizer:
@@ -343,7 +346,7 @@ def test_cores_lost_to_another_run_are_waited_for(
             raise LeaseError("core 0 is held by process 7 (waited 5 s)")
         return {"plain": [Measured(8, (1, 2, 3), 1.0, 0.5, 0, 0, 2, 1)]}, {}, None
 
-    setup = bench_module.BenchSetup(MODEL_INFO, None, "none", ModelSpec("/models/opt", "native", "w4a8"), None, [])
+    setup = bench_module.BenchSetup(MODEL_INFO, None, "none", ModelSpec("/models/opt", "native", "w4a8"), None, [], MEMORY)
     monkeypatch.setattr(bench_module, "_prepare", lambda spec, say: setup)
     monkeypatch.setattr(bench_module, "_plan_pair", lambda spec, setup, machine, say: f"plan {len(tries)}")
     monkeypatch.setattr(bench_module, "local_ray", lambda cores, resources: nullcontext())

@@ -470,7 +470,8 @@ def test_rows_that_may_need_more_memory_than_there_is_are_told_of_and_run(
     long = '{"prompt": "x", "max_tokens": 15}'
     assert run_job(spec_of(*[long] * 64, batch=64, prefix_tokens=0), heard).summary["done"] == 64
     [said] = [said for said in heard.said if "memory" in said]
-    assert said.startswith("note: memory may run short: 64 rows at once may have 1,024 tokens, answers included; target ")
+    told = "64 rows at once may have 1,024 tokens, with their answers and 0 kept of earlier prompts; target "
+    assert said.startswith(f"note: memory may run short: {told}")
     assert said.endswith("; a smaller --batch, fewer --replicas or --cache-precision int8 needs less")
 
 
@@ -480,7 +481,7 @@ def test_a_prompt_that_fits_no_memory_is_refused_and_leaves_nothing_behind(
 ) -> None:
     monkeypatch.setitem(PROCESS_BYTES, "hf", 765_000_000)
     long = '{"prompt": "xxxxxxxxxxxxxxxxxx", "max_tokens": 1}'
-    with pytest.raises(PlacementError, match=r"the longest prompt has 18 tokens, and 1 at once run: target 1\.05 MB"):
+    with pytest.raises(PlacementError, match=r"the longest prompt has 18 tokens, with 1 row at once: target 1\.05 MB"):
         run_job(spec_of(long, batch=1), heard)
     assert not Path("job").exists()
     assert run_job(spec_of(ROW, batch=1, prefix_tokens=0), heard).summary["done"] == 1
