@@ -11,6 +11,7 @@ from typing import Any
 from outrider.runner.counted import counted
 from outrider.runner.drive_job import drive
 from outrider.runner.hosts.auth import bring_token
+from outrider.runner.hosts.limits import check_limits
 from outrider.runner.hosts.start_anew import start_anew
 from outrider.runner.job.directory import (
     DESCRIPTION,
@@ -118,6 +119,9 @@ def _run_job(spec: JobSpec, display: Watcher, again: bool) -> Outcome:
     check_free(directory, is_piped(spec.input))
     if spec.address is not None:
         bring_token(display.say)
+    else:
+        # Before the process that tokenizes is started, which needs some of it, too.
+        check_limits()
     try:
         with held(directory), display:
             outcome = _run_held(spec, directory, display, again)

@@ -118,6 +118,16 @@ OWN_LIBRARIES = Change(
 )
 
 
+def _in_utf8(command_line: Callable[[], str]) -> Callable[[], str]:
+    return lambda: command_line().encode(errors="backslashreplace").decode()
+
+
+# Ray notes the driver's command line, and does not start where that is not UTF-8, as a path may be.
+COMMAND_LINE = Change(
+    "ray._private.utils", "get_entrypoint_name", "to start with a path that is not UTF-8 on the command line", _in_utf8
+)
+
+
 # Whoever ends a program asks its whole process group (timeout, a service manager): Ray would be gone before the rows under
 # way had ended, or amid its start, which then waits half a minute for it. It ends with whoever has started it anyway.
 APART = Change(

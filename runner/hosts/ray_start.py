@@ -18,6 +18,7 @@ import psutil
 
 from outrider.runner.hosts.auth import refuse_open
 from outrider.runner.hosts.head_watch import SILENCE_SECONDS, Head
+from outrider.runner.hosts.limits import OBJECT_STORE_BYTES, check_limits
 from outrider.runner.hosts.listeners import beyond_loopback
 from outrider.runner.hosts.port_check import answers_within, host_and_port
 from outrider.runner.hosts.ray_processes import Descendants, abandon
@@ -31,7 +32,6 @@ LOOPBACK = "127.0.0.1"
 NO_NETWORK = (errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL)
 LOOPBACK_SECONDS = 5.0
 NO_METRICS = {"RAY_enable_metrics_collection": "0"}
-OBJECT_STORE_BYTES = 256 << 20
 # Ray otherwise starts a process a core before any is asked for; ours are started by command lines of their own.
 NONE_IN_ADVANCE = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 # By it `ray job submit` asks its own cluster for a working directory and packages, which no other Ray has.
@@ -55,6 +55,7 @@ def local_ray(
     """
     if metrics_port is not None and not all(find_spec(module) for module in METRICS_AGENT):
         raise UsageError("--metrics-port: Ray's metrics agent is not installed; pip install 'ray[default]' brings it")
+    check_limits()
     _check_loopback()
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -110,7 +111,7 @@ def _start(
     import ray
 
     changes = [ray_compat.APART, ray_compat.LOOPBACK, ray_compat.SMALLER, ray_compat.NO_DASHBOARD]
-    changes += [ray_compat.OWN_LIBRARIES, *ray_compat.QUIET]
+    changes += [ray_compat.OWN_LIBRARIES, ray_compat.COMMAND_LINE, *ray_compat.QUIET]
     if metrics_port is None:
         changes.append(ray_compat.NO_METRICS)
     try:
@@ -188,7 +189,7 @@ def joined_ray(address: str, patience: float = SILENCE_SECONDS) -> Iterator[Head
     from ray.exceptions import RayError
 
     try:
-        with ray_compat.changed(ray_compat.OWN_LIBRARIES, *ray_compat.QUIET):
+        with ray_compat.changed(ray_compat.OWN_LIBRARIES, ray_compat.COMMAND_LINE, *ray_compat.QUIET):
             ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise JobError(f"--address: the cluster at {address} cannot be joined: {first_line(error)}") from error

@@ -31,6 +31,7 @@ ALL = (
     ray_compat.NO_DASHBOARD,
     ray_compat.NO_METRICS,
     ray_compat.OWN_LIBRARIES,
+    ray_compat.COMMAND_LINE,
     *ray_compat.QUIET,
 )
 PRIVATE = re.compile(r"ray\._|ray\.experimental|ray\.internal|_raylet|_global_node|global_worker|core_worker")
@@ -113,6 +114,13 @@ def test_workers_are_not_told_of_the_drivers_folders(monkeypatch: pytest.MonkeyP
         pytest.raises(RayUnsupportedError, match=r"no ray\.job_config\.JobConfig\._py_driver_sys_path, which"),
     ):
         other._serialize()
+
+
+def test_a_command_line_that_is_not_utf8_reaches_ray_in_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path may hold any bytes. Ray did not start where one stood on the command line."""
+    monkeypatch.setattr("ray._private.utils.get_entrypoint_name", lambda: "outrider run in.jsonl -o \udcff")
+    with ray_compat.changed(ray_compat.COMMAND_LINE):
+        assert ray._private.utils.get_entrypoint_name() == "outrider run in.jsonl -o \\udcff"
 
 
 @pytest.mark.parametrize("begin", [lambda folder: ray_start._start(folder, 1, {}, None),

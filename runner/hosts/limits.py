@@ -1,0 +1,71 @@
+"""Limits (ulimit, a container's) under which Ray cannot run, looked at before it is started.
+
+Ray itself does not name them: it waits half a minute for a server that could not start, or aborts this very process.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from typing import NamedTuple
+
+from outrider.workers.errors import JobError
+
+# Of which Ray makes a file.
+OBJECT_STORE_BYTES = 256 << 20
+# Ray's servers and the driver have 120 on two cores, a target and its draft 60 beside them.
+THREADS = 150
+STACK_BYTES = 256 << 10
+
+
+class Least(NamedTuple):
+    """What a process of a job is to be allowed at least, in the limit's own terms."""
+
+    limit: int
+    flag: str
+    least: int
+    unit: int
+    what: str
+
+
+LEAST = (
+    Least(resource.RLIMIT_NOFILE, "-n", 128, 1, "open files"),
+    Least(resource.RLIMIT_AS, "-v", 2 << 20, 1024, "KiB of address space"),
+    Least(resource.RLIMIT_FSIZE, "-f", OBJECT_STORE_BYTES >> 10, 1024, "KiB a file"),
+)
+
+
+def check_limits() -> None:
+    """Refuse to begin where a limit is known to be too small for any job."""
+    for limit, flag, least, unit, what in LEAST:
+        allowed, _ = resource.getrlimit(limit)
+        if allowed != resource.RLIM_INFINITY and allowed < least * unit:
+            raise JobError(
+                f"ulimit {flag} allows {allowed // unit:,} {what}, and a job here needs {least:,} at least; raise it"
+            )
+    if (found := _startable(THREADS)) < THREADS:
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        of_user = "no limit" if allowed == resource.RLIM_INFINITY else f"{allowed:,}"
+        raise JobError(
+            f"only {found:,} more threads can be started here, and a job needs {THREADS:,} at least: raise the limit of "
+            f"this user's processes (ulimit -u: {of_user}) or the container's (docker run --pids-limit), or end others"
+        )
+
+
+def _startable(count: int) -> int:
+    """How many threads can be started, ``count`` at most. Only trying tells: a container has a limit, too."""
+    release, threads = threading.Event(), list[threading.Thread]()
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=release.wait, daemon=True)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError:  # as Python says that the system starts no more
+        pass
+    finally:
+        threading.stack_size(before)
+        release.set()
+        for thread in threads:
+            thread.join()
+    return len(threads)

@@ -1,0 +1,69 @@
+"""Limits under which Ray cannot run are named before it is started."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from outrider.runner.hosts import limits
+from outrider.runner.hosts.limits import check_limits
+from outrider.workers.errors import JobError
+
+PROGRAM = "from outrider.runner.cli.main import main; main()"
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("-n 64", "ulimit -n allows 64 open files, and a job here needs 128 at least; raise it"),
+        (
+            "-v 1500000",
+            "ulimit -v allows 1,500,000 KiB of address space, and a job here needs 2,097,152 at least; raise it",
+        ),
+        ("-f 100", "ulimit -f allows 100 KiB a file, and a job here needs 262,144 at least; raise it"),
+    ],
+)
+def test_a_limit_that_is_too_small_for_any_job_is_named_before_anything_is_made(
+    limit: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    begin = f"cd {tmp_path} && ulimit {limit} && exec {sys.executable} -P -c '{PROGRAM}' run in.jsonl -o job"
+    done = subprocess.run(["bash", "-c", begin], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, f"outrider: {said}\n")
+    assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "of_user"),
+    [(100, "ulimit -u: 100"), (resource.RLIM_INFINITY, "ulimit -u: no limit")],
+    ids=["user", "container"],
+)
+def test_too_few_threads_are_named_whoever_limits_them(allowed: int, of_user: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root, who may run this, has no limit of its own."""
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == 97:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        started.append(thread)
+
+    known = resource.getrlimit
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda limit: (allowed, allowed) if limit == resource.RLIMIT_NPROC else known(limit)
+    )
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(JobError, match=rf"^only 97 more threads can be started here, .* \({of_user}\)"):
+        check_limits()
+    assert not any(thread.is_alive() for thread in started)
+
+
+def test_the_threads_that_were_tried_are_gone() -> None:
+    before = threading.active_count(), threading.stack_size()
+    assert limits._startable(limits.THREADS) == limits.THREADS
+    assert (threading.active_count(), threading.stack_size()) == before
