@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def _open(spec: ModelSpec, placement: ActorPlacement, rows: int) -> tuple[OpenModel, WorkerReport]:
+def _open(role: str, spec: ModelSpec, placement: ActorPlacement, rows: int) -> tuple[OpenModel, WorkerReport]:
     """A model in this process, on the cores that it was given, and what there is to say about it."""
     started = time.perf_counter()
     pin_process(placement.launch, placement.leases, placement.lease_seconds, shared=placement.shared)
@@ -51,7 +51,7 @@ def _open(spec: ModelSpec, placement: ActorPlacement, rows: int) -> tuple[OpenMo
         host=socket.gethostname(),
         load_seconds=time.perf_counter() - started,
         engine=model.kind,
-        notes=tuple(model.notes),
+        notes=tuple(f"{role}: {note}" for note in model.notes),
         path=model.numeric_path,
         pinned=pinned.record(),
         differences=pinned.differences,
@@ -70,7 +70,7 @@ class TargetActor:
         self._notes: tuple[str, ...] = ()
 
     def load(self, spec: ModelSpec, placement: ActorPlacement, replica_spec: ReplicaSpec) -> WorkerReport:
-        model, report = _open(spec, placement, replica_spec.rows_at_once)
+        model, report = _open("target", spec, placement, replica_spec.rows_at_once)
         from outrider.workers.actor_loops import TargetLoop
         from outrider.workers.build import build_target
         from outrider.workers.models.hide_torch import go_without_torch
@@ -134,7 +134,7 @@ class DraftActor:
     """Holds the draft model, and answers a target's requests. The other threads are there for ``watch`` and ``trace``."""
 
     def load(self, spec: ModelSpec, placement: ActorPlacement, replica_spec: ReplicaSpec) -> WorkerReport:
-        self._model, report = _open(spec, placement, replica_spec.rows_at_once)
+        self._model, report = _open("draft", spec, placement, replica_spec.rows_at_once)
         from outrider.workers.actor_loops import DraftLoop
         from outrider.workers.build import build_draft
         from outrider.workers.timeline import Timeline

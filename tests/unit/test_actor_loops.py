@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 from fakes import END, FakeEngine, Nonsense, decode, hashed, plain
 
+from outrider.workers import build
 from outrider.workers.actor_loops import TargetLoop
 from outrider.workers.engines.costs import CostCurve
 from outrider.workers.errors import WorkerError
-from outrider.workers.messages import Row, RowFailure, RowResult, Sampling
+from outrider.workers.machine.pinning import Launch
+from outrider.workers.messages import ActorPlacement, ModelSpec, Row, RowFailure, RowResult, Sampling
 from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 
@@ -141,3 +144,16 @@ def test_cancelled_rows_leave_nothing_behind() -> None:
     assert sorted(one.key for one in ended) == [1, 2, 3, 4, 5, 6]
     assert target.harvest(0.05).ended == ()
     assert engine.rows == {}
+
+
+def test_what_is_said_of_a_model_names_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's notes stand one below the other, the target's and the draft's."""
+    from outrider.workers import actors  # which imports Ray
+
+    model = SimpleNamespace(weights=(), threads=None, kind="fake", notes=["fp32"], numeric_path={})
+    monkeypatch.setattr(actors, "pin_process", lambda *_, shared: None)
+    monkeypatch.setattr(build, "open_unchanged", lambda *_: model)
+    monkeypatch.setattr(actors, "check_pinning", lambda *_: SimpleNamespace(record=dict, differences=()))
+    placement = ActorPlacement(Launch(None, "affinity", (), "python3"))  # type: ignore[arg-type]
+    _, report = actors._open("draft", ModelSpec("tiny", "native", "fp32"), placement, 1)
+    assert report.notes == ("draft: fp32",)

@@ -127,10 +127,11 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     except library.KernelError as error:
         raise WorkerError(f"the native engine cannot be started: {error}") from error
     rounding = f"{laid_out.weights}, " if laid_out.weights else ""
+    size = f"{packed.size / 1e9:.2f} GB" if packed.size >= 1e9 else f"{packed.size / 1e6:.1f} MB"
     source = "from the cache" if packed.cached else "packed now"
     cache = ", keys and values in 8 bits" if program.cache is Cache.INT8 else ""
     notes = [
-        f"native engine, {isa}: {spec.precision}, {rounding}{packed.size / 1e9:.2f} GB, {source}{cache}",
+        f"native engine, {isa}: {spec.precision}, {rounding}{size}, {source}{cache}",
         *packed.notes,
     ]
     path = {"engine": "native", "precision": spec.precision, "packing": f"{packer.version}, loading {LOADING_VERSION}"}
