@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import aclosing
 from threading import Event
 from typing import Any
 
@@ -42,13 +42,8 @@ USUAL_FILES = MOST_FILES = 10_000
 def application(
     service: Service, store: Store, folders: Folders, keys: Sequence[str], names: Sequence[str], most_upload: int
 ) -> Starlette:
+    """Of a service that is started."""
     api = _Api(service, store, folders, keys, most_upload)
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await run_in_threadpool(service.start)
-        yield
-
     return Starlette(
         routes=[
             Route("/v1/files", api.upload, methods=["POST"]),
@@ -78,7 +73,6 @@ def application(
             ClientDisconnect: _gone,
             Exception: _unexpected,
         },
-        lifespan=lifespan,
     )
 
 

@@ -26,7 +26,7 @@ from outrider.runner.serve.names import Folders
 from outrider.runner.serve.service import Service
 from outrider.runner.serve.store import Store
 from outrider.runner.serve.uploads import sweep
-from outrider.workers.errors import JobHeldError, UsageError
+from outrider.workers.errors import JobHeldError, OutriderError, UsageError
 
 LOCK = "serve.lock"
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
@@ -84,6 +84,7 @@ def serve(spec: ServeSpec) -> None:
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         with _draining() as told_to_stop:
+            _start(service)
             _tell(spec, list(specs), listening, key_file, keys)
             told_before = lambda: told_to_stop.count > 0  # noqa: E731
             server = HttpServer(config, told_to_stop.begin, service.refuse_requests, told_before)
@@ -151,6 +152,15 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(f"--port: {host}:{port} cannot be listened at: {why}; give another --port") from None
+
+
+def _start(service: Service) -> None:
+    """Nobody is told of a server that cannot write what it takes up, as where the disk is full."""
+    try:
+        service.start()
+    except OutriderError:
+        service.close(at_once=True)
+        raise
 
 
 def _tell(spec: ServeSpec, models: list[str], listening: socket.socket, key_file: Path, keys: list[str]) -> None:

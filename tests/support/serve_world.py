@@ -209,6 +209,7 @@ class World:
     @contextmanager
     def served(self) -> Iterator[str]:
         """On a port of this machine; ends as a killed server does, with nothing put away but what was durable."""
+        self.service.start()
         config = uvicorn.Config(self.app, port=0, log_level="error", access_log=False, timeout_graceful_shutdown=1)
         server = QuickServer(config)
         thread = threading.Thread(target=server.run, daemon=True)

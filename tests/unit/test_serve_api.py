@@ -38,6 +38,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def client(world: World) -> Iterator[TestClient]:
+    world.service.start()
     with TestClient(world.app, base_url="http://127.0.0.1:8000", headers=AUTHORISED) as client:
         yield client
     world.service.close(at_once=True)

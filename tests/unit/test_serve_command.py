@@ -18,7 +18,7 @@ from unittest import mock
 
 import pytest
 import uvicorn
-from serve_world import KEY, World, until
+from serve_world import KEY, World, line, until
 
 from outrider.runner.cli.main import main
 from outrider.runner.options import ServeSpec
@@ -27,7 +27,7 @@ from outrider.runner.serve import serve as module
 from outrider.runner.serve.http_server import HttpServer
 from outrider.runner.serve.serve import serve
 from outrider.runner.serve.store import STORE, Store
-from outrider.workers.errors import JobError, JobHeldError, ModelError, UsageError
+from outrider.workers.errors import JobError, JobHeldError, ModelError, NoSpaceError, UsageError
 
 
 def test_one_server_at_a_time_has_the_data(tmp_path: Path) -> None:
@@ -105,6 +105,7 @@ class Served:
         monkeypatch.setattr(http_server, "LAST_SECONDS", 0.5)
         self.world, self.said = World(data), list[str]()
         config = uvicorn.Config(self.world.app, port=0, log_config=None, timeout_graceful_shutdown=grace, lifespan="on")
+        self.world.service.start()
         refuse = self.world.service.refuse_requests
         self.server = HttpServer(config, lambda: self.said.append("begun"), refuse, lambda: told_before)
         self._thread = threading.Thread(target=self.server.run, daemon=True)
@@ -247,6 +248,23 @@ def test_the_second_signal_stops_at_once_whenever_it_comes(before: int, closed: 
     service = Closing(tell)
     module._close(service, told)  # type: ignore[arg-type]
     assert service.closed == closed
+
+
+def test_a_start_on_a_full_disk_is_refused_by_a_sentence(tmp_path: Path) -> None:
+    """Batches that ran have their rows counted anew."""
+    before = World(tmp_path, at_once=False)
+    with before.client() as client:
+        file = client.files.create(file=line("a").encode(), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        until(lambda: client.batches.retrieve(batch.id).status == "in_progress", "batch that runs")
+    world = World(tmp_path)
+    with mock.patch.object(world.store, "change", side_effect=NoSpaceError("serve.db cannot be used: disk is full")):
+        with pytest.raises(NoSpaceError, match="disk is full"):
+            module._start(world.service)
+        assert world.runner.closed
+    again = World(tmp_path)
+    with again.client() as client:
+        until(lambda: client.batches.retrieve(batch.id).status == "completed", "batch that goes on")
 
 
 def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:

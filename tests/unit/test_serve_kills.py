@@ -60,6 +60,7 @@ def armed(killer: Killer) -> None:
 
 
 def client_of(world: World) -> TestClient:
+    world.service.start()
     return TestClient(world.app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {KEY}"})
 
 
