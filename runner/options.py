@@ -369,7 +369,7 @@ class PlacementOptions(OptionModel):
         int | None,
         Field(ge=1),
         Option(
-            help="Cores of the draft's own, with --layout split [default: one in eight of its replica's].",
+            help="Cores of the draft's own, which splits the layout [default of split: one core in eight].",
             decides_text=False,
         ),
     ] = None
