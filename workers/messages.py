@@ -319,11 +319,11 @@ class TargetCounters:
 
     ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
     candidates were asked for in ``asking_rows`` rounds of rows. Of ``seconds``, what the named phases leave was spent on
-    bookkeeping. ``accepted_lengths[n]`` counts the rounds in which n of a row's candidates held. ``draft_passes`` are those
-    that candidates took, without those by which a draft measures what they cost; of the rows' texts it left
+    bookkeeping. ``accepted_lengths[n]`` counts the rounds in which n of a row's candidates were accepted. ``draft_passes``
+    are those that candidates took, without those by which a draft measures what they cost; of the rows' texts it left
     ``draft_skipped`` tokens unread, since they were not worth reading. Of the ``runners_up`` that were tried,
-    ``runners_up_held`` brought a token more. Of the draft's guesses ``corrected_held`` held because it had learned, and
-    ``corrected_missed`` missed because of that. ``resumed_tokens`` had been written by an earlier target.
+    ``runners_up_held`` brought a token more. Of the draft's guesses ``corrected_held`` were right because it had learned,
+    and ``corrected_missed`` were wrong because of that. ``resumed_tokens`` had been written by an earlier target.
     """
 
     seconds: float = clock("All the time of a target")

@@ -33,14 +33,14 @@ LONG_MEMORY = 0.995
 KEPT_PRIOR = 64.0
 KEPT_MEMORY = 0.998
 KEPT_ELSEWHERE = 0.9999
-# Of how often candidates hold so many standard deviations are hoped for beyond what was seen.
+# Of how often candidates are accepted so many standard deviations are hoped for beyond what was seen.
 HOPED_DEVIATIONS = 2.0
 # What is counted by position is halved when it reaches this, so that it follows a job whose text changes.
 MOST_OBSERVATIONS = 1024.0
 
 
 def accepted(candidates: Sequence[int], chosen: Sequence[int]) -> int:
-    """How many candidates hold, where ``chosen[i]`` is the target's own choice in place of candidate i."""
+    """How many candidates are accepted, where ``chosen[i]`` is the target's own choice in place of candidate i."""
     for count, (candidate, choice) in enumerate(zip(candidates, chosen, strict=False)):
         if candidate != choice:
             return count
@@ -48,40 +48,40 @@ def accepted(candidates: Sequence[int], chosen: Sequence[int]) -> int:
 
 
 class Acceptance:
-    """A row's estimate of the chance that a candidate holds, given that those before it did."""
+    """A row's estimate of the chance that a candidate is accepted, given that those before it were."""
 
     def __init__(self, prior: float = PRIOR_ACCEPTANCE, weight: float = PRIOR_WEIGHT, memory: float = MEMORY) -> None:
-        self._held = prior * weight
+        self._accepted = prior * weight
         self._tried = weight
         self._memory = memory
 
     @property
     def chance(self) -> float:
-        return self._held / self._tried
+        return self._accepted / self._tried
 
-    def observe(self, proposed: int, held: int) -> None:
+    def observe(self, proposed: int, accepted: int) -> None:
         """Candidates after the first miss were never put to the test, so they say nothing.
 
         A long run of hits is one easy stretch of text, so it counts for no more than a few candidates.
         """
-        tried = min(proposed, held + 1)
+        tried = min(proposed, accepted + 1)
         if not tried:
             return
         weight = min(tried, MOST_WEIGHT)
         faded = self._memory**weight
-        self._held = self._held * faded + held / tried * weight
+        self._accepted = self._accepted * faded + accepted / tried * weight
         self._tried = self._tried * faded + weight
 
 
 class Survival:
-    """How far into a proposal candidates hold, by their position in it, over many rows.
+    """How far into a proposal candidates are accepted, by their position in it, over many rows.
 
     Text has easy stretches and hard ones, so one chance for all positions would promise too much of long proposals. A
     position of which little is known is believed to be like all others.
     """
 
     def __init__(self, most: int = MOST_CANDIDATES) -> None:
-        self._held = [0.0] * most
+        self._accepted = [0.0] * most
         self._tried = [0.0] * most
         self._found = 0
         self._turns = 0
@@ -91,23 +91,23 @@ class Survival:
         self._turns += turns
         self._found += found
 
-    def observe(self, proposed: int, held: int) -> None:
-        for position in range(min(proposed, held + 1, len(self._held))):
+    def observe(self, proposed: int, accepted: int) -> None:
+        for position in range(min(proposed, accepted + 1, len(self._accepted))):
             self._tried[position] += 1.0
-            self._held[position] += position < held
+            self._accepted[position] += position < accepted
 
     @property
     def chance(self) -> float:
-        """That a candidate holds, given that those before it did, whatever its position."""
-        return (sum(self._held) + PRIOR_ACCEPTANCE * PRIOR_WEIGHT) / (sum(self._tried) + PRIOR_WEIGHT)
+        """That a candidate is accepted, given that those before it were, whatever its position."""
+        return (sum(self._accepted) + PRIOR_ACCEPTANCE * PRIOR_WEIGHT) / (sum(self._tried) + PRIOR_WEIGHT)
 
     def expected_tokens(self, candidates: int) -> float:
         """How many tokens a round commits on average."""
         usual, reach, tokens = self.chance, 1.0, 1.0
         for position in range(candidates):
             # Positions beyond those that are counted are like the last of them.
-            index = min(position, len(self._held) - 1)
-            reach *= (self._held[index] + usual * PRIOR_WEIGHT) / (self._tried[index] + PRIOR_WEIGHT)
+            index = min(position, len(self._accepted) - 1)
+            reach *= (self._accepted[index] + usual * PRIOR_WEIGHT) / (self._tried[index] + PRIOR_WEIGHT)
             tokens += reach
         return tokens + self._found / self._turns if candidates and self._turns else tokens
 
@@ -174,16 +174,16 @@ def round_seconds(
         case LayoutKind.AHEAD:
             # After a miss the draft starts over, once it is through with the step under way. After a hit it has been at
             # work on the next candidates, and the token between the two sets, for as long as the pass took.
-            missed = draft + draft_cost.step / 2
-            held = draft_cost.hop + np.maximum(0.0, draft_cost.seconds(count + 1) - verify)
-            return verify + (1.0 - hit) * missed + hit * held
+            wrong = draft + draft_cost.step / 2
+            right = draft_cost.hop + np.maximum(0.0, draft_cost.seconds(count + 1) - verify)
+            return verify + (1.0 - hit) * wrong + hit * right
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateRequest:
     """How many candidates each row is to be asked for, and when it is no use to go on.
 
-    Call reach_i the chance that a row's next candidate and all before it hold. The candidate is worth verifying while
+    Call reach_i the chance that a row's next candidate and all before it are accepted. It is worth verifying while
     reach_i >= ``least_reach``; another step of the draft, one for all rows that go on, while
     sum(reach_i - least_reach) >= ``least_sum`` tokens. ``gain`` is how many seconds less a token is expected to take than
     without candidates. A row's first runner-up is worth verifying where its chance exceeds the first of
@@ -214,30 +214,30 @@ def runner_up_chances(rate: float, rows: int, verify: Sequence[float]) -> tuple[
 
 
 class PositionChances:
-    """The chance that a candidate holds, given that those before it did, by its position, in all rows.
+    """The chance that a candidate is accepted, given that those before it were, by its position, in all rows.
 
     What a draft says first is mostly clear to it or not sent at all, and text has easy stretches and hard ones: one chance
     for all positions would promise too much of some of them.
     """
 
     def __init__(self) -> None:
-        self._held = [PRIOR_ACCEPTANCE * PRIOR_WEIGHT] * MOST_CANDIDATES
+        self._accepted = [PRIOR_ACCEPTANCE * PRIOR_WEIGHT] * MOST_CANDIDATES
         self._tried = [PRIOR_WEIGHT] * MOST_CANDIDATES
 
-    def observe(self, proposed: int, held: int) -> None:
-        for position in range(min(proposed, held + 1, MOST_CANDIDATES)):
-            self._held[position] += position < held
+    def observe(self, proposed: int, accepted: int) -> None:
+        for position in range(min(proposed, accepted + 1, MOST_CANDIDATES)):
+            self._accepted[position] += position < accepted
             self._tried[position] += 1.0
             if self._tried[position] >= MOST_OBSERVATIONS:
-                self._held[position] /= 2.0
+                self._accepted[position] /= 2.0
                 self._tried[position] /= 2.0
 
     @property
     def chances(self) -> list[float]:
         """A position of which little is known is believed to be like the one before."""
         found, before = [], PRIOR_ACCEPTANCE
-        for held, tried in zip(self._held, self._tried, strict=True):
-            before = (held + (before - PRIOR_ACCEPTANCE) * PRIOR_WEIGHT) / tried
+        for accepted, tried in zip(self._accepted, self._tried, strict=True):
+            before = (accepted + (before - PRIOR_ACCEPTANCE) * PRIOR_WEIGHT) / tried
             found.append(before)
         return found
 

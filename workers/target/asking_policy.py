@@ -1,4 +1,4 @@
-"""Who is asked for how many candidates, and when: the slots of a pass, dealt out by costs and by what has held so far."""
+"""Who is asked for how many candidates, and when: the slots of a pass, given by costs and by what was accepted so far."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from outrider.workers.target.suffix_finder import SuffixFinder
 # However seldom candidates miss, a row may be one of which they do.
 LEAST_MISS = 0.01
 # A row is believed to miss as often as all others with the weight of this many misses: after two in a row in a job whose
-# candidates mostly hold it would else be asked for nothing any more, and show nothing better.
+# candidates are mostly accepted it would else be asked for nothing any more, and show nothing better.
 NEW_ROW_MISSES = 2.0
 # What a draft takes is measured on so many rows, if there are more: it may have much to read for each.
 FIRST_ROWS = 4
@@ -144,12 +144,12 @@ class AskingPolicy:
         if done.forecast is not None and done.steady:
             self._trust.observe(asked, done.gained, seconds, done.forecast.tokens, done.forecast.seconds)
 
-    def observe_row(self, live: LiveRow, proposed: int, held: int) -> None:
-        """So many of a row's candidates have held."""
+    def observe_row(self, live: LiveRow, proposed: int, accepted: int) -> None:
+        """So many of a row's candidates were accepted."""
         if proposed:
-            live.acceptance.observe(proposed, held)
-            self._acceptance.observe(proposed, held)
-            self._positions.observe(proposed, held)
+            live.acceptance.observe(proposed, accepted)
+            self._acceptance.observe(proposed, accepted)
+            self._positions.observe(proposed, accepted)
 
     def observe_forced(self, choices: int, tokens: int) -> None:
         """A row under a constraint has written so many tokens by so many choices."""
@@ -309,14 +309,14 @@ class AskingPolicy:
         """What the next round should take and bring, by what is known of costs and chances."""
         # Of the draft alone: what is found costs none of its time.
         counts = [0 if at in wanted.found else count for at, count in enumerate(wanted.counts)]
-        held, hit = expected_hits(drafted, counts) if any(counts) else (0.0, 1.0)
+        accepted, hit = expected_hits(drafted, counts) if any(counts) else (0.0, 1.0)
         with_some, most = sum(map(bool, counts)), max(counts)
         slots = sum(wanted.counts) + round(with_some * self._runner_up_gains.tried)
         unread = sum(self._proposer.unread(live) for live, count in zip(rows, counts, strict=True) if count)
         absent, verify = len(rows) * most - sum(counts), self._pass_seconds(rows)(_fed(rows) + slots)
         reading = draft_cost.read * unread
         seconds = float(round_seconds(self.layout_kind, verify, draft_cost, most, hit, absent)) + reading
-        gained = len(rows) + held + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found
+        gained = len(rows) + accepted + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found
         return Forecast(seconds, gained, seconds - verify, context_of(rows), reading)
 
     def _runner_up_chances(self, rows: Sequence[LiveRow], counts: Sequence[int], forecast: Forecast) -> tuple[float, ...]:

@@ -30,7 +30,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One pass: how many candidates each row had, how many of them held, and the tokens that runners-up ``found``.
+    """One pass: how many candidates each row had, how many of them were accepted, and the tokens that runners-up ``found``.
 
     ``live`` counts all rows under way, ``read`` the tokens of prompts that were fed. ``steady`` says whether all rows of
     the pass were past their prompts and open to proposals. The pass over ``fed`` tokens took ``verifying`` seconds.

@@ -1,9 +1,9 @@
 """Which layout is the fastest: tried on the job's own rows, whose texts do not depend on it. Pure.
 
 Each layout is given a few rounds in turn, twice over, since a machine's speed drifts. Which of them meets an easy
-stretch of text, where drafts propose a lot and most of it holds, is luck. So those with a draft are compared by what all of
-their rounds together would have taken in each, by a line through its seconds against its candidates; and plain decoding by
-the acceptance seen in all rounds. Added is what it costs to read prompts there, as far as this job reads.
+stretch of text, where drafts propose a lot and most of it is accepted, is luck. So those with a draft are compared by
+what all of their rounds together would have taken in each, by a line through its seconds against its candidates; and plain
+decoding by the acceptance seen in all rounds. Added is what it costs to read prompts there, as far as this job reads.
 A layout without a draft wins unless another is clearly faster: where they tie, the draft is of no use.
 """
 

@@ -33,8 +33,8 @@ class Proposal(NamedTuple):
     """What is proposed for a row. ``runners_up`` are (position, token): what may come in place of the candidate there.
 
     ``from_others`` says of each candidate whether it was found in another row's answer. ``reaches`` are the chances that
-    the candidates hold, each with all before it; there are none where nobody knows. ``certain`` are the places of those
-    that must come where all before them hold: they are fed sooner than later, but nothing is gained by them.
+    the candidates are accepted, each with all before it; there are none where nobody knows. ``certain`` are the places of
+    those that must come where all before them are accepted: they are fed sooner than later, but nothing is gained by them.
     """
 
     tokens: Sequence[int] = ()

@@ -1,8 +1,8 @@
 """Which candidates share the next pass: those of all rows, ranked by the chance that they are reached, as many as pay.
 
 A pass has room for some tokens more than one of each row until it costs more, so what matters is the candidate, not the
-row that it belongs to. A row's reaches fall (reach_i is the chance that its candidate i and all before it hold), so the
-first so many of the ranking are a beginning of each row's. What a pass costs by its tokens is no convex curve, since
+row that it belongs to. A row's reaches fall (reach_i is the chance that its candidate i and all before it are accepted), so
+the first so many of the ranking are a beginning of each row's. What a pass costs by its tokens is no convex curve, since
 products are computed in tiles: every size is weighed, also those behind one that does not pay.
 """
 
@@ -20,7 +20,7 @@ from outrider.workers.speculation import MOST_CANDIDATES, CandidateRequest, Draf
 
 # Seconds of a pass over so many tokens: all that is asked of a target's costs here.
 PassSeconds = Callable[[int], float]
-# Of each row the chances that its candidates hold, each with all before it; 0 where there is none, or nothing.
+# Of each row the chances that its candidates are accepted, each with all before it; 0 where there is none, or nothing.
 Reaches = Sequence[Sequence[float]]
 # More slots than this are not looked into: no pass has so much room.
 MOST_SLOTS = 512
@@ -29,7 +29,7 @@ ONE_BY_ONE = 16
 # Candidates that are found rather than made are verified where they are expected to gain so much: two measurements of one
 # pass differ by nearly that.
 LEAST_GAIN = 1.02
-# A candidate that is likelier than this to hold is verified whatever a slot costs.
+# A candidate that is likelier than this to be accepted is verified whatever a slot costs.
 MOST_LEAST_REACH = 0.9
 NO_DRAFT = DraftCost(0.0)
 
@@ -166,9 +166,9 @@ def best_request(
 
 
 def _usual_chance(reaches: Sequence[float], count: int) -> float:
-    """That one of a row's first so many candidates holds, given that those before it did, on average."""
-    held = float(sum(reaches[:count]))
-    return held / (1.0 + held - float(reaches[count - 1]))
+    """That one of a row's first so many candidates is accepted, given that those before it were, on average."""
+    accepted = float(sum(reaches[:count]))
+    return accepted / (1.0 + accepted - float(reaches[count - 1]))
 
 
 def worth_verifying(reaches: Reaches, pass_seconds: PassSeconds, fed: int = 0) -> list[int]:
@@ -178,9 +178,9 @@ def worth_verifying(reaches: Reaches, pass_seconds: PassSeconds, fed: int = 0) -
 
 
 def expected_hits(reaches: Reaches, counts: Sequence[int]) -> tuple[float, float]:
-    """How many of so many candidates of each row hold on average, and the chance that all of them do.
+    """How many of so many candidates of each row are accepted on average, and the chance that all of them are.
 
-    Candidates beyond those whose reach is known count as if they never held.
+    Candidates beyond those whose reach is known count as if they never were accepted.
     """
     taken = [row[:count] for row, count in zip(reaches, counts, strict=True)]
     return float(sum(map(sum, taken))), float(prod(row[-1] for row in taken if len(row)))

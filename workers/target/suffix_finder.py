@@ -11,14 +11,14 @@ from outrider.workers.speculation import CandidateRequest
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import NO_PROPOSAL, PendingProposals, Proposal, Proposer, Source
 
-# No pass has so much room that a candidate which is less likely to hold, with all before it, would be worth verifying.
+# No pass has so much room that a candidate less likely to be accepted, with all before it, would be worth verifying.
 LEAST_REACH = 0.03
 
 
 class SuffixFinder:
     """Looks in the row's own text and in what all rows wrote, the last ``answer_tokens`` tokens of it.
 
-    It knows beforehand how likely each candidate is to hold, so the policy chooses among them before a proposer is asked.
+    It knows beforehand each candidate's chance to be accepted, so the policy chooses among them before a proposer is asked.
     """
 
     def __init__(self, answer_tokens: int) -> None:
@@ -28,7 +28,7 @@ class SuffixFinder:
         self._found: dict[int, Found] = {}
 
     def find(self, rows: Sequence[LiveRow]) -> Sequence[Sequence[float]]:
-        """For each row the chances that its candidates hold, each with all before it.
+        """For each row the chances that its candidates are accepted, each with all before it.
 
         To be called once after each pass: from what the rows have gained is learned what became of the last candidates,
         whether or not they were verified.
