@@ -199,6 +199,9 @@ def _uncompressed(request: Request) -> None:
 def _query(request: Request, *known: str) -> dict[str, str]:
     if unknown := sorted(request.query_params.keys() - set(known)):
         raise ApiError(400, f'"{unknown[0]}" is not supported; leave it out', unknown[0], "unsupported_parameter")
+    for key in request.query_params:
+        if len(request.query_params.getlist(key)) > 1:
+            raise ApiError(400, f'"{key}" stands twice in the address; leave out one', key)
     return dict(request.query_params)
 
 

@@ -144,8 +144,8 @@ class SharedJobs:
                 _check_as_begun(batch, path, self.path)
             if journal.counts().pending and texts_differ(journal, dropped):
                 raise OldAnswersError(
-                    f"{batch} cannot be gone on with: it was begun by an older outrider, whose answers lacked the space "
-                    "before their first word; its files hold what is done, make another batch of the other rows"
+                    "the batch was begun by an older outrider, whose answers lacked the space before their first word: "
+                    "what is done stands in its files, make another batch of the other rows"
                 )
             record = JobRecord(journal, self._model, self._replicas, self._trace, self._host_of)
             for (_, role), (replica, report) in self._actors.items():

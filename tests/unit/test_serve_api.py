@@ -259,6 +259,8 @@ def test_errors_have_openais_shape(client: TestClient) -> None:
     for answer in (client.get("/v1/nowhere"), client.put("/v1/files"), client.post("/v1/batches", content=b"{")):
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert client.get("/v1/batches?limit=0").json()["error"]["param"] == "limit"
+    twice = client.get("/v1/files?limit=2&order=asc&limit=3").json()["error"]
+    assert (twice["param"], twice["message"]) == ("limit", '"limit" stands twice in the address; leave out one')
     assert client.get("/v1/files?colour=red").json()["error"]["param"] == "colour"
     assert client.get("/v1/models/nobody").status_code == 404
 

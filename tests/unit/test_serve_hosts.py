@@ -343,10 +343,10 @@ def test_a_batch_whose_journal_cannot_be_used_waits_for_the_next_start(problem: 
 
 
 def test_a_batch_that_no_start_of_this_version_can_go_on_with_ends() -> None:
-    journals = Journals(OldAnswersError("batch cannot be gone on with: it is old"))
+    journals = Journals(OldAnswersError("the batch is old"))
     made, said = host(journals)
     made._take_up(made._wanted[0], 0.0)
-    assert said == [{"broken": "batch", "sentence": "batch cannot be gone on with: it is old"}] and made._wanted == []
+    assert said == [{"broken": "batch", "sentence": "the batch is old"}] and made._wanted == []
 
 
 def test_what_is_wrong_with_a_batch_that_is_stopped_is_told_without_the_servers_paths() -> None:
