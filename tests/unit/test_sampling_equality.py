@@ -9,13 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from built import END, draft_of, opened, target_of, write
+from built import CURVE, END, draft_of, opened, target_of, write
+from constrained import CONSTRAINTS, AtOnce, tokenizer
 from native_models import open_native, save_tiny
+from tiny_models import tiny_model
 
 from outrider.kernels import library
+from outrider.workers.build import build_draft
+from outrider.workers.constraints.grammars import grammar_of
+from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.hf import HfEngine
-from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling, TokenLogprobs
+from outrider.workers.messages import ModelSpec, ReplicaSpec, Row, RowResult, Sampling, TokenLogprobs
 from outrider.workers.models.hf_loading import load_hf
 from outrider.workers.models.model_info import find
 from outrider.workers.models.tokenizer import Tokenizer
@@ -145,6 +150,47 @@ def test_with_keys_and_values_in_8_bits_every_bit_is_the_same_on_every_instructi
         assert 0 < verifier.counters.accepted < verifier.counters.proposed
         together, _ = write(target_of(target, 7, 0, prefix_tokens=60), halves)
         assert {key: result.tokens for key, result in together.items()} == written, isa
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+CALLS = {
+    "kind": "tools",
+    "form": ToolForm("hermes", "", '<tool_call>{"name": ', ', "arguments": ', "}</tool_call>", " ", "", (", ", ": ")),
+    "tools": [("weather", {**CITY, "additionalProperties": False}), ("time", None)],
+    "required": True,
+    "one": False,
+    "thoughts": None,
+}
+
+
+@pytest.mark.parametrize("name", ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-5", "gpt-oss"))])
+def test_under_constraints_every_bit_is_the_same_where_states_are_kept(name: str, tmp_path: Path) -> None:
+    """Tokens that are forced and candidates that a grammar refuses come and go in states that cannot be cut; of models that
+    know no JSON. Half of the rows go on in the middle of their answers."""
+    tiny_model(name, vocab_size=4096).save_pretrained(tmp_path)
+    target, small = (opened(tmp_path, "native", precision) for precision in ("w4a8", "w8a8"))
+    grammars = ["", *map(grammar_of, (*CONSTRAINTS.values(), CALLS))]
+    rows = [
+        replace(row, sampling=replace(row.sampling, grammar=grammars[at % len(grammars)], min_tokens=0, end_tokens=(END,)))
+        for at, row in enumerate(rows_of_all_kinds(10, vocabulary=4096, tokens=32, seed=9))
+    ]
+    plain, _ = write(target_of(target, 1, 0, tokenizer=tokenizer()), rows)
+    halves = []
+    for row in rows:
+        told = plain[row.key].logprobs
+        cut = len(plain[row.key].tokens) // 2 if row.key % 2 and told is None else 0
+        halves.append(replace(row, resumed=plain[row.key].tokens[:cut]))
+    spec = ModelSpec("", "native", "", prefix_tokens=300)
+    for batch, count, learns, lookup, answer_tokens in [
+        (5, 4, True, False, None),
+        (1, 6, False, True, None),
+        (9, 3, True, False, 500),
+    ]:
+        draft = build_draft(spec, ReplicaSpec(batch, None, draft_learns=learns), small, AtOnce(small), CURVE)
+        built = target_of(target, batch, count, draft, lookup, 300, tokenizer(), answer_tokens)
+        assisted, verifier = write(built, halves if batch == 9 else rows)
+        assert what_counts(assisted) == what_counts(plain)
+        assert verifier.counters.accepted > 0 and verifier.counters.forced_tokens > 0
 
 
 @pytest.mark.parametrize(
