@@ -31,6 +31,7 @@ from outrider.runner.model_choice import (
     replica_spec_of,
 )
 from outrider.runner.options import JobSpec
+from outrider.runner.planning.allowance import available_bytes
 from outrider.runner.planning.placement import Plan, plan
 from outrider.runner.planning.placement_request import ModelSizes
 from outrider.runner.planning.replica_memory import ReplicaMemory
@@ -170,6 +171,12 @@ def _sizes_of_rows(
     except PlacementError as refusal:
         at_once = counted(rows, "row")
         raise PlacementError(f"the longest prompt has {longest:,} tokens, with {at_once} at once: {refusal}") from None
+    needed = sum(sum(actor.memory.values()) for actor in made.actors)
+    if (free := available_bytes()) is not None and needed > free:
+        say(
+            f"note: other programs use so much memory that {free / 1e9:.2f} GB are left, and this job takes at least "
+            f"{needed / 1e9:.2f} GB: the kernel may end one of them or of its processes"
+        )
     # Prompts of rows that have ended are kept for those to come.
     kept = min(spec.prefix_tokens, (pending - 1) * longest)
     tokens = sum(prompt + most for prompt, most in lengths) + kept

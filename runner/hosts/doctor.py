@@ -14,6 +14,7 @@ from pathlib import Path
 from outrider.runner.hosts.auth import is_there, token_file
 from outrider.runner.hosts.host_report import about_open_folder
 from outrider.runner.planning import sysfs
+from outrider.runner.planning.allowance import available_bytes
 from outrider.runner.planning.topology import Topology, read_topology
 from outrider.workers import ray_compat
 from outrider.workers.errors import OutriderError
@@ -25,6 +26,8 @@ from outrider.workers.models import ipex
 OK, BETTER, WRONG = "ok", "could be better", "wrong"
 # Ray keeps its object store there, and falls back to a slow disk where it is small.
 SHARED_MEMORY_BYTES = 1 << 30
+# Where less than this share of the memory is free, others use what plans count on.
+MUCH_MEMORY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,19 @@ def _container(files: MachineFiles) -> Iterator[Check]:
         yield Check("container", OK, f"limited to {', '.join(limits)}")
     else:
         yield Check("container", OK, "no limits")
+
+
+def _memory(files: MachineFiles) -> Iterator[Check]:
+    there = sum(node.memory_bytes or 0 for node in files.topology.nodes)
+    free = available_bytes(files.proc)
+    if not there or free is None:
+        yield Check("memory", BETTER, "the machine does not tell how much it has, or how much of it is free")
+        return
+    found = f"{free / 1e9:.1f} GB free of {there / 1e9:.1f}"
+    if free < there * MUCH_MEMORY:
+        yield Check("memory", BETTER, f"{found}: plans count on all of it", "end what uses the rest, or plan for less")
+    else:
+        yield Check("memory", OK, found)
 
 
 def _shared_memory(files: MachineFiles) -> Iterator[Check]:
@@ -319,6 +335,7 @@ CHECKS: tuple[Callable[[MachineFiles], Iterator[Check]], ...] = (
     _huge_pages,
     _governor,
     _numa_balancing,
+    _memory,
     _shared_memory,
     _core_leases,
     _kernels,

@@ -52,6 +52,15 @@ def read_allowance(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgro
     )
 
 
+def available_bytes(proc: Path = Path("/proc")) -> int | None:
+    """How much memory of this machine no program uses at the moment; None where it does not tell."""
+    for line in (sysfs.read_text(proc / "meminfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable" and (words := value.split()) and words[0].isdecimal():
+            return int(words[0]) * 1024
+    return None
+
+
 def _bound(nodes: frozenset[int] | None) -> frozenset[int] | None:
     """Within what this process itself is bound to: whoever began it under ``numactl -m`` meant all of it."""
     policy, chosen = memory_policy()

@@ -59,6 +59,16 @@ def test_every_line_has_a_state_and_every_wrong_one_a_remedy() -> None:
     assert names >= {"kernels", "instruction set", "Ray", "Ray's auth", "IPEX", "accelerators"}
 
 
+def test_memory_that_others_use_is_what_a_plan_counts_on(files: MachineFiles) -> None:
+    assert check(files, "memory").state == BETTER
+    there = sum(node.memory_bytes or 0 for node in files.topology.nodes)
+    for free, state in ((there * 6 // 10, OK), (there * 4 // 10, BETTER)):
+        write(files.proc / "meminfo", f"MemTotal: {there // 1024} kB\nMemAvailable:   {free // 1024} kB")
+        found = check(files, "memory")
+        assert (found.state, bool(found.mend)) == (state, state != OK)
+        assert found.found.startswith(f"{free / 1e9:.1f} GB free of {there / 1e9:.1f}")
+
+
 def test_devices_that_cannot_be_told_apart(files: MachineFiles) -> None:
     refused = 'CUDA_VISIBLE_DEVICES names "MIG-0" by UUID, which is a part of a device; give numbers'
     found = check(replace(files, topology=replace(files.topology, accelerators_refused=refused)), "accelerators")

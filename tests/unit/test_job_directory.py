@@ -451,6 +451,7 @@ def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,024 MiB, and a model of which a token of context takes one."""
     machine = read_topology(build(tmp_path / "machine", {0: [(0,), (1,)]}, memory={0: 1 << 30}))
     monkeypatch.setattr(prepare_job, "read_topology", lambda: machine)
+    monkeypatch.setattr(prepare_job, "available_bytes", lambda: None)
     memory = ModelMemory(weights=MEGABYTE, token=MEGABYTE, first_tokens=4)
     monkeypatch.setattr(FakeTokenizerProcess, "memory_of", lambda self, model, rows: memory, raising=False)
 
@@ -459,6 +460,15 @@ def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_that_fit_the_memory_run_without_a_word(heard: Heard) -> None:
     assert run_job(spec_of(ROW, ROW, prefix_tokens=0), heard).summary["done"] == 2
     assert not [said for said in heard.said if "memory" in said]
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_memory_that_other_programs_use_is_told_of(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row takes four tokens of a mebibyte, beside weights of one and a process of 0.4 GB."""
+    monkeypatch.setattr(prepare_job, "available_bytes", lambda: 300_000_000)
+    assert run_job(spec_of(ROW, prefix_tokens=0), heard).summary["done"] == 1
+    [said] = [said for said in heard.said if "memory" in said]
+    assert "memory that 0.30 GB are left, and this job takes at least 0.41 GB" in said
 
 
 @pytest.mark.usefixtures("small_machine")
