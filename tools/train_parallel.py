@@ -33,6 +33,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from outrider.workers.errors import ModelError, first_line
+from outrider.workers.models.mask_token import mask_token_of
+from outrider.workers.models.model_info import LONGEST_ROW, read_model_info
+from outrider.workers.models.tokenizer import check_pair
+
 # Masks of the longest blocks: one pass proposes so many candidates and one.
 MOST_MASKS = 11
 # Of the blocks that have a mask, this share has another behind it, but of all blocks no fewer than the least share.
@@ -47,6 +52,14 @@ PROMPT_TOKENS, ANSWER_TOKENS, ANSWERS_AT_ONCE = 48, 112, 48
 LOSS_SLICE = 1024
 # How much of the loss is the text's, the rest being the target's distribution.
 TEXT_SHARE = 0.2
+# Of a window on which it is tried whether a model can be trained like this.
+TRIED_TOKENS, MOST_APART = 24, 1e-3
+OTHER_KIND = (
+    "blocks of masks cannot be trained side by side with this draft, which is not of attention alone, or has positions "
+    "that cannot be told: take another"
+)
+# What holds weights, which are written anew, or says where they lie.
+OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".index.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +99,10 @@ def lay_out(length: int, generator: np.random.Generator, most_masks: int = MOST_
 
 
 def with_mask_token(draft: PreTrainedModel, tokens: int) -> int:
-    """The id of the draft's mask token, for which its vocabulary grows where the tokenizer gives all its ids."""
+    """The id of the draft's mask token, for which its vocabulary grows where the tokenizer gives all its ids.
+
+    ``tokens`` is the first id behind all those that the tokenizer gives.
+    """
     vocabulary = draft.config.vocab_size
     if vocabulary > tokens:
         return vocabulary - 1
@@ -99,6 +115,49 @@ def with_mask_token(draft: PreTrainedModel, tokens: int) -> int:
 
 def hidden_states(model: PreTrainedModel, tokens: torch.Tensor, **given: Any) -> torch.Tensor:
     return model.base_model(input_ids=tokens, use_cache=False, **given).last_hidden_state
+
+
+def scores_of(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    """As the model makes them of what goes into its last matrix: Granite divides them, Cohere multiplies, Gemma 2 caps."""
+    config, scores = model.config.get_text_config(), model.get_output_embeddings()(hidden).float()
+    scores = scores * (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return scores if cap is None else cap * torch.tanh(scores / cap)
+
+
+def reach_of(draft: PreTrainedModel, target: PreTrainedModel) -> int:
+    """The most tokens of a window: masks do not say how far a layer of the draft sees, and positions may be few."""
+    limits = [getattr(draft.config.get_text_config(), "sliding_window", None)]
+    limits += [getattr(model.config.get_text_config(), "max_position_embeddings", None) for model in (draft, target)]
+    return min((limit for limit in limits if limit), default=LONGEST_ROW)
+
+
+@torch.no_grad()
+def refuse_untrainable(draft: PreTrainedModel, target: PreTrainedModel, mask_token: int) -> None:
+    """A ModelError where the draft's masks see more in one pass than block by block, or scores are made otherwise."""
+    generator = np.random.default_rng(1)
+    length = min(TRIED_TOKENS, reach_of(draft, target))
+    layout = lay_out(length, generator)
+    most = min(draft.config.get_text_config().vocab_size, target.config.get_text_config().vocab_size)
+    window = torch.from_numpy(generator.integers(0, most, size=(1, length + 1)))
+    for name, model in (("draft", draft), ("target", target)):
+        scores = scores_of(model, hidden_states(model, window[:, :-1]))
+        if not alike(scores, model(window[:, :-1], use_cache=False).logits.float()):
+            raise ModelError(f"how the {name} makes scores of its last states is not known here: take another")
+    try:
+        together = masked_states(draft, window, layout, mask_token)[0]
+    except (TypeError, ValueError, RuntimeError) as error:  # one that takes no such mask, or no positions
+        raise ModelError(f"{OTHER_KIND} ({first_line(error)})") from error
+    for block in layout.blocks.unique():
+        places = length + (layout.blocks == block).nonzero()[:, 0]
+        text = window[:, : layout.positions[places[0]]]
+        alone = hidden_states(draft, F.pad(text, (0, len(places)), value=mask_token))[0, -len(places) :]
+        if not alike(together[places], alone):
+            raise ModelError(OTHER_KIND)
+
+
+def alike(made: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return bool((made - wanted).abs().max() <= MOST_APART * wanted.abs().max())
 
 
 def masked_states(draft: PreTrainedModel, window: torch.Tensor, layout: Layout, mask_token: int) -> torch.Tensor:
@@ -130,9 +189,9 @@ def backward(
     total = 0.0
     for start in range(0, len(wanted), LOSS_SLICE):
         part = slice(start, start + LOSS_SLICE)
-        scores = draft.get_output_embeddings()(leaf[part]).float()
+        scores = scores_of(draft, leaf[part])
         with torch.no_grad():
-            likely = target.get_output_embeddings()(known[part]).float()[:, : scores.shape[1]].softmax(-1)
+            likely = scores_of(target, known[part])[:, : scores.shape[1]].softmax(-1)
             likely = F.pad(likely, (0, scores.shape[1] - likely.shape[1])).mul_(1.0 - TEXT_SHARE)
             likely[torch.arange(len(likely)), wanted[part]] += TEXT_SHARE
         loss = F.cross_entropy(scores, likely, reduction="sum") / len(wanted)
@@ -147,7 +206,7 @@ def tokens_a_round(
     draft: PreTrainedModel, target: PreTrainedModel, stream: np.ndarray, mask_token: int, count: int = 6, length: int = 192
 ) -> float:
     """What greedy rounds with ``count`` candidates would commit on texts that the target did not write: an estimate."""
-    total = rounds = 0
+    total, rounds, length = 0, 0, min(length, reach_of(draft, target))
     generator = np.random.default_rng(1)
     for start in range(0, min(len(stream) - length - 1, 40 * length), length):
         window = torch.from_numpy(stream[start : start + length + 1])[None]
@@ -200,7 +259,7 @@ def train_parallel(
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    step, next_report = 0, 0.0
+    step, next_report, reach = 0, 0.0, reach_of(draft, target)
     while (progress := share_done(step)) < 1:
         warm = min(1.0, (step + 1) / 50)
         for optimizer in optimizers:
@@ -208,7 +267,7 @@ def train_parallel(
                 group["lr"] = rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         # Some windows are longer, so that what is far back keeps its place in the text.
         stream = streams[step % len(streams)]
-        one = min(4 * length, len(stream) // 2) if step % 8 == 6 else length
+        one = min(4 * length, len(stream) // 2, reach) if step % 8 == 6 else length
         starts = generator.integers(0, len(stream) - one - 1, size=max(1, tokens // one))
         window = torch.from_numpy(np.stack([stream[start : start + one + 1] for start in starts]))
         with torch.autocast("cpu", torch.bfloat16):
@@ -227,23 +286,24 @@ def train_parallel(
 
 
 def save_parallel(draft: PreTrainedModel, source: Path, out: Path, mask_token: int) -> None:
-    """Beside the weights, all that the draft's directory has; config.json names the mask token."""
+    """All that the draft's directory has but its own weights, and the new ones; config.json names the mask token."""
     out.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
-        if file.is_file() and file.suffix != ".safetensors" and file.name != "config.json":
+        if file.is_file() and not file.name.endswith(OF_WEIGHTS) and file.name != "config.json":
             shutil.copyfile(file, out / file.name)
-    dtype = json.loads((source / "config.json").read_text()).get("dtype", "float32")
+    before = json.loads((source / "config.json").read_text())
+    dtype = before.get("dtype") or before.get("torch_dtype") or "float32"
     copy.deepcopy(draft).to(torch.bfloat16).save_pretrained(out)
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**config, "dtype": dtype, "pard_token": mask_token}, indent=2) + "\n")
 
 
 def read_stream(tokenizer: Any, files: Sequence[Path]) -> np.ndarray:
-    """All texts as one stream, each introduced by the token that ends one."""
+    """All texts as one stream, each introduced by the token that ends one, where the tokenizer names one."""
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     stream: list[int] = []
     for file in files:
-        stream.append(tokenizer.eos_token_id)
-        stream.extend(tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
+        stream.extend([*end, *tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]])
     return np.asarray(stream, dtype=np.int64)
 
 
@@ -286,15 +346,34 @@ def main() -> None:
             parser.error(f"{name}: {path} has no config.json")
     if missing := [str(path) for path in arguments.texts if not path.is_file()]:
         parser.error(f"texts: no file is {', '.join(missing)}")
+    if arguments.minutes <= 0:
+        parser.error("--minutes must be more than 0")
+    if not hasattr(torch.optim, "Muon"):
+        parser.error(f"torch {torch.__version__} has no Muon, by which this trains: take 2.9 or newer")
     torch.set_num_threads(arguments.threads)
+    try:
+        check_pair(*(read_model_info(str(path), by_headers=True) for path in (arguments.target, arguments.draft)))
+        known_mask = mask_token_of(arguments.draft)
+    except ModelError as error:
+        parser.error(str(error))
     tokenizer = AutoTokenizer.from_pretrained(str(arguments.draft))
-    stream = read_stream(tokenizer, arguments.texts)
+    try:
+        stream = read_stream(tokenizer, arguments.texts)
+    except UnicodeDecodeError as error:
+        parser.error(f"texts: one is not UTF-8: {error}")
     if len(stream) < 40 * arguments.length:
         parser.error(f"the texts come to {len(stream):,} tokens: too few to learn from")
     held_out = stream[-max(4 * arguments.length, len(stream) // 50) :]
     target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32)
     draft = AutoModelForCausalLM.from_pretrained(arguments.draft, dtype=torch.float32)
-    mask_token = with_mask_token(draft, len(tokenizer))
+    if arguments.length > (reach := reach_of(draft, target)):
+        parser.error(f"--length: a layer, or a model, sees {reach:,} tokens at most: ask for no more")
+    # One that is trained on keeps its own; ids may have gaps.
+    mask_token = with_mask_token(draft, 1 + max(tokenizer.get_vocab().values())) if known_mask is None else known_mask
+    try:
+        refuse_untrainable(draft, target, mask_token)
+    except ModelError as error:
+        parser.error(str(error))
 
     def save(model: PreTrainedModel) -> None:
         save_parallel(model, arguments.draft, arguments.out, mask_token)

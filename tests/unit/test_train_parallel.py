@@ -12,10 +12,24 @@ import torch
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
 
+from outrider.workers.errors import ModelError
 from outrider.workers.models.mask_token import mask_token_of
+from outrider.workers.models.model_info import find
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-from train_parallel import backward, lay_out, masked_states, save_parallel, tokens_a_round, train_parallel, with_mask_token
+from train_parallel import (
+    backward,
+    lay_out,
+    main,
+    masked_states,
+    reach_of,
+    refuse_untrainable,
+    save_parallel,
+    scores_of,
+    tokens_a_round,
+    train_parallel,
+    with_mask_token,
+)
 
 LENGTH = 24
 
@@ -55,6 +69,87 @@ def test_an_id_is_added_where_the_tokenizer_gives_all() -> None:
     assert spare.config.vocab_size == vocabulary
     assert with_mask_token(full, vocabulary) == vocabulary
     assert full.config.vocab_size == full.get_input_embeddings().weight.shape[0] == vocabulary + 1
+
+
+@pytest.mark.parametrize("family", ["gemma2-caps", "granite"])
+def test_scores_are_the_models_own(family: str) -> None:
+    model = tiny_model(family).eval()
+    window = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        output = model(window, output_hidden_states=True)
+        torch.testing.assert_close(scores_of(model, output.hidden_states[-1]), output.logits, rtol=0, atol=1e-5)
+        refuse_untrainable(model, tiny_model(family, 1).eval(), model.config.vocab_size - 1)
+
+
+def test_a_draft_with_another_memory_than_attention_is_refused() -> None:
+    """Its convolutions would go from one block of masks into the next."""
+    draft, target = tiny_model("lfm2").eval(), tiny_model("llama").eval()
+    with pytest.raises(ModelError, match="not of attention alone"):
+        refuse_untrainable(draft, target, draft.config.vocab_size - 1)
+
+
+def test_no_window_is_longer_than_a_layer_sees() -> None:
+    sees_seven, sees_all = tiny_model("mistral"), tiny_model("llama")
+    assert reach_of(sees_seven, sees_all) == 7
+    assert reach_of(sees_all, sees_seven) == 128
+
+
+def test_of_a_drafts_files_its_weights_alone_are_not_taken_over(tmp_path: Path) -> None:
+    model, source = tiny_model("llama"), tmp_path / "draft"
+    model.to(torch.bfloat16).save_pretrained(source, max_shard_size="100KB")
+    (source / "pytorch_model.bin").write_bytes(b"the same weights")
+    (source / "tokenizer.json").write_text("{}")
+    config = json.loads((source / "config.json").read_text())
+    # As configurations had it before transformers 5.
+    (source / "config.json").write_text(json.dumps({**config, "dtype": None, "torch_dtype": config["dtype"]}))
+    save_parallel(model, source, tmp_path / "out", 7)
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def pocket_with(path: Path, end: str | None, **ids: int) -> Path:
+    """A tiny draft with the bundled tokenizer, in which some tokens have other ids."""
+    tokenizer = json.loads((find("pocket") / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"].update(ids)
+    size = 1 + max(tokenizer["model"]["vocab"].values())
+    tiny_model("llama", vocab_size=size).save_pretrained(path)
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((find("pocket") / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": end}))
+    return path
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, draft: Path, out: Path, text: str) -> None:
+    """A step or two by the tool's own door."""
+    (out.parent / "text.txt").write_text(text)
+    monkeypatch.setattr("train_parallel.cpu_minutes", lambda minutes: lambda step: step / 1)
+    monkeypatch.setattr("train_parallel.tokens_a_round", lambda *given: 1.0)
+    given = ["--target", str(find("pocket-draft")), "--draft", str(draft), "--out", str(out)]
+    given += ["--length", "16", "--tokens", "32", "--threads", "1", str(out.parent / "text.txt")]
+    monkeypatch.setattr(sys, "argv", ["train_parallel.py", *given])
+    main()
+
+
+def test_a_tokenizer_may_name_no_end_and_leave_ids_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = pocket_with(tmp_path / "draft", end=None, z=4100)
+    trained(monkeypatch, draft, tmp_path / "out", "def main():\n    return 0\n" * 200)
+    # The id 4100 is a token's, though there are but 4096.
+    assert mask_token_of(tmp_path / "out") == 4101
+    # One that is trained on keeps its mask token.
+    trained(monkeypatch, tmp_path / "out", tmp_path / "more", "import os\n" * 500)
+    assert mask_token_of(tmp_path / "more") == 4101
+
+
+def test_a_draft_with_other_tokens_than_the_targets_is_refused_before_it_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = json.loads((find("pocket") / "tokenizer.json").read_text())["model"]["vocab"]
+    draft = pocket_with(tmp_path / "draft", end="<|endoftext|>", y=ids["z"], z=ids["y"])
+    with pytest.raises(SystemExit):
+        trained(monkeypatch, draft, tmp_path / "out", "def main():\n" * 400)
+    assert "token ids mean something else" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
