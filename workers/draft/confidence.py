@@ -17,7 +17,7 @@ PRIOR = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97)
 PRIOR_WEIGHT = 8.0
 # The counts are halved when they reach this, so that a table follows a job whose text changes.
 MOST_OBSERVATIONS = 2048.0
-# The share of missed guesses for which the runner-up holds, before anything is known.
+# The share of missed guesses for which the runner-up is accepted, before anything is known.
 PRIOR_RUNNER_UP = 0.5
 # A row is believed to be like all others with the weight of this many misses.
 DOUBT_WEIGHT = 2.0
@@ -56,7 +56,7 @@ class Confidence:
 
 
 class RunnerUpShare:
-    """How often the runner-up holds where a guess missed: much the same share, however clear the guess was."""
+    """How often the runner-up is accepted where a guess missed: much the same share, however clear the guess was."""
 
     def __init__(self) -> None:
         self._held, self._missed = PRIOR_RUNNER_UP * PRIOR_WEIGHT, PRIOR_WEIGHT

@@ -29,11 +29,11 @@ PREFILL_TOKENS = 256
 MOST_FED = 2
 # A step that feeds more than this is mostly reading.
 MUCH_FED = 32
-# Behind masks a guess as clear holds less often, the further the less; behind so many masks all alike.
+# Behind masks a guess as clear is accepted less often, the further the less; behind so many masks all alike.
 DEPTHS = 6
 # What a pass made counts so much less with each pass behind it.
 CHOICES_MEMORY = 0.98
-# Running ahead beyond candidates that are this unlikely to hold is not worth the power.
+# Running ahead beyond candidates that are this unlikely to be accepted is not worth the power.
 LEAST_REACH = 0.05
 
 
@@ -42,7 +42,7 @@ class DraftRow:
     """``committed`` is what the target has decided, ``guessed`` how the draft goes on from there.
 
     ``margins`` say how clear each guess was, ``chances`` what that made of it when it was guessed, and ``reach`` is the
-    chance that all of them hold; ``miss_factor`` says how much oftener guesses miss in this row than their margins predict.
+    chance that all are accepted; ``miss_factor`` says how much oftener guesses miss in this row than their margins predict.
     ``runners_up`` are the second choices (-1: not known). The engine's cache holds the first ``cached`` tokens of
     ``committed`` and ``guessed`` together. The last guess has not been fed, so it is never among them.
 
@@ -206,7 +206,7 @@ class Drafter:
         return self._confidences[min(index, len(self._confidences) - 1)]
 
     def _learn(self, row: DraftRow, advance: Advance) -> int:
-        """What became of the row's guesses, how many of which held."""
+        """What became of the row's guesses: how many were accepted."""
         held = _common_prefix(row.guessed, advance.tokens)
         if row.guessed:
             row.rounds += 1
@@ -224,7 +224,7 @@ class Drafter:
         return held
 
     def _correct(self, row: DraftRow, advance: Advance, held: int) -> None:
-        """Have the engine learn from the guesses that were decided about: those that held, and the first that did not."""
+        """Have the engine learn from the guesses that were decided about: those accepted, and the first that was not."""
         decided = advance.tokens[: min(held + 1, len(row.guessed))]
         if self._learner is None or not decided or max(decided) >= self.engine.vocabulary:
             return

@@ -44,7 +44,7 @@ class OnePass:
 
     mask_token: int
     curve: CostCurve
-    # How many tokens of its text a row brings to a pass: its candidates that held, and the target's own.
+    # How many tokens of its text a row brings to a pass: its accepted candidates, and the target's own.
     brought: float = 2.0
     _pace: Recent = field(default_factory=Recent)
     _by_curve: dict[int, tuple[float, ...]] = field(default_factory=dict)

@@ -5,7 +5,7 @@ With a window, the last so many tokens, a row's candidates should save
 
     rounds * (held(window) / rate - seen * passes * context) - to_read * read
 
-seconds: in each of its rounds held(window) candidates hold, each of which saves as long as a token takes (1 / rate), and
+seconds: in each of its rounds held(window) candidates are accepted, each of which saves what a token takes (1 / rate), and
 passes of the draft read keys and values of what it has seen. What a window costs in candidates is learned from rows.
 """
 
@@ -20,14 +20,14 @@ from typing import NamedTuple
 WHOLE = 0
 SMALLEST = 32
 WINDOWS = tuple(SMALLEST << doubled for doubled in range(8))
-# Until a window has been tried in about so many rounds, it is believed that this share of the candidates which hold behind
+# Until a window has been tried in about so many rounds, it is believed that this share of the candidates accepted behind
 # whole texts, over the square root of the window, misses behind it: a twentieth with 256 tokens.
 PRIOR_ROUNDS, PRIOR_MISSES = 128.0, 0.8
 # Before anything is known: what a round brings behind a whole text, with the weight of so many rounds, and how often a row
 # is asked about, with how many passes of the draft each time.
 PRIOR_HELD, PRIOR_HELD_ROUNDS = 1.0, 16.0
 PRIOR_ROW_ROUNDS, PRIOR_PASSES = 16.0, 3.0
-# Windows are held against each other by so many candidates of a round at most: a text that repeats itself brings one row
+# Windows are compared by so many candidates of a round at most: a text that repeats itself brings one row
 # many, whatever its window is.
 MOST_COMPARED = 4
 # One row in so many tries another window: in turn the whole text, half as much and twice as much.
@@ -113,7 +113,7 @@ class WindowChoice:
         self._rounds_of_rows += rounds
 
     def held(self, window: int) -> float:
-        """How many candidates should hold in a round."""
+        """How many candidates should be accepted in a round."""
         record = self._records[window]
         kept = (PRIOR_ROUNDS * _kept(window) * self._behind_whole() + record.held) / (PRIOR_ROUNDS + record.rounds)
         return kept * self._held / self._compared
