@@ -110,6 +110,7 @@ OF_OTHERS = {
     "--head": "ray start",
     "--labels": "ray start",
     "--metrics-export-port": "ray start",
+    "--pids-limit": "docker run",
     "--resources": "ray start",
     "--temp-dir": "ray start",
 }
