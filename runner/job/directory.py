@@ -210,6 +210,10 @@ def _lock(directory: Path) -> tuple[bool, int]:
             # Its maker may have removed it between the two steps.
             if made is False and not there(directory):
                 continue
+            if made is None and isinstance(error, FileExistsError):
+                raise UsageError(
+                    f"--out: {directory} is no directory, or a link that leads to none; name another"
+                ) from None
             raise unwritable(error, f"--out: {directory} cannot be written: {error.strerror}", UsageError) from None
         try:
             _take(handle)

@@ -12,7 +12,8 @@ LOCK = "lock"
 def is_held(directory: Path) -> bool | None:
     """Whether some process runs the job at this moment; None where this user may not look."""
     try:
-        handle = os.open(directory / LOCK, os.O_RDONLY)
+        # A pipe of that name would wait for somebody who writes into it.
+        handle = os.open(directory / LOCK, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     except OSError:
