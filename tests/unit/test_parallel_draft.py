@@ -322,6 +322,8 @@ def test_the_mask_token_goes_by_several_names(tmp_path: Path, keys: dict[str, ob
         ({"pard_token": 5, "pard2_target_layers": [3], "pard2_scale": 0.02}, '"pard2_target_layers", "pard2_scale"'),
         ({"dflash_config": {"mask_token_id": 9, "target_layer_ids": [1]}}, '"dflash_config.target_layer_ids"'),
         ({"pard_token": 5, "architectures": ["DFlashDraftModel"]}, "\"architectures\": 'DFlashDraftModel'"),
+        ({"pard_token": 5, "architectures": "DFlashDraftModel"}, "(\"architectures\": 'DFlashDraftModel')"),
+        ({"pard_token": 5, "architectures": 5}, '("architectures": 5)'),
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(tmp_path: Path, keys: dict[str, object], said: str) -> None:

@@ -57,6 +57,7 @@ def _not_honoured(config: Mapping[str, Any]) -> Iterator[str]:
     yield from (f'"{key}"' for key, value in config.items() if key.startswith("pard2") and value)
     if isinstance(dflash := config.get(DFLASH), Mapping):
         yield from (f'"{DFLASH}.{key}"' for key in dflash if key != DFLASH_NAME)
-    for name in config.get("architectures") or ():
+    architectures = config.get("architectures") or []
+    for name in architectures if isinstance(architectures, list) else [architectures]:
         if not str(name).endswith(CAUSAL):
             yield f'"architectures": {quoted(name)}'
