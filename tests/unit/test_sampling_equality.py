@@ -193,6 +193,23 @@ def test_under_constraints_every_bit_is_the_same_where_states_are_kept(name: str
         assert verifier.counters.accepted > 0 and verifier.counters.forced_tokens > 0
 
 
+def test_what_a_grammar_forces_ends_where_the_drafts_context_does(tmp_path: Path) -> None:
+    """With logprobs the target appends no forced tokens itself, so the draft guesses them, more than it has room for."""
+    for name, positions in (("target", 256), ("draft", 64)):
+        tiny_model("llama", vocab_size=4096, max_position_embeddings=positions).save_pretrained(tmp_path / name)
+    target, small = opened(tmp_path / "target", "native", "w4a8"), opened(tmp_path / "draft", "native", "w8a8")
+    grammar = grammar_of({"kind": "regex", "value": "(def [ab] main\\(argv\\): return parser.exit\\(\\)){3}"})
+    rows = [
+        Row(at, (5, 9) * (at // 2 + 20), 40, Sampling(grammar=grammar, temperature=1.0, seed=at), logprobs=0)
+        for at in range(8, 20, 2)
+    ]
+    plain, _ = write(target_of(target, 1, 0, tokenizer=tokenizer()), rows)
+    draft = build_draft(ModelSpec("", "native", ""), ReplicaSpec(3, None), small, AtOnce(small), CURVE)
+    assisted, verifier = write(target_of(target, 3, 3, draft, tokenizer=tokenizer()), rows)
+    assert what_counts(assisted) == what_counts(plain)
+    assert verifier.counters.accepted > 0
+
+
 @pytest.mark.parametrize(
     ("name", "precision"), [("llama", "fp32"), pytest.param("llama", "w4a8", marks=pytest.mark.slow), ("qwen3-5", "w4a8")]
 )

@@ -306,7 +306,11 @@ class Drafter:
         """How many more guesses there should be, so that there are ``count`` of them; none where they are of no use."""
         if row.limit == 0 or row.reach < least_reach or (row.guessed and row.guessed[-1] in row.end_tokens):
             return 0
-        return max(0, min(count, self.engine.context - len(row.committed)) - len(row.guessed))
+        return max(0, min(count - len(row.guessed), self._left(row)))
+
+    def _left(self, row: DraftRow) -> int:
+        """How many more guesses the row's context has room for."""
+        return self.engine.context - len(row.committed) - len(row.guessed)
 
     def _worth_sending(self, row: DraftRow, request: DraftRequest) -> tuple[int, ...]:
         reach = 1.0
@@ -342,14 +346,14 @@ class Drafter:
             DecodeFeed(
                 key,
                 row.uncached(),
-                wanted[key],
+                min(wanted[key], self._left(row)),
                 row.end_tokens,
                 row.reach,
                 row.miss_factor.factor,
                 None if row.matching is None else _Guide(row, row.matching),
             )
             for key, row in rows.items()
-            if not row.guessed or row.guessed[-1] not in row.end_tokens
+            if self._left(row) > 0 and (not row.guessed or row.guessed[-1] not in row.end_tokens)
         ]
         if not decode_feeds:
             return True
@@ -394,7 +398,7 @@ class Drafter:
         """What must come next costs no pass."""
         if row.matching is None:
             return
-        while row.matching.forced:
+        while row.matching.forced and self._left(row) > 0:
             token = row.matching.forced[0]
             row.matching.take(token)
             row.guessed.append(token)
