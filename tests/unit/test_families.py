@@ -68,7 +68,8 @@ def test_a_layer_with_a_window_of_no_size_is_refused(name: str) -> None:
     rope = {"rope_scaling": {"rope_type": "default"}} if name == "gpt_oss" else {}
     config = {"model_type": name, **TINY["llama"][1], **stated, **asked, **rope}
     assert {op.window for op in build_program(config, Format.BF16).ops if op.kind is Kind.ATTENTION} == {0, 7}
-    for changes in ({"sliding_window": None}, *({key: False} for key in asked)):
+    without: list[dict] = [{"sliding_window": None}, *({key: False} for key in asked)]
+    for changes in without:
         with pytest.raises(ModelError, match=r'cannot follow "layer_types".* without a "sliding_window"'):
             build_program({**config, **changes}, Format.BF16)
 
