@@ -841,10 +841,19 @@ class TopologySpec(UnitOptions, PlacementOptions):
             decides_text=False,
         ),
     ] = None
-    kv_bytes: Annotated[int, Field(ge=0), Option(help="Size of the target's KV cache in bytes.", decides_text=False)] = 0
+    kv_bytes: Annotated[
+        int | None,
+        Field(ge=0),
+        Option(
+            help="Size of the target's KV cache in bytes [default: with -m that of the rows' first tokens, else 0].",
+            decides_text=False,
+        ),
+    ] = None
     draft_kv_bytes: Annotated[
-        int, Field(ge=0), Option(help="Size of the draft's KV cache in bytes.", decides_text=False)
-    ] = 0
+        int | None,
+        Field(ge=0),
+        Option(help="Size of the draft's KV cache in bytes; its default alike.", decides_text=False),
+    ] = None
     ray_resources: Annotated[bool, Option(help="Print the JSON for ray start --resources.", decides_text=False)] = False
     ray_folder: Annotated[
         bool,

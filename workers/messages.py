@@ -151,9 +151,9 @@ class Advance(NamedTuple):
 class DraftRequest(NamedTuple):
     """The target's request of one round. ``closed`` names rows that the draft may forget.
 
-    The draft may stop early. Call chance_i the chance that a row's next candidate holds, and reach_i the chance that it and
-    all before it hold. A candidate is not sent where chance_i < ``confidence`` or reach_i < ``least_reach``; the draft
-    stops for all rows when sum(reach_i - least_reach) < ``least_sum``.
+    The draft may stop early. Call chance_i the chance that a row's next candidate is accepted, and reach_i the chance that
+    it and all before it are. A candidate is not sent where chance_i < ``confidence`` or reach_i < ``least_reach``; the
+    draft stops for all rows when sum(reach_i - least_reach) < ``least_sum``.
 
     A runner-up is sent along where the chance that the target takes it exceeds the first of ``runner_up_chances``, a second
     one of the row where its chance exceeds the second, and so on. ``rate`` is how many tokens a second all rows together

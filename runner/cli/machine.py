@@ -116,7 +116,7 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
         run = build_options(JobSpec, {"input": "-", **shared})
         with PlanningProcess() as tokenizer_process:
             models = prepare_models(run, tokenizer_process, say)
-        if not (spec.kv_bytes or spec.draft_kv_bytes):
+        if spec.kv_bytes is None and spec.draft_kv_bytes is None:
             notes.append(of_what_is_counted(models.memory))
         sizes, pair = models.memory.sizes(run.batch), (models.target_model, models.draft_model)
     elif spec.model_bytes is None:
@@ -131,7 +131,10 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
         native = ModelSpec("", "native", "auto")
         pair = (native, native if drafted else None)
     movable = is_movable(run, *pair)
-    sizes = replace(sizes, target_kv=spec.kv_bytes or sizes.target_kv, draft_kv=spec.draft_kv_bytes or sizes.draft_kv)
+    if spec.kv_bytes is not None:
+        sizes = replace(sizes, target_kv=spec.kv_bytes)
+    if spec.draft_kv_bytes is not None:
+        sizes = replace(sizes, draft_kv=spec.draft_kv_bytes)
     return sizes, placement_request_of(run, movable, cores), notes
 
 

@@ -15,8 +15,8 @@ def layouts_of(
     Named as ``--layout`` names them. *shared*: both on the same cores, in turn. *split*: the draft has cores of its own and
     runs ahead, so that both work at the same time. *plain*: no draft. Where both are movable, all three are worth trying.
 
-    A ``parallel`` draft never runs ahead, on cores of its own either: it would have to guess that all its candidates hold,
-    and the token behind them, which comes true too rarely to pay for the cores.
+    A ``parallel`` draft never runs ahead, on cores of its own either: it would have to guess that all its candidates are
+    accepted, and the token behind them, which comes true too rarely to pay for the cores.
     """
     shared = Layout("shared", LayoutKind.TURNS)
     if draft is None:

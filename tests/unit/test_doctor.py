@@ -349,15 +349,17 @@ def test_a_plan_counts_processes_and_the_first_tokens_of_rows(tmp_path: Path, mo
     monkeypatch.setattr("outrider.runner.job.tokenizer_process.PlanningProcess", WillingProcess)
     words = ["topology", "-m", "known", "--draft", "none", "--sysfs"]
 
-    def refusal(memory: int) -> str:
-        tree = build(tmp_path / str(memory), {0: [(0,)]}, memory={0: memory})
-        return str(CliRunner().invoke(app, [*words, str(tree)]).exception)
+    def refusal(memory: int, *more: str) -> str:
+        tree = build(tmp_path / f"{memory}{len(more)}", {0: [(0,)]}, memory={0: memory})
+        return str(CliRunner().invoke(app, [*words, str(tree), *more]).exception)
 
     assert refusal(1_400_000 * 1024) == (
         "target 1.07 GB + KV cache 0.01 GB + processes 0.10 GB = 1.19 GB a replica does not fit the machine, which has "
         "1.43 GB, 0.30 GB of it for Ray and the driver; a smaller precision needs less"
     )
     assert refusal(1_500_000 * 1024) == "None"
+    said = refusal(1_400_000 * 1024, "--kv-bytes", "0")
+    assert said.startswith("target 1.07 GB + processes 0.10 GB = 1.17 GB a replica does not fit"), "a size of 0 counts, too"
 
 
 def test_a_refused_plan_still_shows_the_machine(tmp_path: Path) -> None:
