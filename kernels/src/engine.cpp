@@ -69,6 +69,9 @@ void Engine::plan_linear() {
   next_linear.assign(ops.size(), -1);
   for (size_t i = ops.size() - 1; i > 0; --i)
     next_linear[i - 1] = ops[i].kind == OUTRIDER_LINEAR ? static_cast<int32_t>(i) : next_linear[i];
+  bytes_multiplied = 0;
+  for (const outrider_op &op : ops)
+    if (op.kind == OUTRIDER_LINEAR) bytes_multiplied += packed_bytes(weights[static_cast<size_t>(op.weight)]);
 }
 
 int32_t Engine::create(const outrider_program &program, const outrider_options &options, std::unique_ptr<Engine> *result) {
@@ -134,7 +137,7 @@ int32_t Engine::use_threads(int threads, const int32_t *cores) {
   if (threads < 1 || threads > 1024) return fail(OUTRIDER_INVALID, "%d threads", threads);
   auto made = std::make_unique<Pool>(threads, cores, spin_microseconds);
   samplers.resize(static_cast<size_t>(threads));
-  claims.resize(ops.size(), threads);
+  claims.resize(kMostParts * ops.size(), threads);
   pool = std::move(made);
   return OUTRIDER_OK;
 }
@@ -207,7 +210,7 @@ int32_t Engine::shorten(int tokens) {
   ops.insert(ops.begin() + (op - ops.data()) + 1, spread);
   shortlist = std::move(made);
   plan_linear();
-  claims.resize(ops.size(), pool->threads());
+  claims.resize(kMostParts * ops.size(), pool->threads());
   return plan_pairs();
 }
 
@@ -222,7 +225,7 @@ void Engine::score_all() {
   ops.erase(ops.begin() + (op - ops.data()) + 1);
   shortlist.reset();
   plan_linear();
-  claims.resize(ops.size(), pool->threads());
+  claims.resize(kMostParts * ops.size(), pool->threads());
 }
 
 void Engine::meet(const int32_t *tokens, int count) {

@@ -8,6 +8,7 @@
 #include "cache.h"
 #include "claims.h"
 #include "corrections.h"
+#include "halves_choice.h"
 #include "kernels.h"
 #include "memory.h"
 #include "pool.h"
@@ -19,6 +20,9 @@ namespace outrider {
 
 // With which frequencies a row's keys have been computed: in most programs there is one set of them.
 enum class RowRope { kNone, kUsual, kLong };
+
+// A pass may go through the program in so many parts, one after the other.
+constexpr size_t kMostParts = 2;
 
 struct RowState {
   bool open = false;
@@ -79,6 +83,8 @@ struct Engine {
   std::vector<outrider_weight> weights;
   std::vector<int32_t> widths;
   std::vector<std::unique_ptr<Scratch>> pair_constants;  // [weights] of those that are multiplied in pairs, else null
+  int64_t bytes_multiplied = 0;                          // of all matrices that are multiplied
+  HalvesChoice halves;
   std::vector<int32_t> next_linear;  // [ops] the matrix product after each operation, -1 behind the last
   int32_t vocabulary = 0, context = 0;
   int32_t handed_out = 0, taken_in = 0;  // columns of states
@@ -106,6 +112,7 @@ struct Engine {
 
  private:
   friend struct Pass;
+  friend class AttentionBeside;
   int32_t check(const outrider_program &program);
   int32_t check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected);
   int32_t check_experts(const outrider_op &op) const;

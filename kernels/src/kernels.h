@@ -211,6 +211,16 @@ static inline int block_first(int tokens, int blocks, int block) {
   return static_cast<int>(static_cast<int64_t>(tokens) * block / blocks);
 }
 
+// Memory that this thread reads soon, which is asked for while products are computed: areas of whole pairs of lines.
+struct AskedBeside {
+  struct Area {
+    const char *begin, *end;
+  };
+  const Area *area = nullptr, *end_area = nullptr;  // not begun
+  const char *line = nullptr, *end = nullptr;       // of the one at hand
+  bool done() const { return line == end && area == end_area; }
+};
+
 struct Linear {
   const outrider_weight *weight;
   const Input *input;
@@ -225,6 +235,7 @@ struct Linear {
   float cap;                 // 0: none
   char *expanded;            // the thread's own: expanded_bytes of the weight
   const int32_t *constants;  // of a weight that is multiplied in pairs: [tiles][blocks][kTileRows]
+  AskedBeside *beside;       // or null; for products in pairs
 };
 
 static constexpr int element_bytes(int cache_format) {

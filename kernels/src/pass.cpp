@@ -74,6 +74,7 @@ void Pass::plan() {
     logits_at.push_back(-1);
     logprobs_at.push_back(branch_logprobs[b]);
   }
+  parts = {{0, 0, batch.feeds, {0, tokens}, {0, static_cast<int>(selected.size())}}};
 }
 
 void Pass::reserve_for_threads() {
@@ -109,12 +110,12 @@ void Pass::rotation_tables(int thread) {
   }
 }
 
-void Pass::embed(const outrider_op &op, int thread) {
+void Pass::embed(const outrider_op &op, Rows rows, int thread) {
   const outrider_weight &table = engine.weights[static_cast<size_t>(op.weight)];
   const int64_t row_bytes = static_cast<int64_t>(table.columns) * (table.format == OUTRIDER_FP32 ? 4 : 2);
   float *out = engine.buffer(op.out);
   const int64_t stride = engine.stride(op.out);
-  share(tokens, thread, [&](int64_t first, int64_t last) {
+  share(rows, thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       const int64_t row =
           op.kind == OUTRIDER_EMBED ? token[static_cast<size_t>(t)] : position[static_cast<size_t>(t)] + op.integer;
@@ -134,7 +135,7 @@ void Pass::embed(const outrider_op &op, int thread) {
   });
 }
 
-void Pass::norm(const outrider_op &op, int count, int thread) {
+void Pass::norm(const outrider_op &op, Rows rows, int thread) {
   const float *weight = static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data);
   const float *bias =
       op.bias >= 0 ? static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data) : nullptr;
@@ -143,9 +144,9 @@ void Pass::norm(const outrider_op &op, int count, int thread) {
   const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
   const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
   const int64_t in_stride = engine.stride(op.in), out_stride = engine.stride(op.out);
-  share(static_cast<int64_t>(count) * op.heads, thread, [&](int64_t first, int64_t last) {
+  share(static_cast<int64_t>(rows.count) * op.heads, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
-      const int64_t t = item / op.heads, at = item % op.heads * op.head_size;
+      const int64_t t = rows.first + item / op.heads, at = item % op.heads * op.head_size;
       const float *x = in + t * in_stride + at;
       const float *added = residual ? residual + t * residual_stride + at : nullptr;
       float *y = out + t * out_stride + at;
@@ -155,26 +156,26 @@ void Pass::norm(const outrider_op &op, int count, int thread) {
   });
 }
 
-void Pass::rotate(const outrider_op &op, int thread) {
+void Pass::rotate(const outrider_op &op, Rows rows, int thread) {
   const Rotation &rotation = *engine.rotations[static_cast<size_t>(op.integer)];
   const int64_t half = round_up(rotation.half, kLanes);
   const float *tables = rotation.tables.as<float>();
   float *x = engine.buffer(op.in);
   const int64_t stride = engine.stride(op.in);
-  share(static_cast<int64_t>(tokens) * op.heads, thread, [&](int64_t first, int64_t last) {
+  share(static_cast<int64_t>(rows.count) * op.heads, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
-      const int64_t t = item / op.heads, head = item % op.heads;
+      const int64_t t = rows.first + item / op.heads, head = item % op.heads;
       engine.kernels->rope(x + t * stride + head * op.head_size, tables + 2 * t * half, tables + (2 * t + 1) * half,
                            op.rotated);
     }
   });
 }
 
-void Pass::select(const outrider_op &op, int thread) {
+void Pass::select(const outrider_op &op, Rows chosen, int thread) {
   const float *in = engine.buffer(op.in);
   float *out = engine.buffer(op.out);
   const int64_t in_stride = engine.stride(op.in), out_stride = engine.stride(op.out);
-  share(static_cast<int64_t>(selected.size()), thread, [&](int64_t first, int64_t last) {
+  share(chosen, thread, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s)
       memcpy(out + s * out_stride, in + selected[static_cast<size_t>(s)] * in_stride,
              sizeof(float) * static_cast<size_t>(op.in.width));
@@ -259,41 +260,41 @@ void Pass::choose_one(const outrider_op &op, int64_t s, int thread) {
                       batch.logprob_tokens + logprobs_at[at], batch.logprob_values + logprobs_at[at]);
 }
 
-void Pass::choose(const outrider_op &op, size_t index, int thread) {
-  claim(index, static_cast<int64_t>(selected.size()), thread, [&](int64_t s) {
+void Pass::choose(const outrider_op &op, size_t index, const Part &part, int thread) {
+  claim(claimed(index, part), part.selected.count, thread, [&](int64_t s) {
     // What scores are worked on in is asked for when they first need it.
     try {
-      choose_one(op, s, thread);
+      choose_one(op, part.selected.first + s, thread);
     } catch (const std::bad_alloc &) {
       no_memory.store(true);
     }
   });
 }
 
-void Pass::run_op(size_t index, int count, int thread) {
+void Pass::run_op(size_t index, const Part &part, Rows rows, AttentionBeside *beside, int thread) {
   const outrider_op &op = engine.ops[index];
   switch (op.kind) {
     case OUTRIDER_EMBED:
     case OUTRIDER_POSITION:
-      return embed(op, thread);
+      return embed(op, rows, thread);
     case OUTRIDER_NORM:
-      return norm(op, count, thread);
+      return norm(op, rows, thread);
     case OUTRIDER_LINEAR:
-      return linear(op, index, count, thread);
+      return linear(op, index, part, rows, beside, thread);
     case OUTRIDER_ROPE:
-      return rotate(op, thread);
+      return rotate(op, rows, thread);
     case OUTRIDER_ATTENTION:
       return attention(op, index, thread);
     case OUTRIDER_SELECT:
-      return select(op, thread);
+      return select(op, part.selected, thread);
     case OUTRIDER_ROUTE:
-      return route(op, count, thread);
+      return route(op, rows.count, thread);
     case OUTRIDER_EXPERTS:
-      return multiply_experts(op, index, count, thread);
+      return multiply_experts(op, index, rows.count, thread);
     case OUTRIDER_MIX:
-      return mix(op, count, thread);
+      return mix(op, rows.count, thread);
     case OUTRIDER_GATE:
-      return gate(op, count, thread);
+      return gate(op, rows, thread);
     case OUTRIDER_CONVOLVE:
       return convolve(op, index, thread);
     case OUTRIDER_DELTA:
@@ -309,25 +310,30 @@ void Pass::run_op(size_t index, int count, int thread) {
     case OUTRIDER_SPREAD:
       return spread(op, thread);
     default:
-      return choose(op, index, thread);
+      return choose(op, index, part, thread);
   }
 }
 
-void Pass::walk(int thread) {
-  rotation_tables(thread);
-  int count = tokens;
-  for (size_t index = 0; index < engine.ops.size(); ++index) {
+void Pass::run_ops(size_t from, size_t end, const Part &part, AttentionBeside *beside, int thread) {
+  Rows rows = part.tokens;
+  for (size_t index = from; index < end; ++index) {
     if (is_left_out(engine.ops[index])) {
       // All that is made of given states goes with them.
       if (engine.ops[index].kind == OUTRIDER_TAKE_IN)
         while (engine.ops[index + 1].kind != OUTRIDER_GO_ON) ++index;
       continue;
     }
-    run_op(index, count, thread);
-    if (engine.ops[index].kind == OUTRIDER_SELECT) count = static_cast<int>(selected.size());
-    if (count == 0) break;
+    run_op(index, part, rows, beside, thread);
+    if (engine.ops[index].kind == OUTRIDER_SELECT) rows = part.selected;
+    if (rows.count == 0) break;
     engine.pool->barrier();
   }
+}
+
+void Pass::walk(int thread) {
+  rotation_tables(thread);
+  if (parts.size() > 1) walk_in_halves(thread);
+  else run_ops(0, engine.ops.size(), parts[0], nullptr, thread);
 }
 
 void Pass::keep_choosings() const {
@@ -382,7 +388,11 @@ int32_t Engine::run_pass(const outrider_batch &batch) {
     history.insert(history.end(), next, next + batch.counts[i]);
   }
   claims.clear();
+  const bool chooses = pass.tries_halves();
+  if (chooses ? halves.next(tokens, pass.cache_bytes()) : halves.always() && pass.may_go_in_halves()) pass.divide();
+  const auto started = std::chrono::steady_clock::now();
   pool->run([&pass](int thread) { pass.walk(thread); });
+  if (chooses) halves.took(std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
   pass.keep_choosings();
   if (!recurrence.empty())
     for (const FeedState &feed : pass.feeds) rows[static_cast<size_t>(feed.row)].recurrence.go_on(feed.count);

@@ -34,6 +34,20 @@ struct Pieces {
   int first(int thread, int threads) const { return static_cast<int>(static_cast<int64_t>(count) * thread / threads); }
 };
 
+// Rows of buffers: of tokens, behind SELECT of selected ones.
+struct Rows {
+  int first, count;
+};
+
+// Feeds of a pass that go through the program together: all of them, or one half (pass_halves.cpp).
+struct Part {
+  int number = 0;
+  int first_feed = 0, end_feed = 0;
+  Rows tokens{}, selected{};
+};
+
+class AttentionBeside;
+
 // What all threads of one pass share. Behind the tokens of all feeds come those of the branches.
 struct Pass {
   Engine &engine;
@@ -44,6 +58,7 @@ struct Pass {
   std::vector<int32_t> choice_at, logits_at;      // [selected] index of the output, or -1
   std::vector<int64_t> logprobs_at;               // [selected] likewise
   std::vector<Branch> branches;
+  std::vector<Part> parts;  // one or two
   int tokens = 0;
   bool any_given = false;  // whether a token came with a state
   std::atomic<int32_t> not_finite{-1};
@@ -62,15 +77,23 @@ struct Pass {
   void walk(int thread);
   void keep_choosings() const;
 
-  void run_op(size_t index, int count, int thread);
-  void embed(const outrider_op &op, int thread);
-  void norm(const outrider_op &op, int count, int thread);
-  void linear(const outrider_op &op, size_t index, int count, int thread);
+  // Operations from..end for one part, with a barrier behind each; and attention of the other part beside them, or null.
+  void run_ops(size_t from, size_t end, const Part &part, AttentionBeside *beside, int thread);
+  void run_op(size_t index, const Part &part, Rows rows, AttentionBeside *beside, int thread);
+  // Whether the pass can go in two halves, and whether that may be quicker.
+  bool may_go_in_halves() const;
+  bool tries_halves() const;
+  int64_t cache_bytes() const;
+  void divide();
+  void walk_in_halves(int thread);
+  void embed(const outrider_op &op, Rows rows, int thread);
+  void norm(const outrider_op &op, Rows rows, int thread);
+  void linear(const outrider_op &op, size_t index, const Part &part, Rows rows, AttentionBeside *beside, int thread);
   void route(const outrider_op &op, int count, int thread);
   void group_by_expert(const outrider_op &op, int count);
   void multiply_experts(const outrider_op &op, size_t index, int count, int thread);
   void mix(const outrider_op &op, int count, int thread);
-  void gate(const outrider_op &op, int count, int thread);
+  void gate(const outrider_op &op, Rows rows, int thread);
   void convolve(const outrider_op &op, size_t index, int thread);
   void convolve_columns(const outrider_op &op, const FeedState &feed, int32_t first, int32_t columns) const;
   void delta(const outrider_op &op, size_t index, int thread);
@@ -85,11 +108,14 @@ struct Pass {
   bool is_left_out(const outrider_op &op) const;
   Pieces pieces_of(const outrider_weight &weight) const;
   template <typename Wanted> void store_granules(const outrider_op &op, Wanted wanted, int thread) const;
+  // Queries first..end of each of the feed's heads head..end_head, whose keys and values are stored before if nobody has.
+  void attend_heads(const outrider_op &op, const FeedState &feed, int64_t head, int64_t end_head, int64_t first_query,
+                    int64_t end_query, bool stores, int thread) const;
   void attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread);
   CacheView view(const outrider_op &op, int64_t token, int64_t head) const;
   void store(const outrider_op &op, int64_t token, int64_t head) const;
   Attend queries_from(const outrider_op &op, int64_t token, int64_t head, int thread) const;
-  void rotate(const outrider_op &op, int thread);
+  void rotate(const outrider_op &op, Rows rows, int thread);
   void rotation_tables(int thread);
   // Whether a token's row takes the frequencies of long rows.
   bool is_long(int64_t token) const {
@@ -97,8 +123,8 @@ struct Pass {
     return engine.rows[static_cast<size_t>(feed.row)].rope == RowRope::kLong;
   }
   void attention(const outrider_op &op, size_t index, int thread);
-  void select(const outrider_op &op, int thread);
-  void choose(const outrider_op &op, size_t index, int thread);
+  void select(const outrider_op &op, Rows chosen, int thread);
+  void choose(const outrider_op &op, size_t index, const Part &part, int thread);
   void choose_one(const outrider_op &op, int64_t s, int thread);
   template <typename ChooseBy>
   Choice corrected(const Choice &own, int64_t s, SamplerScratch *scratch, const ChooseBy &choose_by) const;
@@ -109,10 +135,17 @@ struct Pass {
     const int64_t first = count * thread / threads, last = count * (thread + 1) / threads;
     if (first < last) work(first, last);
   }
+  template <typename Work> void share(Rows rows, int thread, Work work) const {
+    share(rows.count, thread, [&](int64_t first, int64_t last) { work(rows.first + first, rows.first + last); });
+  }
+  // Each part claims items of an operation of its own.
+  size_t claimed(size_t index, const Part &part) const {
+    return index + static_cast<size_t>(part.number) * engine.ops.size();
+  }
   // Calls work(item) for those of 0..count that this thread claims: its share, and what others have not come to.
-  template <typename Work> void claim(size_t index, int64_t count, int thread, Work work) {
+  template <typename Work> void claim(size_t claimed, int64_t count, int thread, Work work) {
     int owner = thread;
-    for (int64_t item; (item = engine.claims.next(index, count, thread, &owner)) >= 0;) work(item);
+    for (int64_t item; (item = engine.claims.next(claimed, count, thread, &owner)) >= 0;) work(item);
   }
 };
 

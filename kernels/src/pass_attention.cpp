@@ -70,14 +70,8 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     const int64_t heads = heads_of_piece(feed), head = item / pieces_of_head(feed) * heads;
     const int64_t end_head = std::min<int64_t>(head + heads, op.kv_heads);
     const int64_t first_query = item % pieces_of_head(feed) * piece;
-    Attend task = queries_from(op, feed.first_token, head, thread);
-    task.heads = static_cast<int32_t>(end_head - head);
-    task.first_query = static_cast<int32_t>(first_query);
-    task.query_count = static_cast<int32_t>(std::min(piece, feed.count * group - first_query));
-    if (!divided(feed))
-      for (int t = 0; t < feed.count; ++t)
-        for (int64_t each = head; each < end_head; ++each) store(op, feed.first_token + t, each);
-    engine.kernels->attend(task);
+    attend_heads(op, feed, head, end_head, first_query, std::min<int64_t>(first_query + piece, feed.count * group),
+                 !divided(feed), thread);
     // Keys and values of these heads are in this processor's caches now, and nobody else reads them.
     if (!divided(feed))
       for (int64_t each = head; each < end_head; ++each) attend_branches(feed, each);
@@ -91,6 +85,18 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
       share(op.kv_heads, thread, [&](int64_t first, int64_t last) {
         for (int64_t head = first; head < last; ++head) attend_branches(feed, head);
       });
+}
+
+void Pass::attend_heads(const outrider_op &op, const FeedState &feed, int64_t head, int64_t end_head, int64_t first_query,
+                        int64_t end_query, bool stores, int thread) const {
+  Attend task = queries_from(op, feed.first_token, head, thread);
+  task.heads = static_cast<int32_t>(end_head - head);
+  task.first_query = static_cast<int32_t>(first_query);
+  task.query_count = static_cast<int32_t>(end_query - first_query);
+  if (stores)
+    for (int t = 0; t < feed.count; ++t)
+      for (int64_t each = head; each < end_head; ++each) store(op, feed.first_token + t, each);
+  engine.kernels->attend(task);
 }
 
 // While a branch's queries are answered its key and value lie where those of the token lie whose place it takes.

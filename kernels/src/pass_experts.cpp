@@ -209,14 +209,14 @@ void Pass::mix(const outrider_op &op, int count, int thread) {
   });
 }
 
-void Pass::gate(const outrider_op &op, int count, int thread) {
+void Pass::gate(const outrider_op &op, Rows rows, int thread) {
   const float *in = engine.buffer(op.in), *key = engine.buffer(op.key);
   const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
   float *out = engine.buffer(op.out);
   const int64_t in_stride = engine.stride(op.in), key_stride = engine.stride(op.key), out_stride = engine.stride(op.out);
   const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
   const bool wide = op.key.width > 1;
-  share(count, thread, [&](int64_t first, int64_t last) {
+  share(rows, thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t)
       if (wide)
         engine.kernels->gated_by(in + t * in_stride, key + t * key_stride, op.activation,

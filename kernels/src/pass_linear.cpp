@@ -3,15 +3,17 @@
 
 #include "pack.h"
 #include "pass.h"
+#include "pass_halves.h"
 
 namespace outrider {
 
 // Of a matrix a thread has 8 to 32 pieces, of so many bytes where that is between.
 constexpr int64_t kPieceBytes = int64_t{256} << 10;
 
-void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
+void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows rows, AttentionBeside *beside, int thread) {
   const outrider_weight &weight = engine.weights[static_cast<size_t>(op.weight)];
   const Kernels &kernels = *engine.kernels;
+  const int count = rows.count;
   Input input{};
   input.words = engine.words.as<int32_t>();
   input.scales = engine.scales.as<float>();
@@ -27,8 +29,8 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   const Scratch *const constants =
       engine.pair_constants.empty() ? nullptr : engine.pair_constants[static_cast<size_t>(op.weight)].get();
   if (constants && kernels.paired(weight, count)) input.less = engine.less.as<int32_t>();
-  const float *in = engine.buffer(op.in);
   const int64_t in_stride = engine.stride(op.in);
+  const float *in = engine.buffer(op.in) + rows.first * in_stride;
   // A block's rows lie interleaved, so threads share its channels: with a row each, they would write into the same lines of the
   // cache, and of one row all but one thread would wait.
   // Positive for every format that is prepared.
@@ -45,11 +47,11 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
   task.input = &input;
   task.bias = op.bias >= 0 ? static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data) : nullptr;
   if (op.residual.buffer >= 0) {
-    task.residual = engine.buffer(op.residual);
     task.residual_stride = engine.stride(op.residual);
+    task.residual = engine.buffer(op.residual) + rows.first * task.residual_stride;
   }
-  task.out = engine.buffer(op.out);
   task.out_stride = engine.stride(op.out);
+  task.out = engine.buffer(op.out) + rows.first * task.out_stride;
   task.width = op.out.width;
   task.expanded = engine.expanded_of(thread);
   task.constants = constants ? constants->as<int32_t>() : nullptr;
@@ -68,17 +70,28 @@ void Pass::linear(const outrider_op &op, size_t index, int count, int thread) {
     later_tile = to_come.first(thread, threads) * to_come.tiles_each;
     if (to_come.first(thread, threads) == to_come.first(thread + 1, threads)) later_weight = nullptr;
   }
+  const size_t claims = claimed(index, part);
   // A thread's share it reads from end to end, then of the shares of others.
   int owner = thread, mine = pieces.first(thread, threads);
   const auto next_piece = [&] {
-    return static_cast<int>(engine.claims.next(index, pieces.count, thread, &owner, /*own=*/1));
+    return static_cast<int>(engine.claims.next(claims, pieces.count, thread, &owner, /*own=*/1));
   };
   if (mine == pieces.first(thread + 1, threads)) mine = next_piece();
   while (mine >= 0) {
     const int next = next_piece();
-    const int first = mine * pieces.tiles_each, last = std::min(first + pieces.tiles_each, pieces.tiles);
+    int first = mine * pieces.tiles_each;
+    const int last = std::min(first + pieces.tiles_each, pieces.tiles);
+    // Attention has its turn behind every tile.
+    if (beside) {
+      task.beside = beside->asked();
+      for (; first < last - 1; ++first) {
+        kernels.linear(task, first, first + 1, &weight, first + 1);
+        beside->go_on();
+      }
+    }
     if (next >= 0) kernels.linear(task, first, last, &weight, next * pieces.tiles_each);
     else kernels.linear(task, first, last, later_weight, later_tile);
+    if (beside) beside->go_on();
     mine = next;
   }
 }

@@ -1,0 +1,170 @@
+// A pass of many rows multiplies while memory has nothing to do, and then waits for keys and values. Where its feeds go through the
+// program in two halves, one half's attention is done between the products of the other: each thread asks memory for some heads while
+// it multiplies, and attends them behind a tile, when they have come into its second cache. Matrices are read twice for it.
+// docs/lab/2026-11-29-two-halves.md has what that gives.
+#include "pass_halves.h"
+
+#include <algorithm>
+
+namespace outrider {
+namespace {
+
+// Keys and values that a thread asks for before it attends them: they share the second cache with the tiles that are multiplied.
+constexpr int64_t kAskedBytes = int64_t{128} << 10;
+// Attention over more queries of a head takes so long that memory is no matter.
+constexpr int64_t kMostQueriesOfHead = 32;
+// Half of them make a block of rows that is multiplied as fast as several.
+constexpr int kFewestTokens = 16;
+// Keys and values are worth it from a quarter of the matrices' bytes on.
+constexpr int64_t kBytesOverCache = 4;
+
+}  // namespace
+
+AttentionBeside::AttentionBeside(const Pass &pass, size_t index, const Part &part, int thread)
+    : pass_(pass),
+      op_(pass.engine.ops[index]),
+      part_(part),
+      claimed_(pass.claimed(index, part)),
+      thread_(thread),
+      owner_(thread) {
+  const CacheLayer &layer = pass.engine.cache->layer(op_.integer);
+  int64_t most_bytes = 1, most_queries = 1;  // of a head
+  for (int i = part.first_feed; i < part.end_feed; ++i) {
+    const FeedState &feed = pass.feeds[static_cast<size_t>(i)];
+    most_bytes = std::max(most_bytes, static_cast<int64_t>(feed.blocks.size()) * (layer.key_bytes + layer.value_bytes));
+    most_queries = std::max(most_queries, int64_t{feed.count} * (op_.heads / op_.kv_heads));
+  }
+  heads_each_ = std::clamp<int64_t>(std::min(kAskedBytes / most_bytes, kMostQueries / most_queries), 1, op_.kv_heads);
+  items_of_feed_ = (op_.kv_heads + heads_each_ - 1) / heads_each_;
+  items_ = items_of_feed_ * (part.end_feed - part.first_feed);
+  claim();
+}
+
+const FeedState &AttentionBeside::feed_of(int64_t item) const {
+  return pass_.feeds[static_cast<size_t>(part_.first_feed + item / items_of_feed_)];
+}
+
+int64_t AttentionBeside::end_head_of(int64_t item) const {
+  return std::min<int64_t>(head_of(item) + heads_each_, op_.kv_heads);
+}
+
+void AttentionBeside::claim() {
+  const CacheLayer &layer = pass_.engine.cache->layer(op_.integer);
+  size_t areas = 0;
+  int64_t bytes = 0;
+  taken_count_ = 0;
+  while (bytes < kAskedBytes && taken_count_ < kMostItems && areas < kMostAreas) {
+    const int64_t item = pass_.engine.claims.next(claimed_, items_, thread_, &owner_);
+    if (item < 0) break;
+    taken_[taken_count_++] = item;
+    const int64_t head = head_of(item), heads = end_head_of(item) - head;
+    // Of a long row memory is asked for the first blocks here; attention itself asks for the others.
+    for (const char *block : feed_of(item).blocks) {
+      if (areas + 2 > kMostAreas) break;
+      const char *const keys = block + layer.keys + head * layer.key_bytes;
+      const char *const values = block + layer.values + head * layer.value_bytes;
+      areas_[areas++] = {keys, keys + heads * layer.key_bytes};
+      areas_[areas++] = {values, values + heads * layer.value_bytes};
+      bytes += heads * (layer.key_bytes + layer.value_bytes);
+    }
+  }
+  asked_ = {areas_.data(), areas_.data() + areas, nullptr, nullptr};
+}
+
+void AttentionBeside::attend() const {
+  for (size_t i = 0; i < taken_count_; ++i) {
+    const FeedState &feed = feed_of(taken_[i]);
+    pass_.attend_heads(op_, feed, head_of(taken_[i]), end_head_of(taken_[i]), 0,
+                       int64_t{feed.count} * (op_.heads / op_.kv_heads), /*stores=*/true, thread_);
+  }
+}
+
+void AttentionBeside::go_on() {
+  if (taken_count_ == 0 || !asked_.done()) return;
+  attend();
+  claim();
+}
+
+void AttentionBeside::finish() {
+  for (; taken_count_ > 0; claim()) attend();
+}
+
+bool Pass::may_go_in_halves() const {
+  if (tokens < kFewestTokens || feeds.size() < 2 || !branches.empty()) return false;
+  bool has_selected = false;
+  for (const outrider_op &op : engine.ops) {
+    switch (op.kind) {
+      case OUTRIDER_SELECT:
+        has_selected = true;
+        break;
+      case OUTRIDER_ATTENTION:
+        if (has_selected) return false;
+        for (const FeedState &feed : feeds)
+          if (int64_t{feed.count} * (op.heads / op.kv_heads) > kMostQueriesOfHead) return false;
+        break;
+      case OUTRIDER_EMBED:
+      case OUTRIDER_POSITION:
+      case OUTRIDER_NORM:
+      case OUTRIDER_LINEAR:
+      case OUTRIDER_ROPE:
+      case OUTRIDER_GATE:
+      case OUTRIDER_CHOOSE:
+        break;
+      default:
+        if (!is_left_out(op)) return false;
+    }
+  }
+  return has_selected;
+}
+
+int64_t Pass::cache_bytes() const {
+  int64_t blocks = 0;
+  for (const FeedState &feed : feeds) blocks += (feed.position + feed.count + kBlockTokens - 1) / kBlockTokens;
+  return blocks * engine.cache->block_bytes();
+}
+
+bool Pass::tries_halves() const {
+  return !engine.pair_constants.empty() && may_go_in_halves() && kBytesOverCache * cache_bytes() >= engine.bytes_multiplied;
+}
+
+void Pass::divide() {
+  size_t feed = 1;
+  while (feed + 1 < feeds.size() && feeds[feed].first_token < tokens / 2) ++feed;
+  const int token = feeds[feed].first_token;
+  const int chosen = static_cast<int>(std::lower_bound(selected.begin(), selected.end(), token) - selected.begin());
+  Part first = parts[0], second = parts[0];
+  second.number = 1;
+  first.end_feed = second.first_feed = static_cast<int>(feed);
+  first.tokens.count = token;
+  first.selected.count = chosen;
+  second.tokens = {token, parts[0].tokens.count - token};
+  second.selected = {chosen, parts[0].selected.count - chosen};
+  parts = {first, second};
+}
+
+// The first half is an operation of attention ahead of the second.
+void Pass::walk_in_halves(int thread) {
+  const Part &first = parts[0], &second = parts[1];
+  const auto attention_from = [&](size_t index) {
+    while (index < engine.ops.size() && engine.ops[index].kind != OUTRIDER_ATTENTION) ++index;
+    return index;
+  };
+  const auto run_beside = [&](size_t from, size_t end, const Part &part, size_t attention, const Part &other) {
+    AttentionBeside beside(*this, attention, other, thread);
+    run_ops(from, end, part, &beside, thread);
+    beside.finish();
+    engine.pool->barrier();
+  };
+  size_t begin = 0, attention = attention_from(0);
+  run_ops(0, attention, first, nullptr, thread);
+  while (attention < engine.ops.size()) {
+    const size_t next = attention_from(attention + 1);
+    run_beside(begin, attention, second, attention, first);
+    run_beside(attention + 1, next, first, attention, second);
+    begin = attention + 1;
+    attention = next;
+  }
+  run_ops(begin, engine.ops.size(), second, nullptr, thread);
+}
+
+}  // namespace outrider

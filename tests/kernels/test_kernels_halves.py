@@ -1,0 +1,108 @@
+"""Passes whose feeds go through the program in two halves (kernels/src/pass_halves.cpp): the bits of whole ones."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kernel_models import (
+    CAPPED,
+    GROUPED,
+    LLAMA,
+    LONG,
+    OPT,
+    QWEN,
+    SHAPES,
+    Packed,
+    Shape,
+    assert_same_bits,
+    build,
+    packed,
+    random_matrices,
+)
+from numpy.typing import NDArray
+
+from outrider.kernels import library, packing
+from outrider.kernels.native import NativeFeed
+from outrider.kernels.program import Cache, Format
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+# A whole pair of blocks of 128 channels, multiplied in pairs where that is done, in several layers.
+PAIRED = Shape(width=256, heads=8, kv_heads=8, inner=384, layers=3)
+MANY = Shape(width=256, heads=32, kv_heads=4, inner=136, layers=2, group=128)
+DIVIDED = {
+    "paired": PAIRED,
+    "many": MANY,
+    "llama": LLAMA,
+    "grouped": GROUPED,
+    "qwen": QWEN,
+    "opt": OPT,
+    "capped": CAPPED,
+    "long": LONG,
+}
+
+
+def answers(
+    model: Packed, threads: int, halves: str, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[NDArray[np.float32], list[int]]]:
+    """What three passes over twenty rows of many lengths make: of a token each, of several, and of none that is wanted."""
+    made = list[tuple[NDArray[np.float32], list[int]]]()
+    monkeypatch.setenv("OUTRIDER_HALVES", halves)
+    vocabulary = model.program.vocabulary
+    with model.model(threads) as engine:
+        rows = [engine.open() for _ in range(20)]
+        for number, row in enumerate(rows):
+            length = 1 + 37 * number % 300
+            engine.forward([NativeFeed(row, [(7 * t + number) % vocabulary for t in range(length)], 0)])
+        for new in (1, 3, 2):
+            feeds = [
+                NativeFeed(row, [(5 * number + t) % vocabulary for t in range(1 + (new - 1) * (number % new))], 1, 1)
+                if new < 3 or number % 3
+                else NativeFeed(row, [number], 0)
+                for number, row in enumerate(rows)
+            ]
+            made += [(answer.logits, list(answer.tokens)) for answer in engine.forward(feeds)]
+    return made
+
+
+@pytest.mark.parametrize("cache", [Cache.BF16, Cache.INT8], ids=["bf16", "int8"])
+@pytest.mark.parametrize("shape", list(DIVIDED.values()), ids=list(DIVIDED))
+def test_halves_make_the_bits_of_whole_passes(shape: Shape, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = replace(build(shape, Format.W4A8), cache=cache)
+    model = Packed(program, packing.pack_program(program, random_matrices(program)))
+    for threads in (1, 2, 3):
+        whole = answers(model, threads, "0", monkeypatch)
+        for found, wanted in zip(answers(model, threads, "1", monkeypatch), whole, strict=True):
+            assert_same_bits(found[0], wanted[0])
+            assert found[1] == wanted[1]
+
+
+@pytest.mark.parametrize("isa", sorted(set(library.available_instruction_sets()) - {library.instruction_set()}))
+def test_halves_on_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_ISA", isa)
+    model = packed(PAIRED, Format.W4A8)
+    whole = answers(model, 2, "0", monkeypatch)
+    for found, wanted in zip(answers(model, 2, "1", monkeypatch), whole, strict=True):
+        assert_same_bits(found[0], wanted[0])
+
+
+@pytest.mark.parametrize("name", ["mixture", "hybrid", "delta"])
+def test_programs_that_do_not_go_in_halves_stay_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = packed(SHAPES[name], Format.W4A8)
+    whole = answers(model, 2, "0", monkeypatch)
+    for found, wanted in zip(answers(model, 2, "1", monkeypatch), whole, strict=True):
+        assert_same_bits(found[0], wanted[0])
+
+
+@pytest.mark.slow
+def test_the_quicker_way_is_kept_to(tmp_path: Path) -> None:
+    sources = SUPPORT.parents[1] / "kernels" / "src"
+    program = tmp_path / "check"
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", f"-I{sources}"]
+    files = [str(SUPPORT / "halves_check.cpp"), str(sources / "halves_choice.cpp")]
+    subprocess.run(["c++", *flags, *files, "-o", str(program)], check=True)
+    done = subprocess.run([str(program)], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
