@@ -79,6 +79,8 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   const char *message = nullptr;
   engine->kernels = choose_kernels(&message);
   if (!engine->kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
+  if (engine->halves.no_choice())
+    return fail(OUTRIDER_UNSUPPORTED, "OUTRIDER_HALVES is 0 (passes stay whole), 1 (passes in halves) or not set");
   engine->ops.assign(program.ops, program.ops + program.op_count);
   engine->weights.assign(program.weights, program.weights + program.weight_count);
   engine->widths.assign(program.buffers, program.buffers + program.buffer_count);

@@ -8,7 +8,8 @@ namespace outrider {
 
 HalvesChoice::HalvesChoice() {
   const char *const wanted = getenv("OUTRIDER_HALVES");
-  if (wanted && (wanted[0] == '0' || wanted[0] == '1') && !wanted[1]) forced_ = wanted[0] - '0';
+  if (!wanted || !*wanted) return;
+  forced_ = (wanted[0] == '0' || wanted[0] == '1') && !wanted[1] ? wanted[0] - '0' : kNoChoice;
 }
 
 bool HalvesChoice::Size::is_like(const Size &other, double times) const {

@@ -12,8 +12,10 @@ namespace outrider {
 
 class HalvesChoice {
  public:
-  // OUTRIDER_HALVES of the environment, 0 or 1, takes the choice away: for tests and measurements.
+  // OUTRIDER_HALVES of the environment, 0 or 1, takes the choice away: for tests and measurements. It is no_choice() if it is
+  // anything else.
   HalvesChoice();
+  bool no_choice() const { return forced_ == kNoChoice; }
   bool always() const { return forced_ == 1; }
   // Whether the next pass, over so many tokens and bytes of keys and values, goes in halves.
   bool next(int tokens, int64_t cache_bytes);
@@ -31,8 +33,9 @@ class HalvesChoice {
   static constexpr double kOtherWork = 2.0;   // sizes for which the choice is made anew
   static constexpr double kWorthIt = 0.98;    // halves are taken if they need at most so much of the time
 
-  int forced_ = -1;
-  int kept_ = 0;  // passes for which the choice holds
+  static constexpr int kFree = -1, kNoChoice = -2;
+  int forced_ = kFree;  // or 0, 1
+  int kept_ = 0;        // passes for which the choice holds
   bool halves_ = false;
   Size size_, chosen_for_;
   Size whole_size_;

@@ -211,14 +211,14 @@ static inline int block_first(int tokens, int blocks, int block) {
   return static_cast<int>(static_cast<int64_t>(tokens) * block / blocks);
 }
 
-// Memory that this thread reads soon, which is asked for while products are computed: areas of whole pairs of lines.
+// Memory that this thread reads soon, which is asked for while products are computed.
 struct AskedBeside {
   struct Area {
     const char *begin, *end;
   };
   const Area *area = nullptr, *end_area = nullptr;  // not begun
   const char *line = nullptr, *end = nullptr;       // of the one at hand
-  bool done() const { return line == end && area == end_area; }
+  bool done() const { return line >= end && area == end_area; }
 };
 
 struct Linear {

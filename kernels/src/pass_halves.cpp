@@ -58,9 +58,12 @@ void AttentionBeside::claim() {
     if (item < 0) break;
     taken_[taken_count_++] = item;
     const int64_t head = head_of(item), heads = end_head_of(item) - head;
+    const FeedState &feed = feed_of(item);
+    const int32_t begin = pass_.engine.rows[static_cast<size_t>(feed.row)].begin;
+    const int32_t seen = std::max(begin, op_.window > 0 ? feed.position + 1 - op_.window : 0);
     // Of a long row memory is asked for the first blocks here; attention itself asks for the others.
-    for (const char *block : feed_of(item).blocks) {
-      if (areas + 2 > kMostAreas) break;
+    for (size_t i = static_cast<size_t>(seen / kBlockTokens); i < feed.blocks.size() && areas + 2 <= kMostAreas; ++i) {
+      const char *const block = feed.blocks[i];
       const char *const keys = block + layer.keys + head * layer.key_bytes;
       const char *const values = block + layer.values + head * layer.value_bytes;
       areas_[areas++] = {keys, keys + heads * layer.key_bytes};
@@ -124,7 +127,7 @@ int64_t Pass::cache_bytes() const {
 }
 
 bool Pass::tries_halves() const {
-  return !engine.pair_constants.empty() && may_go_in_halves() && kBytesOverCache * cache_bytes() >= engine.bytes_multiplied;
+  return !engine.pair_constants.empty() && kBytesOverCache * cache_bytes() >= engine.bytes_multiplied && may_go_in_halves();
 }
 
 void Pass::divide() {

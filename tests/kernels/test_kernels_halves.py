@@ -48,7 +48,7 @@ DIVIDED = {
 def answers(
     model: Packed, threads: int, halves: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[NDArray[np.float32], list[int]]]:
-    """What three passes over twenty rows of many lengths make: of a token each, of several, and of none that is wanted."""
+    """What passes over twenty rows of many lengths make: of one token, of several, of none that is wanted."""
     made = list[tuple[NDArray[np.float32], list[int]]]()
     monkeypatch.setenv("OUTRIDER_HALVES", halves)
     vocabulary = model.program.vocabulary
@@ -64,6 +64,9 @@ def answers(
                 else NativeFeed(row, [number], 0)
                 for number, row in enumerate(rows)
             ]
+            made += [(answer.logits, list(answer.tokens)) for answer in engine.forward(feeds)]
+        for wanting in (rows[:10], rows[10:]):
+            feeds = [NativeFeed(row, [n], int(row in wanting), int(row in wanting)) for n, row in enumerate(rows)]
             made += [(answer.logits, list(answer.tokens)) for answer in engine.forward(feeds)]
     return made
 
@@ -95,6 +98,12 @@ def test_programs_that_do_not_go_in_halves_stay_whole(name: str, monkeypatch: py
     whole = answers(model, 2, "0", monkeypatch)
     for found, wanted in zip(answers(model, 2, "1", monkeypatch), whole, strict=True):
         assert_same_bits(found[0], wanted[0])
+
+
+def test_another_word_than_0_or_1_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_HALVES", "yes")
+    with pytest.raises(library.KernelError, match="OUTRIDER_HALVES is 0"):
+        packed(PAIRED, Format.W4A8).model(1)
 
 
 @pytest.mark.slow
