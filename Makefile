@@ -86,7 +86,8 @@ sanitize-threads: $(VENV)/testable ## those that use several threads, with the t
 	cmake --build build/sanitize-threads --parallel 2
 	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1 OPENBLAS_NUM_THREADS=1 \
 	  OUTRIDER_LIBRARY=$(CURDIR)/build/sanitize-threads/kernels/liboutrider_kernels.so \
-	  $(BIN)/python -m pytest -q -x tests/kernels/test_kernels_cache.py tests/kernels/test_kernels_forward.py -k "threads or branch or fork or pieces"
+	  $(BIN)/python -m pytest -q -x tests/kernels/test_kernels_cache.py tests/kernels/test_kernels_forward.py \
+	    tests/kernels/test_kernels_halves.py -k "threads or branch or fork or pieces or (whole_passes and (paired or many or long))"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
