@@ -211,13 +211,16 @@ static inline int block_first(int tokens, int blocks, int block) {
   return static_cast<int>(static_cast<int64_t>(tokens) * block / blocks);
 }
 
-// Memory that this thread reads soon, which is asked for while products are computed.
+// Memory that this thread reads soon, which is asked for while it does other things.
 struct AskedBeside {
   struct Area {
     const char *begin, *end;
   };
   const Area *area = nullptr, *end_area = nullptr;  // not begun
   const char *line = nullptr, *end = nullptr;       // of the one at hand
+  static constexpr int kMostRate = 128;
+  int rate = 0;  // bytes for a step of a product, no more than kMostRate
+  int due = 0;   // of them, less than a line that has not been asked for
   bool done() const { return line >= end && area == end_area; }
 };
 
@@ -271,9 +274,10 @@ struct Attend {
   int32_t window;
   int32_t begin;  // the first key that anybody sees
   float scale;
-  float cap;           // of scores, 0: none
-  const float *sinks;  // [heads][group] a score for each head that belongs to no token, or null
-  float *scratch;      // attention_scratch floats
+  float cap;            // of scores, 0: none
+  const float *sinks;   // [heads][group] a score for each head that belongs to no token, or null
+  float *scratch;       // attention_scratch floats
+  AskedBeside *beside;  // what is asked for meanwhile, or null; then the cache at hand has been asked for before
 };
 
 // Of several kv heads, at most so many queries in all: what they gather stays in the nearest cache.

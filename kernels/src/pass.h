@@ -86,6 +86,8 @@ struct Pass {
   int64_t cache_bytes() const;
   void divide();
   void walk_in_halves(int thread);
+  // Of all products from..end that ask memory beside them, over so many rows: eight channels of a tile and a block of rows each.
+  int64_t steps_in_pairs(size_t from, size_t end, int count) const;
   void embed(const outrider_op &op, Rows rows, int thread);
   void norm(const outrider_op &op, Rows rows, int thread);
   void linear(const outrider_op &op, size_t index, const Part &part, Rows rows, AttentionBeside *beside, int thread);
@@ -108,9 +110,10 @@ struct Pass {
   bool is_left_out(const outrider_op &op) const;
   Pieces pieces_of(const outrider_weight &weight) const;
   template <typename Wanted> void store_granules(const outrider_op &op, Wanted wanted, int thread) const;
-  // Queries first..end of each of the feed's heads head..end_head, whose keys and values are stored before if nobody has.
+  // Queries first..end of each of the feed's heads head..end_head, whose keys and values are stored before if nobody has. Memory is
+  // asked for `beside` (or null) meanwhile; then these heads' keys and values have been asked for.
   void attend_heads(const outrider_op &op, const FeedState &feed, int64_t head, int64_t end_head, int64_t first_query,
-                    int64_t end_query, bool stores, int thread) const;
+                    int64_t end_query, bool stores, int thread, AskedBeside *beside = nullptr) const;
   void attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread);
   CacheView view(const outrider_op &op, int64_t token, int64_t head) const;
   void store(const outrider_op &op, int64_t token, int64_t head) const;

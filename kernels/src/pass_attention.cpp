@@ -88,11 +88,12 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
 }
 
 void Pass::attend_heads(const outrider_op &op, const FeedState &feed, int64_t head, int64_t end_head, int64_t first_query,
-                        int64_t end_query, bool stores, int thread) const {
+                        int64_t end_query, bool stores, int thread, AskedBeside *beside) const {
   Attend task = queries_from(op, feed.first_token, head, thread);
   task.heads = static_cast<int32_t>(end_head - head);
   task.first_query = static_cast<int32_t>(first_query);
   task.query_count = static_cast<int32_t>(end_query - first_query);
+  task.beside = beside;
   if (stores)
     for (int t = 0; t < feed.count; ++t)
       for (int64_t each = head; each < end_head; ++each) store(op, feed.first_token + t, each);

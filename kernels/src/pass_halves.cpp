@@ -11,6 +11,9 @@ namespace {
 
 // Keys and values that a thread asks for before it attends them: they share the second cache with the tiles that are multiplied.
 constexpr int64_t kAskedBytes = int64_t{128} << 10;
+// What memory is asked for beside products, of all keys and values; the rest is asked for beside attention (kLinesForLine). With less
+// some heads are never asked for, with more products wait for memory.
+constexpr double kShareBesideProducts = 0.8;
 // Attention over more queries of a head takes so long that memory is no matter.
 constexpr int64_t kMostQueriesOfHead = 32;
 // Half of them make a block of rows that is multiplied as fast as several.
@@ -20,7 +23,7 @@ constexpr int64_t kBytesOverCache = 4;
 
 }  // namespace
 
-AttentionBeside::AttentionBeside(const Pass &pass, size_t index, const Part &part, int thread)
+AttentionBeside::AttentionBeside(const Pass &pass, size_t index, const Part &part, int64_t steps, int thread)
     : pass_(pass),
       op_(pass.engine.ops[index]),
       part_(part),
@@ -28,15 +31,20 @@ AttentionBeside::AttentionBeside(const Pass &pass, size_t index, const Part &par
       thread_(thread),
       owner_(thread) {
   const CacheLayer &layer = pass.engine.cache->layer(op_.integer);
-  int64_t most_bytes = 1, most_queries = 1;  // of a head
+  int64_t most_bytes = 1, most_queries = 1, bytes = 0;  // of a head
   for (int i = part.first_feed; i < part.end_feed; ++i) {
     const FeedState &feed = pass.feeds[static_cast<size_t>(i)];
-    most_bytes = std::max(most_bytes, static_cast<int64_t>(feed.blocks.size()) * (layer.key_bytes + layer.value_bytes));
+    const int64_t here = static_cast<int64_t>(feed.blocks.size()) * (layer.key_bytes + layer.value_bytes);
+    most_bytes = std::max(most_bytes, here);
+    bytes += here;
     most_queries = std::max(most_queries, int64_t{feed.count} * (op_.heads / op_.kv_heads));
   }
   heads_each_ = std::clamp<int64_t>(std::min(kAskedBytes / most_bytes, kMostQueries / most_queries), 1, op_.kv_heads);
   items_of_feed_ = (op_.kv_heads + heads_each_ - 1) / heads_each_;
   items_ = items_of_feed_ * (part.end_feed - part.first_feed);
+  const double wanted =
+      kShareBesideProducts * static_cast<double>(bytes) * op_.kv_heads / static_cast<double>(std::max<int64_t>(steps, 1));
+  rate_ = static_cast<int>(std::min(wanted, double{AskedBeside::kMostRate}));
   claim();
 }
 
@@ -52,44 +60,51 @@ void AttentionBeside::claim() {
   const CacheLayer &layer = pass_.engine.cache->layer(op_.integer);
   size_t areas = 0;
   int64_t bytes = 0;
-  taken_count_ = 0;
-  while (bytes < kAskedBytes && taken_count_ < kMostItems && areas < kMostAreas) {
+  batch_->count = 0;
+  batch_->whole = true;
+  while (bytes < kAskedBytes && batch_->count < kMostItems && areas < kMostAreas) {
     const int64_t item = pass_.engine.claims.next(claimed_, items_, thread_, &owner_);
     if (item < 0) break;
-    taken_[taken_count_++] = item;
+    batch_->items[batch_->count++] = item;
     const int64_t head = head_of(item), heads = end_head_of(item) - head;
     const FeedState &feed = feed_of(item);
     const int32_t begin = pass_.engine.rows[static_cast<size_t>(feed.row)].begin;
     const int32_t seen = std::max(begin, op_.window > 0 ? feed.position + 1 - op_.window : 0);
-    // Of a long row memory is asked for the first blocks here; attention itself asks for the others.
-    for (size_t i = static_cast<size_t>(seen / kBlockTokens); i < feed.blocks.size() && areas + 2 <= kMostAreas; ++i) {
+    for (size_t i = static_cast<size_t>(seen / kBlockTokens); i < feed.blocks.size(); ++i) {
+      // A long row's other blocks are asked for by attention itself.
+      if (areas + 2 > kMostAreas) {
+        batch_->whole = false;
+        break;
+      }
       const char *const block = feed.blocks[i];
       const char *const keys = block + layer.keys + head * layer.key_bytes;
       const char *const values = block + layer.values + head * layer.value_bytes;
-      areas_[areas++] = {keys, keys + heads * layer.key_bytes};
-      areas_[areas++] = {values, values + heads * layer.value_bytes};
+      batch_->areas[areas++] = {keys, keys + heads * layer.key_bytes};
+      batch_->areas[areas++] = {values, values + heads * layer.value_bytes};
       bytes += heads * (layer.key_bytes + layer.value_bytes);
     }
   }
-  asked_ = {areas_.data(), areas_.data() + areas, nullptr, nullptr};
+  asked_ = {batch_->areas.data(), batch_->areas.data() + areas, nullptr, nullptr, rate_, 0};
 }
 
-void AttentionBeside::attend() const {
-  for (size_t i = 0; i < taken_count_; ++i) {
-    const FeedState &feed = feed_of(taken_[i]);
-    pass_.attend_heads(op_, feed, head_of(taken_[i]), end_head_of(taken_[i]), 0,
-                       int64_t{feed.count} * (op_.heads / op_.kv_heads), /*stores=*/true, thread_);
+void AttentionBeside::attend_batch(AskedBeside *beside) {
+  const Batch &asked = *batch_;
+  batch_ = &batches_[batch_ == &batches_[0] ? 1 : 0];
+  claim();
+  for (size_t i = 0; i < asked.count; ++i) {
+    const int64_t item = asked.items[i];
+    const FeedState &feed = feed_of(item);
+    pass_.attend_heads(op_, feed, head_of(item), end_head_of(item), 0, int64_t{feed.count} * (op_.heads / op_.kv_heads),
+                       /*stores=*/true, thread_, asked.whole ? beside : nullptr);
   }
 }
 
 void AttentionBeside::go_on() {
-  if (taken_count_ == 0 || !asked_.done()) return;
-  attend();
-  claim();
+  if (batch_->count > 0 && asked_.done()) attend_batch(&asked_);
 }
 
 void AttentionBeside::finish() {
-  for (; taken_count_ > 0; claim()) attend();
+  while (batch_->count > 0) attend_batch(nullptr);
 }
 
 bool Pass::may_go_in_halves() const {
@@ -145,6 +160,20 @@ void Pass::divide() {
   parts = {first, second};
 }
 
+int64_t Pass::steps_in_pairs(size_t from, size_t end, int count) const {
+  const Kernels &kernels = *engine.kernels;
+  int64_t steps = 0;
+  for (size_t index = from; index < end; ++index) {
+    const outrider_op &op = engine.ops[index];
+    if (op.kind != OUTRIDER_LINEAR || is_left_out(op)) continue;
+    const outrider_weight &weight = engine.weights[static_cast<size_t>(op.weight)];
+    if (!kernels.paired || !kernels.paired(weight, count)) continue;
+    const int block = kernels.row_block(weight, count);
+    steps += int64_t{tile_count(weight)} * ((weight.columns + 7) / 8) * ((count + block - 1) / block);
+  }
+  return steps;
+}
+
 // The first half is an operation of attention ahead of the second.
 void Pass::walk_in_halves(int thread) {
   const Part &first = parts[0], &second = parts[1];
@@ -153,7 +182,7 @@ void Pass::walk_in_halves(int thread) {
     return index;
   };
   const auto run_beside = [&](size_t from, size_t end, const Part &part, size_t attention, const Part &other) {
-    AttentionBeside beside(*this, attention, other, thread);
+    AttentionBeside beside(*this, attention, other, steps_in_pairs(from, end, part.tokens.count), thread);
     run_ops(from, end, part, &beside, thread);
     beside.finish();
     engine.pool->barrier();

@@ -13,6 +13,8 @@ struct I {
 };
 // So many vectors of sums fit into registers beside what is added to them.
 constexpr int kSumsKept = 6;
+// Tokens whose int8 values lie side by side in the cache.
+constexpr int kValuesTogether = 2;
 using Mask = F;
 
 inline F set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

@@ -8,6 +8,8 @@ using F = __m512;
 using I = __m512i;
 // So many vectors of sums fit into registers beside what is added to them.
 constexpr int kSumsKept = 16;
+// Tokens whose int8 values lie side by side in the cache, so that one instruction weighs all of them.
+constexpr int kValuesTogether = 4;
 using Mask = __mmask16;
 
 inline F set(float x) { return _mm512_set1_ps(x); }

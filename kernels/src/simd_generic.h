@@ -27,6 +27,8 @@ struct I {
 };
 // So many vectors of sums fit into registers beside what is added to them.
 constexpr int kSumsKept = 16;
+// Tokens whose int8 values lie side by side in the cache.
+constexpr int kValuesTogether = 2;
 using Mask = I;
 
 // Without a loop: unrolled ones of sixteen lanes took the compiler minutes.
