@@ -83,6 +83,21 @@ def test_halves_make_the_bits_of_whole_passes(shape: Shape, cache: Cache, monkey
             assert found[1] == wanted[1]
 
 
+@pytest.mark.parametrize("cache", [Cache.BF16, Cache.INT8], ids=["bf16", "int8"])
+def test_a_row_with_more_blocks_than_are_asked_for_at_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = replace(build(replace(PAIRED, layers=2, context=4_200), Format.W4A8), cache=cache)
+    model = Packed(program, packing.pack_program(program, random_matrices(program)))
+    made = []
+    for halves in ("0", "1"):
+        monkeypatch.setenv("OUTRIDER_HALVES", halves)
+        with model.model(2) as engine:
+            rows = [engine.open() for _ in range(17)]
+            engine.forward([NativeFeed(rows[5], [t % 50 for t in range(32 * 130)], 0)])
+            made.append([answer.logits for answer in engine.forward([NativeFeed(row, [row % 50], 1) for row in rows])])
+    for found, wanted in zip(*made, strict=True):
+        assert_same_bits(found, wanted)
+
+
 @pytest.mark.parametrize("isa", sorted(set(library.available_instruction_sets()) - {library.instruction_set()}))
 def test_halves_on_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_ISA", isa)
