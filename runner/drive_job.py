@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.runner.counted import counted
+from outrider.runner.hosts.ray_restart import check_worth_another
 from outrider.runner.hosts.ray_start import joined_ray
-from outrider.runner.hosts.start_anew import check_worth_another
 from outrider.runner.hosts.submit import absolute_model
 from outrider.runner.hosts.this_machine import Hosts, local_host
 from outrider.runner.job.directory import describe

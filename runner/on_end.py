@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from outrider.runner.hosts.start_anew import ANEW
+from outrider.runner.hosts.ray_restart import ANEW
 from outrider.runner.job.directory import is_job, open_job
 from outrider.runner.safe_path import as_given
 from outrider.workers.errors import JobError

@@ -14,7 +14,7 @@ from typing import Any
 
 import outrider
 from outrider.runner.counted import counted
-from outrider.runner.hosts.start_anew import ANEW
+from outrider.runner.hosts.ray_restart import ANEW
 from outrider.runner.hosts.submit import ACCEPTED, absolute_model
 from outrider.runner.job.admission import admit
 from outrider.runner.job.directory import JOURNAL, describe, read_description, there

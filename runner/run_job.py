@@ -12,7 +12,7 @@ from outrider.runner.counted import counted
 from outrider.runner.drive_job import drive
 from outrider.runner.hosts.auth import bring_token
 from outrider.runner.hosts.limits import check_limits
-from outrider.runner.hosts.start_anew import start_anew
+from outrider.runner.hosts.ray_restart import restart
 from outrider.runner.job.directory import (
     DESCRIPTION,
     JOURNAL,
@@ -127,7 +127,7 @@ def _run_job(spec: JobSpec, display: Watcher, again: bool) -> Outcome:
             outcome = _run_held(spec, directory, display, again)
     except RayLostError as lost:
         display.say(f"{lost}: it is started anew, and the job goes on")
-        start_anew()
+        restart()
     return Outcome(directory, outcome["summary"], outcome["over_time"], outcome["interrupted"])
 
 

@@ -55,8 +55,8 @@ CREATE TABLE IF NOT EXISTS kept_tokens (
     PRIMARY KEY (row, sample, start)
 ) WITHOUT ROWID
 """
-# Columns of the input that go through to the results, by portions of rows (carried.py), and what failed rows said before
-# they were put back. Journals that were begun without these get them when they are resumed.
+# Columns of the input that go through to the results, by portions of rows (carried_columns.py), and what failed rows said
+# before they were put back. Journals that were begun without these get them when they are resumed.
 CARRIED = """
 CREATE TABLE IF NOT EXISTS carried (
     first INTEGER PRIMARY KEY,        -- row

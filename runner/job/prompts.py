@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from outrider.runner.job import no_json
+from outrider.runner.job import unencodable_lines
 from outrider.runner.job.arrow_input import files_of
 from outrider.runner.job.record_line import INTERNAL, INVALID
 from outrider.runner.job.requests import Request, RowError, parse_openai, parse_simple
@@ -106,7 +106,7 @@ def _read_row(line: bytes, number: int, jsonl: bool, mapping: Mapping | None, ma
             return _parse_text_line(line, number, mapping)
         return _parse_json_line(line, number, mapping, may_have_columns)
     except RowError as error:
-        said, problem = no_json.read(line) or (line, str(error))
+        said, problem = unencodable_lines.read(line) or (line, str(error))
         return BadRow(_claimed_id(said, number, mapping), number, problem)
     except Exception as error:  # one row is never the end of the others
         return unexpected(_claimed_id(line, number, mapping), number, "read", error)

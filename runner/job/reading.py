@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from outrider.runner.job.arrow_input import ArrowSource, check_spelled, python_rows
-from outrider.runner.job.carried import CarriedRows
+from outrider.runner.job.carried_columns import CarriedRows
 from outrider.runner.job.columns import Columns, columns_of, from_text
 from outrider.runner.job.csv_rows import CsvFile, CsvRow
 from outrider.runner.job.prompts import BadRow, id_of_bad, read_rows, unexpected

@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from outrider.runner.job.carried import CarriedReader
+from outrider.runner.job.carried_columns import CarriedReader
 from outrider.runner.job.directory import open_job
 from outrider.runner.job.journal import DONE, FAILED, Journal
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from outrider.runner.job.carried import CarriedReader, spliced
+from outrider.runner.job.carried_columns import CarriedReader, spliced
 from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
 from outrider.runner.job.record_line import as_line, error_line, row_id
 from outrider.workers.constraints.tool_forms import MISTRAL, calls_of

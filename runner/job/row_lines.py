@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
-from outrider.runner.job import no_json
+from outrider.runner.job import unencodable_lines
 from outrider.runner.temporary_file import keep
 from outrider.runner.validation_errors import short, shown
 from outrider.workers.errors import InputError, UsageError
@@ -90,4 +90,4 @@ def _json(entry: Mapping[Any, Any]) -> bytes:
 
 
 def _no_json(said: Mapping[Any, Any], problem: str) -> tuple[bytes, str]:
-    return no_json.written(_json(said), problem), problem
+    return unencodable_lines.written(_json(said), problem), problem

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from outrider.runner.job.arrow_input import STATE, pyarrow_for
-from outrider.runner.job.carried import (
+from outrider.runner.job.carried_columns import (
     CarriedReader,
     arrow_schema,
     as_type,

@@ -46,7 +46,7 @@ from outrider.workers.errors import (
     OutriderError,
     UsageError,
 )
-from outrider.workers.models.text_behind import ANCHOR
+from outrider.workers.models.text_after import ANCHOR
 
 if TYPE_CHECKING:
     from outrider.runner.serve.shared_jobs import Job

@@ -20,8 +20,8 @@ from driver_world import fill
 from outrider.runner.hosts import head_watch, port_check, ray_watch
 from outrider.runner.hosts.head_watch import SILENCE_SECONDS, Head
 from outrider.runner.hosts.port_check import GREETING
+from outrider.runner.hosts.ray_restart import MOST_IDLE_LOSSES, check_worth_another
 from outrider.runner.hosts.ray_watch import OwnRay, ended
-from outrider.runner.hosts.start_anew import MOST_IDLE_LOSSES, check_worth_another
 from outrider.runner.job.journal import Journal
 from outrider.workers.errors import JobError, RayLostError
 from outrider.workers.ray_compat import Node
@@ -140,11 +140,11 @@ def test_nothing_outlives_a_lost_ray_and_nothing_else_ends_with_it() -> None:
 
 ANEW = """
 import os, sys
-from outrider.runner.hosts.start_anew import start_anew
+from outrider.runner.hosts.ray_restart import restart
 if "BEGUN" not in os.environ:
     os.environ["BEGUN"] = str(os.getpid())
     print("first")
-    start_anew()
+    restart()
 print(os.environ["BEGUN"] == str(os.getpid()), *sys.argv[1:])
 """
 

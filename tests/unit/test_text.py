@@ -9,7 +9,7 @@ from fakes import END, PIECES, decode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.workers.models.text_behind import text_behind
+from outrider.workers.models.text_after import text_after
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
 tokens = st.lists(st.integers(0, len(PIECES) - 2), max_size=60)
@@ -66,9 +66,9 @@ def without_first_space(tokens: Sequence[int]) -> str:
 
 def test_an_answer_goes_on_behind_its_prompt() -> None:
     """The space before its first word is no text's first one."""
-    assert text_behind((), (0, 0), without_first_space) == "ab ab"
-    assert text_behind((1,), (0, 0), without_first_space) == " ab ab"
-    assert text_behind((2,) * 100, (0,), without_first_space) == " ab"
+    assert text_after((), (0, 0), without_first_space) == "ab ab"
+    assert text_after((1,), (0, 0), without_first_space) == " ab ab"
+    assert text_after((2,) * 100, (0,), without_first_space) == " ab"
     writer = TextWriter(without_first_space, (), (), prompt=(0, 1))
     feed(writer, [0, 1])
     assert writer.text() == " ab cd"
@@ -84,7 +84,7 @@ def test_behind_half_a_character_an_answer_is_decoded_alone() -> None:
     def decode_bytes(tokens: Sequence[int]) -> str:
         return bytes(tokens).decode(errors="replace")
 
-    assert text_behind((97, halves[0]), (halves[1], 98), decode_bytes) == "\ufffdb"
+    assert text_after((97, halves[0]), (halves[1], 98), decode_bytes) == "\ufffdb"
 
 
 def test_a_stop_string_that_is_a_special_token_ends_a_row() -> None:

@@ -28,7 +28,7 @@ from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.matrix import Matrix
 from outrider.workers.models.formats.raw import RawTensors
-from outrider.workers.models.formats.strays import check_plain
+from outrider.workers.models.formats.unexpected_tensors import check_plain
 from outrider.workers.models.headers import ZIP, read_entries
 from outrider.workers.models.language_model import EITHER_WAY, language_name, sees
 from outrider.workers.models.model_info import weight_files

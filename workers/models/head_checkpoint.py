@@ -15,7 +15,7 @@ from outrider.workers.models.families import build_head
 from outrider.workers.models.families.eagle3 import OWN_EMBEDDING, TARGETS_EMBEDDING
 from outrider.workers.models.formats.configuration import Quantisation
 from outrider.workers.models.formats.matrix import Matrix
-from outrider.workers.models.formats.strays import refuse_strays
+from outrider.workers.models.formats.unexpected_tensors import refuse_unexpected
 from outrider.workers.models.heads import HeadConfig
 from outrider.workers.precisions import Precision
 
@@ -93,7 +93,7 @@ def lay_out_head(path: Path, head: HeadConfig, precision: Precision, allow_pickl
             if source.name != TARGETS_EMBEDDING:
                 checkpoint.check(source)
         asked = {name for source in sources if source.name != TARGETS_EMBEDDING for name in checkpoint.parts(source)}
-        refuse_strays(set(checkpoint.names) - asked - OF_TRAINING, False)
+        refuse_unexpected(set(checkpoint.names) - asked - OF_TRAINING, False)
         return program
     finally:
         checkpoint.close()

@@ -20,10 +20,10 @@ from outrider.workers.engines.hf_rows import HfRowEngine
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models import ipex
-from outrider.workers.models.formats.strays import refuse_strays
-from outrider.workers.models.known_ways import said_of, way_of
+from outrider.workers.models.formats.unexpected_tensors import refuse_unexpected
 from outrider.workers.models.model_info import ModelInfo, read_model_info, weight_files
 from outrider.workers.models.probe import find_way
+from outrider.workers.models.way_cache import said_of, way_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
@@ -93,7 +93,7 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
     _check_complete(model_info, report)
     if getattr(model, "hf_quantizer", None) is None:
         # Else its library takes tensors for itself.
-        refuse_strays(report.get("unexpected_keys") or (), quantised=False)
+        refuse_unexpected(report.get("unexpected_keys") or (), quantised=False)
     for name, parameter in model.named_parameters():
         _check_finite(model_info, name, parameter)
     if spec.device == "cpu":

@@ -26,7 +26,7 @@ from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, ModelInfo, read_model_info
 from outrider.workers.models.reasoning import ReasoningTags
 from outrider.workers.models.templates import render_all
-from outrider.workers.models.text_behind import text_behind
+from outrider.workers.models.text_after import text_after
 from outrider.workers.models.tokenizer import (
     LOADING_SECONDS,
     check_comparable,
@@ -204,7 +204,7 @@ def decode(path: str, answer: tuple[int, ...], shown: tuple[int, ...] = (), prom
     """The text of an answer's tokens behind a prompt's, with the special tokens that are ``shown``."""
     tokenizer = load_tokenizer(path)
     with limited(ENCODING_SECONDS):
-        return text_behind(prompt, answer, lambda tokens: tokenizer.decode(tokens, shown))
+        return text_after(prompt, answer, lambda tokens: tokenizer.decode(tokens, shown))
 
 
 def reasoning_tags(path: str) -> ReasoningTags | None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from outrider.workers.messages import Echo, Logprobs, Row
-from outrider.workers.models.text_behind import text_behind
+from outrider.workers.models.text_after import text_after
 from outrider.workers.target.logprobs import TokenBytes, describe
 
 
@@ -82,7 +82,7 @@ class TextWriter:
     def _text_from(self, first: int, end: int | None = None) -> str:
         """The text of the shown tokens first..end."""
         shown = self._shown[first:end]
-        return self._decode(shown) if first else text_behind(self._prompt, shown, self._decode)
+        return self._decode(shown) if first else text_after(self._prompt, shown, self._decode)
 
     def _find_stop(self, text: str, first: int) -> int | None:
         """Where the first stop string begins that is not complete within the exempt tokens.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from outrider.workers.errors import ModelError
-from outrider.workers.models.formats.gguf.ends import TOKENIZER, end_tokens
+from outrider.workers.models.formats.gguf.end_tokens import TOKENIZER, end_tokens
 from outrider.workers.models.formats.gguf.file import GgufFile
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.headers import quoted

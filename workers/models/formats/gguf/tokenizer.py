@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Fast
 from transformers import PreTrainedTokenizerFast
 
 from outrider.workers.errors import ModelError
-from outrider.workers.models.formats.gguf.ends import CONTROL, TOKENIZER
+from outrider.workers.models.formats.gguf.end_tokens import CONTROL, TOKENIZER
 from outrider.workers.models.formats.gguf.file import read_gguf
 from outrider.workers.models.headers import quoted
 

@@ -31,7 +31,7 @@ from examples import examples
 from outrider.runner.cli.main import app, main
 from outrider.runner.job import carried, tables
 from outrider.runner.job.admission import admit
-from outrider.runner.job.carried import CarriedReader, CarriedRows, names_apart
+from outrider.runner.job.carried_columns import CarriedReader, CarriedRows, names_apart
 from outrider.runner.job.directory import describe
 from outrider.runner.job.input import describe_input, open_input
 from outrider.runner.job.journal import FAILED, Counts, Journal

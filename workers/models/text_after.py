@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 ANCHOR = 8
 
 
-def text_behind(before: Sequence[int], tokens: Sequence[int], decode: Callable[[list[int]], str]) -> str:
+def text_after(before: Sequence[int], tokens: Sequence[int], decode: Callable[[list[int]], str]) -> str:
     """The text of ``tokens`` as it goes on behind ``before``.
 
     Decoders like Llama 2's drop the space before a text's first word; behind a prompt that word is not the first.

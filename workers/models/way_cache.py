@@ -1,4 +1,5 @@
-"""How each model was found to run on the hf engine, remembered on disk: it depends on config.json and on versions alone.
+"""How each model was found to run on the hf engine (ways.py), remembered on disk: that depends on config.json and on
+versions alone.
 
 So a job asks before it starts any actor, and its actors need not try again.
 """

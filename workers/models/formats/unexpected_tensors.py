@@ -34,7 +34,7 @@ def check_plain(names: Iterable[str]) -> None:
             )
 
 
-def refuse_strays(names: Iterable[str], quantised: bool) -> None:
+def refuse_unexpected(names: Iterable[str], quantised: bool) -> None:
     """Of the names of tensors that no part of the model asks for. A head among them says what the embedding says
     (tied_head.py)."""
     strays = sorted(

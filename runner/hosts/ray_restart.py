@@ -30,7 +30,7 @@ def check_worth_another(journal: Journal, lost: RayLostError, ours: bool) -> Non
         raise JobError(f"{lost}, {MOST_IDLE_LOSSES} times without a row ending in between; {kept}") from lost
 
 
-def start_anew() -> NoReturn:
+def restart() -> NoReturn:
     """This very command from its beginning, in this very process, without what Ray's libraries remember of the lost Ray."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,10 +15,10 @@ from benchmarks.families.settings import configuration
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.workers.engines.ways import RowFeeding, Way
 from outrider.workers.errors import ModelError
-from outrider.workers.models import known_ways, probe
-from outrider.workers.models.known_ways import known_way, way_of
+from outrider.workers.models import probe, way_cache
 from outrider.workers.models.model_info import ModelInfo, find
 from outrider.workers.models.twins import build_twin, twin_config
+from outrider.workers.models.way_cache import known_way, way_of
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_what_is_damaged_is_found_out_anew(tmp_path: Path, monkeypatch: pytest.M
     folder = saved(tmp_path / "model", "llama")
     monkeypatch.setattr(probe, "find_way", lambda config, fused: Way(True))
     way_of(folder, True)
-    known_ways._file(folder, True).write_bytes(content)
+    way_cache._file(folder, True).write_bytes(content)
     assert known_way(folder, True) is None
     assert way_of(folder, True) == known_way(folder, True) == Way(True)
 
