@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -168,7 +169,8 @@ def on_network_file_system(path: Path, mounts: str) -> bool:
     for line in mounts.splitlines():
         fields = line.split()
         if len(fields) > 2:
-            point = fields[1].replace("\\040", " ")
+            # Blanks, tabs, line ends and backslashes are written as three octal digits.
+            point = re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), fields[1])
             inside = str(path) == point or str(path).startswith(point.rstrip("/") + "/")
             if inside and len(point) >= len(best):
                 best, kind = point, fields[2]

@@ -137,6 +137,7 @@ server:/home /home nfs4 rw 0 0
 /dev/sdb1 /home/local\\040disk xfs rw 0 0
 tmpfs /dev/shm tmpfs rw 0 0
 me@host:/ /mnt/far fuse.sshfs rw 0 0
+server:/tabs /mnt/a\\011tab\\134 nfs rw 0 0
 """
 
 
@@ -146,6 +147,7 @@ me@host:/ /mnt/far fuse.sshfs rw 0 0
         ("/tmp/job.db", False),
         ("/home/me/job.db", True),
         ("/homeless/job.db", False),
+        ("/mnt/a\ttab\\/job.db", True),
         ("/home/local disk/job.db", False),
         ("/dev/shm/job.db", False),
         ("/mnt/far/job.db", True),

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -178,6 +179,13 @@ def read(path: Path, form: str = "auto", skip_bad: bool = False) -> list[list[tu
 
 def written(tokens: tuple[int, ...]) -> str:
     return "".join(map(chr, tokens))
+
+
+def test_notes_say_which_of_two_models_they_are_about(tmp_path: Path) -> None:
+    spec = ModelSpec(str(tmp_path), "native", "fp32", threads=1)
+    opened = [SimpleNamespace(notes=[note], engine=SimpleNamespace(vocabulary=7)) for note in ("slower", "not cached")]
+    with mock.patch.object(scorer_module, "open_model", side_effect=opened):
+        assert Scorer(spec, spec).notes == ["slower", "--against: not cached"]
 
 
 def test_a_text_file_is_one_text_and_long_ones_are_encoded_in_pieces(

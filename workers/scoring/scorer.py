@@ -22,7 +22,8 @@ class Scorer:
 
     def __init__(self, model: ModelSpec, against: ModelSpec | None = None) -> None:
         opened = [open_model(spec) for spec in (model, against) if spec is not None]
-        self.notes = [note for each in opened for note in each.notes]
+        self.notes = list(opened[0].notes)
+        self.notes += [f"--against: {note}" for each in opened[1:] for note in each.notes]
         self._engines: list[Engine] = [each.engine for each in opened]
         widest = max(engine.vocabulary for engine in self._engines)
         self._most = max(1, min(MOST_TOKENS, PASS_BYTES // (4 * widest)))
