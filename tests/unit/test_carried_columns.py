@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 import outrider
 from examples import examples
 from outrider.runner.cli.main import app, main
-from outrider.runner.job import carried, tables
+from outrider.runner.job import carried_columns, tables
 from outrider.runner.job.admission import admit
 from outrider.runner.job.carried_columns import CarriedReader, CarriedRows, names_apart
 from outrider.runner.job.directory import describe
@@ -405,7 +405,7 @@ def test_bad_rows_carry_too(tmp_path: Path) -> None:
 
 
 def test_many_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carried, "ROWS_TOGETHER", 3)
+    monkeypatch.setattr(carried_columns, "ROWS_TOGETHER", 3)
     monkeypatch.setattr(tables, "ROWS_AT_ONCE", 4)
     (tmp_path / "in.csv").write_text("prompt,label\n" + "".join(f"x,{number}\n" for number in range(11)))
     journal = admitted(tmp_path / "job", tmp_path / "in.csv")

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from small_job import FakeTokenizerProcess
 from test_admission import MODEL_INFO
-from test_carried import admitted, answer
+from test_carried_columns import admitted, answer
 from typer.testing import CliRunner
 
 import outrider
