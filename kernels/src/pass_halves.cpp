@@ -31,7 +31,8 @@ AttentionBeside::AttentionBeside(const Pass &pass, size_t index, const Part &par
       thread_(thread),
       owner_(thread) {
   const CacheLayer &layer = pass.engine.cache->layer(op_.integer);
-  int64_t most_bytes = 1, most_queries = 1, bytes = 0;  // of a head
+  // Of a head: the most of one feed, and the bytes of all.
+  int64_t most_bytes = 1, most_queries = 1, bytes = 0;
   for (int i = part.first_feed; i < part.end_feed; ++i) {
     const FeedState &feed = pass.feeds[static_cast<size_t>(i)];
     const int64_t here = static_cast<int64_t>(feed.blocks.size()) * (layer.key_bytes + layer.value_bytes);
