@@ -58,7 +58,7 @@ def _line(row: object) -> tuple[bytes, str]:
     if not isinstance(row, Mapping):
         # An object that is shown may show where it lies in memory, and the same rows have to be the same lines.
         got = shown(row) if row is None or isinstance(row, int | float | bytes) else f"one of type {type(row).__name__}"
-        return _no_json({}, f"must be a dict or a prompt, got {got}")
+        return _unencodable({}, f"must be a dict or a prompt, got {got}")
     try:
         return _json(dict(row)) + b"\n", ""
     except (TypeError, ValueError, RecursionError) as error:
@@ -71,7 +71,7 @@ def _line(row: object) -> tuple[bytes, str]:
             problem = _problem(key, value, error)
         else:
             said[key] = value
-    return _no_json(said, problem)
+    return _unencodable(said, problem)
 
 
 def _problem(key: object, value: object, error: Exception) -> str:
@@ -89,5 +89,5 @@ def _json(entry: Mapping[Any, Any]) -> bytes:
     return json.dumps(entry, allow_nan=False).encode()
 
 
-def _no_json(said: Mapping[Any, Any], problem: str) -> tuple[bytes, str]:
+def _unencodable(said: Mapping[Any, Any], problem: str) -> tuple[bytes, str]:
     return unencodable_lines.written(_json(said), problem), problem

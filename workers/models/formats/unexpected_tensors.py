@@ -37,14 +37,14 @@ def check_plain(names: Iterable[str]) -> None:
 def refuse_unexpected(names: Iterable[str], quantised: bool) -> None:
     """Of the names of tensors that no part of the model asks for. A head among them says what the embedding says
     (tied_head.py)."""
-    strays = sorted(
+    unexpected = sorted(
         name
         for name in names
         if not HARMLESS.fullmatch(name) and name not in HEADS and not (quantised and OF_ACTIVATIONS.fullmatch(name))
     )
-    if strays:
-        more = f" and {len(strays) - 1:,} more" if len(strays) > 1 else ""
+    if unexpected:
+        more = f" and {len(unexpected) - 1:,} more" if len(unexpected) > 1 else ""
         raise ModelError(
-            f"the checkpoint holds {quoted(strays[0])}{more}, which no part of this model asks for: its config.json "
+            f"the checkpoint holds {quoted(unexpected[0])}{more}, which no part of this model asks for: its config.json "
             "belongs to another model, or to a variant that is not known here"
         )
