@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
 
 from outrider.runner.counted import counted
 from outrider.runner.job_process import JobProcess
-from outrider.runner.option import build_options, home_read, option_of, sections, takes_path
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.option import build_options, home_read, option_of, sections, takes_path
 from outrider.runner.progress import ProgressLine
 from outrider.runner.run_arguments import RunArguments
 from outrider.runner.temporary_file import temporary_file

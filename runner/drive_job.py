@@ -18,8 +18,8 @@ from outrider.runner.job.directory import describe
 from outrider.runner.job.identity import check_same
 from outrider.runner.job.results import write_results
 from outrider.runner.model_choice import placement_request_of
-from outrider.runner.option import flag_of
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.option import flag_of
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.prepare_job import MODEL_NAME, PreparedJob
 from outrider.runner.process_exit import end_signals

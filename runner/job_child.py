@@ -13,8 +13,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from outrider.runner import streams
-from outrider.runner.option import build_options
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.option import build_options
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
 from outrider.runner.report.counters import JobCounters

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.temporary_file import keep, temporary_file
 from outrider.workers import errors
 from outrider.workers.errors import JobError, JobStoppedError, OutriderError

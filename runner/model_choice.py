@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.options import OF_A_MODEL_ALONE, ComputedModel, Options
+from outrider.runner.options.of_drafts import OF_A_MODEL_ALONE
+from outrider.runner.options.shared import ComputedModel, Options
 from outrider.runner.planning.placement_request import PlacementRequest, on_accelerator
 from outrider.runner.planning.replica_memory import ProcessMemory, ReplicaMemory
 from outrider.runner.planning.replica_plan import loaded_bytes

@@ -30,7 +30,7 @@ from outrider.runner.model_choice import (
     placement_request_of,
     replica_spec_of,
 )
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.planning.allowance import available_bytes
 from outrider.runner.planning.placement import Plan, plan
 from outrider.runner.planning.placement_request import ModelSizes

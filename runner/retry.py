@@ -9,8 +9,8 @@ from typing import Any
 
 from outrider.runner.hosts.submit import absolute_model
 from outrider.runner.job.directory import DESCRIPTION, open_job, read_description
-from outrider.runner.option import build_options
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.option import build_options
 from outrider.workers.errors import JobError, UsageError
 
 # A directory may come from somebody else: what it says runs no command, trusts no pickle and calls no other host.

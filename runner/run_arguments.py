@@ -5,7 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import Literal, TypedDict
 
-from outrider.runner.options import CachePrecision, Engine, InputFormat, Layout, Per, Precision
+from outrider.runner.options.values import CachePrecision, Engine, InputFormat, Layout, Per, Precision
 
 
 class RunArguments(TypedDict, total=False):

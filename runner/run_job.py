@@ -28,7 +28,7 @@ from outrider.runner.job.piped_input import is_piped
 from outrider.runner.job.prompts import check_input
 from outrider.runner.job.results import write_results
 from outrider.runner.on_end import as_started, run_on_end
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.prepare_job import prepare
 from outrider.runner.printable import printable
 from outrider.runner.report.display import Display, Watcher, console, summary_table

@@ -36,7 +36,7 @@ from outrider.runner.model_choice import (
     placement_request_of,
     replica_spec_of,
 )
-from outrider.runner.options import BenchSpec
+from outrider.runner.options.bench import BenchSpec
 from outrider.runner.planning.free_cores import plan_on_free_cores
 from outrider.runner.planning.replica_memory import ReplicaMemory
 from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, probed_here

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.option import flag_of
-from outrider.runner.options import BenchSpec
+from outrider.runner.options.bench import BenchSpec
+from outrider.runner.options.option import flag_of
 from outrider.workers.errors import UsageError
 from outrider.workers.models.model_info import ModelInfo
 

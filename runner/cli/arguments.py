@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from outrider.runner.option import OptionModel, Switch
+    from outrider.runner.options.option import OptionModel, Switch
 
 REST = "Other options"
 NUMBERS: dict[Any, str] = {int: "<int>", float: "<float>"}
@@ -83,7 +83,7 @@ class _InSections(TyperCommand):
 
 def with_options(kind: type[OptionModel], call: Callable[..., None]) -> Callable[..., None]:
     """A function whose signature typer reads: ``call`` gets what was given of ``kind``, and its own parameters by name."""
-    from outrider.runner.option import option_of, sections
+    from outrider.runner.options.option import option_of, sections
 
     own = list(inspect.signature(call, eval_str=True).parameters.values())[1:]
     parameters: list[inspect.Parameter] = []
@@ -111,7 +111,7 @@ def with_options(kind: type[OptionModel], call: Callable[..., None]) -> Callable
 
 
 def _parameter(kind: type[OptionModel], name: str) -> inspect.Parameter:
-    from outrider.runner.option import flag_of, option_of
+    from outrider.runner.options.option import flag_of, option_of
 
     field = kind.model_fields[name]
     option, default, asked = option_of(field), field.default, _plain(field.annotation)
@@ -165,7 +165,7 @@ def _plain(annotation: Any) -> Any:
 
 def given(context: typer.Context, kind: type[OptionModel]) -> dict[str, Any]:
     """The options that stand on the command line, by their names, switches translated."""
-    from outrider.runner.option import apply_switch, option_of
+    from outrider.runner.options.option import apply_switch, option_of
 
     options: dict[str, Any] = {}
     for name, field in kind.model_fields.items():

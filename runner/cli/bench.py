@@ -10,7 +10,7 @@ from outrider.runner.cli.arguments import Config, with_options
 
 def bench_command() -> Callable[..., None]:
     """Measure a target, with and without its draft: one row at a time, the classic tables as GitHub Markdown."""
-    from outrider.runner.options import BenchSpec
+    from outrider.runner.options.bench import BenchSpec
 
     return with_options(BenchSpec, _bench)
 
@@ -18,8 +18,9 @@ def bench_command() -> Callable[..., None]:
 def _bench(given: dict[str, Any], config: Config = None) -> None:
     from outrider.runner.bench.bench import bench
     from outrider.runner.bench.tasks import QUANTIZE, quantize_options
-    from outrider.runner.option import build_options
-    from outrider.runner.options import BenchSpec, QuantizeSpec
+    from outrider.runner.options.bench import BenchSpec
+    from outrider.runner.options.option import build_options
+    from outrider.runner.options.quality import QuantizeSpec
 
     spec = build_options(BenchSpec, given, config)
     if spec.task != QUANTIZE:

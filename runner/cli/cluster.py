@@ -160,7 +160,8 @@ def _follow(server: Any, job: Any) -> None:
 def _spec(context: typer.Context) -> Any:
     """What ``outrider run`` would make of the words that submit was given, its refusals included."""
     from outrider.runner.cli.arguments import given
-    from outrider.runner.options import CONFIG_SUFFIXES, JobSpec, build_spec
+    from outrider.runner.options.job import JobSpec, build_spec
+    from outrider.runner.options.values import CONFIG_SUFFIXES
     from outrider.workers.errors import UsageError
 
     arguments = list(context.args)

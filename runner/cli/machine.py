@@ -13,13 +13,13 @@ from outrider.runner.cli.arguments import with_options
 from outrider.runner.printable import printable
 
 if TYPE_CHECKING:
-    from outrider.runner.options import TopologySpec
+    from outrider.runner.options.topology import TopologySpec
     from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 
 
 def topology_command() -> Callable[..., None]:
     """Show the machine as outrider sees it, and with --plan which actor would get which cores."""
-    from outrider.runner.options import TopologySpec
+    from outrider.runner.options.topology import TopologySpec
 
     return with_options(TopologySpec, _topology)
 
@@ -28,8 +28,8 @@ def _topology(
     given: dict[str, Any], json_: Annotated[bool, typer.Option("--json", help="Print as JSON, for programs.")] = False
 ) -> None:
     from outrider.runner.hosts.host_report import labels_of
-    from outrider.runner.option import build_options
-    from outrider.runner.options import TopologySpec
+    from outrider.runner.options.option import build_options
+    from outrider.runner.options.topology import TopologySpec
     from outrider.runner.planning import topology_view
     from outrider.runner.planning.placement import Plan, plan
     from outrider.runner.planning.topology import ray_resources as resources_of
@@ -71,8 +71,8 @@ def _topology(
 
 def _refuse_unread(spec: TopologySpec, planned: bool, json_: bool) -> None:
     """One thing is printed a time, and an option that it does not depend on is refused."""
-    from outrider.runner.option import flag_of
-    from outrider.runner.options import TopologySpec
+    from outrider.runner.options.option import flag_of
+    from outrider.runner.options.topology import TopologySpec
     from outrider.workers.errors import UsageError
 
     for_ray = [flag_of(TopologySpec, name) for name in ("ray_resources", "ray_folder", "ray_labels") if getattr(spec, name)]
@@ -94,8 +94,10 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
     """What a run of these models would ask of the placement on a machine of so many cores; and notes on the sizes."""
     from outrider.runner.job.tokenizer_process import PlanningProcess
     from outrider.runner.model_choice import is_movable, placement_request_of
-    from outrider.runner.option import build_options, flag_of
-    from outrider.runner.options import NO_DRAFT, JobSpec, TopologySpec
+    from outrider.runner.options.job import JobSpec
+    from outrider.runner.options.option import build_options, flag_of
+    from outrider.runner.options.topology import TopologySpec
+    from outrider.runner.options.values import NO_DRAFT
     from outrider.runner.planning.placement_request import ModelSizes
     from outrider.runner.planning.replica_memory import PROCESS_BYTES
     from outrider.runner.planning.topology_view import of_what_is_counted

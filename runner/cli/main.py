@@ -40,7 +40,7 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
 @app.command("run", cls=Deferred)
 def run_command() -> Callable[..., None]:
     """Run a batch job, or resume it: the same command on the same job directory does only what is missing."""
-    from outrider.runner.options import JobSpec
+    from outrider.runner.options.job import JobSpec
 
     return with_options(JobSpec, _run_job)
 
@@ -50,7 +50,7 @@ def _run_job(
     config: Config = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    from outrider.runner.options import build_spec
+    from outrider.runner.options.job import build_spec
     from outrider.runner.run_job import run
 
     # Until rows are under way a request to end is a Ctrl-C.

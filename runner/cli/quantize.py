@@ -16,14 +16,14 @@ def quantize_command() -> Callable[..., None]:
 
     Layer by layer from disk. A run that was stopped goes on where it was when the same command is given again.
     """
-    from outrider.runner.options import QuantizeSpec
+    from outrider.runner.options.quality import QuantizeSpec
 
     return with_options(QuantizeSpec, _quantize)
 
 
 def _quantize(given: dict[str, Any], config: Config = None) -> None:
-    from outrider.runner.option import build_options
-    from outrider.runner.options import QuantizeSpec
+    from outrider.runner.options.option import build_options
+    from outrider.runner.options.quality import QuantizeSpec
     from outrider.runner.quality.quantize import quantize
 
     spec = build_options(QuantizeSpec, given, config)

@@ -19,7 +19,7 @@ def retry_command(
     """
     from outrider.runner.cli.arguments import given
     from outrider.runner.cli.ending import ending, interrupt_on_signals
-    from outrider.runner.options import JobSpec
+    from outrider.runner.options.job import JobSpec
     from outrider.runner.retry import retry_spec
     from outrider.runner.run_job import run
 

@@ -13,7 +13,7 @@ from outrider.runner.cli.ending import until_interrupted
 
 def score_command() -> Callable[..., None]:
     """Measure a model's perplexity on a text; against another model or precision, KL divergence and agreement too."""
-    from outrider.runner.options import ScoreSpec
+    from outrider.runner.options.quality import ScoreSpec
 
     return with_options(ScoreSpec, _score)
 
@@ -25,8 +25,8 @@ def _score(
         bool, typer.Option("--json", help="Print tokens, perplexity, kl and agreement as JSON, and nothing else.")
     ] = False,
 ) -> None:
-    from outrider.runner.option import build_options
-    from outrider.runner.options import ScoreSpec
+    from outrider.runner.options.option import build_options
+    from outrider.runner.options.quality import ScoreSpec
     from outrider.runner.quality.score import score
 
     spec = build_options(ScoreSpec, given, config)

@@ -12,7 +12,7 @@ from outrider.runner.cli.arguments import Config, with_options, words
 
 def serve_command() -> Callable[..., None]:
     """Serve OpenAI's files and batches over HTTP, and single requests; after a restart what was not done goes on."""
-    from outrider.runner.options import ServeSpec
+    from outrider.runner.options.serve import ServeSpec
 
     return with_options(ServeSpec, _serve)
 
@@ -27,8 +27,8 @@ def _serve(
         ),
     ] = None,
 ) -> None:
-    from outrider.runner.option import build_options
-    from outrider.runner.options import ServeSpec
+    from outrider.runner.options.option import build_options
+    from outrider.runner.options.serve import ServeSpec
     from outrider.runner.serve.serve import named_models, serve
 
     if served:

@@ -21,8 +21,8 @@ from typing import TypeVar
 from outrider.runner.hosts.auth import bring_token
 from outrider.runner.job.directory import default_directory
 from outrider.runner.job.piped_input import called, is_piped
-from outrider.runner.option import flag_of
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.option import flag_of
 from outrider.workers.errors import JobError, JobHeldError, UsageError, first_line
 from outrider.workers.models.draft_names import WITH_TEXTS
 from outrider.workers.models.formats.gguf.file import is_gguf

@@ -27,7 +27,7 @@ from outrider.runner.job.row_seed import derived_seed
 from outrider.runner.job.source import Source
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.job.tools import Choice
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.validation_errors import must, short, where
 from outrider.workers.constraints.tool_forms import KNOWN, ToolForm
 from outrider.workers.errors import InputError, JobError, UsageError

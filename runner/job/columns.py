@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.runner.job.prompts import strictly_parsed
 from outrider.runner.job.requests import HARMLESS, KEYS, PROMPTS, Request, RowError, parse_simple
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.template import Template, TemplateError
 from outrider.runner.validation_errors import short, shown
 from outrider.workers.errors import UsageError

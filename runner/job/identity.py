@@ -8,8 +8,8 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from outrider.runner.job.journal import Journal
-from outrider.runner.option import deciding
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.option import deciding
 from outrider.workers.errors import JobChangedError
 from outrider.workers.models.digests import is_of_this_kind
 from outrider.workers.models.model_info import ModelInfo

@@ -12,7 +12,7 @@ from outrider.runner.job.csv_rows import CsvFile, CsvRow
 from outrider.runner.job.prompts import BadRow, id_of_bad, read_rows, unexpected
 from outrider.runner.job.requests import Request, RowError, parse_openai
 from outrider.runner.job.source import Source
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.validation_errors import short
 from outrider.workers.errors import UsageError
 

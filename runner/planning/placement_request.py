@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from outrider.runner.options import Layout, Per
+from outrider.runner.options.values import Layout, Per
 from outrider.workers.errors import PlacementError
 
 PER: tuple[Per, ...] = get_args(Per)

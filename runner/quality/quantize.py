@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Any
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.options import QuantizeSpec
+from outrider.runner.options.quality import QuantizeSpec
 from outrider.runner.planning.placement_request import PlacementRequest
 from outrider.runner.printable import printable
 from outrider.runner.quality.model_process import placed_process, tell

@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.model_choice import choose_target, memory_of
-from outrider.runner.options import ScoreSpec
+from outrider.runner.options.quality import ScoreSpec
 from outrider.runner.planning.placement_request import PlacementRequest
 from outrider.runner.planning.replica_memory import PROCESS_BYTES
 from outrider.runner.quality.model_process import ModelProcess, placed_process

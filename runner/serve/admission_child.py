@@ -25,8 +25,8 @@ from outrider.runner.job.requests import RowError, frame_of
 from outrider.runner.job.results import message_of
 from outrider.runner.job.source import Source
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.option import build_options
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.option import build_options
 from outrider.runner.prepare_job import Called, prepare
 from outrider.runner.printable import printable
 from outrider.runner.report.counters import JobCounters

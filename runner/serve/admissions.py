@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.serve.link import Child, Message
 from outrider.runner.serve.names import INPUT
 from outrider.runner.serve.running import FREED_SECONDS, Admitted, BatchJob, Broken, Hear, Left, Refused

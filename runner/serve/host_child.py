@@ -28,8 +28,8 @@ from outrider.runner.job.identity import identity
 from outrider.runner.job.journal import StoredRow
 from outrider.runner.job.tokenizer_process import TokenizerProcess, TokenizerProcessDied
 from outrider.runner.model_choice import placement_request_of
-from outrider.runner.option import build_options
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.option import build_options
 from outrider.runner.prepare_job import drops_first_space, prepare_models
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.serve.admissions import Admissions, options_of
 from outrider.runner.serve.link import Child, Message
 from outrider.runner.serve.names import shown_to_clients

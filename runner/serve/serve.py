@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.options import JobSpec, ServeSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.serve import ServeSpec
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end_signals
 from outrider.runner.report.display import console

@@ -22,7 +22,6 @@ from unittest import mock
 from virtual_ray import Fate, Future, TargetActor, VirtualRay, in_place_of_ray
 
 from outrider.runner import drive_job, prepare_job, run_job
-from outrider.runner import options as config
 from outrider.runner.cli import machine as cli_machine
 from outrider.runner.cli import main as cli
 from outrider.runner.driving import driver
@@ -32,6 +31,7 @@ from outrider.runner.job import directory as job
 from outrider.runner.job.directory import open_job
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.options import job as config
 from outrider.runner.planning.placement import PlannedActor
 from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
 from outrider.runner.report import page as report_page

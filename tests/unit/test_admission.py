@@ -17,7 +17,7 @@ from outrider.runner.job.journal import FAILED, Counts, Journal, StoredRow
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.job.row_seed import derived_seed
 from outrider.runner.job.source import Source
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.workers.errors import InputError, UsageError
 from outrider.workers.messages import Sampling
 from outrider.workers.models.model_info import ModelInfo

@@ -36,7 +36,7 @@ from outrider.runner.job.prompts import BadRow, read_rows
 from outrider.runner.job.results import error_record, result_record
 from outrider.runner.job.row_lines import write_lines
 from outrider.runner.job.source import Source, file_digest
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.progress import ProgressLine
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.summary import Summary, summarize

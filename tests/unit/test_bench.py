@@ -19,7 +19,8 @@ from outrider.runner.bench.plot import check_plot, plot
 from outrider.runner.bench.table import Measured, comparison, table
 from outrider.runner.bench.tasks import CODE, LENGTHS, SHORT, TOKENS, examples, sizes
 from outrider.runner.cli.main import app
-from outrider.runner.options import BenchSpec, JobSpec
+from outrider.runner.options.bench import BenchSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.planning.replica_memory import ProcessMemory, ReplicaMemory
 from outrider.runner.quality import quantize as quantize_module
 from outrider.workers.errors import LeaseError, UsageError

@@ -37,7 +37,7 @@ from outrider.runner.job.input import describe_input, open_input
 from outrider.runner.job.journal import FAILED, Counts, Journal
 from outrider.runner.job.results import error_record, result_record, write_results
 from outrider.runner.job.tables import CSV, DATASET, JSONL, OWN, PARQUET, format_of, write_table
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.workers.errors import InputError, JobError, UsageError
 from outrider.workers.messages import RowResult
 

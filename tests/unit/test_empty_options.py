@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.runner.cli.main import app
-from outrider.runner.options import build_spec
+from outrider.runner.options.job import build_spec
 from outrider.workers.errors import UsageError
 
 RUN = ["--out", "--model", "--draft", "--address", "--config", "--trace"]

@@ -117,7 +117,7 @@ def test_an_interrupt_is_said_and_has_its_own_code(tmp_path: Path, how: str) -> 
     program = (
         "import signal\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
-        "import outrider.runner.options as config\n"
+        "import outrider.runner.options.job as config\n"
         f"config.build_spec = lambda *_: {how}\n"
         "from outrider.runner.cli.main import main\n"
         "main()"

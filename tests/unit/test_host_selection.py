@@ -122,8 +122,8 @@ def test_the_code_that_runs_is_digested_and_nothing_else(tmp_path: Path, monkeyp
     written = tmp_path / "written"
     for package in (tmp_path / "installed", written):
         package.mkdir()
-        for name in ("__init__.py", "runner/options.py"):
-            (package / name).parent.mkdir(exist_ok=True)
+        for name in ("__init__.py", "runner/options/job.py"):
+            (package / name).parent.mkdir(parents=True, exist_ok=True)
             (package / name).write_text(name)
     editable = tmp_path / "editable"
     editable.mkdir()
@@ -147,7 +147,7 @@ def test_the_code_that_runs_is_digested_and_nothing_else(tmp_path: Path, monkeyp
         (tmp_path / "installed/runner/__pycache__/options.pyc").write_bytes(b"compiled")
         assert build(tmp_path / "installed") == build(written) == build(editable) == first
         assert len({build(written, kernels) for kernels in ("abc", "def", None)}) == 3
-        (written / "runner/options.py").write_text("one line more")
+        (written / "runner/options/job.py").write_text("one line more")
         assert build(written) != first
     finally:
         monkeypatch.undo()

@@ -38,7 +38,7 @@ from outrider.runner.job.directory import (
 from outrider.runner.job.identity import check_same, identity
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.lock import is_held
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.planning.replica_memory import PROCESS_BYTES
 from outrider.runner.planning.topology import read_topology
 from outrider.runner.report.display import Display

@@ -100,7 +100,7 @@ LOOK = """
 import os, sys
 # As this user, who may read this installation.
 from outrider.runner.cli import main as cli
-from outrider.runner import options
+from outrider.runner.options import job as options
 from outrider.runner.job import directory as job
 from outrider.runner.job import lock
 from outrider.runner.report import report

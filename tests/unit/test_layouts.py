@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from outrider.runner.options import Layout as LayoutOption
+from outrider.runner.options.values import Layout as LayoutOption
 from outrider.runner.planning.layouts import layouts_of
 from outrider.runner.planning.placement import PlannedActor
 from outrider.workers.speculation import LayoutKind

@@ -11,7 +11,7 @@ import pytest
 from eagle3 import tiny_head
 
 from outrider.runner.model_choice import choose_models, replica_spec_of
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.opening import native_supports

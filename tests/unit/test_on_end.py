@@ -11,7 +11,7 @@ from test_journal import row
 from outrider.runner import run_job as module
 from outrider.runner.job.journal import Journal
 from outrider.runner.on_end import environment, run_on_end
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.workers.errors import JobError, JobHeldError
 
 BEFORE = {"PATH": "/usr/bin:/bin", "RAY_AUTH_TOKEN": "secret", "OUTRIDER_ANEW": "1"}

@@ -16,8 +16,13 @@ from outrider.runner.cli.arguments import MOST_CHOICES
 from outrider.runner.cli.main import app
 from outrider.runner.job.identity import identity, kept_identity
 from outrider.runner.job.journal import Journal, StoredRow
-from outrider.runner.option import Option, OptionModel, build_options, deciding, flag_of, option_of, sections
-from outrider.runner.options import BenchSpec, JobSpec, Options, Precision, QuantizeSpec, ScoreSpec, TopologySpec
+from outrider.runner.options.bench import BenchSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.option import Option, OptionModel, build_options, deciding, flag_of, option_of, sections
+from outrider.runner.options.quality import QuantizeSpec, ScoreSpec
+from outrider.runner.options.shared import Options
+from outrider.runner.options.topology import TopologySpec
+from outrider.runner.options.values import Precision
 from outrider.workers.errors import UsageError
 from outrider.workers.models.model_info import ModelInfo
 

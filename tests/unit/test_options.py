@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from outrider.runner.option import build_options
-from outrider.runner.options import BenchSpec, JobSpec, TopologySpec, build_spec
+from outrider.runner.options.bench import BenchSpec
+from outrider.runner.options.job import JobSpec, build_spec
+from outrider.runner.options.option import build_options
+from outrider.runner.options.topology import TopologySpec
 from outrider.workers.errors import UsageError
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sysfs_trees import GIB, build, laptop
 
 from examples import examples
-from outrider.runner.options import Layout
+from outrider.runner.options.values import Layout
 from outrider.runner.planning.accelerators import Accelerator
 from outrider.runner.planning.placement import Plan, PlannedActor, plan
 from outrider.runner.planning.placement_request import PER, ModelSizes, PlacementRequest

@@ -29,8 +29,8 @@ from typer.testing import CliRunner
 
 from outrider.kernels.program import Format, Program
 from outrider.runner.cli.main import app
-from outrider.runner.option import build_options
-from outrider.runner.options import QuantizeSpec
+from outrider.runner.options.option import build_options
+from outrider.runner.options.quality import QuantizeSpec
 from outrider.runner.quality import quantize as quantize_module
 from outrider.runner.quality import score as score_module
 from outrider.runner.quality.quantize import evenly, quantize

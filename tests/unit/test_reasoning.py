@@ -19,7 +19,7 @@ from outrider.runner.job.records import results
 from outrider.runner.job.requests import RowError, parse_openai, parse_simple
 from outrider.runner.job.results import result_record
 from outrider.runner.job.source import Source
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.serve.single_rows import StreamedText
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.preparation import encode, reasoning_tags

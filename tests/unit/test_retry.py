@@ -22,7 +22,7 @@ from outrider.runner.job.directory import describe
 from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
 from outrider.runner.job.records import results_and_errors
 from outrider.runner.job.results import error_record, write_results
-from outrider.runner.options import JobSpec, build_spec
+from outrider.runner.options.job import JobSpec, build_spec
 from outrider.runner.prepare_job import _description, prepare
 from outrider.runner.report.status import status_of
 from outrider.runner.retry import GIVEN_ANEW, retry_spec

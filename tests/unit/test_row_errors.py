@@ -18,7 +18,7 @@ from outrider.runner.job import admission, prompts
 from outrider.runner.job.admission import admit, samples_of
 from outrider.runner.job.journal import FAILED, Journal, StoredRow
 from outrider.runner.job.source import Source
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies
 from outrider.workers.errors import InputError

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from native_models import save_tiny
 from transformers import AutoModelForCausalLM
 
-from outrider.runner.option import build_options
-from outrider.runner.options import ScoreSpec
+from outrider.runner.options.option import build_options
+from outrider.runner.options.quality import ScoreSpec
 from outrider.runner.quality import score as score_module
 from outrider.runner.quality import texts as texts_module
 from outrider.runner.quality.score import chunking, first_tokens

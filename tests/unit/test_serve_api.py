@@ -22,7 +22,7 @@ from outrider.runner.job import results
 from outrider.runner.job.admission import admit_one
 from outrider.runner.job.journal import StoredRow
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.serve import single
 from outrider.runner.serve.auth import keys_of, page_token, report_signature
 from outrider.runner.serve.running import Progress

@@ -21,7 +21,7 @@ import uvicorn
 from serve_world import KEY, World, line, until
 
 from outrider.runner.cli.main import main
-from outrider.runner.options import ServeSpec
+from outrider.runner.options.serve import ServeSpec
 from outrider.runner.serve import http_server
 from outrider.runner.serve import serve as module
 from outrider.runner.serve.http_server import HttpServer

@@ -13,7 +13,8 @@ from unittest import mock
 import pytest
 
 from outrider.runner.job.damage import damaged, gone
-from outrider.runner.options import JobSpec, ServeSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.serve import ServeSpec
 from outrider.runner.serve import admissions, host_child, link, model_hosts
 from outrider.runner.serve.admission_child import foreign_rows
 from outrider.runner.serve.host_child import _Host, _Wanted

@@ -29,7 +29,7 @@ from outrider.runner.hosts.submit import (
     job_id,
     once_there_is_an_agent,
 )
-from outrider.runner.options import JobSpec, build_spec
+from outrider.runner.options.job import JobSpec, build_spec
 from outrider.workers.errors import JobHeldError, UsageError
 
 

@@ -28,7 +28,7 @@ from outrider.runner.job.prompts import BadRow
 from outrider.runner.job.reading import InputRows
 from outrider.runner.job.requests import Request
 from outrider.runner.job.source import file_digest
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.workers.errors import UsageError
 
 

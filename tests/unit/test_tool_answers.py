@@ -26,7 +26,7 @@ from outrider.runner.job.records import results
 from outrider.runner.job.requests import Request, parse_simple
 from outrider.runner.job.results import result_record
 from outrider.runner.job.source import Source
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.workers.build import Draft, build_draft
 from outrider.workers.constraints.matching import Grammars
 from outrider.workers.messages import ModelSpec, ReplicaSpec, Row, RowResult

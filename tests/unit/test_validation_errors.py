@@ -11,8 +11,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from outrider.runner.job.requests import SILENT_IN_MESSAGES, Message, Parameters, RowError, parse_simple
-from outrider.runner.option import OptionModel, build_options, flag_of
-from outrider.runner.options import BenchSpec, JobSpec, QuantizeSpec, TopologySpec
+from outrider.runner.options.bench import BenchSpec
+from outrider.runner.options.job import JobSpec
+from outrider.runner.options.option import OptionModel, build_options, flag_of
+from outrider.runner.options.quality import QuantizeSpec
+from outrider.runner.options.topology import TopologySpec
 from outrider.runner.validation_errors import MUST, must
 from outrider.workers.errors import UsageError
 

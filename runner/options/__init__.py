@@ -1,0 +1,1 @@
+"""Every option of the commands, each declared once."""
