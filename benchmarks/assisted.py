@@ -170,7 +170,7 @@ def expected_times(
         return filled.rate / filled.plain_rate
     # More than are ever chosen are no better promised than those.
     count = min(candidates, MOST_CANDIDATES)
-    seconds = float(round_seconds(LayoutKind.TURNS, curve(rows * (count + 1)), draft_cost, count, 0.0))
+    seconds = float(round_seconds(LayoutKind.SEQUENTIAL, curve(rows * (count + 1)), draft_cost, count, 0.0))
     return expected_tokens(chance, count) / seconds * curve(rows)
 
 

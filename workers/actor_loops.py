@@ -119,7 +119,7 @@ class TargetLoop:
 
 
 class DraftLoop:
-    """Answers requests; told to, it also runs ahead between them, one step at a time.
+    """Answers requests; told to, it also drafts ahead between them, one step at a time.
 
     The one who asks never waits for more than the step that is under way.
     """
@@ -127,18 +127,18 @@ class DraftLoop:
     def __init__(self, drafter: Drafter, timeline: Timeline | None = None) -> None:
         self._drafter = drafter
         self._timeline = timeline
-        self._runs_ahead = False
+        self._drafts_ahead = False
         self._turn = threading.Lock()
         self._asked = threading.Event()
         self._answered = threading.Event()
-        threading.Thread(target=self._run_ahead, name="run ahead", daemon=True).start()
+        threading.Thread(target=self._draft_ahead, name="draft ahead", daemon=True).start()
 
-    def reconfigure(self, run_ahead: bool, move: Callable[[], None]) -> None:
-        """From now on run ahead or do not; ``move`` is called while nothing else is under way."""
+    def reconfigure(self, draft_ahead: bool, move: Callable[[], None]) -> None:
+        """From now on draft ahead or do not; ``move`` is called while nothing else is under way."""
         self._asked.set()
         with self._turn:
             self._asked.clear()
-            self._runs_ahead = run_ahead
+            self._drafts_ahead = draft_ahead
             move()
 
     def propose(self, request: DraftRequest) -> DraftReply:
@@ -150,20 +150,20 @@ class DraftLoop:
             if self._timeline is not None:
                 proposed = sum(map(len, candidates.tokens.values()))
                 self._timeline.add("propose", started, time.perf_counter(), len(request.rows), proposed)
-        if self._runs_ahead:
+        if self._drafts_ahead:
             self._answered.set()
         return candidates
 
-    def _run_ahead(self) -> None:
+    def _draft_ahead(self) -> None:
         while self._answered.wait():
             self._answered.clear()
             more = True
             while more and not self._asked.is_set():
                 with self._turn:
                     started = time.perf_counter()
-                    more = self._drafter.run_ahead()
+                    more = self._drafter.draft_ahead()
                     if more and self._timeline is not None:
-                        self._timeline.add("run ahead", started, time.perf_counter())
+                        self._timeline.add("draft ahead", started, time.perf_counter())
 
     def trace(self, seconds: float) -> Trace:
         """What the timeline gains in that time."""

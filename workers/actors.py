@@ -143,11 +143,11 @@ class DraftActor:
         self._loop = DraftLoop(draft.drafter, Timeline() if replica_spec.trace else None)
         return replace(report, notes=(*report.notes, *draft.notes))
 
-    def reconfigure(self, cores: Sequence[int], run_ahead: bool) -> None:
-        """Work on these cores from now on (none: where it is), and run ahead of the target or do not."""
+    def reconfigure(self, cores: Sequence[int], draft_ahead: bool) -> None:
+        """Work on these cores from now on (none: where it is), and draft ahead of the target or do not."""
         from outrider.workers.build import move
 
-        self._loop.reconfigure(run_ahead, lambda: move(self._model, cores))
+        self._loop.reconfigure(draft_ahead, lambda: move(self._model, cores))
 
     def propose(self, request: DraftRequest) -> DraftReply:
         return self._loop.propose(request)

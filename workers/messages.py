@@ -284,7 +284,7 @@ class ReplicaSpec:
     draft_learns: bool = True
     draft_shortlist: int | None = None
     runners_up: bool = True
-    layouts: tuple[Layout, ...] = (Layout("shared", LayoutKind.TURNS),)
+    layouts: tuple[Layout, ...] = (Layout("shared", LayoutKind.SEQUENTIAL),)
     memory_key: str = ""
     trace: bool = False
     replica: int = 0

@@ -118,13 +118,14 @@ def expected_tokens(chance: float, candidates: int) -> float:
 
 
 class LayoutKind(StrEnum):
-    """When target and draft work: in turn, or at the same time, the draft running ahead.
+    """When a draft drafts: while the target waits for it, or while the target verifies.
 
-    On shared cores they take turns. On split cores most drafts run ahead (``runner/planning/layouts.py``).
+    Overlapped, it goes on as if all the candidates under verification were accepted (it drafts ahead). On shared cores they
+    work one after the other; on split cores most drafts overlap (``runner/planning/layouts.py``).
     """
 
-    TURNS = "turns"
-    AHEAD = "ahead"
+    SEQUENTIAL = "sequential"
+    OVERLAPPED = "overlapped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +170,9 @@ def round_seconds(
         return verify
     draft = draft_cost.hop + draft_cost.seconds(count) - absent * draft_cost.row
     match kind:
-        case LayoutKind.TURNS:
+        case LayoutKind.SEQUENTIAL:
             return verify + draft
-        case LayoutKind.AHEAD:
+        case LayoutKind.OVERLAPPED:
             # After a miss the draft starts over, once it is through with the step under way. After a hit it has been at
             # work on the next candidates, and the token between the two sets, for as long as the pass took.
             wrong = draft + draft_cost.step / 2

@@ -12,24 +12,25 @@ def layouts_of(
 ) -> tuple[Layout, ...]:
     """The first is where a job begins. ``movable`` says whether both may be taken to other cores of their replica.
 
-    Named as ``--layout`` names them. *shared*: both on the same cores, in turn. *split*: the draft has cores of its own and
-    runs ahead, so that both work at the same time. *plain*: no draft. Where both are movable, all three are worth trying.
+    Named as ``--layout`` names them. *shared*: both on the same cores, one after the other. *split*: the draft has cores of
+    its own and drafts ahead, so that both work at the same time. *plain*: no draft. Where both are movable, all three are
+    worth trying.
 
-    A ``parallel`` draft never runs ahead, on cores of its own either: it would have to guess that all its candidates are
-    accepted, and the token behind them, which comes true too rarely to pay for the cores.
+    A ``parallel`` draft never drafts ahead, on cores of its own either: it would have to guess that all its candidates are
+    accepted, and the token after them, which comes true too rarely to pay for the cores.
     """
-    shared = Layout("shared", LayoutKind.TURNS)
+    shared = Layout("shared", LayoutKind.SEQUENTIAL)
     if draft is None:
         return (shared,)
     if not set(target.cores) & set(draft.cores):
-        return (Layout("split", LayoutKind.TURNS if parallel else LayoutKind.AHEAD),)
+        return (Layout("split", LayoutKind.SEQUENTIAL if parallel else LayoutKind.OVERLAPPED),)
     cores = target.cores
     if not movable or len(cores) < 2:
         return (shared,)
     given = max(1, len(cores) // TARGET_CORES_A_DRAFT_CORE)
     on_all_cores = (
-        Layout("shared", LayoutKind.TURNS, cores, cores),
-        Layout("plain", LayoutKind.TURNS, cores, cores, plain=True),
+        Layout("shared", LayoutKind.SEQUENTIAL, cores, cores),
+        Layout("plain", LayoutKind.SEQUENTIAL, cores, cores, plain=True),
     )
-    split = Layout("split", LayoutKind.AHEAD, cores[given:], cores[:given])
+    split = Layout("split", LayoutKind.OVERLAPPED, cores[given:], cores[:given])
     return on_all_cores if parallel else (*on_all_cores, split)

@@ -94,7 +94,7 @@ def check_trace(events: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     target, draft = (tracks[track] for track in sorted(tracks))
     names = {event["name"] for event in target}
     assert names - {"change layout"} == {"idle", "decide", "ask", "waiting for draft", "verify", "commit"}
-    assert {event["name"] for event in draft} <= {"propose", "run ahead"}
+    assert {event["name"] for event in draft} <= {"propose", "draft ahead"}
     for slices in (target, draft):
         slices.sort(key=lambda event: event["ts"])
         for one, other in pairwise(slices):

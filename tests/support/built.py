@@ -67,7 +67,7 @@ class InProcess:
     def ask(self, request: DraftRequest) -> Answered:
         return Answered(self._drafter.propose(request))
 
-    def reconfigure(self, cores: Sequence[int], run_ahead: bool, timeout: float) -> None:
+    def reconfigure(self, cores: Sequence[int], draft_ahead: bool, timeout: float) -> None:
         pass
 
 

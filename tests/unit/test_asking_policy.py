@@ -84,7 +84,7 @@ def test_a_row_alone_may_go_as_deep_as_a_draft_is_sure_that_knows_its_chances() 
     assert max(asked(policy, [live(0, 0.7), live(1, 0.7)])) < MOST_CANDIDATES, "the other one would wait"
     in_one_pass = replace(cost, one_pass=[1.0 + 0.1 * count for count in range(MOST_CANDIDATES)])
     assert asked(policy_of(Draft(in_one_pass, knows_chances=True)), [row]) == asked(policy_of(Draft(in_one_pass)), [row])
-    policy.layout_kind = LayoutKind.AHEAD
+    policy.layout_kind = LayoutKind.OVERLAPPED
     assert max(asked(policy, [row])) < MOST_CANDIDATES
     assert asked(policy_of(Draft(cost, knows_chances=True), 3), [row]) == [3]
 

@@ -525,7 +525,7 @@ def test_a_row_begins_where_its_states_begin(tmp_path: Path, target: Path) -> No
     assert asked(drafter, sent(2, 0, TOKENS, states[:0], 14)) == ()
     asked(drafter, sent(3, 0, TOKENS[:6], states[:5], 5, 6))
     assert asked(drafter, sent(3, 6, TOKENS[6:], states[6:], 14, 6)) == late
-    assert not drafter.run_ahead()
+    assert not drafter.draft_ahead()
 
 
 def test_prompts_that_begin_alike_are_read_once(tmp_path: Path, target: Path) -> None:

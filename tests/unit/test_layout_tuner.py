@@ -22,9 +22,9 @@ from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 
 LAYOUTS = (
-    Layout("shared", LayoutKind.TURNS, (0, 1), (0, 1)),
-    Layout("split", LayoutKind.AHEAD, (1,), (0,)),
-    Layout("plain", LayoutKind.TURNS, (0, 1), (0, 1), plain=True),
+    Layout("shared", LayoutKind.SEQUENTIAL, (0, 1), (0, 1)),
+    Layout("split", LayoutKind.OVERLAPPED, (1,), (0,)),
+    Layout("plain", LayoutKind.SEQUENTIAL, (0, 1), (0, 1), plain=True),
 )
 # Seconds of a round, as a clock would show them, and of the target's pass in it on all cores and on fewer.
 SECONDS = {"shared": 0.05, "split": 0.02, "plain": 0.2}
@@ -122,8 +122,8 @@ def rows(count: int) -> list[Row]:
 
 
 def test_without_another_layout_turns_are_held_against_plain_decoding_alone() -> None:
-    """As with a parallel draft, which never runs ahead."""
-    bench, job = Bench(layouts=[each for each in LAYOUTS if each.kind is LayoutKind.TURNS]), rows(300)
+    """As with a parallel draft, which never drafts ahead."""
+    bench, job = Bench(layouts=[each for each in LAYOUTS if each.kind is LayoutKind.SEQUENTIAL]), rows(300)
     ended = bench.work(job)
     assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in job}
     assert bench.tuner.record is not None

@@ -27,7 +27,7 @@ def test_layouts_are_named_as_the_option_names_them() -> None:
 
 
 @pytest.mark.parametrize("movable", [True, False])
-def test_on_cores_of_its_own_the_draft_runs_ahead(movable: bool) -> None:
+def test_on_cores_of_its_own_the_draft_drafts_ahead(movable: bool) -> None:
     assert names((1, 2), (0,), movable) == ["split"]
 
 
@@ -38,11 +38,11 @@ def test_on_shared_cores_both_take_turns_unless_they_can_be_divided() -> None:
     assert names(both, both, movable=True) == ["shared", "plain", "split"]
 
 
-def test_a_parallel_draft_never_runs_ahead() -> None:
+def test_a_parallel_draft_never_drafts_ahead() -> None:
     assert names((1, 2), (0,), movable=True, parallel=True) == ["split"]
     assert names((0, 1), (0, 1), movable=True, parallel=True) == ["shared", "plain"]
     [split] = layouts_of(actor("target", (1, 2)), actor("draft", (0,)), True, parallel=True)
-    assert split.kind is LayoutKind.TURNS
+    assert split.kind is LayoutKind.SEQUENTIAL
 
 
 def test_without_a_draft_there_is_no_other_layout() -> None:
@@ -52,7 +52,7 @@ def test_without_a_draft_there_is_no_other_layout() -> None:
 def test_no_core_is_given_twice_nor_lost_when_they_are_divided() -> None:
     cores = tuple(range(2, 30))
     for each in layouts_of(actor("target", cores), actor("draft", cores), True):
-        if each.kind is LayoutKind.TURNS:
+        if each.kind is LayoutKind.SEQUENTIAL:
             assert each.target_cores == each.draft_cores == cores
         else:
             assert sorted(each.target_cores + each.draft_cores) == list(cores)

@@ -144,11 +144,11 @@ def test_how_sure_a_guess_may_be_depends_on_its_depth() -> None:
     assert len(ask(drafter, Advance(1, len(text), more, 4, None, 2), confidence=0.4).tokens[1]) == 1
 
 
-def test_it_never_runs_ahead() -> None:
+def test_it_never_drafts_ahead() -> None:
     engine = FakeEngine(choose=never_ends)
     drafter = drafter_of(engine)
     ask(drafter, opening(1, (1, 2), 3))
-    assert not drafter.run_ahead()
+    assert not drafter.draft_ahead()
     assert len(engine.passes) == 1
 
 
@@ -261,9 +261,9 @@ def test_constrained_rows_are_the_rows_of_plain_decoding() -> None:
 
 def test_the_costs_are_those_of_one_pass() -> None:
     steps, one_pass = DraftCost(0.1), DraftCost(0.0, one_pass=[0.1] * MOST_CANDIDATES)
-    assert round_seconds(LayoutKind.TURNS, 1.0, steps, 6, 1.0) == pytest.approx(1.6)
-    assert round_seconds(LayoutKind.TURNS, 1.0, one_pass, 6, 1.0) == pytest.approx(1.1)
-    assert round_seconds(LayoutKind.TURNS, 1.0, one_pass, 0, 1.0) == 1.0
+    assert round_seconds(LayoutKind.SEQUENTIAL, 1.0, steps, 6, 1.0) == pytest.approx(1.6)
+    assert round_seconds(LayoutKind.SEQUENTIAL, 1.0, one_pass, 6, 1.0) == pytest.approx(1.1)
+    assert round_seconds(LayoutKind.SEQUENTIAL, 1.0, one_pass, 0, 1.0) == 1.0
 
     def verify(tokens: int) -> float:
         return 1.0 + 0.002 * tokens

@@ -43,7 +43,7 @@ def price(
     reaches: Reaches,
     verify: Callable[[int], float],
     draft_cost: DraftCost,
-    kind: LayoutKind = LayoutKind.TURNS,
+    kind: LayoutKind = LayoutKind.SEQUENTIAL,
 ) -> tuple[float, float]:
     """Tokens and seconds of a round with so many candidates of each row, reckoned row by row and step by step."""
     rows, most = len(counts), max(counts)
@@ -64,7 +64,7 @@ def test_no_other_choice_commits_more_a_second(
     """Of up to three rows with up to four candidates each, by whatever passes cost: they need not be convex."""
     reaches = np.cumprod(np.array(chances), axis=1).tolist()
     seconds = list(accumulate(rises, initial=1.0))
-    draft_cost = DraftCost(step, hop, row=share * step / len(chances) if kind is LayoutKind.TURNS else 0.0)
+    draft_cost = DraftCost(step, hop, row=share * step / len(chances) if kind is LayoutKind.SEQUENTIAL else 0.0)
 
     def verify(tokens: int) -> float:
         return seconds[tokens - 1]
@@ -170,7 +170,7 @@ def test_a_candidate_is_worth_less_the_more_verifying_costs() -> None:
     assert 0.0 < cheap.least_reach < dear.least_reach < 1.0
     free = best_request(rows, lambda tokens: 1.0 + 0.01 * tokens, DraftCost(0.0))
     assert cheap.least_sum > free.least_sum == 0.0
-    ahead = best_request(rows, lambda tokens: 1.0 + 0.01 * tokens, STEP, LayoutKind.AHEAD)
+    ahead = best_request(rows, lambda tokens: 1.0 + 0.01 * tokens, STEP, LayoutKind.OVERLAPPED)
     assert ahead.least_sum == 0.0, "the draft's time is not the target's"
 
 

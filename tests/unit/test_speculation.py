@@ -116,12 +116,12 @@ def test_probing_costs_a_small_share_however_dear_it_is() -> None:
 
 def test_what_runs_beside_the_target_is_hidden() -> None:
     draft_cost = DraftCost(step=0.25, hop=0.125)
-    assert round_seconds(LayoutKind.TURNS, 1.0, draft_cost, 3, 0.5) == 1.875
-    assert round_seconds(LayoutKind.AHEAD, 1.0, draft_cost, 3, 1.0) == 1.125, "a draft that was right only costs the hop"
-    assert round_seconds(LayoutKind.AHEAD, 1.0, draft_cost, 3, 0.0) == 1.875 + 0.125, "one that was wrong starts over"
+    assert round_seconds(LayoutKind.SEQUENTIAL, 1.0, draft_cost, 3, 0.5) == 1.875
+    assert round_seconds(LayoutKind.OVERLAPPED, 1.0, draft_cost, 3, 1.0) == 1.125, "a right draft only costs the hop"
+    assert round_seconds(LayoutKind.OVERLAPPED, 1.0, draft_cost, 3, 0.0) == 1.875 + 0.125, "a wrong one starts over"
     slow = DraftCost(step=0.5, hop=0.125)
     missed, held = 0.125 + 3.5 * 0.5, 0.125 + 4 * 0.5 - 1.0
-    assert round_seconds(LayoutKind.AHEAD, 1.0, slow, 3, 0.25) == 1.0 + 0.75 * missed + 0.25 * held
+    assert round_seconds(LayoutKind.OVERLAPPED, 1.0, slow, 3, 0.25) == 1.0 + 0.75 * missed + 0.25 * held
     for kind in LayoutKind:
         assert round_seconds(kind, 1.0, draft_cost, 0, 1.0) == 1.0
 

@@ -27,9 +27,9 @@ class CallTransport:
         except RayError as error:
             raise DraftLost(first_line(error)) from error
 
-    def reconfigure(self, cores: Sequence[int], run_ahead: bool, timeout: float) -> None:
+    def reconfigure(self, cores: Sequence[int], draft_ahead: bool, timeout: float) -> None:
         try:
-            ray.get(self._actor.reconfigure.remote(cores, run_ahead), timeout=timeout)
+            ray.get(self._actor.reconfigure.remote(cores, draft_ahead), timeout=timeout)
         except GetTimeoutError:
             return  # it will come to it; until then it works as it did
         except RayError as error:

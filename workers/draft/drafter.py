@@ -1,4 +1,4 @@
-"""The draft model's loop: it answers a target's requests, and may run ahead of them."""
+"""The draft model's loop: it answers a target's requests, and may draft ahead of them."""
 
 from __future__ import annotations
 
@@ -162,14 +162,14 @@ class Drafter:
         made = runners_up, reaches, one_pass
         return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, *made, self._windows.best, *counted)
 
-    def run_ahead(self) -> bool:
+    def draft_ahead(self) -> bool:
         """One step further for the rows of the last request, as if the target were going to accept everything.
 
         A second set of candidates and the target's own token between the two sets are as far as it pays to go. False
         where there is nothing to do.
         """
         if self._one_pass is not None:
-            return False  # the layouts that run ahead are left out for it: all of a set rarely holds
+            return False  # the layouts that draft ahead are left out for it: all of a set rarely holds
         rows = {key: self._rows[key] for key in self._asked}
         return self._go_on({key: min(1, self._wanted(row, 2 * row.limit + 1, LEAST_REACH)) for key, row in rows.items()})
 

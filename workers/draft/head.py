@@ -37,7 +37,7 @@ class HeadDrafter(Drafter):
         reply = super().propose(request)
         return reply._replace(passes=reply.passes + self._head.more_passes - before)
 
-    def run_ahead(self) -> bool:
+    def draft_ahead(self) -> bool:
         """Nothing: of what follows its guesses it would have to read everything anew."""
         return False
 

@@ -135,8 +135,8 @@ class SharedMemoryTransport:
         self._unanswered.append(answer)
         return answer
 
-    def reconfigure(self, cores: Sequence[int], run_ahead: bool, timeout: float) -> None:
-        self._calls.reconfigure(cores, run_ahead, timeout)
+    def reconfigure(self, cores: Sequence[int], draft_ahead: bool, timeout: float) -> None:
+        self._calls.reconfigure(cores, draft_ahead, timeout)
 
     def receive(self, timeout: float) -> bool:
         """Hand the next message to the request it answers: the oldest that has none."""

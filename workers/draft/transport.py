@@ -33,5 +33,5 @@ class DraftTransport(Protocol):
 
     def ask(self, request: DraftRequest) -> Reply: ...
 
-    def reconfigure(self, cores: Sequence[int], run_ahead: bool, timeout: float) -> None:
+    def reconfigure(self, cores: Sequence[int], draft_ahead: bool, timeout: float) -> None:
         """Have the draft work in another way; returns after the timeout at the latest."""

@@ -58,7 +58,7 @@ class AskingPolicy:
     ) -> None:
         self.verify_seconds = verify_seconds
         self.draft_tokens = draft_tokens
-        self.layout_kind = LayoutKind.TURNS
+        self.layout_kind = LayoutKind.SEQUENTIAL
         self.runners_up = runners_up
         self._proposer = proposer
         self._finder = finder
@@ -247,8 +247,8 @@ class AskingPolicy:
 
     def _stops_in_time(self, draft_cost: DraftCost) -> bool:
         """Whether the draft makes a candidate only where the one before it is likely enough."""
-        turns = self.layout_kind is LayoutKind.TURNS
-        return turns and self._proposer.knows_chances and not draft_cost.one_pass
+        sequential = self.layout_kind is LayoutKind.SEQUENTIAL
+        return sequential and self._proposer.knows_chances and not draft_cost.one_pass
 
     def _pays_to_read(self, live: LiveRow, request: CandidateRequest, draft_cost: DraftCost) -> bool:
         """A text that the draft has to read first has to pay for that in what is left of the row."""

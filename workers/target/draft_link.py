@@ -190,8 +190,8 @@ class DraftLink:
     def _configure(self, draft: _Draft) -> None:
         draft.configured = True
         if self._layout is not None:
-            run_ahead = self._layout.kind is LayoutKind.AHEAD
-            draft.transport.reconfigure(self._layout.draft_cores, run_ahead, self._deadline)
+            draft_ahead = self._layout.kind is LayoutKind.OVERLAPPED
+            draft.transport.reconfigure(self._layout.draft_cores, draft_ahead, self._deadline)
 
     def _collect(self, asked: _Asked) -> list[Proposal]:
         draft, nothing = asked.draft, [NO_PROPOSAL] * len(asked.rows)

@@ -146,8 +146,8 @@ class LayoutTuner:
         if done is None:
             return
         self._forecast_check.observe(self._current.name, done, seconds)
-        # On cores of its own the draft runs ahead meanwhile, and would be at work beside what is measured.
-        if not self._measured_at_work and self._draft.ready and self._current.kind is LayoutKind.TURNS:
+        # On cores of its own the draft drafts ahead meanwhile, and would be at work beside what is measured.
+        if not self._measured_at_work and self._draft.ready and self._current.kind is LayoutKind.SEQUENTIAL:
             self._measure_at_work(done.live)
         if self._is_fixed or self._only_one:
             return

@@ -56,7 +56,7 @@ def fill_slots(
     reaches: Reaches,
     pass_seconds: PassSeconds,
     draft_cost: DraftCost = NO_DRAFT,
-    kind: LayoutKind = LayoutKind.TURNS,
+    kind: LayoutKind = LayoutKind.SEQUENTIAL,
     fed: int = 0,
     depth: int | None = None,
     gains: Reaches | None = None,
@@ -69,7 +69,7 @@ def fill_slots(
     """
     rows = len(reaches)
     fed = fed or rows
-    if rows == 1 and (depth == 0 or (depth is None and kind is LayoutKind.TURNS)):
+    if rows == 1 and (depth == 0 or (depth is None and kind is LayoutKind.SEQUENTIAL)):
         return _fill_one(reaches[0], (gains or reaches)[0], pass_seconds, None if depth == 0 else draft_cost, fed)
     table = side_by_side(reaches)
     columns = table.shape[1]
@@ -87,7 +87,7 @@ def fill_slots(
     gained = ranked if gains is None else side_by_side(gains).T.ravel()[order]
     tokens = rows + np.cumsum(np.where(taken, gained, 0.0), axis=1)
     seconds = seconds_by_slots[slots]
-    if kind is LayoutKind.TURNS:
+    if kind is LayoutKind.SEQUENTIAL:
         # The draft's time comes on top, whatever the pass takes.
         seconds += np.array([float(round_seconds(kind, 0.0, draft_cost, each, 0.0, rows * each)) for each in depths])[
             :, None
@@ -121,7 +121,7 @@ def _fill_one(
     draft_cost: DraftCost | None,
     fed: int,
 ) -> Filled:
-    """``fill_slots`` of a row alone, taking turns with a draft or with what is known already.
+    """``fill_slots`` of a row alone, whose draft works in sequence with the target, or whose candidates are known already.
 
     Behind a pass nothing of Python is in the processor's caches any more, and what works on arrays takes several times as
     long as this.
@@ -144,7 +144,7 @@ def best_request(
     reaches: Reaches,
     pass_seconds: PassSeconds,
     draft_cost: DraftCost,
-    kind: LayoutKind = LayoutKind.TURNS,
+    kind: LayoutKind = LayoutKind.SEQUENTIAL,
     fed: int = 0,
     trust: float = 1.0,
 ) -> CandidateRequest:
@@ -156,7 +156,7 @@ def best_request(
     if not any(filled.counts) or filled.rate * trust <= filled.plain_rate:
         return CandidateRequest([0] * len(filled.counts))
     # One pass cannot be left half way.
-    drafting = draft_cost.step if kind is LayoutKind.TURNS and not draft_cost.one_pass else 0.0
+    drafting = draft_cost.step if kind is LayoutKind.SEQUENTIAL and not draft_cost.one_pass else 0.0
     least_reach, least_sum = min(MOST_LEAST_REACH, filled.rate * filled.slot_seconds), filled.rate * drafting
     if drafting and len(reaches) == 1:
         # What the next step makes is as likely as what there is and one candidate more: chance * reach has to be worth the

@@ -1,7 +1,7 @@
-"""*Ahead* hides a slow draft behind the target's passes: shown on a clock of this test, on which each works for itself.
+"""Overlapped drafting hides a slow draft behind the target's passes: shown on a clock of this test, one for each process.
 
-The verifier, the link, and the draft's running ahead are the real ones. Only what a pass takes is made up, and that the two
-work at the same time.
+The verifier, the link and the drafter are the real ones. Made up are how long a pass takes, and that the two work at the
+same time.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Beside:
     def __init__(self, target: Timed, draft: Timed) -> None:
         self._target, self._draft = target, draft
         self._drafter = Drafter(draft, {END})
-        self._runs_ahead = False
+        self._drafts_ahead = False
 
-    def reconfigure(self, cores: Sequence[int], run_ahead: bool, timeout: float) -> None:
-        self._runs_ahead = run_ahead
+    def reconfigure(self, cores: Sequence[int], draft_ahead: bool, timeout: float) -> None:
+        self._drafts_ahead = draft_ahead
 
     def ask(self, request: DraftRequest) -> Answer:
         # Until now it was free to go on; the step under way is finished first.
-        while self._runs_ahead and self._draft.now < self._target.now and self._drafter.run_ahead():
+        while self._drafts_ahead and self._draft.now < self._target.now and self._drafter.draft_ahead():
             pass
         self._draft.now = max(self._draft.now, self._target.now)
         reply = self._drafter.propose(request)
@@ -106,11 +106,12 @@ def test_a_draft_that_is_right_is_hidden_as_far_as_the_pass_is_long(step: float)
         foreseen = round_seconds(kind, PASS, DraftCost(step), CANDIDATES, hit=1.0)
         assert seconds_a_round(kind, step) == pytest.approx(foreseen, rel=0.03)
     if (CANDIDATES + 1) * step <= PASS:
-        assert seconds_a_round(LayoutKind.AHEAD, step) == pytest.approx(PASS, rel=0.03), "all of it is hidden"
+        assert seconds_a_round(LayoutKind.OVERLAPPED, step) == pytest.approx(PASS, rel=0.03), "all of it is hidden"
 
 
 @pytest.mark.parametrize("step", [0.05, 0.3])
 def test_a_draft_that_is_wrong_costs_no_more_than_the_step_under_way(step: float) -> None:
-    in_turns, ahead = (seconds_a_round(kind, step, salt=5) for kind in (LayoutKind.TURNS, LayoutKind.AHEAD))
-    assert in_turns <= ahead * 1.001
-    assert ahead <= in_turns + step
+    sequential = seconds_a_round(LayoutKind.SEQUENTIAL, step, salt=5)
+    overlapped = seconds_a_round(LayoutKind.OVERLAPPED, step, salt=5)
+    assert sequential <= overlapped * 1.001
+    assert overlapped <= sequential + step
