@@ -151,14 +151,14 @@ def timed(
     return ended, {
         "tokens_per_second": counted.tokens / seconds,
         "tokens_a_round": counted.tokens / counted.row_rounds,
-        "held": counted.accepted / counted.proposed if counted.proposed else 0.0,
+        "accepted": counted.accepted / counted.proposed if counted.proposed else 0.0,
         "near_ties": counted.near_ties,
     }
 
 
 def shown(line: dict[str, Any]) -> str:
     said = f"batch {line['batch']}, {line['draft']}, k {line['k']}: {line['tokens_per_second']:,.0f} tokens/s"
-    said += f", {line['tokens_a_round']:.2f} a round, {line['held']:.0%} held, {line['near_ties']} near ties"
+    said += f", {line['tokens_a_round']:.2f} a round, {line['accepted']:.0%} accepted, {line['near_ties']} near ties"
     return said + (f", {line['rows that differ']} rows differ from plain" if line.get("rows that differ") else "")
 
 

@@ -190,8 +190,8 @@ def promises(
     tried = sum(sums["tried"] for sums in costs["rounds"].values())
     if not draft or not draft["step"] or not tried:
         return None
-    held = sum(sums["held"] for sums in costs["rounds"].values())
-    chance = held / tried if chance is None else chance
+    accepted = sum(sums["accepted"] for sums in costs["rounds"].values())
+    chance = accepted / tried if chance is None else chance
     at_work, idle = (
         expected_times(curve, draft, rows, chance, candidates) for curve in (costs["verify"], before["verify_at_start"])
     )
@@ -232,7 +232,7 @@ def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
         "times": round(statistics.median(times), 3),
         "times in rounds alone": round(statistics.median(decoding(right) / decoding(left) for left, right in turns), 3),
         "times of each turn": [round(each, 3) for each in times],
-        "tokens a round": round(tokens_a_round(lengths, middle.summary["runners_up_held"]), 3),
+        "tokens a round": round(tokens_a_round(lengths, middle.summary["runners_up_accepted"]), 3),
         "accepted lengths": lengths,
         "mean k": middle.summary["mean_k"],
         "time": middle.summary["time"],

@@ -189,7 +189,7 @@ def figures(turns: Sequence[Took], plain: float) -> dict[str, Any]:
         "unread": total("draft_skipped"),
         "mean k": round(total("asked") / max(1, total("asking_rows")), 2),
         "accepted": [total("accepted"), total("proposed")],
-        "runners-up that held": total("runners_up_held"),
+        "runners-up accepted": total("runners_up_accepted"),
     }
 
 

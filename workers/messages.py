@@ -176,11 +176,11 @@ class DraftReply(NamedTuple):
     ``seconds`` is how long the draft worked on it, ``overhead`` the part outside its model's passes. ``step`` is what one
     more candidate for these rows costs, ``read`` a token of a text that it did not know (None where not known yet).
     ``runners_up`` are, for some rows, (position, token): the draft's second choice in place of its candidate there.
-    ``reaches`` are the chances that a row's candidates hold, each with all before it.
+    ``reaches`` are the chances that a row's candidates are accepted, each with all before it.
     Where its model makes all candidates in one pass, ``one_pass[i]`` is what that takes for i + 1 of each of these rows.
     Of a text that it does not know it reads about as many tokens as the ``window``, or all of them (0). ``passes`` is how
-    many the model has made since the last reply, ``skipped`` how many tokens were left unread, ``corrected_held`` how many
-    guesses were found to have held because the draft had learned, and ``corrected_missed`` how many not to.
+    many the model has made since the last reply, ``skipped`` how many tokens were left unread, ``corrected_right`` how many
+    guesses were found to be right because the draft had learned, and ``corrected_wrong`` how many to be wrong.
     """
 
     round: int
@@ -196,8 +196,8 @@ class DraftReply(NamedTuple):
     window: int = 0
     passes: int = 0
     skipped: int = 0
-    corrected_held: int = 0
-    corrected_missed: int = 0
+    corrected_right: int = 0
+    corrected_wrong: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class ReplicaSpec:
     """How a replica works: how many rows at once, how many candidates it asks for (None: as many as pay).
 
     Candidates come from a draft ``model``; from texts, which is the row's own by ``lookup``, and by ``suffix`` that and the
-    last ``answer_tokens`` tokens that rows wrote; from both, or from nowhere. A draft sends none that it holds less likely
+    last ``answer_tokens`` tokens that rows wrote; from both, or from nowhere. A draft sends none that it thinks less likely
     than ``draft_confidence``; where ``draft_learns``, its guesses are corrected by what the target chose instead of earlier
     ones. It scores ``draft_shortlist`` tokens of its vocabulary at most (0: all, None: as many as pay). Where there are
     several ``layouts``, they are tried on the job's own rows and the fastest is kept; ``memory_key`` names what the choice
@@ -322,8 +322,9 @@ class TargetCounters:
     bookkeeping. ``accepted_lengths[n]`` counts the rounds in which n of a row's candidates were accepted. ``draft_passes``
     are those that candidates took, without those by which a draft measures what they cost; of the rows' texts it left
     ``draft_skipped`` tokens unread, since they were not worth reading. Of the ``runners_up`` that were tried,
-    ``runners_up_held`` brought a token more. Of the draft's guesses ``corrected_held`` were right because it had learned,
-    and ``corrected_missed`` were wrong because of that. ``resumed_tokens`` had been written by an earlier target.
+    ``runners_up_accepted`` were accepted, each a token more. Of the draft's guesses ``corrected_right`` were right because
+    it had learned, and ``corrected_wrong`` were wrong because of that. ``resumed_tokens`` had been written by an earlier
+    target.
     """
 
     seconds: float = clock("All the time of a target")
@@ -340,10 +341,10 @@ class TargetCounters:
     plain_rounds: int = counter("Passes without any candidate", in_summary=True)
     draft_passes: int = counter("Passes of the draft's model, those that read prompts too", metric=True, in_summary=True)
     draft_skipped: int = counter("Tokens of texts that the draft left unread", metric=True, in_summary=True)
-    corrected_held: int = counter("Guesses that were right because the draft had learned", metric=True, in_summary=True)
-    corrected_missed: int = counter("Guesses that were wrong because of it", metric=True, in_summary=True)
+    corrected_right: int = counter("Guesses that were right because the draft had learned", metric=True, in_summary=True)
+    corrected_wrong: int = counter("Guesses that were wrong because of it", metric=True, in_summary=True)
     runners_up: int = counter("Runners-up of the draft that were verified", metric=True, in_summary=True)
-    runners_up_held: int = counter("Runners-up that brought a token", metric=True, in_summary=True)
+    runners_up_accepted: int = counter("Runners-up that the target accepted", metric=True, in_summary=True)
     near_ties: int = counter("Choices whose score was within rounding of another token's")
     prompt_tokens: int = counter("Tokens of prompts")
     prompt_tokens_reused: int = counter("Tokens of prompts that were read for an earlier row")

@@ -8,7 +8,7 @@ from outrider.workers.speculation import LayoutKind
 
 
 def layouts_of(
-    target: PlannedActor, draft: PlannedActor | None, movable: bool, parallel: bool = False
+    target: PlannedActor, draft: PlannedActor | None, movable: bool, parallel: bool = False, texts: bool = False
 ) -> tuple[Layout, ...]:
     """The first is where a job begins. ``movable`` says whether both may be taken to other cores of their replica.
 
@@ -18,10 +18,17 @@ def layouts_of(
 
     A ``parallel`` draft never drafts ahead, on cores of its own either: it would have to guess that all its candidates are
     accepted, and the token after them, which comes true too rarely to pay for the cores.
+
+    Without a draft model there is nothing to lay out. The name says so in job.json, and whether candidates come from
+    ``texts``.
     """
-    shared = Layout("shared", LayoutKind.SEQUENTIAL)
     if draft is None:
-        return (shared,)
+        return (
+            Layout("no draft model", LayoutKind.SEQUENTIAL)
+            if texts
+            else Layout("plain", LayoutKind.SEQUENTIAL, plain=True),
+        )
+    shared = Layout("shared", LayoutKind.SEQUENTIAL)
     if not set(target.cores) & set(draft.cores):
         return (Layout("split", LayoutKind.SEQUENTIAL if parallel else LayoutKind.OVERLAPPED),)
     cores = target.cores

@@ -99,7 +99,8 @@ class ReplicaTemplate:
             target = actor(replica, "target", self.target)
             draft = None if self.draft is None else actor(replica, "draft", self.draft)
             parallel = self.draft is not None and self.draft.mask_token is not None
-            layouts = layouts_of(target.actor, None if draft is None else draft.actor, self.movable, parallel)
+            texts = self.replica_spec.lookup or self.replica_spec.suffix
+            layouts = layouts_of(target.actor, None if draft is None else draft.actor, self.movable, parallel, texts)
             models = f"{self.target}|{self.draft}|{self.replica_spec}"
             key = f"{outrider.__version__}|{models}|{len(target.actor.cores)} cores of {made.replicas}"
             rows = -(-self.rows // made.replicas)

@@ -24,6 +24,12 @@ COLUMNS = names(TargetCounters, lambda counter: counter.over_time)
 MOST_POINTS_TOGETHER = 6400
 SUMS = names(TargetCounters)
 IN_SUMMARY = names(TargetCounters, lambda counter: counter.in_summary)
+# Names that counters have in the journals of older jobs.
+RENAMED = {
+    "runners_up_held": "runners_up_accepted",
+    "corrected_held": "corrected_right",
+    "corrected_missed": "corrected_wrong",
+}
 
 
 class JobStatistics:
@@ -42,7 +48,7 @@ class JobStatistics:
         for length, count in enumerate(kept.get("accepted_lengths", [])):
             self._lengths[length] = count
         for name, replica in kept.get("replicas", {}).items():
-            self._sums[int(name)] = dict.fromkeys(SUMS, 0.0) | replica["sums"]
+            self._sums[int(name)] = dict.fromkeys(SUMS, 0.0) | _sums(replica)
             self._series[int(name)] = Series.restored(COLUMNS, replica["series"], self._most)
 
     def started(self, replica: int, now: float) -> None:
@@ -92,7 +98,7 @@ class JobStatistics:
 def summary_of(record: dict[str, Any] | None) -> dict[str, Any]:
     """The part of a job's summary that follows from its statistics: rates, shares and the replicas' speeds."""
     replicas = (record or {}).get("replicas", {})
-    sums = {name: sum(replica["sums"].get(name, 0.0) for replica in replicas.values()) for name in SUMS}
+    sums = {name: sum(_sums(replica).get(name, 0.0) for replica in replicas.values()) for name in SUMS}
     return {
         "acceptance": _ratio(sums["accepted"], sums["proposed"]),
         "tokens_per_round": _ratio(sums["tokens"], sums["row_rounds"]),
@@ -140,6 +146,10 @@ def over_time(record: dict[str, Any] | None) -> list[dict[str, Any]]:
         ]
         found.append({"replica": int(number), "interval": series.interval, "points": points})
     return found
+
+
+def _sums(replica: dict[str, Any]) -> dict[str, float]:
+    return {RENAMED.get(name, name): value for name, value in replica["sums"].items()}
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -52,10 +52,10 @@ class Summary:
     plain_rounds: int
     draft_passes: int
     draft_skipped: int
-    corrected_held: int
-    corrected_missed: int
+    corrected_right: int
+    corrected_wrong: int
     runners_up: int
-    runners_up_held: int
+    runners_up_accepted: int
     forced_tokens: int
     accepted_lengths: list[int]
     time: dict[str, float]

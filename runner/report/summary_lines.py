@@ -22,15 +22,15 @@ def speculation_lines(summary: dict[str, Any], over_time: Sequence[dict[str, Any
     if summary.get("draft_passes"):
         unread = f", {skipped:,} tokens left unread" if (skipped := summary.get("draft_skipped")) else ""
         yield "draft", f"{summary['draft_passes']:,} passes beside {summary['rounds']:,} of the target{unread}"
-    if right := summary.get("corrected_held"):
-        wrong = summary["corrected_missed"]
+    if right := summary.get("corrected_right"):
+        wrong = summary["corrected_wrong"]
         yield "draft learned", f"{right:,} guesses right because of it, {wrong:,} wrong"
     if summary.get("found"):
         accepted, others = f"{summary['found_accepted']:,} of {summary['found']:,}", summary["others_accepted"]
         yield "found in texts", f"{accepted} candidates accepted, {others:,} of them from other rows' answers"
     if summary.get("runners_up"):
-        tried, held = summary["runners_up"], summary["runners_up_held"]
-        yield "runners-up", f"{100 * held / tried:.0f}% ({held:,} of {tried:,} second choices) brought a token"
+        tried, accepted = summary["runners_up"], summary["runners_up_accepted"]
+        yield "runners-up", f"{100 * accepted / tried:.0f}% ({accepted:,} of {tried:,} second choices) accepted"
     if any(summary["time"].values()):
         yield "time", ", ".join(f"{phase} {100 * summary['time'][phase]:.1f}%" for phase in (*PHASES, OTHER_PHASE))
     for line in over_time:

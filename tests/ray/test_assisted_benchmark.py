@@ -23,7 +23,7 @@ def ran(folder: Path, text: str = "same", **summary: Any) -> job_runs.Ran:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.jsonl").write_text(text)
     rounds = {"shared": {"rounds": 10, "seconds": 2.0, "tokens": 30, "foreseen_seconds": 1.0, "foreseen_tokens": 40.0}}
-    rounds["shared"] |= {"tried": 0, "held": 0}
+    rounds["shared"] |= {"tried": 0, "accepted": 0}
     return job_runs.Ran(folder, {"summary": summary, "costs": {"0": {"rounds": rounds}}}, 1.0)
 
 
@@ -34,7 +34,7 @@ def replica(tokens: int, seconds: float, idle: float = 0.0) -> dict[str, Any]:
 
 def assisted_summary(tokens: int, seconds: float) -> dict[str, Any]:
     one = replica(tokens, seconds)
-    return {"replicas": [one], "accepted_lengths": [1, 0, 3], "runners_up_held": 1, "mean_k": 2.0, "time": one["time"]}
+    return {"replicas": [one], "accepted_lengths": [1, 0, 3], "runners_up_accepted": 1, "mean_k": 2.0, "time": one["time"]}
 
 
 def test_prompts_of_several_files_take_turns(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_what_was_reached_of_what_the_curves_promise(tmp_path: Path) -> None:
     for each, curve in ((plain, idle), (with_draft, at_work)):
         each.told["costs"]["0"] |= {"verify": curve, "verify_at_start": curve}
     with_draft.told["costs"]["0"]["draft"] = {"shared": {"step": {"1": 0.0}, "hop": {"1": 0.0}}}
-    with_draft.told["costs"]["0"]["rounds"]["shared"] |= {"tried": 10, "held": 5}
+    with_draft.told["costs"]["0"]["rounds"]["shared"] |= {"tried": 10, "accepted": 5}
     with_draft.told["costs"]["0"]["rounds"]["shared"]["seconds"] /= 1.2
     nothing_tried = ran(tmp_path / "n")
     nothing_tried.told["costs"]["0"]["draft"] = {}

@@ -24,7 +24,7 @@ def test_every_number_of_a_target_is_in_the_table_with_its_meaning() -> None:
 def test_metrics_keep_their_names() -> None:
     assert set(COUNTERS) == {
         *("tokens", "rounds", "row_rounds", "proposed", "accepted"),
-        *("draft_passes", "draft_skipped", "corrected_held", "corrected_missed", "runners_up", "runners_up_held"),
+        *("draft_passes", "draft_skipped", "corrected_right", "corrected_wrong", "runners_up", "runners_up_accepted"),
         *("asked", "asking_rows"),
         *("found", "found_accepted", "others_accepted"),
     }
@@ -53,10 +53,10 @@ def test_the_summary_keeps_its_keys() -> None:
             "plain_rounds",
             "draft_passes",
             "draft_skipped",
-            "corrected_held",
-            "corrected_missed",
+            "corrected_right",
+            "corrected_wrong",
             "runners_up",
-            "runners_up_held",
+            "runners_up_accepted",
             "forced_tokens",
         ),
         *("accepted_lengths", "time", "replicas"),

@@ -282,13 +282,13 @@ def test_the_engine_learns_from_the_guesses_that_were_decided_about() -> None:
     other = (first[1][2] + 1) % END
     reply = ask(drafter, Advance(1, 3, (*first[1][:2], other), 2, None, 3), Advance(2, 1, (*first[2], 7), 2, None, 1))
     assert engine.told == [(1, 3, (*first[1][:2], other)), (2, 1, first[2])], "the first miss, and nothing behind it"
-    assert (reply.corrected_held, reply.corrected_missed) == (6, 2)
+    assert (reply.corrected_right, reply.corrected_wrong) == (6, 2)
     # Without a guess there is nothing to learn, and what was counted is told once.
     again = ask(drafter, Advance(1, 6, (9,), 0, None, 3), Advance(2, 5, (), 2, None, 1))
-    assert (again.corrected_held, again.corrected_missed) == (1, 1)
+    assert (again.corrected_right, again.corrected_wrong) == (1, 1)
     engine.told.clear()
     last = ask(drafter, Advance(1, 7, (9, 8), 2, None, 3))
-    assert engine.told == [] and (last.corrected_held, last.corrected_missed) == (0, 0)
+    assert engine.told == [] and (last.corrected_right, last.corrected_wrong) == (0, 0)
 
 
 def test_of_tokens_that_the_draft_does_not_have_it_learns_nothing() -> None:

@@ -23,7 +23,7 @@ def counters(rounds: int) -> TargetCounters:
     return TargetCounters(
         seconds=1.25 * rounds, rounds=rounds, row_rounds=2 * rounds, tokens=6 * rounds, asked=8 * rounds,
         asking_rows=2 * rounds, proposed=8 * rounds, accepted=4 * rounds,
-        runners_up=2 * rounds, runners_up_held=rounds // 2, verify_seconds=0.6 * rounds,
+        runners_up=2 * rounds, runners_up_accepted=rounds // 2, verify_seconds=0.6 * rounds,
         draft_seconds=0.3 * rounds, hop_seconds=0.1 * rounds, idle_seconds=0.125 * rounds, accepted_lengths=lengths,
     )  # fmt: skip
 
@@ -73,6 +73,20 @@ def test_a_target_that_died_is_counted_and_its_successor_starts_from_nothing() -
     summary = summary_of(kept(statistics))
     assert summary["replicas"][0]["tokens"] == 78
     assert summary["accepted_lengths"][2] == 26
+
+
+def test_a_job_of_an_older_outrider_keeps_what_it_counted_under_older_names() -> None:
+    statistics = JobStatistics(None, 1)
+    statistics.started(0, 0.0)
+    statistics.observe(0, counters(10), 10.0)
+    older = json.dumps(statistics.record()).replace("runners_up_accepted", "runners_up_held")
+    older = older.replace("corrected_right", "corrected_held").replace("corrected_wrong", "corrected_missed")
+    assert summary_of(json.loads(older)) == summary_of(kept(statistics))
+    resumed = JobStatistics(json.loads(older), 1)
+    resumed.started(0, 12.0)
+    resumed.observe(0, counters(2), 14.0)
+    assert summary_of(kept(resumed))["runners_up_accepted"] == 6
+    assert "runners_up_held" not in json.dumps(resumed.record())
 
 
 def test_a_resumed_job_goes_on_where_it_was() -> None:
@@ -141,7 +155,7 @@ def test_lines_for_the_terminal() -> None:
     lines = dict(speculation_lines(summary_of(kept(statistics)), over_time(kept(statistics))))
     assert lines["tokens a round"] == "3.00 (k 4.0 on average)"
     assert lines["accepted"] == "▁▁█ 0: 0%, 1: 0%, 2: 100%"
-    assert lines["runners-up"] == "25% (10 of 40 second choices) brought a token"
+    assert lines["runners-up"] == "25% (10 of 40 second choices) accepted"
     assert lines["time"] == "verify 48.0%, draft 24.0%, hop 8.0%, idle 10.0%, other 10.0%"
     assert lines["replica 1"] == "4.8 tokens/s, 60 tokens, k 4.0"
     assert lines["k over time of replica 0"].endswith("4.0 to 4.0")

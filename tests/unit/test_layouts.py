@@ -31,7 +31,7 @@ def test_on_cores_of_its_own_the_draft_drafts_ahead(movable: bool) -> None:
     assert names((1, 2), (0,), movable) == ["split"]
 
 
-def test_on_shared_cores_both_take_turns_unless_they_can_be_divided() -> None:
+def test_on_shared_cores_both_work_in_sequence_unless_they_can_be_divided() -> None:
     both = (0, 1)
     assert names(both, both, movable=False) == ["shared"]
     assert names((0,), (0,), movable=True) == ["shared"]
@@ -45,8 +45,10 @@ def test_a_parallel_draft_never_drafts_ahead() -> None:
     assert split.kind is LayoutKind.SEQUENTIAL
 
 
-def test_without_a_draft_there_is_no_other_layout() -> None:
-    assert names((0, 1), None, movable=True) == ["shared"]
+@pytest.mark.parametrize(("texts", "name"), [(False, "plain"), (True, "no draft model")])
+def test_without_a_draft_model_nothing_is_shared(texts: bool, name: str) -> None:
+    [only] = layouts_of(actor("target", (0, 1)), None, True, texts=texts)
+    assert (only.name, only.plain) == (name, not texts), "a plain layout asks for no candidates, those in texts neither"
 
 
 def test_no_core_is_given_twice_nor_lost_when_they_are_divided() -> None:

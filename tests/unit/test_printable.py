@@ -50,7 +50,7 @@ def test_notes_and_the_summary_are_shown() -> None:
     Display(console).say(f"note: {HOSTILE} [bold]")
     summary = {"rows": 1, "done": 1, "failed": 0, "tokens": 1, "seconds": 1.0, "accepted": 0, "proposed": 0, "near_ties": 0,
                "acceptance": 0.0, "tokens_per_round": 1.0, "mean_k": 0.0, "plain_rounds": 0, "runners_up": 0,
-               "runners_up_held": 0, "accepted_lengths": [], "time": {}, "replicas": []}  # fmt: skip
+               "runners_up_accepted": 0, "accepted_lengths": [], "time": {}, "replicas": []}  # fmt: skip
     console.print(summary_table(summary, [], HOSTILE + "[bold]"))
     text = out.getvalue()
     assert text.count(f"{SHOWN} [bold]") == 1

@@ -125,7 +125,7 @@ def test_assisted_is_plain(
     assert target.counters.proposed == sum(one.proposed for one in results)
     assert target.counters.accepted == sum(one.accepted for one in results)
     assert target.counters.plain_rounds <= target.counters.rounds == len(engine.passes)
-    assert target.counters.runners_up_held <= target.counters.runners_up
+    assert target.counters.runners_up_accepted <= target.counters.runners_up
     if not branches:
         assert target.counters.runners_up == 0
     for one in results:
@@ -202,7 +202,7 @@ def test_a_runner_up_that_holds_brings_its_successor() -> None:
     # The prompt's token, then two candidates, the runner-up and the token after it a pass, 25 = 1 + 6 * 4.
     assert [len(feed.tokens) for (feed,) in engine.passes] == [3, 5, 6, 6, 6, 6, 5], "it is fed once more; the last has 3"
     assert [len(feed.branches) for (feed,) in engine.passes] == [0] + [2] * 6
-    assert (target.counters.runners_up, target.counters.runners_up_held) == (12, 6)
+    assert (target.counters.runners_up, target.counters.runners_up_accepted) == (12, 6)
     assert target.counters.accepted == 12
     done = target.last_round
     assert done is not None

@@ -1,4 +1,4 @@
-"""How much of a text a draft reads: as much as pays, by what things take and by what has held behind each window."""
+"""How much of a text a draft reads: as much as pays, by what things take and by what has accepted behind each window."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ PROMPTS = [
 ]
 
 
-def experienced(held: int = 2, prices: Prices = PRICES) -> WindowChoice:
+def experienced(accepted: int = 2, prices: Prices = PRICES) -> WindowChoice:
     """Of which it is known what whole texts bring, and what things take."""
     choice = WindowChoice()
     for _ in range(100):
-        choice.observe(WHOLE, held, 4)
+        choice.observe(WHOLE, accepted, 4)
     choice.price(prices)
     return choice
 
@@ -88,19 +88,19 @@ def test_rows_that_are_asked_about_often_are_worth_more_reading() -> None:
     assert SMALLEST == seldom.best == chosen(seldom, 2000) < often.best
 
 
-@pytest.mark.parametrize(("held", "kept"), [(0, False), (2, True)])
-def test_a_window_is_kept_for_what_holds_behind_it(held: int, kept: bool) -> None:
+@pytest.mark.parametrize(("accepted", "kept"), [(0, False), (2, True)])
+def test_a_window_is_kept_for_what_is_accepted_behind_it(accepted: int, kept: bool) -> None:
     choice = experienced()
     window = chosen(choice, 1000)
     for _ in range(1000):
-        choice.observe(window, held, 4)
+        choice.observe(window, accepted, 4)
     choice.price(PRICES)
     assert (chosen(choice, 1000) == window == choice.best) == kept
 
 
 def test_where_every_window_loses_what_it_saves_texts_are_read_whole_again() -> None:
     """And that shows without anybody's help: windows that bring little are left for larger ones."""
-    choice, windows = experienced(held=3, prices=PRICES._replace(rate=50.0)), list[int]()
+    choice, windows = experienced(accepted=3, prices=PRICES._replace(rate=50.0)), list[int]()
     for _ in range(80):
         windows.append(choice.choose(0, 600, 600))
         for _ in range(20):
@@ -118,7 +118,7 @@ def test_a_text_that_repeats_itself_says_little_for_its_window() -> None:
     for _ in range(50):
         choice.observe(SMALLEST, 16, 16)
         choice.observe(2 * SMALLEST, 4, 16)
-    assert choice.held(2 * SMALLEST) >= choice.held(SMALLEST) > 2.0
+    assert choice.accepted(2 * SMALLEST) >= choice.accepted(SMALLEST) > 2.0
 
 
 def test_one_row_in_some_tries_another_window() -> None:
@@ -140,23 +140,23 @@ def test_a_choice_is_the_whole_text_or_a_window_that_is_smaller(
     rounds: Sequence[tuple[int, int, int, int]], prices: Prices
 ) -> None:
     choice = experienced()
-    for window, held, unread, seen in rounds:
-        choice.observe(window, held, 16)
+    for window, accepted, unread, seen in rounds:
+        choice.observe(window, accepted, 16)
         choice.price(prices)
         found = choice.choose(seen, unread, unread)
         assert found == WHOLE or (found in WINDOWS and found < unread)
-        choice.ended(held)
-        assert 0.0 <= choice.held(window) <= 16.0
+        choice.ended(accepted)
+        assert 0.0 <= choice.accepted(window) <= 16.0
 
 
 def test_a_job_whose_text_changes_is_followed() -> None:
     choice = experienced()
     for _ in range(10_000):
         choice.observe(SMALLEST, 4, 4)
-    before = choice.held(SMALLEST)
+    before = choice.accepted(SMALLEST)
     for _ in range(10_000):
         choice.observe(SMALLEST, 0, 4)
-    assert before > 3.5 and choice.held(SMALLEST) < 0.6
+    assert before > 3.5 and choice.accepted(SMALLEST) < 0.6
 
 
 class SkippingEngine(FakeEngine):

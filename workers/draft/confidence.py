@@ -31,7 +31,7 @@ class Confidence:
     """Counts by the margin's span, and what follows from them."""
 
     def __init__(self) -> None:
-        self._held = [chance * PRIOR_WEIGHT for chance in PRIOR]
+        self._accepted = [chance * PRIOR_WEIGHT for chance in PRIOR]
         self._tried = [PRIOR_WEIGHT] * len(PRIOR)
         self._usual = list(PRIOR)
         # Always what is believed now: it holds the list itself.
@@ -45,13 +45,13 @@ class Confidence:
         """The chance that the target takes a guess with this margin, given that it took those before it."""
         return self._stop_rule.chance(margin, miss_factor)
 
-    def learn(self, margin: float, held: bool) -> None:
+    def learn(self, margin: float, accepted: bool) -> None:
         span = bisect_right(BOUNDS, margin)
-        self._held[span] += held
+        self._accepted[span] += accepted
         self._tried[span] += 1.0
-        self._usual[span] = self._held[span] / self._tried[span]
+        self._usual[span] = self._accepted[span] / self._tried[span]
         if self._tried[span] >= MOST_OBSERVATIONS:
-            self._held[span] /= 2.0
+            self._accepted[span] /= 2.0
             self._tried[span] /= 2.0
 
 
@@ -59,17 +59,17 @@ class RunnerUpShare:
     """How often the runner-up is accepted where a guess missed: much the same share, however clear the guess was."""
 
     def __init__(self) -> None:
-        self._held, self._missed = PRIOR_RUNNER_UP * PRIOR_WEIGHT, PRIOR_WEIGHT
+        self._accepted, self._missed = PRIOR_RUNNER_UP * PRIOR_WEIGHT, PRIOR_WEIGHT
 
     @property
     def share(self) -> float:
-        return self._held / self._missed
+        return self._accepted / self._missed
 
-    def learn(self, held: bool) -> None:
-        self._held += held
+    def learn(self, accepted: bool) -> None:
+        self._accepted += accepted
         self._missed += 1.0
         if self._missed >= MOST_OBSERVATIONS:
-            self._held /= 2.0
+            self._accepted /= 2.0
             self._missed /= 2.0
 
 
@@ -87,6 +87,6 @@ class MissFactor:
         """How many times as often a guess misses here as in all rows together."""
         return self._missed / self._foretold
 
-    def learn(self, usual: float, held: bool) -> None:
-        self._missed = DOUBT_WEIGHT + (self._missed - DOUBT_WEIGHT) * DOUBT_MEMORY + (not held)
+    def learn(self, usual: float, accepted: bool) -> None:
+        self._missed = DOUBT_WEIGHT + (self._missed - DOUBT_WEIGHT) * DOUBT_MEMORY + (not accepted)
         self._foretold = DOUBT_WEIGHT + (self._foretold - DOUBT_WEIGHT) * DOUBT_MEMORY + 1.0 - usual

@@ -123,7 +123,7 @@ class Drafter:
         self._choices = ChoicesAPass()
         self._passing = 0.0
         # Since the last reply.
-        self._passes = self._skipped = self._corrected_held = self._corrected_missed = 0
+        self._passes = self._skipped = self._corrected_right = self._corrected_wrong = 0
         self._rows: dict[int, DraftRow] = {}
         self._asked: list[int] = []
 
@@ -157,8 +157,8 @@ class Drafter:
         draft_costs = (candidate, self._reading(1), max(0.0, seconds - self._passing))
         reaches = {key: tuple(accumulate(self._rows[key].chances[: len(sent)], mul)) for key, sent in tokens.items()}
         one_pass = () if self._one_pass is None else self._one_pass.seconds(len(self._asked))
-        counted = self._passes, self._skipped, self._corrected_held, self._corrected_missed
-        self._passes = self._skipped = self._corrected_held = self._corrected_missed = 0
+        counted = self._passes, self._skipped, self._corrected_right, self._corrected_wrong
+        self._passes = self._skipped = self._corrected_right = self._corrected_wrong = 0
         made = runners_up, reaches, one_pass
         return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, *made, self._windows.best, *counted)
 
@@ -169,7 +169,7 @@ class Drafter:
         where there is nothing to do.
         """
         if self._one_pass is not None:
-            return False  # the layouts that draft ahead are left out for it: all of a set rarely holds
+            return False  # the layouts that draft ahead are left out for it: all of a set are rarely accepted
         rows = {key: self._rows[key] for key in self._asked}
         return self._go_on({key: min(1, self._wanted(row, 2 * row.limit + 1, LEAST_REACH)) for key, row in rows.items()})
 
@@ -187,15 +187,15 @@ class Drafter:
 
     def _go_to(self, row: DraftRow, advance: Advance) -> None:
         """Take in what the target has committed of a row that is known here."""
-        held = self._learn(row, advance)
+        accepted = self._learn(row, advance)
         # What was guessed beyond the committed tokens stays good as long as all of them were guessed right. Where all is
         # guessed in one pass, another one guesses better from where the text has come.
-        keep_from = held if held == len(advance.tokens) and self._one_pass is None else len(row.guessed)
+        keep_from = accepted if accepted == len(advance.tokens) and self._one_pass is None else len(row.guessed)
         del row.guessed[:keep_from], row.margins[:keep_from], row.chances[:keep_from], row.runners_up[:keep_from]
         row.reach = prod(row.chances)
         row.committed.extend(advance.tokens)
         self._follow(row)
-        keep = min(row.cached, advance.start + held, len(row.committed) - 1) if not row.guessed else row.cached
+        keep = min(row.cached, advance.start + accepted, len(row.committed) - 1) if not row.guessed else row.cached
         if keep < row.cached:
             row.cached = keep
             self.engine.truncate(advance.key, keep)
@@ -207,12 +207,12 @@ class Drafter:
 
     def _learn(self, row: DraftRow, advance: Advance) -> int:
         """What became of the row's guesses: how many were accepted."""
-        held = _common_prefix(row.guessed, advance.tokens)
+        accepted = _common_prefix(row.guessed, advance.tokens)
         if row.guessed:
             row.rounds += 1
-            self._windows.observe(row.window, held, len(row.guessed) / self._choices.usual)
-        self._correct(row, advance, held)
-        for index, (guess, token) in enumerate(zip(row.guessed[: held + 1], advance.tokens, strict=False)):
+            self._windows.observe(row.window, accepted, len(row.guessed) / self._choices.usual)
+        self._correct(row, advance, accepted)
+        for index, (guess, token) in enumerate(zip(row.guessed[: accepted + 1], advance.tokens, strict=False)):
             margin = row.margins[index]
             if margin == inf:  # it could not be missed
                 continue
@@ -221,16 +221,16 @@ class Drafter:
             confidence.learn(margin, guess == token)
             if guess != token and row.runners_up[index] >= 0:
                 self.runner_up_share.learn(row.runners_up[index] == token)
-        return held
+        return accepted
 
-    def _correct(self, row: DraftRow, advance: Advance, held: int) -> None:
+    def _correct(self, row: DraftRow, advance: Advance, accepted: int) -> None:
         """Have the engine learn from the guesses that were decided about: those accepted, and the first that was not."""
-        decided = advance.tokens[: min(held + 1, len(row.guessed))]
+        decided = advance.tokens[: min(accepted + 1, len(row.guessed))]
         if self._learner is None or not decided or max(decided) >= self.engine.vocabulary:
             return
         better, worse = self._learner.learn(advance.key, len(row.committed), decided)
-        self._corrected_held += better
-        self._corrected_missed += worse
+        self._corrected_right += better
+        self._corrected_wrong += worse
 
     def _open(self, advance: Advance, sampling: Sampling) -> None:
         """Begin a row anew, with as much of its prompt as another row has read."""

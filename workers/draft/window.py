@@ -3,9 +3,9 @@
 What stands far back says little about the next few words, takes time to be read, and again in each of the draft's passes.
 With a window, the last so many tokens, a row's candidates should save
 
-    rounds * (held(window) / rate - seen * passes * context) - to_read * read
+    rounds * (accepted(window) / rate - seen * passes * context) - to_read * read
 
-seconds: in each of its rounds held(window) candidates are accepted, each of which saves what a token takes (1 / rate), and
+seconds: in each of its rounds accepted(window) candidates are accepted, each saves what a token takes (1 / rate), and
 passes of the draft read keys and values of what it has seen. What a window costs in candidates is learned from rows.
 """
 
@@ -25,7 +25,7 @@ WINDOWS = tuple(SMALLEST << doubled for doubled in range(8))
 PRIOR_ROUNDS, PRIOR_MISSES = 128.0, 0.8
 # Before anything is known: what a round brings behind a whole text, with the weight of so many rounds, and how often a row
 # is asked about, with how many passes of the draft each time.
-PRIOR_HELD, PRIOR_HELD_ROUNDS = 1.0, 16.0
+PRIOR_ACCEPTED, PRIOR_ACCEPTED_ROUNDS = 1.0, 16.0
 PRIOR_ROW_ROUNDS, PRIOR_PASSES = 16.0, 3.0
 # Windows are compared by so many candidates of a round at most: a text that repeats itself brings one row
 # many, whatever its window is.
@@ -50,7 +50,7 @@ NOTHING_KNOWN = Prices()
 @dataclass(slots=True)
 class _Record:
     rounds: float = 0.0
-    held: float = 0.0
+    accepted: float = 0.0
 
 
 @dataclass(slots=True)
@@ -67,8 +67,8 @@ class WindowChoice:
     # Of all rounds.
     _rounds: float = 1.0
     _passes: float = PRIOR_PASSES
-    _held: float = PRIOR_HELD * PRIOR_HELD_ROUNDS
-    _compared: float = PRIOR_HELD * PRIOR_HELD_ROUNDS
+    _accepted: float = PRIOR_ACCEPTED * PRIOR_ACCEPTED_ROUNDS
+    _compared: float = PRIOR_ACCEPTED * PRIOR_ACCEPTED_ROUNDS
     _chosen: int = 0
 
     def price(self, prices: Prices) -> None:
@@ -92,41 +92,41 @@ class WindowChoice:
         tried, nothing_tried = divmod(self._chosen, TRY_EVERY)
         return window if nothing_tried else _another(window, tried, smaller)
 
-    def observe(self, window: int, held: int, passes: float) -> None:
+    def observe(self, window: int, accepted: int, passes: float) -> None:
         """A round of a row for which this window was chosen, and whose guesses took so many passes of the draft."""
-        record, compared = self._records[window], min(held, MOST_COMPARED)
+        record, compared = self._records[window], min(accepted, MOST_COMPARED)
         record.rounds += 1.0
-        record.held += compared
+        record.accepted += compared
         self._rounds += 1.0
         self._passes += passes
-        self._held += held
+        self._accepted += accepted
         self._compared += compared
         if self._rounds >= MOST_ROUNDS:
             self._rounds, self._passes = self._rounds / 2.0, self._passes / 2.0
-            self._held, self._compared = self._held / 2.0, self._compared / 2.0
+            self._accepted, self._compared = self._accepted / 2.0, self._compared / 2.0
             for each in self._records.values():
-                each.rounds, each.held = each.rounds / 2.0, each.held / 2.0
+                each.rounds, each.accepted = each.rounds / 2.0, each.accepted / 2.0
 
     def ended(self, rounds: int) -> None:
         """A row, about which so many rounds were observed."""
         self._rows += 1.0
         self._rounds_of_rows += rounds
 
-    def held(self, window: int) -> float:
+    def accepted(self, window: int) -> float:
         """How many candidates should be accepted in a round."""
         record = self._records[window]
-        kept = (PRIOR_ROUNDS * _kept(window) * self._behind_whole() + record.held) / (PRIOR_ROUNDS + record.rounds)
-        return kept * self._held / self._compared
+        kept = (PRIOR_ROUNDS * _kept(window) * self._behind_whole() + record.accepted) / (PRIOR_ROUNDS + record.rounds)
+        return kept * self._accepted / self._compared
 
     def _behind_whole(self) -> float:
         """What is compared, in a round; each window's rounds are as many of whole texts as is believed to be kept there."""
-        rounds = PRIOR_HELD_ROUNDS + sum(record.rounds * _kept(window) for window, record in self._records.items())
-        return (PRIOR_HELD * PRIOR_HELD_ROUNDS + sum(record.held for record in self._records.values())) / rounds
+        rounds = PRIOR_ACCEPTED_ROUNDS + sum(record.rounds * _kept(window) for window, record in self._records.items())
+        return (PRIOR_ACCEPTED * PRIOR_ACCEPTED_ROUNDS + sum(record.accepted for record in self._records.values())) / rounds
 
     def _saved(self, window: int, seen: int, to_read: int) -> float:
         rate, read, context = self._prices
         rounds, passes = self._rounds_of_rows / self._rows, self._passes / self._rounds
-        return rounds * (self.held(window) / rate - seen * passes * context) - to_read * read
+        return rounds * (self.accepted(window) / rate - seen * passes * context) - to_read * read
 
 
 def _kept(window: int) -> float:

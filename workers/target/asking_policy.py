@@ -156,7 +156,7 @@ class AskingPolicy:
         self._tokens_a_choice.observe(choices, tokens)
 
     def observe_runners_up(self, rows: int, tried: int, found: int) -> None:
-        """Of a round in which ``rows`` had candidates: runners-up that were tried, and those that brought a token."""
+        """Of a round in which ``rows`` had candidates: runners-up that were tried, and those that were accepted."""
         self._runner_up_gains.observe(rows, tried, found)
 
     def _reaches(self, rows: Sequence[LiveRow], room: Sequence[int]) -> Reaches:

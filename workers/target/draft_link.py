@@ -217,7 +217,7 @@ class DraftLink:
         hop = max(0.0, asked.sent + time.perf_counter() - waiting - candidates.seconds)
         if self._statistics is not None:
             self._statistics.hop(hop)
-            corrected = candidates.corrected_held, candidates.corrected_missed
+            corrected = candidates.corrected_right, candidates.corrected_wrong
             self._statistics.drafted(candidates.passes, candidates.skipped, *corrected)
         draft.window = candidates.window
         if candidates.step is not None:

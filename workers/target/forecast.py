@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from outrider.workers.messages import Layout
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -37,7 +39,7 @@ class Round:
     """
 
     proposed: tuple[int, ...]
-    held: tuple[int, ...]
+    accepted: tuple[int, ...]
     live: int
     steady: bool
     read: int = 0
@@ -49,7 +51,7 @@ class Round:
     @property
     def gained(self) -> int:
         """Tokens committed."""
-        return len(self.held) + sum(self.held) + self.found
+        return len(self.accepted) + sum(self.accepted) + self.found
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class _Sums:
     foreseen_tokens: float = 0.0
     verify_seconds: float = 0.0
     tried: int = 0
-    held: int = 0
+    accepted: int = 0
 
 
 class ForecastCheck:
@@ -72,10 +74,10 @@ class ForecastCheck:
     def __init__(self) -> None:
         self._sums: dict[str, _Sums] = {}
 
-    def observe(self, layout: str, round: Round, seconds: float) -> None:
+    def observe(self, layout: Layout, round: Round, seconds: float) -> None:
         if not round.steady or round.forecast is None:
             return
-        name = layout if any(round.proposed) else f"{layout}, no candidates"
+        name = layout.name if layout.plain or any(round.proposed) else f"{layout.name}, no candidates"
         sums = self._sums.setdefault(name, _Sums())
         sums.rounds += 1
         sums.seconds += seconds
@@ -83,8 +85,8 @@ class ForecastCheck:
         sums.tokens += round.gained
         sums.foreseen_tokens += round.forecast.tokens
         sums.verify_seconds += round.verifying
-        sums.tried += sum(min(count, held + 1) for count, held in zip(round.proposed, round.held, strict=True))
-        sums.held += sum(round.held)
+        sums.tried += sum(min(count, accepted + 1) for count, accepted in zip(round.proposed, round.accepted, strict=True))
+        sums.accepted += sum(round.accepted)
 
     def record(self) -> dict[str, Any]:
         return {

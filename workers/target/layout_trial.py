@@ -193,8 +193,8 @@ class LayoutTrial:
         score.rounds += 1
         score.proposed.update(round.proposed)
         score.passes.append(_Pass(len(round.proposed), sum(round.proposed), seconds))
-        for proposed, held in zip(round.proposed, round.held, strict=True):
-            self._survival.observe(proposed, held)
+        for proposed, accepted in zip(round.proposed, round.accepted, strict=True):
+            self._survival.observe(proposed, accepted)
         self._survival.find(sum(map(bool, round.proposed)), round.found)
         counted = self._rounds - WARM_UP_ROUNDS
         if counted >= self._rounds_to_give_up and self._is_hopeless(self.current):

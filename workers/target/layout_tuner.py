@@ -145,7 +145,7 @@ class LayoutTuner:
         done = self._verifier.last_round
         if done is None:
             return
-        self._forecast_check.observe(self._current.name, done, seconds)
+        self._forecast_check.observe(self._current, done, seconds)
         # On cores of its own the draft drafts ahead meanwhile, and would be at work beside what is measured.
         if not self._measured_at_work and self._draft.ready and self._current.kind is LayoutKind.SEQUENTIAL:
             self._measure_at_work(done.live)

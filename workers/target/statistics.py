@@ -43,12 +43,12 @@ class TargetStatistics:
         self.counters.hop_seconds += seconds
         self.counters.draft_seconds -= seconds
 
-    def drafted(self, passes: int, skipped: int, corrected_held: int, corrected_missed: int) -> None:
+    def drafted(self, passes: int, skipped: int, corrected_right: int, corrected_wrong: int) -> None:
         """What the draft has counted since it was heard last."""
         self.counters.draft_passes += passes
         self.counters.draft_skipped += skipped
-        self.counters.corrected_held += corrected_held
-        self.counters.corrected_missed += corrected_missed
+        self.counters.corrected_right += corrected_right
+        self.counters.corrected_wrong += corrected_wrong
 
     def waited(self, what: str, started: float, rows: int, candidates: int) -> None:
         """The target has been busy with candidates from ``started`` until now: it asked for them, or waited for them."""
@@ -63,9 +63,9 @@ class TargetStatistics:
         self._slice("verify", started, ended, rows, tokens)
 
     def committed(self, proposed: int, accepted: int, tokens: int, runners_up: int = 0, found: bool = False) -> None:
-        """One row's part of a round: what held of its candidates, and the tokens that it gained.
+        """One row's part of a round: its candidates that were accepted, and the tokens that it gained.
 
-        ``runners_up`` were tried too; ``found`` says that one brought a token.
+        ``runners_up`` were tried too; ``found`` says that one was accepted.
         """
         counters = self.counters
         counters.row_rounds += 1
@@ -74,11 +74,11 @@ class TargetStatistics:
             counters.proposed += proposed
             counters.accepted += accepted
             counters.runners_up += runners_up
-            counters.runners_up_held += found
+            counters.runners_up_accepted += found
             counters.accepted_lengths[min(accepted, LONGEST_COUNTED)] += 1
 
     def found(self, proposed: int, accepted: int, from_others: int) -> None:
-        """One row's candidates were all found in texts; ``from_others`` of those that held stood in other rows' answers."""
+        """One row's candidates were all found in texts; ``from_others`` of the accepted stood in other rows' answers."""
         self.counters.found += proposed
         self.counters.found_accepted += accepted
         self.counters.others_accepted += from_others

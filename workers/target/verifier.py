@@ -120,12 +120,12 @@ class Verifier:
             if answer.tokens:
                 self._masks.settle(live, proposal.tokens, answer.tokens, first, self._end_tokens)
             first += len(answer.tokens)
-        tokens_before, found_before = self.counters.tokens, self.counters.runners_up_held
-        held = [
+        tokens_before, found_before = self.counters.tokens, self.counters.runners_up_accepted
+        accepted = [
             speculation.accepted(proposal.tokens, answer.tokens)
             for proposal, answer in zip(proposals, answers, strict=True)
         ]
-        for live, proposal, answer, count in zip(rows, proposals, answers, held, strict=True):
+        for live, proposal, answer, count in zip(rows, proposals, answers, accepted, strict=True):
             try:
                 reason = self._commit(live, proposal, answer, count)
             except (NoSuchToken, BadScores) as error:
@@ -135,7 +135,7 @@ class Verifier:
             if reason is not None:
                 self._rows.remove(live)
                 ended.append(self._finish(live, reason))
-        found = self.counters.runners_up_held - found_before
+        found = self.counters.runners_up_accepted - found_before
         self.statistics.round_ended(verified, len(feeds), self.counters.tokens - tokens_before)
 
         with_some = sum(bool(proposal.tokens) for proposal in proposals)
@@ -148,7 +148,7 @@ class Verifier:
         self.counters.plain_rounds += not with_some
         self.last_round = Round(
             proposed=tuple(proposal.choices(len(proposal.tokens)) for proposal in proposals),
-            held=tuple(proposal.choices(count) for proposal, count in zip(proposals, held, strict=True)),
+            accepted=tuple(proposal.choices(count) for proposal, count in zip(proposals, accepted, strict=True)),
             live=len(rows),
             steady=assisted and read == 0,
             read=read,
@@ -230,7 +230,7 @@ class Verifier:
         fed, choices = [*new, *proposal.tokens], len(proposal.tokens) + 1
         return Feed(live.row.key, fed, choices, live.row.logprobs, branches, states=states)
 
-    def _commit(self, live: LiveRow, proposal: Proposal, answer: Chosen, held: int) -> str | None:
+    def _commit(self, live: LiveRow, proposal: Proposal, answer: Chosen, accepted: int) -> str | None:
         """Take the target's choices up to and including the first that differs from its candidate.
 
         Where that one is a runner-up, the choice after it is known too. Its key and value are not in the cache: it is fed
@@ -246,14 +246,14 @@ class Verifier:
         proposed = len(proposal.tokens)
         if proposal.source is not Source.SUFFIX:
             # Those come with chances of their own.
-            self.policy.observe_row(live, proposal.choices(proposed), proposal.choices(held))
+            self.policy.observe_row(live, proposal.choices(proposed), proposal.choices(accepted))
         # Of the answer's choices.
-        taken = [*range(held + 1)]
-        if proposal.runners_up and held < proposed and (held, answer.tokens[held]) in proposal.runners_up:
-            behind = proposed + 1 + proposal.runners_up.index((held, answer.tokens[held]))
+        taken = [*range(accepted + 1)]
+        if proposal.runners_up and accepted < proposed and (accepted, answer.tokens[accepted]) in proposal.runners_up:
+            behind = proposed + 1 + proposal.runners_up.index((accepted, answer.tokens[accepted]))
             if answer.tokens[behind] >= 0:
                 taken.append(behind)
-        first, live.cached = live.cached, len(live.tokens) + held
+        first, live.cached = live.cached, len(live.tokens) + accepted
         self.engine.truncate(live.row.key, live.cached)
         reason, committed, written = None, 0, len(live.tokens)
         for index in taken:
@@ -270,13 +270,13 @@ class Verifier:
             reason, forced = live.append_forced(self._end_tokens, self.engine.context)
             self.statistics.forced(forced)
         if live.matching is not None:
-            self.policy.observe_forced(1 + proposal.choices(held), len(live.tokens) - written)
+            self.policy.observe_forced(1 + proposal.choices(accepted), len(live.tokens) - written)
         if answer.logprobs:
             live.logprobs.extend(answer.logprobs[index] for index in taken)
-        used = min(held, committed)
+        used = min(accepted, committed)
         live.proposed += proposed
         live.accepted += used
-        self.statistics.committed(proposed, used, committed, len(proposal.runners_up), committed > held + 1)
+        self.statistics.committed(proposed, used, committed, len(proposal.runners_up), committed > accepted + 1)
         if proposal.source is not Source.DRAFT:
             self.statistics.found(proposed, used, sum(proposal.from_others[:used]))
         if not self.engine.exact:
