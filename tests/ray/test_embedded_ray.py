@@ -185,7 +185,7 @@ def test_a_job_speculates_through_shared_memory_and_leaves_nothing(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     told = described(job)
     assert told["summary"]["failed"] == 0 and told["summary"]["accepted"] > 0
-    assert [costs["line"] for costs in told["costs"].values()] == ["shared memory"]
+    assert [costs["transport"] for costs in told["costs"].values()] == ["shared memory"]
     assert_nothing_more_than(before)
     assert stat.S_IMODE(job.stat().st_mode) == 0o700
 

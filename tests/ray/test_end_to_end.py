@@ -63,7 +63,7 @@ def test_the_demo_many_times_over_speculates_and_writes_what_plain_decoding_writ
     assert summary["rows"] == summary["done"] == len(given)
     told = described(tmp_path / "job")
     assert told["summary"]["accepted"] > 0
-    assert [costs["line"] for costs in told["costs"].values()] == ["shared memory"]
+    assert [costs["transport"] for costs in told["costs"].values()] == ["shared memory"]
     results = tmp_path / "job" / "results.jsonl"
     assert results.read_bytes() == (long / "job" / "results.jsonl").read_bytes()
     ids = [json.loads(line)["custom_id"] for line in results.read_text().splitlines()]

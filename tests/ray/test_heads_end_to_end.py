@@ -18,7 +18,7 @@ def test_assisted_text_is_plain_text(undisturbed: Path, tmp_path: Path) -> None:
     assert (tmp_path / "job" / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
     job = described(tmp_path / "job")
     assert job["summary"]["accepted"] > 0.25 * job["summary"]["tokens"]
-    assert [costs["line"] for costs in job["costs"].values()] == ["shared memory"]
+    assert [costs["transport"] for costs in job["costs"].values()] == ["shared memory"]
 
 
 def test_what_a_head_cannot_go_with_is_refused_before_anything_starts(tmp_path: Path) -> None:

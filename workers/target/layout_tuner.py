@@ -135,7 +135,7 @@ class LayoutTuner:
             "verify_at_start": self._at_start.points,
             "verify": curve.points,
             "draft": self._draft.costs(),
-            "line": self._draft.transport,
+            "transport": self._draft.transport,
             **curve.record(),
             "rounds": self._forecast_check.record(),
         }
