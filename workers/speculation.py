@@ -22,19 +22,20 @@ LONGEST_WITH_RUNNERS_UP = 2048
 # A new row is believed to accept this share of its candidates, with the weight of this many observations.
 PRIOR_ACCEPTANCE = 0.7
 PRIOR_WEIGHT = 4.0
-# Older rounds count for less, so that a row which changes its subject is noticed within a few dozen candidates.
-MEMORY = 0.97
+# What was seen counts for so much less with each later candidate (an exponential moving average), so that a row which
+# changes its subject is noticed within a few dozen candidates.
+DECAY = 0.97
 # A round counts for so many candidates at most.
 MOST_WEIGHT = 4
 # All rows together change more slowly.
-LONG_MEMORY = 0.995
-# What comes of forecasts is believed to be as usual with the weight of so many tokens. It fades with each token that was
-# foreseen, and more slowly with those of other rounds.
-KEPT_PRIOR = 64.0
-KEPT_MEMORY = 0.998
-KEPT_ELSEWHERE = 0.9999
-# Of how often candidates are accepted so many standard deviations are hoped for beyond what was seen.
-HOPED_DEVIATIONS = 2.0
+SLOW_DECAY = 0.995
+# The ratio of actual to forecast rates: the weight of its prior in tokens, and its decay for each forecast token; and for
+# each token of a round of the other kind, by which nothing new is known.
+FORECAST_PRIOR = 64.0
+FORECAST_DECAY = 0.998
+FORECAST_DECAY_ELSEWHERE = 0.9999
+# An upper confidence bound is so many standard deviations above what was seen.
+BOUND_DEVIATIONS = 2.0
 # What is counted by position is halved when it reaches this, so that it follows a job whose text changes.
 MOST_OBSERVATIONS = 1024.0
 
@@ -50,10 +51,10 @@ def accepted(candidates: Sequence[int], chosen: Sequence[int]) -> int:
 class Acceptance:
     """A row's estimate of the chance that a candidate is accepted, given that those before it were."""
 
-    def __init__(self, prior: float = PRIOR_ACCEPTANCE, weight: float = PRIOR_WEIGHT, memory: float = MEMORY) -> None:
+    def __init__(self, prior: float = PRIOR_ACCEPTANCE, weight: float = PRIOR_WEIGHT, decay: float = DECAY) -> None:
         self._accepted = prior * weight
         self._tried = weight
-        self._memory = memory
+        self._decay = decay
 
     @property
     def chance(self) -> float:
@@ -68,7 +69,7 @@ class Acceptance:
         if not tried:
             return
         weight = min(tried, MOST_WEIGHT)
-        faded = self._memory**weight
+        faded = self._decay**weight
         self._accepted = self._accepted * faded + accepted / tried * weight
         self._tried = self._tried * faded + weight
 
@@ -83,13 +84,13 @@ class Survival:
     def __init__(self, most: int = MOST_CANDIDATES) -> None:
         self._accepted = [0.0] * most
         self._tried = [0.0] * most
-        self._found = 0
-        self._turns = 0
+        self._runners_up = 0
+        self._row_rounds = 0
 
-    def find(self, turns: int, found: int) -> None:
-        """So many rows had candidates, and runners-up brought them so many tokens."""
-        self._turns += turns
-        self._found += found
+    def observe_runners_up(self, row_rounds: int, accepted: int) -> None:
+        """So many rows had candidates in a round, and all of them together so many accepted runners-up."""
+        self._row_rounds += row_rounds
+        self._runners_up += accepted
 
     def observe(self, proposed: int, accepted: int) -> None:
         for position in range(min(proposed, accepted + 1, len(self._accepted))):
@@ -109,7 +110,7 @@ class Survival:
             index = min(position, len(self._accepted) - 1)
             reach *= (self._accepted[index] + usual * PRIOR_WEIGHT) / (self._tried[index] + PRIOR_WEIGHT)
             tokens += reach
-        return tokens + self._found / self._turns if candidates and self._turns else tokens
+        return tokens + self._runners_up / self._row_rounds if candidates and self._row_rounds else tokens
 
 
 def expected_tokens(chance: float, candidates: int) -> float:
@@ -242,15 +243,15 @@ class PositionChances:
             found.append(before)
         return found
 
-    def hopes(self, reaches: Sequence[float]) -> list[float]:
-        """What the chances that candidates are reached may be in truth, by as little as has been seen of each position."""
-        hopes, before, hope = [], 1.0, 1.0
+    def upper_bounds(self, reaches: Sequence[float]) -> list[float]:
+        """Upper confidence bounds of these reaches, by how little was seen of each position."""
+        bounds, before, bound = [], 1.0, 1.0
         for reach, tried in zip(reaches, self._tried, strict=False):
             chance = reach / before if before else 0.0
-            hope *= min(1.0, chance + HOPED_DEVIATIONS * math.sqrt(chance * (1.0 - chance) / tried))
-            hopes.append(hope)
+            bound *= min(1.0, chance + BOUND_DEVIATIONS * math.sqrt(chance * (1.0 - chance) / tried))
+            bounds.append(bound)
             before = reach
-        return hopes
+        return bounds
 
 
 class TokensAChoice:
@@ -264,97 +265,97 @@ class TokensAChoice:
         return self._tokens / self._choices
 
     def observe(self, choices: int, tokens: int) -> None:
-        faded = LONG_MEMORY**choices
+        faded = SLOW_DECAY**choices
         self._choices = self._choices * faded + choices
         self._tokens = self._tokens * faded + max(choices, tokens)
 
 
 class RunnerUpGains:
-    """How many runners-up a row has in a round with candidates, and how many tokens they bring it."""
+    """How many runners-up a row has in a round with candidates, and how many of them are accepted."""
 
     def __init__(self) -> None:
-        self._turns = PRIOR_WEIGHT
-        self._tried = self._found = 0.0
+        self._row_rounds = PRIOR_WEIGHT
+        self._tried = self._accepted = 0.0
 
     @property
     def tried(self) -> float:
-        return self._tried / self._turns
+        return self._tried / self._row_rounds
 
     @property
-    def found(self) -> float:
-        return self._found / self._turns
+    def accepted(self) -> float:
+        return self._accepted / self._row_rounds
 
-    def observe(self, turns: int, tried: int, found: int) -> None:
-        """So many rows had candidates, and all of them together so many runners-up."""
-        faded = LONG_MEMORY**turns
-        self._turns = self._turns * faded + turns
+    def observe(self, row_rounds: int, tried: int, accepted: int) -> None:
+        """So many rows had candidates in a round, and all of them together so many runners-up."""
+        faded = SLOW_DECAY**row_rounds
+        self._row_rounds = self._row_rounds * faded + row_rounds
         self._tried = self._tried * faded + tried
-        self._found = self._found * faded + found
+        self._accepted = self._accepted * faded + accepted
 
 
-class _Kept:
-    """Tokens a second of rounds, of late, as a share of what was foreseen of them."""
+class _ForecastRatio:
+    """The tokens a second of recent rounds, divided by those that were forecast for them."""
 
     def __init__(self) -> None:
-        # Tokens that came, and those that had come if all had gone as fast as foreseen.
-        self._came = self._due = 0.0
+        # Tokens that were gained, and those that would have been at the forecast rate.
+        self._gained = self._forecast = 0.0
 
-    def share(self, usual: float = 1.0) -> float:
-        """Where little is known, it is believed to be as usual."""
-        return (KEPT_PRIOR * usual + self._came) / (KEPT_PRIOR + self._due)
+    def ratio(self, prior: float = 1.0) -> float:
+        return (FORECAST_PRIOR * prior + self._gained) / (FORECAST_PRIOR + self._forecast)
 
     def observe(self, tokens: int, seconds: float, foreseen_tokens: float, foreseen_seconds: float) -> None:
-        self.fade(KEPT_MEMORY**foreseen_tokens)
-        self._came += tokens
+        self.fade(FORECAST_DECAY**foreseen_tokens)
+        self._gained += tokens
         # An interruption counts as no more than a round that took twice as long.
-        self._due += foreseen_tokens * min(2.0, seconds / foreseen_seconds)
+        self._forecast += foreseen_tokens * min(2.0, seconds / foreseen_seconds)
 
     def fade(self, share: float) -> None:
-        self._came *= share
-        self._due *= share
+        self._gained *= share
+        self._forecast *= share
 
 
 class Trust:
-    """What asking a draft brings of what is foreseen of it, where other rounds bring what is foreseen of them.
+    """How far forecasts of rounds with the draft can be believed: their ratio of actual to forecast rates, divided by that
+    of the other rounds.
 
-    Chances are known of those candidates alone that a draft sent, which are the surest ones, and its costs of a few rows.
+    It is mostly below 1: acceptance is only seen of candidates that the draft was sure enough to send, and its costs only
+    of the rows that it was asked about.
     """
 
     def __init__(self) -> None:
-        self._asking, self._others = _Kept(), _Kept()
+        self._asking, self._others = _ForecastRatio(), _ForecastRatio()
 
     @property
     def share(self) -> float:
-        usual = self._others.share()
-        return self._asking.share(usual) / usual
+        others = self._others.ratio()
+        return self._asking.ratio(others) / others
 
     def observe(self, asked: bool, tokens: int, seconds: float, foreseen_tokens: float, foreseen_seconds: float) -> None:
-        kept = self._asking if asked else self._others
-        kept.observe(tokens, seconds, foreseen_tokens, foreseen_seconds)
+        kind = self._asking if asked else self._others
+        kind.observe(tokens, seconds, foreseen_tokens, foreseen_seconds)
         if not asked:
             # The text, and what things cost, may have changed since.
-            self._asking.fade(KEPT_ELSEWHERE**tokens)
+            self._asking.fade(FORECAST_DECAY_ELSEWHERE**tokens)
 
 
-class Looking:
-    """When to look whether asking pays: that takes time, too, and where it did not pay it hardly does in the next round.
-
-    The pauses double up to ``longest`` rounds.
+class DecisionBackoff:
+    """When to work out again whether asking the draft pays. That takes time too, and where it did not pay it hardly does in
+    the next round, so the pauses double, up to ``longest`` rounds.
     """
 
     def __init__(self, longest: int = 8) -> None:
         self._longest = longest
-        self.again()
+        self.reset()
 
-    def again(self) -> None:
-        """In the next round, whatever came of it before."""
+    def reset(self) -> None:
+        """It is due in the next round."""
         self._pause = self._left = 0
 
     def due(self) -> bool:
         self._left -= 1
         return self._left < 0
 
-    def looked(self, pays: bool) -> None:
+    def decided(self, pays: bool) -> None:
         self._pause = 0 if pays else min(self._longest, max(1, 2 * self._pause))
         self._left = self._pause
 

@@ -101,7 +101,7 @@ def test_a_row_that_begins_badly_is_asked_for_more_until_it_has_shown_that_it_is
     for _ in range(50):
         others()
     row = live(0, 0.8)
-    row.acceptance = policy.belief_of_a_new_row()
+    row.acceptance = policy.new_row_acceptance()
     missed = 0
     while any(asked(policy, [row])):
         policy.observe_row(row, 4, 0)
@@ -213,7 +213,7 @@ def test_another_layout_is_another_draft() -> None:
     for _ in range(40):
         round_of(policy, rows, 1.0, 1.4)
     assert not any(asked(policy, rows))
-    policy.look_again()
+    policy.layout_changed()
     assert any(asked(policy, rows))
 
 
@@ -322,5 +322,5 @@ def test_where_asking_does_not_pay_it_is_looked_at_less_often_until_things_chang
     policy._proposer = Draft(DraftCost(1e3))
     assert not any(asked(policy, rows))
     policy._proposer = Draft(DraftCost(0.1))
-    policy.look_again()
+    policy.layout_changed()
     assert any(asked(policy, rows))

@@ -66,7 +66,7 @@ def test_expected_tokens_is_the_sum_over_prefixes(chance: float, candidates: int
 
 
 def test_long_proposals_are_promised_what_their_places_have_shown() -> None:
-    """Half of the proposals hold to the end, the other half fall at the first candidate."""
+    """Half of the proposals are accepted to the end, of the other half nothing."""
     seen = Survival()
     for _ in range(500):
         seen.observe(16, 16)
@@ -78,7 +78,7 @@ def test_long_proposals_are_promised_what_their_places_have_shown() -> None:
 
 
 def test_each_position_is_judged_by_what_was_put_to_the_test_there() -> None:
-    """First candidates hold in nine of ten rounds, second ones in half of those, and no third one was ever tried."""
+    """First candidates are accepted in nine of ten rounds, second ones in half of those; no third one was ever tried."""
     seen = PositionChances()
     for number in range(5000):
         seen.observe(2, 0 if number % 10 == 0 else 1 + number % 2)
@@ -90,14 +90,14 @@ def test_each_position_is_judged_by_what_was_put_to_the_test_there() -> None:
 
 def test_what_little_is_known_of_leaves_much_to_hope_for() -> None:
     seen = PositionChances()
-    before = seen.hopes([0.5, 0.25])
+    before = seen.upper_bounds([0.5, 0.25])
     for _ in range(400):
         seen.observe(1, 1)
-    after = seen.hopes([0.5, 0.25])
+    after = seen.upper_bounds([0.5, 0.25])
     assert before == pytest.approx([1.0, 1.0]), "two deviations of four observations"
     assert after == pytest.approx([0.55, 0.55], abs=0.01), "the first position alone was tried"
-    assert seen.hopes([1.0, 0.0, 0.0]) == [1.0, 0.0, 0.0], "what cannot be is not hoped for"
-    assert seen.hopes([]) == []
+    assert seen.upper_bounds([1.0, 0.0, 0.0]) == [1.0, 0.0, 0.0], "no bound is above what cannot be"
+    assert seen.upper_bounds([]) == []
 
 
 def test_probing_pauses_longer_and_longer_while_asking_does_not_pay() -> None:
@@ -120,8 +120,8 @@ def test_what_runs_beside_the_target_is_hidden() -> None:
     assert round_seconds(LayoutKind.OVERLAPPED, 1.0, draft_cost, 3, 1.0) == 1.125, "a right draft only costs the hop"
     assert round_seconds(LayoutKind.OVERLAPPED, 1.0, draft_cost, 3, 0.0) == 1.875 + 0.125, "a wrong one starts over"
     slow = DraftCost(step=0.5, hop=0.125)
-    missed, held = 0.125 + 3.5 * 0.5, 0.125 + 4 * 0.5 - 1.0
-    assert round_seconds(LayoutKind.OVERLAPPED, 1.0, slow, 3, 0.25) == 1.0 + 0.75 * missed + 0.25 * held
+    missed, hit = 0.125 + 3.5 * 0.5, 0.125 + 4 * 0.5 - 1.0
+    assert round_seconds(LayoutKind.OVERLAPPED, 1.0, slow, 3, 0.25) == 1.0 + 0.75 * missed + 0.25 * hit
     for kind in LayoutKind:
         assert round_seconds(kind, 1.0, draft_cost, 0, 1.0) == 1.0
 
@@ -133,15 +133,15 @@ def test_a_runner_up_is_worth_what_the_time_to_verify_it_brings_otherwise() -> N
     assert runner_up_chances(2.0, 4, [1.0, 1.2]) == pytest.approx((0.1,)), "each of the rows has one"
 
 
-def test_what_runners_up_bring_is_counted_by_the_turn() -> None:
-    finds = RunnerUpGains()
-    assert (finds.tried, finds.found) == (0.0, 0.0)
+def test_what_runners_up_bring_is_counted_by_rounds_of_rows() -> None:
+    gains = RunnerUpGains()
+    assert (gains.tried, gains.accepted) == (0.0, 0.0)
     for _ in range(2000):
-        finds.observe(2, 3, 1)
-    assert finds.tried == pytest.approx(1.5, rel=0.02)
-    assert finds.found == pytest.approx(0.5, rel=0.02)
+        gains.observe(2, 3, 1)
+    assert gains.tried == pytest.approx(1.5, rel=0.02)
+    assert gains.accepted == pytest.approx(0.5, rel=0.02)
     survival = Survival()
     usual = survival.expected_tokens(3)
-    survival.find(8, 2)
+    survival.observe_runners_up(8, 2)
     assert survival.expected_tokens(3) == pytest.approx(usual + 0.25)
     assert survival.expected_tokens(0) == 1.0

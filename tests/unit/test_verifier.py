@@ -193,7 +193,7 @@ class RunnerUpShare(Nonsense):
         self.requests: list[CandidateRequest] = []
 
 
-def test_a_runner_up_that_holds_brings_its_successor() -> None:
+def test_a_runner_up_that_is_accepted_brings_its_successor() -> None:
     row = Row(1, (1, 2, 3), 25, logprobs=1)
     engine, draft = FakeEngine(CONTEXT), RunnerUpShare(0)
     target = verifier(engine, draft, 1, 4, end=())
@@ -206,7 +206,7 @@ def test_a_runner_up_that_holds_brings_its_successor() -> None:
     assert target.counters.accepted == 12
     done = target.last_round
     assert done is not None
-    assert (done.steady, done.read, done.found, done.gained, done.fed) == (True, 0, 1, 4, 7)
+    assert (done.steady, done.read, done.runners_up_accepted, done.gained, done.fed) == (True, 0, 1, 4, 7)
     worth = draft.requests[0].runner_up_chances
     assert len(worth) == MOST_RUNNERS_UP
     assert LEAST_RUNNER_UP <= worth[0] <= worth[1] < 1.0

@@ -22,7 +22,7 @@ PRIOR_RUNNER_UP = 0.5
 # A row is believed to be like all others with the weight of this many misses.
 DOUBT_WEIGHT = 2.0
 # Older guesses of a row count for less.
-DOUBT_MEMORY = 0.97
+DOUBT_DECAY = 0.97
 # No row is doubted more than that.
 LEAST_CHANCE = 0.02
 
@@ -88,5 +88,5 @@ class MissFactor:
         return self._missed / self._foretold
 
     def learn(self, usual: float, accepted: bool) -> None:
-        self._missed = DOUBT_WEIGHT + (self._missed - DOUBT_WEIGHT) * DOUBT_MEMORY + (not accepted)
-        self._foretold = DOUBT_WEIGHT + (self._foretold - DOUBT_WEIGHT) * DOUBT_MEMORY + 1.0 - usual
+        self._missed = DOUBT_WEIGHT + (self._missed - DOUBT_WEIGHT) * DOUBT_DECAY + (not accepted)
+        self._foretold = DOUBT_WEIGHT + (self._foretold - DOUBT_WEIGHT) * DOUBT_DECAY + 1.0 - usual

@@ -32,8 +32,8 @@ MUCH_FED = 32
 # Behind masks a guess as clear is accepted less often, the further the less; behind so many masks all alike.
 DEPTHS = 6
 # What a pass made counts so much less with each pass behind it.
-CHOICES_MEMORY = 0.98
-# Running ahead beyond candidates that are this unlikely to be accepted is not worth the power.
+CHOICES_DECAY = 0.98
+# Drafting ahead beyond candidates that are this unlikely to be accepted is not worth the power.
 LEAST_REACH = 0.05
 
 
@@ -90,8 +90,8 @@ class ChoicesAPass:
         return max(1.0, self._choices / self._passes)
 
     def observe(self, choices: int, passes: int) -> None:
-        memory = CHOICES_MEMORY**passes
-        self._choices, self._passes = self._choices * memory + choices, self._passes * memory + passes
+        decay = CHOICES_DECAY**passes
+        self._choices, self._passes = self._choices * decay + choices, self._passes * decay + passes
 
 
 class Drafter:

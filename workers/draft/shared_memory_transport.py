@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 # A message is sent in pieces of so many bytes; nearly all have one. The buffer also holds what Ray writes about it.
 CHUNK_BYTES = 1 << 17
 BUFFER_BYTES = CHUNK_BYTES + 4096
-# So many pieces may lie there unread before the sender waits, and while it waits it spins: of requests one for each of two
-# groups, and room for rows that are sent whole (300,000 tokens); of answers one for each group and one to spare.
+# So many pieces may lie there unread before the sender waits, and while it waits it spins. A round takes one each way: of
+# requests the others are room for rows that are sent whole (300,000 tokens), of answers for late ones.
 ASKS, ANSWERS = 8, 3
 # To write a piece where the other has not read earlier ones yet, or to read one that was announced.
 PATIENCE_SECONDS = 5.0

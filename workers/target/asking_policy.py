@@ -64,9 +64,9 @@ class AskingPolicy:
         self._finder = finder
         self._context = context
         self._probing = speculation.Probing()
-        self._looking = speculation.Looking()
+        self._backoff = speculation.DecisionBackoff()
         # What a new row is believed to accept.
-        self._acceptance = Acceptance(memory=speculation.LONG_MEMORY)
+        self._acceptance = Acceptance(decay=speculation.SLOW_DECAY)
         self._positions = PositionChances()
         self._runner_up_gains = speculation.RunnerUpGains()
         self._tokens_a_choice = speculation.TokensAChoice()
@@ -83,7 +83,7 @@ class AskingPolicy:
         room = [max(0, min(live.remaining - 1, self._context - len(live.tokens))) for live in rows]
         # A layout without candidates is without found ones too.
         reaches = None if self._finder is None or self.draft_tokens == 0 else self._finder.find(rows)
-        looks = self.draft_tokens is not None or self._looking.due()
+        looks = self.draft_tokens is not None or self._backoff.due()
         drafted = NOTHING if draft_cost is None or self.draft_tokens == 0 or not looks else self._reaches(rows, room)
         wanted = self._wanted(rows, drafted, draft_cost if looks else None)
         wanted = replace(wanted, counts=list(map(min, wanted.counts, room)))
@@ -130,13 +130,13 @@ class AskingPolicy:
             for proposal, count in zip(proposals, counts, strict=True)
         ]
 
-    def belief_of_a_new_row(self) -> Acceptance:
+    def new_row_acceptance(self) -> Acceptance:
         chance = self._acceptance.chance
         return Acceptance(chance, NEW_ROW_MISSES / max(1.0 - chance, LEAST_MISS))
 
-    def look_again(self) -> None:
+    def layout_changed(self) -> None:
         """In another layout what did not pay may do so."""
-        self._looking.again()
+        self._backoff.reset()
         self._trust = speculation.Trust()
 
     def observe_round(self, done: Round, asked: bool, seconds: float) -> None:
@@ -155,9 +155,9 @@ class AskingPolicy:
         """A row under a constraint has written so many tokens by so many choices."""
         self._tokens_a_choice.observe(choices, tokens)
 
-    def observe_runners_up(self, rows: int, tried: int, found: int) -> None:
+    def observe_runners_up(self, rows: int, tried: int, accepted: int) -> None:
         """Of a round in which ``rows`` had candidates: runners-up that were tried, and those that were accepted."""
-        self._runner_up_gains.observe(rows, tried, found)
+        self._runner_up_gains.observe(rows, tried, accepted)
 
     def _reaches(self, rows: Sequence[LiveRow], room: Sequence[int]) -> Reaches:
         """What is to be expected of a draft's candidates, each with all before it.
@@ -187,7 +187,7 @@ class AskingPolicy:
         request = self._best_request(rows, reaches, draft_cost)
         if len(rows) == 1 and not any(request.counts):
             # A few misses would end the asking for hundreds of rounds. Rows side by side soon tell what a draft is worth.
-            reaches = [self._positions.hopes(reaches[0])]
+            reaches = [self._positions.upper_bounds(reaches[0])]
             request = self._best_request(rows, reaches, draft_cost)
         wanted = {at for at, count in enumerate(request.counts) if count}
         taken = {at for at in wanted if self._pays_to_read(rows[at], request, draft_cost)}
@@ -198,7 +198,7 @@ class AskingPolicy:
             left = [each if at in taken else () for at, each in enumerate(reaches)]
             request = self._best_request(rows, left, draft_cost)
         asks = any(request.counts)
-        self._looking.looked(asks)
+        self._backoff.decided(asks)
         if asks:
             self._probing.asked()
         return request
@@ -316,7 +316,7 @@ class AskingPolicy:
         absent, verify = len(rows) * most - sum(counts), self._pass_seconds(rows)(_fed(rows) + slots)
         reading = draft_cost.read * unread
         seconds = float(round_seconds(self.layout_kind, verify, draft_cost, most, hit, absent)) + reading
-        gained = len(rows) + accepted + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.found
+        gained = len(rows) + accepted + sum(map(sum, wanted.found.values())) + with_some * self._runner_up_gains.accepted
         return Forecast(seconds, gained, seconds - verify, context_of(rows), reading)
 
     def _runner_up_chances(self, rows: Sequence[LiveRow], counts: Sequence[int], forecast: Forecast) -> tuple[float, ...]:

@@ -32,7 +32,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One pass: how many candidates each row had, how many of them were accepted, and the tokens that runners-up ``found``.
+    """One pass: how many candidates each row had, how many of them were accepted, and how many runners-up.
 
     ``live`` counts all rows under way, ``read`` the tokens of prompts that were fed. ``steady`` says whether all rows of
     the pass were past their prompts and open to proposals. The pass over ``fed`` tokens took ``verifying`` seconds.
@@ -46,12 +46,12 @@ class Round:
     fed: int = 0
     verifying: float = 0.0
     forecast: Forecast | None = None
-    found: int = 0
+    runners_up_accepted: int = 0
 
     @property
     def gained(self) -> int:
         """Tokens committed."""
-        return len(self.accepted) + sum(self.accepted) + self.found
+        return len(self.accepted) + sum(self.accepted) + self.runners_up_accepted
 
 
 @dataclass(slots=True)

@@ -195,7 +195,7 @@ class LayoutTrial:
         score.passes.append(_Pass(len(round.proposed), sum(round.proposed), seconds))
         for proposed, accepted in zip(round.proposed, round.accepted, strict=True):
             self._survival.observe(proposed, accepted)
-        self._survival.find(sum(map(bool, round.proposed)), round.found)
+        self._survival.observe_runners_up(sum(map(bool, round.proposed)), round.runners_up_accepted)
         counted = self._rounds - WARM_UP_ROUNDS
         if counted >= self._rounds_to_give_up and self._is_hopeless(self.current):
             self._phases[self._phase + 1 :] = [name for name in self._phases[self._phase + 1 :] if name != self.current]

@@ -62,10 +62,12 @@ class TargetStatistics:
         self.counters.verify_seconds += ended - started
         self._slice("verify", started, ended, rows, tokens)
 
-    def committed(self, proposed: int, accepted: int, tokens: int, runners_up: int = 0, found: bool = False) -> None:
+    def committed(
+        self, proposed: int, accepted: int, tokens: int, runners_up: int = 0, runner_up_accepted: bool = False
+    ) -> None:
         """One row's part of a round: its candidates that were accepted, and the tokens that it gained.
 
-        ``runners_up`` were tried too; ``found`` says that one was accepted.
+        ``runners_up`` were tried too, of which one may be accepted.
         """
         counters = self.counters
         counters.row_rounds += 1
@@ -74,7 +76,7 @@ class TargetStatistics:
             counters.proposed += proposed
             counters.accepted += accepted
             counters.runners_up += runners_up
-            counters.runners_up_accepted += found
+            counters.runners_up_accepted += runner_up_accepted
             counters.accepted_lengths[min(accepted, LONGEST_COUNTED)] += 1
 
     def found(self, proposed: int, accepted: int, from_others: int) -> None:

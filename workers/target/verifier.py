@@ -120,7 +120,7 @@ class Verifier:
             if answer.tokens:
                 self._masks.settle(live, proposal.tokens, answer.tokens, first, self._end_tokens)
             first += len(answer.tokens)
-        tokens_before, found_before = self.counters.tokens, self.counters.runners_up_accepted
+        tokens_before, runners_up_before = self.counters.tokens, self.counters.runners_up_accepted
         accepted = [
             speculation.accepted(proposal.tokens, answer.tokens)
             for proposal, answer in zip(proposals, answers, strict=True)
@@ -135,11 +135,12 @@ class Verifier:
             if reason is not None:
                 self._rows.remove(live)
                 ended.append(self._finish(live, reason))
-        found = self.counters.runners_up_accepted - found_before
+        runners_up_accepted = self.counters.runners_up_accepted - runners_up_before
         self.statistics.round_ended(verified, len(feeds), self.counters.tokens - tokens_before)
 
         with_some = sum(bool(proposal.tokens) for proposal in proposals)
-        self.policy.observe_runners_up(with_some, sum(len(proposal.runners_up) for proposal in proposals), found)
+        runners_up_tried = sum(len(proposal.runners_up) for proposal in proposals)
+        self.policy.observe_runners_up(with_some, runners_up_tried, runners_up_accepted)
         # A round goes from where the one before it asked to where it asks itself.
         began, self._round_ended = self._round_ended, time.perf_counter()
         # Asked for now and taken at the next round: until then the draft works beside whatever the target does.
@@ -155,7 +156,7 @@ class Verifier:
             fed=fed,
             verifying=verified - started,
             forecast=forecast,
-            found=found,
+            runners_up_accepted=runners_up_accepted,
         )
         if began is not None:
             self.policy.observe_round(self.last_round, drafted, self._round_ended - began)
@@ -363,7 +364,7 @@ class Verifier:
                 continue
             live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter(), cached=shared)
             live.matching = matching
-            live.acceptance = self.policy.belief_of_a_new_row()
+            live.acceptance = self.policy.new_row_acceptance()
             if row.echo is not None and row.logprobs is not None:
                 live.prompt_scores = prompt_scores(self.engine, SCORED_ROW, row.prompt, row.logprobs, self._prompt_passed)
                 if any(math.isnan(value) for entry in live.prompt_scores for _, value in entry):
@@ -426,4 +427,4 @@ class Verifier:
         self._take_proposals()
         self._asked = _Asked()
         self.policy.layout_kind, self.policy.draft_tokens = kind, draft_tokens
-        self.policy.look_again()
+        self.policy.layout_changed()
