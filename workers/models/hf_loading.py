@@ -68,6 +68,8 @@ def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[st
 def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) -> PreTrainedModel:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    # It warns at every product that it rounds what it is given.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     safe = weight_files(Path(model_info.path))[0].suffix == ".safetensors"
     try:
         with warnings.catch_warnings():

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -36,6 +37,9 @@ TOLERANCE = 2e-3
 # One candidate that holds, one that does not, and so on: how many of each in the rounds to come.
 ROUNDS = ((0, 0), (0, 2), (2, 1), (1, 1), (0, 1), (3, 0))
 
+# bitsandbytes' own, where a configuration does not say.
+LLM_INT8_THRESHOLD = 6.0
+
 # The longest row that is tried.
 CONTEXT = PROMPTS[-1] + WRITTEN + 8
 LONGEST_SAID = 160
@@ -59,6 +63,8 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True) 
     Without ``ragged`` only those that run one row at a time.
     """
     _check_quantised(config)
+    # A twin is not quantised, so that no trial on it would show this.
+    pooled = _pooled(config)
     try:
         model = build_twin(twin_config(config), fused=fused)
     except Exception as error:  # configurations check themselves, each in its own way
@@ -71,16 +77,16 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True) 
         raise ModelError("transformers itself writes scores with it that are not numbers")
     if looks_ahead(model):
         raise ModelError("its tokens see those that come after them, so that no candidate can be verified")
-    beside = special(model)
+    beside = pooled or special(model)
     why = beside or "its attention cannot be replaced in transformers"
-    if model._supports_attention_backend and ragged:
+    if model._supports_attention_backend and ragged and not pooled:
         found = _differs(partial(HfEngine, model, CONTEXT, fused), texts)
         if found is None:
             return Way(True)
         why = beside or found
         model = build_twin(twin_config(config), fused=fused)
     first = ""
-    for feeding in RowFeeding:
+    for feeding in (RowFeeding.STEPPED,) if pooled else RowFeeding:
         found = _differs(partial(HfRowEngine, model, CONTEXT, feeding), texts)
         if found is None:
             return Way(False, feeding, why)
@@ -90,13 +96,33 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True) 
 
 def _check_quantised(config: PretrainedConfig) -> None:
     """Refuse a way of quantising that transformers does not know: it loads such weights as if they were plain."""
-    stated = getattr(config, KEY, None) or getattr(config.get_text_config(decoder=True), KEY, None)
-    # Of a model that is loaded it is no dictionary any more.
-    if isinstance(stated, dict) and "quant_method" in stated and not AutoHfQuantizer.supports_quant_method(stated):
+    stated = _quantisation(config)
+    if "quant_method" in stated and not AutoHfQuantizer.supports_quant_method(stated):
         raise ModelError(
             f'its {KEY} has "quant_method" {quoted(stated["quant_method"])}, which transformers does not know either: it '
             "would read the codes without their scales; take this model in another format"
         )
+
+
+def _quantisation(config: PretrainedConfig) -> dict[str, Any]:
+    stated = getattr(config, KEY, None) or getattr(config.get_text_config(decoder=True), KEY, None)
+    # Of a model that is loaded it is no dictionary any more.
+    return stated if isinstance(stated, dict) else {}
+
+
+def _pooled(config: PretrainedConfig) -> str:
+    """Why a token's scores depend on the other tokens of its pass; "" where they do not."""
+    stated = _quantisation(config)
+    if stated.get("quant_method") == "bitsandbytes" and (stated.get("load_in_8bit") or stated.get("_load_in_8bit")):
+        # A column is computed in fp16 instead of int8 as soon as one token of the pass exceeds the threshold in it.
+        threshold = stated.get("llm_int8_threshold", LLM_INT8_THRESHOLD)
+        return f"its tokens in a pass change one another ({KEY}: llm_int8_threshold {threshold})" if threshold else ""
+    groups = stated.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        activations = group.get("input_activations") if isinstance(group, dict) else None
+        if isinstance(activations, dict) and activations.get("dynamic") and activations.get("strategy") == "tensor":
+            return f'its tokens in a pass share a scale ({KEY}: input_activations of the strategy "tensor")'
+    return ""
 
 
 @torch.inference_mode()
