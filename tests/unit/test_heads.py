@@ -421,6 +421,8 @@ def changed(head: Path, **tensors: torch.Tensor | None) -> Path:
         ({"d2t": torch.zeros(76, dtype=torch.long)}, '"d2t" must name 77 different tokens of 203'),
         ({"d2t": torch.arange(77, dtype=torch.long)[76 - torch.arange(77)] * 3}, '"d2t" must name 77 different tokens'),
         ({"d2t": torch.zeros(77)}, '"d2t" must be a vector of whole numbers'),
+        ({"t2d": torch.zeros(203).to(torch.float8_e4m3fn)}, '"t2d" must be a vector of whole numbers'),
+        ({"t2d": torch.ones(203, dtype=torch.uint8)}, '"t2d" and "d2t" do not name the same tokens'),
         ({"t2d": torch.ones(203, dtype=torch.bool)}, '"t2d" and "d2t" do not name the same tokens'),
         ({"t2d": torch.arange(203) < 77}, '"t2d" and "d2t" do not name the same tokens'),
         ({"norm.weight": None}, 'lacks the weight "norm.weight"'),
@@ -439,6 +441,13 @@ def test_a_head_whose_tensors_are_not_what_it_says_is_refused(
 
 def test_a_head_may_come_without_t2d(tmp_path: Path) -> None:
     lay_out(changed(tiny_head(tmp_path / "head"), t2d=None), PRECISIONS["bf16"])
+
+
+@pytest.mark.parametrize("written", [torch.uint8, torch.int8, torch.int64])
+def test_truth_values_may_be_written_as_numbers(written: torch.dtype, tmp_path: Path) -> None:
+    head = tiny_head(tmp_path / "head")
+    known = load((head / "model.safetensors").read_bytes())["t2d"]
+    lay_out(changed(head, t2d=known.to(written)), PRECISIONS["bf16"])
 
 
 def test_a_narrow_head_without_an_embedding_is_refused(tmp_path: Path) -> None:

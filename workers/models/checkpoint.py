@@ -35,8 +35,8 @@ from outrider.workers.models.model_info import weight_files
 
 # safetensors' names of the types that a weight may have which is not quantised.
 FLOATS = ("F32", "BF16", "F16", "F64")
-# Of vectors of numbers.
-NUMBERS = (np.int64, np.int32, np.bool_)
+# Of whole numbers, and of truth values, which some tools write as bytes.
+NUMBERS = ("I64", "I32", "I8", "U8", "BOOL")
 WEIGHT = ".weight"
 HEAD, NEOX_HEAD = "lm_head.weight", "embed_out.weight"
 MADV_DONTNEED = 4
@@ -184,10 +184,10 @@ class SafetensorsCheckpoint:
         return _find(self._entries, tensor, self._path).type if place is None else self._entries[place.source].type
 
     def numbers(self, name: str) -> NDArray[np.int64]:
-        values = self._raw.whole(name)
-        if values.dtype not in NUMBERS or values.ndim != 1:
-            raise ModelError(f'{self._entries[name].file}: "{name}" must be a vector of whole numbers')
-        return values.astype(np.int64)
+        entry = self._entries[name]
+        if entry.type not in NUMBERS or len(entry.shape) != 1:
+            raise ModelError(f'{entry.file}: "{name}" must be a vector of whole numbers')
+        return self._raw.whole(name).astype(np.int64)
 
     def parts(self, tensor: Tensor) -> Collection[str]:
         if (place := self._place(tensor)) is not None:
@@ -260,10 +260,10 @@ class PickledCheckpoint:
         return types.get(str(_find(self._tensors, tensor, self._path).dtype), "F32")
 
     def numbers(self, name: str) -> NDArray[np.int64]:
-        values = self._tensors[name].numpy()
-        if values.dtype not in NUMBERS or values.ndim != 1:
+        values = self._tensors[name]
+        if values.is_floating_point() or values.is_complex() or values.ndim != 1:
             raise ModelError(f'{self._path}: "{name}" must be a vector of whole numbers')
-        found: NDArray[np.int64] = values.astype(np.int64)
+        found: NDArray[np.int64] = values.numpy().astype(np.int64)
         return found
 
     def parts(self, tensor: Tensor) -> Collection[str]:
