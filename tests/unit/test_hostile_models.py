@@ -207,5 +207,20 @@ def test_no_value_of_a_configuration_is_more_than_a_refusal(model: Path, one_of:
                 assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize(
+    ("rope", "said"),
+    [
+        ({"rope_type": "linear", "factor": 0}, "the rope type 'linear' misstates 'factor': 0"),
+        ({"rope_type": "linear", "factor": "2"}, "the rope type 'linear' misstates 'factor': '2'"),
+        ({"rope_type": "linear", "factor": True}, "the rope type 'linear' misstates 'factor': True"),
+        ({"rope_type": "yarn", "factor": 2.0, "attention_factor": math.inf}, "gives frequencies that are not finite"),
+    ],
+)
+def test_a_rope_without_frequencies_is_refused(rope: dict[str, Any], said: str, model: Path) -> None:
+    """They were packed, and the first actor ended by an exception without a word."""
+    config(rope_parameters={"rope_theta": 1e4, **rope})(model)
+    assert said in str(native_supports(str(model)))
+
+
 def test_the_whole_model_is_taken(model: Path) -> None:
     look_at(model)

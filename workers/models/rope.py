@@ -21,6 +21,7 @@ from outrider.workers.models.configuration import Config
 Float32Array = NDArray[np.float32]
 ONE = np.float32(1.0)
 LONG = "longrope"
+GREATER_THAN_0 = ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
 # Those of a part of a head that are computed as those of a whole one are.
 WITH_PART = ("default", "linear", "dynamic", LONG)
 KNOWN = {
@@ -134,11 +135,21 @@ class _Reading:
         for key in parameters:
             if kind != "default" and key not in KNOWN[kind]:
                 raise ModelError(f'{self.config.source}: the native engine does not know "{key}" of the rope type {kind!r}')
+            if kind != "default" and key in GREATER_THAN_0 and not _positive(parameters[key]):
+                raise ModelError(f"{self.config.source}: the rope type {kind!r} misstates {key!r}: {parameters[key]!r}")
         wavelengths = _power(theta, np.arange(0, part, 2, dtype=np.float32) / np.float32(part))
         try:
-            return _scaled(kind, parameters, theta, wavelengths, self.context)
+            with np.errstate(all="ignore"):  # what comes out is looked at below
+                rope = _scaled(kind, parameters, theta, wavelengths, self.context)
         except (KeyError, TypeError) as error:
             raise ModelError(f"{self.config.source}: the rope type {kind!r} lacks or misstates {error}") from None
+        if not all(map(math.isfinite, (*rope.frequencies, *rope.long_frequencies, rope.factor))):
+            raise ModelError(f"{self.config.source}: the rope type {kind!r} gives frequencies that are not finite numbers")
+        return rope
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _scaled(kind: str, parameters: Mapping[str, Any], theta: float, wavelengths: Float32Array, context: int) -> Rope:
