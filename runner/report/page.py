@@ -297,7 +297,8 @@ def _what_ran(job: ReportData) -> Section:
     draft_name = draft.get("name", "") if isinstance(draft, dict) else draft
     facts: list[tuple[str, object]] = [
         ("target", _join(target.get("name"), identity.get("engine"), identity.get("precision"))),
-        ("draft", _join(draft_name, None if not isinstance(draft, dict) else f"precision {spec.get('draft_precision')}")),
+        ("draft", _join(draft_name, *_draft_numbers(job))),
+        ("--draft", spec.get("draft")),
         ("candidates (k)", spec.get("draft_tokens")),
         ("batch", spec.get("batch")),
         ("sampling", _join(*(f"{key} {spec[key]}" for key in ("temperature", "top_p", "top_k", "seed") if key in spec))),
@@ -312,6 +313,13 @@ def _what_ran(job: ReportData) -> Section:
     return Section(
         "What ran", table=Table(["", ""], rows, numeric_from=9), source=json.dumps(whole, indent=2, ensure_ascii=False)
     )
+
+
+def _draft_numbers(job: ReportData) -> tuple[str, ...]:
+    """The engine and precision that a draft model has; where no actor has told them, nothing."""
+    paths = (actor.get("numeric_path") or {} for actor in job.pinning if actor["role"] == "draft")
+    path = next(paths, {})
+    return tuple(path[key] for key in ("engine", "precision") if key in path)
 
 
 def _join(*parts: object) -> str:
