@@ -22,6 +22,7 @@ from outrider.runner.job.identity import check_same, identity, kept_identity
 from outrider.runner.job.input import KEY as INPUT
 from outrider.runner.job.input import describe_input, digest_of_resumed_input, open_input
 from outrider.runner.job.journal import Journal
+from outrider.runner.job.journal_reading import BESIDE
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.model_choice import (
     choose_models,
@@ -270,15 +271,15 @@ def _admit(
     called: Called | None,
 ) -> None:
     """Fill the journal of a new job; a refused input leaves no half of one behind."""
-    spec.check_new()
     input_called = None if called is None else called.input
-    source = open_input(spec.input, journal.path.parent, display.say, spec.format, spec.split, input_called)
 
     def meta_of(digest: str) -> dict[str, Any]:
         kept = {MODEL_NAME: spec.model if called is None else called.model, TEXTS: BEHIND_PROMPTS}
         return {"identity": asked_with(digest), INPUT: describe_input(spec.input, source), **kept}
 
     try:
+        spec.check_new()
+        source = open_input(spec.input, journal.path.parent, display.say, spec.format, spec.split, input_called)
         admitted = admit(spec, source, target, tokenizer_process, journal, meta_of)
         # The tokenizer was read after the digest was taken.
         tokenizer_process.check_unchanged(target)
@@ -295,8 +296,8 @@ def _admit(
 
 def _remove(journal: Journal) -> None:
     journal.close()
-    for file in journal.path.parent.glob(f"{JOURNAL}*"):
-        file.unlink()
+    for ending in ("", "-shm", *BESIDE):
+        journal.path.with_name(journal.path.name + ending).unlink(missing_ok=True)
 
 
 def _listed(names: Sequence[str]) -> str:

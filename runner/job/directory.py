@@ -243,14 +243,18 @@ def _take(handle: int) -> None:
 
 def _make(directory: Path) -> bool:
     """Whether it was not there before."""
-    try:
-        # Prompts and results are for their user alone; whoever made the directory before may share it with others.
-        directory.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        if not directory.is_dir():
-            raise
-        return False
-    return True
+    while True:
+        try:
+            # Prompts and results are for their user alone; whoever made the directory before may share it with others.
+            directory.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            if directory.is_dir():
+                return False
+            # Its maker may have removed it since.
+            if os.path.lexists(directory) and not directory.is_dir():
+                raise
+        else:
+            return True
 
 
 def _is_at(handle: int, path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -70,6 +71,8 @@ CREATE TABLE IF NOT EXISTS carried (
 NAMELESS = "state = 2 AND custom_id = CAST(line AS TEXT)"
 EARLIER_ERRORS = "CREATE TABLE IF NOT EXISTS earlier_errors (row INTEGER PRIMARY KEY, record TEXT NOT NULL)"
 LATER_TABLES = (KEPT_TOKENS, CARRIED, EARLIER_ERRORS)
+# By two of these a journal is known, of whatever format, and if it is damaged.
+OWN_TABLES = {"meta", "rows", "records"}
 
 # Write-ahead logging needs shared memory between processes, which these do not give.
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "fuse.", "9p", "afs")
@@ -188,9 +191,13 @@ class Journal:
         with self._translated():
             if read_only:
                 self._db = reading.connect(path)
+                self._check_own()
             else:
+                if os.path.exists(path) and not path.is_file():  # noqa: PTH110  (Path.exists may raise)
+                    raise JobError(f"{path} is no file, and so no job's journal; name another directory")
                 self._db = sqlite3.connect(path, isolation_level=None)
                 self._db.execute("PRAGMA busy_timeout = 10000")
+                self._check_own()
                 remote = on_network_file_system(path.resolve(), Path("/proc/mounts").read_text())
                 self._db.execute(f"PRAGMA journal_mode = {'DELETE' if remote else 'WAL'}")
                 # Without a log a transaction is done once its journal is removed, and FULL does not sync that.
@@ -206,6 +213,13 @@ class Journal:
 
     def close(self) -> None:
         self._db.close()
+
+    def _check_own(self) -> None:
+        """What another program keeps under this name is neither written into nor, where an input is refused, removed."""
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and len(tables & OWN_TABLES) < 2:
+            self._db.close()
+            raise JobError(f"{self.path} is another program's database, and no job's journal; name another directory")
 
     def _has_table(self, name: str) -> bool:
         return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None

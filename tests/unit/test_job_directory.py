@@ -124,6 +124,32 @@ def test_asking_for_a_lock_that_is_a_pipe_does_not_wait_for_its_writer(tmp_path:
     assert done.stdout == "False\n"
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_directory_that_goes_while_it_is_looked_at_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Between the attempt to make it and the look at what is there, its maker removes it; ``again``: another is there."""
+    directory = tmp_path / "job"
+    directory.mkdir()
+    looks, is_dir = [], Path.is_dir
+
+    def gone(path: Path) -> bool:
+        looks.append(path)
+        if len(looks) == 1:
+            path.rmdir()
+            found = is_dir(path)
+            if again:
+                path.mkdir()
+            return found
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", gone)
+    with held(directory):
+        assert looks
+        assert is_held(directory)
+    assert directory.exists() == again
+
+
 @pytest.mark.parametrize("step", ["between directory and lock", "between lock and its being held"])
 def test_a_directory_that_goes_while_it_is_waited_for_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -447,6 +473,32 @@ def test_an_input_that_is_refused_leaves_nothing_behind(heard: Heard) -> None:
         run_job(spec_of(ROW, BAD), heard)
     assert not Path("job").exists()
     assert run_job(spec_of(ROW), heard).summary["done"] == 1
+
+
+def test_a_pipe_that_is_empty_leaves_nothing_behind(heard: Heard) -> None:
+    with pytest.raises(UsageError, match=r"^/dev/null is empty; give one prompt a line$"):
+        run_job(JobSpec(input=Path("/dev/null"), out=Path("job"), engine="hf"), heard)
+    assert not Path("job").exists()
+
+
+def test_an_input_that_is_refused_takes_no_file_with_it_that_is_not_the_jobs(heard: Heard) -> None:
+    Path("job").mkdir()
+    own = ("job.db.bak", "job.db-2026", "job.dbx")
+    for name in own:
+        Path("job", name).write_text("mine")
+    with pytest.raises(UsageError, match="nothing was started"):
+        run_job(spec_of(ROW, BAD), heard)
+    assert sorted(path.name for path in Path("job").iterdir()) == sorted([*own, "lock"])
+
+
+def test_an_input_that_is_refused_takes_no_database_with_it_that_is_another_programs(heard: Heard) -> None:
+    Path("job").mkdir()
+    with closing(sqlite3.connect("job/job.db")) as db, db:
+        db.execute("CREATE TABLE notes (x)")
+    before = Path("job/job.db").read_bytes()
+    with pytest.raises(JobError, match=r"^job/job\.db is another program's database"):
+        run_job(spec_of(ROW, BAD), heard)
+    assert Path("job/job.db").read_bytes() == before
 
 
 def test_a_job_for_which_this_machine_is_too_small_leaves_nothing_behind(heard: Heard) -> None:

@@ -7,7 +7,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,6 +165,25 @@ def test_a_file_that_is_no_journal(tmp_path: Path) -> None:
         Journal(path)
     with pytest.raises(JobError, match=r"job.db cannot be used: file is not a database"):
         _ = Journal(path, read_only=True).filled
+
+
+@pytest.mark.parametrize("table", ["notes", "meta", "rows"])
+def test_another_programs_database_is_left_as_it_is(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "job.db"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"CREATE TABLE {table} (x)")
+    before = path.read_bytes()
+    for read_only in (True, False):
+        with pytest.raises(JobError, match=r"job\.db is another program's database, and no job's journal; name another"):
+            Journal(path, read_only)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_journal_that_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "job.db")
+    with pytest.raises(JobError, match=r"job\.db is no file, and so no job's journal; name another directory"):
+        Journal(tmp_path / "job.db")
 
 
 def test_a_journal_of_another_format_is_refused(full: Journal) -> None:
