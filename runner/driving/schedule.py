@@ -19,10 +19,10 @@ MOST_ATTEMPTS = 3
 # blamed for do not count, but so many rows blamed in succession mean that the rows are not the cause.
 MOST_IDLE_DEATHS = 3
 MOST_BLAMED_IN_A_ROW = 3
-# When nothing waits any more, a row under way for so many times the usual is given to an idle replica as well,
-# but not before so many seconds: the last rows of a quick job are not worth it.
-LATE = 1.5
-LEAST_LATE = 5.0
+# When nothing waits any more, a straggler (a row under way for so many times the usual) is given to an idle replica as
+# well, but not before so many seconds: the last rows of a quick job are not worth it.
+STRAGGLER_FACTOR = 1.5
+STRAGGLER_SECONDS = 5.0
 # The usual is an average over about so many rows.
 USUAL_OVER = 1000
 # While rows still wait, one replica for so many suspects is emptied to try them.
@@ -239,7 +239,7 @@ class Schedule:
                 commands, fed = self._end(ended)
             case Tick(now):
                 self._now = now
-                fed = tuple(islice(self._with_room, self._late_rows_count())) if self._with_room else ()
+                fed = tuple(islice(self._with_room, self._straggler_count())) if self._with_room else ()
             case RowsFetched(rows_and_attempts, exhausted):
                 self._fetching, self._exhausted = False, exhausted
                 for row, attempts in rows_and_attempts:
@@ -414,12 +414,12 @@ class Schedule:
         near_end = self._exhausted and len(self._waiting) <= self._queue
         room = max(0, (state.slots if near_end else state.capacity) - len(state.rows))
         given = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
-        if not given and self._late_rows_are_given:
-            given = self._late_rows(replica, state, room)
+        if not given and self._stragglers_are_copied:
+            given = self._stragglers(replica, state, room)
         if given:
             yield self._send(replica, state, given)
         if len(given) < room:
-            # At the end of the line, so that the next late row is not offered to the same one again and again.
+            # At the end of the line, so that the next straggler is not offered to the same one again and again.
             self._with_room[replica] = None
 
     def _send(self, replica: int, state: _Replica, rows: Iterable[tuple[int, int]]) -> Send:
@@ -434,25 +434,25 @@ class Schedule:
                 self._single[row] = self._now
         return Send(replica, tuple(row for row, _ in rows))
 
-    # Rows that are late
+    # Stragglers
 
     @property
-    def _late_rows_are_given(self) -> bool:
+    def _stragglers_are_copied(self) -> bool:
         return self._exhausted and not self._waiting and not self._draining and self._timed > 0
 
-    def _is_late(self, sent: float) -> bool:
-        return self._now - sent > max(LATE * self._usual, LEAST_LATE)
+    def _is_straggler(self, sent: float) -> bool:
+        return self._now - sent > max(STRAGGLER_FACTOR * self._usual, STRAGGLER_SECONDS)
 
-    def _late_rows_count(self) -> int:
-        if not self._late_rows_are_given:
+    def _straggler_count(self) -> int:
+        if not self._stragglers_are_copied:
             return 0
-        return sum(1 for _ in takewhile(self._is_late, self._single.values()))
+        return sum(1 for _ in takewhile(self._is_straggler, self._single.values()))
 
-    def _late_rows(self, replica: int, state: _Replica, room: int) -> list[tuple[int, int]]:
+    def _stragglers(self, replica: int, state: _Replica, room: int) -> list[tuple[int, int]]:
         """What others have had for long. Results do not depend on who writes them: the first answer counts."""
         given: list[tuple[int, int]] = []
         for row, sent in self._single.items():
-            if len(given) == room or not self._is_late(sent):
+            if len(given) == room or not self._is_straggler(sent):
                 break
             (holder,) = self._holders[row]
             attempts = self._replicas[holder].rows[row]

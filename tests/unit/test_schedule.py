@@ -193,24 +193,24 @@ def test_a_drain_waits_for_a_fetch_under_way() -> None:
     assert schedule.handle(fetched(0, exhausted=False)) == [Finish()]
 
 
-def with_late_rows() -> Schedule:
+def with_stragglers() -> Schedule:
     """Two replicas: 1 has had row 1 for long, nothing waits, and rows take 10 seconds by and large."""
     schedule = resumed(0, 1, replicas=2, capacity=1)
     schedule.handle(Tick(10.0))
-    assert schedule.handle(RowsEnded(0, (0,))) == [], "row 1 is not late yet"
+    assert schedule.handle(RowsEnded(0, (0,))) == [], "row 1 is no straggler yet"
     return schedule
 
 
-def test_a_late_row_is_given_to_an_idle_replica_and_the_first_answer_counts() -> None:
-    schedule = with_late_rows()
+def test_a_straggler_is_given_to_an_idle_replica_and_the_first_answer_counts() -> None:
+    schedule = with_stragglers()
     assert schedule.handle(Tick(14.9)) == []
     assert schedule.handle(Tick(15.1)) == [Send(0, (1,))]
     assert schedule.handle(Tick(1000.0)) == [], "two are enough"
     assert schedule.handle(RowsEnded(0, (1,))) == [Cancel(1, (1,)), Finish()]
 
 
-def test_what_has_ended_in_the_same_moment_is_not_late() -> None:
-    """Replica 0 has room again, and row 1 of replica 1 would be late, had it not ended too."""
+def test_what_has_ended_in_the_same_moment_is_no_straggler() -> None:
+    """Replica 0 has room again, and row 1 of replica 1 would be a straggler, had it not ended too."""
     schedule = resumed(0, 1, 2, replicas=2, capacity=1)
     schedule.handle(Tick(10.0))
     assert schedule.handle(RowsEnded(0, (0,))) == [Send(0, (2,))]
@@ -225,14 +225,14 @@ def test_rows_that_end_together_make_room_together() -> None:
 
 
 def test_the_late_replica_may_be_the_first_after_all() -> None:
-    schedule = with_late_rows()
+    schedule = with_stragglers()
     schedule.handle(Tick(50.0))
     assert schedule.handle(RowsEnded(1, (1,))) == [Cancel(0, (1,)), Finish()]
 
 
 def test_a_row_that_two_have_outlives_either() -> None:
     for first, second in ((0, 1), (1, 0)):
-        schedule = with_late_rows()
+        schedule = with_stragglers()
         schedule.handle(Tick(50.0))
         assert schedule.handle(ReplicaDown(first, "gone")) == [RecordAttempts((1,)), Restart(first)]
         assert schedule.handle(ReplicaDown(second, "gone")) == [RecordAttempts((1,)), Restart(second)]
@@ -241,7 +241,7 @@ def test_a_row_that_two_have_outlives_either() -> None:
 
 
 def test_a_row_whose_copy_died_may_have_another() -> None:
-    schedule = with_late_rows()
+    schedule = with_stragglers()
     schedule.handle(Tick(50.0))
     schedule.handle(ReplicaDown(0, "gone"))
     schedule.handle(Tick(60.0))
@@ -254,7 +254,7 @@ def test_nothing_is_given_twice_while_rows_wait_or_in_a_drain() -> None:
     schedule.handle(Tick(10.0))
     schedule.handle(RowsEnded(0, (0,)))
     assert schedule.handle(Tick(100.0)) == []
-    drained = with_late_rows()
+    drained = with_stragglers()
     drained.handle(Drain())
     assert drained.handle(Tick(100.0)) == []
 
