@@ -122,11 +122,12 @@ class JobRecord:
             self._first_up = time.monotonic()
 
     def actor_is_up(self, replica: Replica, role: str, report: WorkerReport) -> None:
-        """Keep what an actor says of its pinning, and tell the user what is not as it was asked to be."""
+        """Keep what an actor says of its numbers and its pinning, and tell the user what is not as it was asked to be."""
         self.pinned[replica.number, role] = {
             "replica": replica.number,
             "role": role,
             "node": replica.plan.target.node,
+            "numeric_path": report.path,
             **report.pinned,
         }
         for note in (*report.notes, *report.pinned["warnings"]):

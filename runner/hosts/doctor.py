@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.runner.counted import counted
 from outrider.runner.hosts.auth import is_there, token_file
 from outrider.runner.hosts.host_report import about_open_folder
 from outrider.runner.planning import sysfs
@@ -68,7 +69,8 @@ def examine(files: MachineFiles | None = None) -> list[Check]:
 
 def _machine(files: MachineFiles) -> Iterator[Check]:
     machine = files.topology
-    count = f"{len(machine.usable_cores)} of {len(machine.cores)} physical cores usable, {len(machine.nodes)} NUMA nodes"
+    count = f"{len(machine.usable_cores)} of {len(machine.cores)} physical cores usable"
+    count += f", {counted(len(machine.nodes), 'NUMA node')}"
     if machine.warnings:
         yield Check("machine", BETTER, f"{count}; {'; '.join(machine.warnings)}", "outrider topology")
     else:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from outrider.runner.counted import counted
 from outrider.workers.messages import OTHER_PHASE, PHASES
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -21,7 +22,10 @@ def speculation_lines(summary: dict[str, Any], over_time: Sequence[dict[str, Any
         yield "accepted", histogram(lengths)
     if summary.get("draft_passes"):
         unread = f", {skipped:,} tokens left unread" if (skipped := summary.get("draft_skipped")) else ""
-        yield "draft", f"{summary['draft_passes']:,} passes beside {summary['rounds']:,} of the target{unread}"
+        yield (
+            "draft",
+            f"{counted(summary['draft_passes'], 'pass', 'passes')} beside {summary['rounds']:,} of the target{unread}",
+        )
     if right := summary.get("corrected_right"):
         wrong = summary["corrected_wrong"]
         yield "draft learned", f"{right:,} guesses right because of it, {wrong:,} wrong"

@@ -139,7 +139,9 @@ def test_where_actors_run_is_kept_however_often_the_account_is(journal: Journal,
         record.actor_is_up(Replica(0, PLAN), "draft", REPORT) if seconds == 3.0 else None
     )
     job.live(12.0)
-    assert [each["role"] for each in journal.meta("pinning")] == ["target", "draft"]
+    kept = journal.meta("pinning")
+    assert [each["role"] for each in kept] == ["target", "draft"]
+    assert kept[1]["numeric_path"] == REPORT.path
 
 
 def test_long_rows_are_not_said_to_stand_still(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

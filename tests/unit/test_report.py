@@ -129,6 +129,17 @@ def test_it_shows_what_the_job_did(job: Path) -> None:
     assert "core 4" in page.text and "target 1 got, not asked" in page.text and "target 1 asked, not got" in page.text
 
 
+def test_of_a_draft_it_says_how_it_ran_and_not_only_what_was_asked(job: Path) -> None:
+    work(job)
+    journal = Journal(job / "job.db")
+    path = {"engine": "native", "precision": "w8a8"}
+    journal.set_meta("pinning", [{**journal.meta("pinning")[0], "role": "draft", "numeric_path": path}])
+    journal.close()
+    spec = {"draft": "auto", "draft_precision": "auto"}
+    (job / "job.json").write_text(json.dumps({"target": {"name": "opt"}, "draft": {"name": "small"}, "spec": spec}))
+    assert "small, native, w8a8" in report(job).text
+
+
 def test_every_chart_has_a_name_and_a_table_beside_it(job: Path) -> None:
     work(job)
     page = report(job)
