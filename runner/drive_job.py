@@ -22,7 +22,7 @@ from outrider.runner.options.job import JobSpec
 from outrider.runner.options.option import flag_of
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.prepare_job import MODEL_NAME, PreparedJob
-from outrider.runner.process_exit import end_signals
+from outrider.runner.process_exit import end_signals, is_told_twice
 from outrider.runner.report import statistics
 from outrider.runner.report.display import Watcher
 from outrider.runner.report.report import write_report
@@ -173,10 +173,11 @@ def _draining_on_signals(driver: Any, display: Watcher) -> Iterator[None]:
     """
 
     def handle(number: int, frame: Any) -> None:
+        twice = is_told_twice()
         if not driver.draining:
             driver.drain()
             display.say("finishing the rows under way; Ctrl-C again stops at once (either way the job can be resumed)")
-        elif number != signal.SIGHUP:
+        elif number != signal.SIGHUP and not twice:
             raise KeyboardInterrupt
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, *end_signals())}

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import time
+
+# `timeout` tells its process and then its whole group, and a wrapper hands on what the terminal has told already.
+TWICE_SECONDS = 0.3
 
 _at_once = False
+_last_told = -math.inf
 
 
 def end_signals() -> list[signal.Signals]:
     """Those that ask it to end, Ctrl-C aside. A terminal that closes is one of them where nohup does not keep that off."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
+
+
+def is_told_twice() -> bool:
+    """Whether this request to end is the last one, told a second time: nobody asks again as quickly."""
+    global _last_told
+    before, _last_told = _last_told, time.monotonic()
+    return _last_told - before < TWICE_SECONDS
+
+
+def forget_requests() -> None:
+    """What this process was told before is no part of what is begun now."""
+    global _last_told
+    _last_told = -math.inf
 
 
 def end_at_once() -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
@@ -71,6 +72,9 @@ class TokenizerProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            # It may read weights for minutes, to know them again, and nobody wants the answer any more.
+            self._news.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def prepare_pair(
@@ -296,25 +300,28 @@ class PendingCall(Generic[Result]):
 def _initialise(news: Connection) -> None:
     global _news
     _news = news
-    _begin_to_serve()
+    _begin_to_serve(news)
     from outrider.workers.models.hide_torch import go_without_torch
 
     go_without_torch()
 
 
-def _begin_to_serve() -> None:
+def _begin_to_serve(*hears: Connection) -> None:
     # Ctrl-C reaches the whole group; the helper goes without the traceback that Python would print.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # What ends it where a tokenizer takes too long, whoever may have had it ignored before.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    Thread(target=end_with_the_driver, daemon=True).start()
+    Thread(target=end_with_the_driver, args=hears, daemon=True).start()
 
 
-def end_with_the_driver() -> None:
-    """Python lets a helper wait for ever for the next question of a process that was killed."""
+def end_with_the_driver(*hears: Connection) -> None:
+    """Python lets a helper wait for ever for the next question of a process that was killed.
+
+    ``hears``: what the driver closes at its end where it gives up, which makes it ready here.
+    """
     driver = multiprocessing.parent_process()
     assert driver is not None
-    driver.join()
+    wait_for([driver.sentinel, *hears])
     os._exit(1)
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from outrider.kernels import library
-from outrider.runner.cli.ending import interrupt_on_signals
+from outrider.runner import process_exit
+from outrider.runner.cli.ending import ending, interrupt_on_signals
 from outrider.runner.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,8 +131,9 @@ def test_an_interrupt_is_said_and_has_its_own_code(tmp_path: Path, how: str) -> 
 @pytest.fixture
 def hang_ups() -> Iterator[None]:
     """The terminal closes, as by default."""
-    numbers = (signal.SIGHUP, signal.SIGTERM)
+    numbers = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -142,6 +144,31 @@ def test_a_terminal_that_closes_interrupts_once(hang_ups: None) -> None:
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGHUP)
     signal.raise_signal(signal.SIGHUP)  # the shell tells, too
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_request_that_is_told_twice_is_one(
+    hang_ups: None, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `timeout` tells it, and a wrapper under a terminal: the second is not to disturb how the first ends it."""
+    interrupt_on_signals()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+    signal.raise_signal(number)
+    monkeypatch.setattr(process_exit, "TWICE_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+
+
+def test_a_job_that_is_left_is_not_disturbed_on_its_way_out(hang_ups: None, capsys: pytest.CaptureFixture[str]) -> None:
+    def leave() -> int:
+        raise KeyboardInterrupt
+
+    interrupt_on_signals()
+    assert ending(leave) == 130
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.raise_signal(number)
+    assert capsys.readouterr().err == "stopped; the same command resumes the job\n"
 
 
 def test_under_nohup_a_terminal_may_close(hang_ups: None) -> None:

@@ -644,18 +644,23 @@ def signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
-def test_a_job_whose_terminal_closes_finishes_what_is_under_way(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch, signals: None, first: signal.Signals
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [(signal.SIGHUP, signal.SIGHUP), (signal.SIGTERM, signal.SIGHUP), (signal.SIGTERM, signal.SIGTERM)],
+)
+def test_a_job_that_is_told_twice_to_end_finishes_what_is_under_way(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, signals: None, first: signal.Signals, again: signal.Signals
 ) -> None:
-    """The kernel and the shell both tell of it, and it may be that of a user who has asked the job to end."""
+    """The kernel and the shell both tell that a terminal closes, also a job that was asked to end; `timeout` asks twice."""
     record, raised = Journal.record, list[int]()
 
     def closes(self: Journal, done: Any, failed: Any, *kept: Any) -> None:
         record(self, done, failed, *kept)
         if done:
-            raised.append(first if not raised else signal.SIGHUP)
-            signal.raise_signal(raised[-1])
+            raised.append(first)
+            if len(raised) == 1:
+                signal.raise_signal(first)
+                signal.raise_signal(again)
             signal.raise_signal(signal.SIGHUP)
 
     monkeypatch.setattr(Journal, "record", closes)

@@ -27,3 +27,24 @@ def test_the_helper_of_a_killed_driver_ends() -> None:
         assert helper.ppid() == driver.pid
         driver.kill()
         helper.wait(timeout=30)
+
+
+BUSY = """
+import time
+from outrider.runner.job.tokenizer_process import TokenizerProcess
+try:
+    with TokenizerProcess() as tokenizer_process:
+        asked = tokenizer_process._begin(time.sleep, 600)
+        while not asked._future.running():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    print("left")
+"""
+
+
+@pytest.mark.slow
+def test_whoever_gives_up_does_not_wait_for_what_the_helper_is_at() -> None:
+    """It may read weights for minutes, and a request to end that the driver alone is told does not reach it."""
+    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("left\n", "")
