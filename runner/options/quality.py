@@ -101,7 +101,7 @@ class QuantizeSpec(ModelOptions, UnitOptions, WaitingOptions):
             metavar="FILE",
         ),
     ] = None
-    format: Annotated[Format, Option(help="Of --calibration: auto, jsonl (rows) or text (one).", decides_text=False)] = (
-        "auto"
-    )
+    format: Annotated[
+        Format, Option(help="Of --calibration: auto, jsonl (rows) or text (one text).", decides_text=False)
+    ] = "auto"
     skip_bad: Annotated[bool, Option(help="Leave bad rows of --calibration out.", decides_text=False)] = False

@@ -247,7 +247,7 @@ class PlacementOptions(OptionModel):
     replicas: Annotated[
         int | None,
         Field(ge=1, le=4096),
-        Option(help="Pairs of target and draft [default: one a unit of --per].", decides_text=False),
+        Option(help="Pairs of target and draft [default: one for each unit of --per].", decides_text=False),
     ] = None
     layout: Annotated[
         Layout,

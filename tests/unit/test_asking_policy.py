@@ -95,8 +95,8 @@ def test_a_row_that_begins_badly_is_asked_for_more_until_it_has_shown_that_it_is
     policy = AskingPolicy(Draft(DraftCost(2.1, 0.8)), curve, None, 1000, False)
 
     def others() -> None:
-        for held in (4, 4, 3, 2, 0):
-            policy.observe_row(live(1, 0.8), 4, held)
+        for accepted in (4, 4, 3, 2, 0):
+            policy.observe_row(live(1, 0.8), 4, accepted)
 
     for _ in range(50):
         others()
@@ -127,8 +127,8 @@ def test_a_few_misses_do_not_end_the_asking_for_a_row_alone(observed: int, asks:
 def test_of_a_batch_what_was_seen_counts() -> None:
     policy = AskingPolicy(Draft(DraftCost(4.0, 1.5)), BOUND_BY_OPERATIONS, None, 1000, False)
     rows = [live(0, 0.6), live(1, 0.6)]
-    for held in (1, 1, 0, 1, 0, 0):
-        policy.observe_row(rows[held], 1, held)
+    for accepted in (1, 1, 0, 1, 0, 0):
+        policy.observe_row(rows[accepted], 1, accepted)
     assert asked(policy, rows) == [0, 0]
 
 
@@ -252,7 +252,7 @@ def test_a_number_that_the_user_fixed_is_every_rows(count: int) -> None:
     assert asked(policy_of(Draft(DraftCost(5.0, 5.0)), count), rows) == [count, count, min(count, 2)]
 
 
-def test_positions_and_rows_are_judged_by_what_held() -> None:
+def test_positions_and_rows_are_judged_by_what_was_accepted() -> None:
     """Second candidates never hold, so there is no use in asking for them, however often first ones do."""
     draft, rows = Draft(DraftCost(0.5, 0.1)), [live(key, 0.9) for key in range(2)]
     for row in rows:

@@ -83,8 +83,8 @@ def test_what_the_target_committed_is_learned_up_to_the_first_miss() -> None:
     guess = ask(drafter)
     before = drafter.confidence.chance(5.0)
     drafter.propose(DraftRequest(2, (Advance(1, 2, (guess[0], (guess[1] + 1) % 11), 1),)))
-    held, tried = before * 8.0, 8.0
-    assert drafter.confidence.chance(5.0) == pytest.approx((held + 1) / (tried + 2))
+    accepted, tried = before * 8.0, 8.0
+    assert drafter.confidence.chance(5.0) == pytest.approx((accepted + 1) / (tried + 2))
 
 
 def test_a_runner_up_is_sent_where_a_guess_is_likely_to_be_reached_and_to_miss() -> None:

@@ -90,15 +90,15 @@ def test_after_full_acceptance_only_two_tokens_are_fed(drafter: Drafter, engine:
     assert reply.tokens[1] == written((*prompt, *first, own), 2)
 
 
-@pytest.mark.parametrize("held", [0, 1, 2])
-def test_after_a_miss_the_cache_is_cut_back(drafter: Drafter, engine: FakeEngine, held: int) -> None:
+@pytest.mark.parametrize("accepted", [0, 1, 2])
+def test_after_a_miss_the_cache_is_cut_back(drafter: Drafter, engine: FakeEngine, accepted: int) -> None:
     prompt = (1, 2, 3)
     first = ask(drafter, opening(1, prompt, 3)).tokens[1]
-    other = (first[held] + 1) % END
+    other = (first[accepted] + 1) % END
     engine.passes.clear()
-    reply = ask(drafter, Advance(1, 3, (*first[:held], other), 2, None, 3))
+    reply = ask(drafter, Advance(1, 3, (*first[:accepted], other), 2, None, 3))
     assert list(engine.passes[0][0].tokens) == [other]
-    assert reply.tokens[1] == written((*prompt, *first[:held], other), 2)
+    assert reply.tokens[1] == written((*prompt, *first[:accepted], other), 2)
 
 
 def test_a_row_it_does_not_know_is_forgotten(drafter: Drafter) -> None:
@@ -207,8 +207,8 @@ def test_whatever_the_target_decides_the_draft_keeps_in_step(data: st.DataObject
             known[key] = len(rows[key])
             guess = reply.tokens.get(key, ())
             assert guess == written(rows[key], limits[key])
-            held = data.draw(st.integers(0, len(guess)))
-            rows[key].extend([*guess[:held], data.draw(st.integers(0, END - 1))])
+            accepted = data.draw(st.integers(0, len(guess)))
+            rows[key].extend([*guess[:accepted], data.draw(st.integers(0, END - 1))])
 
 
 class Timed(FakeEngine):

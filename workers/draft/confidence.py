@@ -1,4 +1,4 @@
-"""How sure a draft may be of its own guess: learned from what became of earlier ones with a similar margin.
+"""How sure a draft may be of its own guess, calibrated by what became of earlier ones with a similar margin.
 
 A draft's margin (its best score over the second best, noise included) says how clear its choice was. How often the target
 makes the same choice at that margin is a fact of the pair and the text, so it is counted, not assumed.

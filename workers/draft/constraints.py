@@ -1,4 +1,4 @@
-"""Constraints for a draft, which may do without: what is not there yet is not waited for."""
+"""Constrained decoding on the draft, which may do without: what is not there yet is not waited for."""
 
 from __future__ import annotations
 

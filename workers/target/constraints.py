@@ -1,11 +1,11 @@
-"""Rows whose answers must be something: which candidates of theirs can hold, and which tokens each choice may take.
+"""Constrained decoding on the target: which candidates a row's grammar allows, and the token mask of each choice.
 
 The masks of a pass depend on nothing but what is fed, so they are made beside the pass: the engine waits for them where it
 chooses. A few cheap ones are made before it, since to wake a thread takes longer.
 
 Some masks take longer than what they are good for: amid a string of limited length nearly all tokens may come, and the
 library walks through all of its vocabulary to say so. Such a place is left *open*: the choice is made among all tokens, and
-holds where the constraint allows it, since the best of all is then the best of those that are allowed. Where it does not,
+stands where the constraint allows it, since the best of all is then the best of those that are allowed. Where it does not,
 the next best are tried, and if none of a few is allowed the mask is made after all. So what is left open decides how long
 a text takes, never the text.
 """
@@ -149,7 +149,7 @@ class MaskMaker:
     def settle(
         self, live: LiveRow, candidates: Sequence[int], chosen: list[int], first: int, end_tokens: Collection[int]
     ) -> None:
-        """Put right what a pass has chosen at the row's open places, as far as its candidates hold.
+        """Put right what a pass has chosen at the row's open places, as far as its candidates are accepted.
 
         ``first`` is the number of the first of them among the choices of the pass.
         """
