@@ -35,6 +35,20 @@ class Found(NamedTuple):
 
 NOTHING_FOUND = Found()
 
+# Of the kernels' answers: a chunk and what describes it; n-grams that are looked up; the smallest table; a page of memory.
+CHUNK, OF_A_CHUNK, LEVELS, LEAST_BUCKETS, INT, PAGE = 32, 24, 3, 256, 4, 4096
+
+
+def bytes_of_answers(most: int, written: int) -> int:
+    """What the last ``most`` tokens of all answers take once so many are written; pages nobody has used are no memory."""
+    chunks = most // CHUNK
+    if not chunks:
+        return 0
+    buckets = max(LEAST_BUCKETS, 1 << (most - 1).bit_length())
+    # Every token has its place in the tables, wherever that is.
+    tables = min(INT * LEVELS * buckets, PAGE * LEVELS * written)
+    return OF_A_CHUNK * chunks + INT * (1 + LEVELS) * min(chunks * CHUNK, written) + tables
+
 
 class Suffixes:
     """Of the rows under way their texts, and of all answers the last ``tokens`` tokens."""

@@ -10,11 +10,10 @@ from outrider.runner.options.of_drafts import OF_A_MODEL_ALONE
 from outrider.runner.options.shared import ComputedModel, Options
 from outrider.runner.planning.placement_request import PlacementRequest, on_accelerator
 from outrider.runner.planning.replica_memory import ProcessMemory, ReplicaMemory
-from outrider.runner.planning.replica_plan import loaded_bytes
+from outrider.runner.planning.replica_plan import memory_by_files
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec, ReplicaSpec
 from outrider.workers.models.model_info import ModelInfo
-from outrider.workers.models.model_memory import ModelMemory
 from outrider.workers.precisions import arithmetic
 
 LOOKUP, SUFFIX = "lookup", "suffix"
@@ -232,18 +231,20 @@ def memory_of(model_info: ModelInfo, model: ModelSpec, rows: int, tokenizer_proc
     """Of a process with this model, which works on so many rows at once."""
     told = tokenizer_process.memory_of(model, rows)
     known = told is not None
-    return ProcessMemory(told or ModelMemory(loaded_bytes(model_info, model.precision)), model.engine, known)
+    return ProcessMemory(told or memory_by_files(model_info, model.precision), model.engine, known)
 
 
 def memory_of_pair(
     target: tuple[ModelInfo, ModelSpec],
     draft: tuple[ModelInfo | None, ModelSpec | None],
-    rows: int,
+    spec: Options,
+    draft_name: str,
     tokenizer_process: TokenizerProcess,
 ) -> ReplicaMemory:
     """Of a target with its draft, where there is one."""
+    rows, answers = spec.batch, spec.answer_tokens if _proposes_by(SUFFIX, draft_name) else 0
     of_target = memory_of(*target, rows, tokenizer_process)
     card, model = draft
     if card is None or model is None:
-        return ReplicaMemory(of_target, None)
-    return ReplicaMemory(of_target, memory_of(card, model, rows, tokenizer_process))
+        return ReplicaMemory(of_target, None, answers)
+    return ReplicaMemory(of_target, memory_of(card, model, rows, tokenizer_process), answers)

@@ -96,7 +96,7 @@ def prepare_models(spec: JobSpec, tokenizer_process: TokenizerProcess, say: Call
     for note in notes:
         say(f"note: {note}")
     target_model, draft_model = choose_models(spec, target, draft, tokenizer_process, say)
-    memory = memory_of_pair((target, target_model), (draft, draft_model), spec.batch, tokenizer_process)
+    memory = memory_of_pair((target, target_model), (draft, draft_model), spec, draft_name, tokenizer_process)
     return PreparedModels(target, draft, draft_name, target_model, draft_model, memory)
 
 
@@ -122,7 +122,7 @@ def prepare(
         here, new = helper is None and spec.address is None, not there(directory / JOURNAL)
         if here and new:
             # With one row: how many there are is not known yet.
-            _plan_here(spec, models, models.memory.sizes(1))
+            _plan_here(spec, models, models.memory.sizes(1, written=0))
         journal = Journal(directory / JOURNAL)
         if journal.filled:
             _check_goes_on(spec, directory, journal, asked_with, display, again)
@@ -160,11 +160,12 @@ def _sizes_of_rows(
 
     Else what they take at least, and it is told (to whom there is one to ``say`` it to; None: this machine is not asked).
     """
-    memory, pending = models.memory, journal.counts().pending
+    memory = models.memory
+    pending, written = journal.pending_answers()
     rows = min(spec.batch, max(1, -(-pending // (spec.replicas or 1))))
     lengths = journal.longest(rows)
-    longest = max((prompt for prompt, _ in lengths), default=0)
-    least = memory.sizes(rows, longest)
+    longest = max((prompt for prompt, _, _ in lengths), default=0)
+    least = memory.sizes(rows, longest, written=0)
     if say is None or not lengths:
         return least
     try:
@@ -180,20 +181,34 @@ def _sizes_of_rows(
         )
     # Prompts of rows that have ended are kept for those to come.
     kept = min(spec.prefix_tokens, (pending - 1) * longest)
-    tokens = sum(prompt + most for prompt, most in lengths) + kept
-    most = memory.sizes(rows, tokens, tokens)
+    samples, tokens = _at_once(lengths, rows, shared=memory.native and spec.prefix_tokens > 0)
+    tokens += kept
+    most = memory.sizes(rows, tokens, tokens, written)
     try:
         if _plan_here(spec, models, most).replicas == made.replicas:
             return most
         why = f"with so much memory fewer than {made.replicas} replicas fit"
     except PlacementError as refusal:
         why = str(refusal).partition(";")[0]
+    less = ["a smaller --batch", "a smaller --max-tokens in a new job", "fewer --replicas"]
+    if memory.native and spec.cache_precision != "int8":
+        less.append("--cache-precision int8")
     say(
-        f"note: memory may run short: {counted(len(lengths), 'row')} at once may have {tokens:,} tokens, with their "
+        f"note: memory may run short: {counted(samples, 'row')} at once may have {tokens:,} tokens, with their "
         f"answers and {kept:,} kept of earlier prompts; {why}. A target that runs out of it goes on with half as many "
-        "rows; a smaller --batch, fewer --replicas or --cache-precision int8 needs less"
+        f"rows; {', '.join(less[:-1])} or {less[-1]} needs less"
     )
     return least
+
+
+def _at_once(lengths: Sequence[tuple[int, int, int]], most: int, shared: bool) -> tuple[int, int]:
+    """How many samples of the longest rows run at once, and their tokens; ``shared``: a row's samples share its prompt."""
+    left, tokens = most, 0
+    for prompt, answer, samples in lengths:
+        taken = min(samples, left)
+        left -= taken
+        tokens += prompt * (1 if shared else taken) + answer * taken
+    return most - left, tokens
 
 
 def _check_goes_on(

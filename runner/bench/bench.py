@@ -142,7 +142,7 @@ def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> BenchSetup:
         for note in notes:
             say(f"note: {note}")
         target_model, draft_model = choose_models(spec, target, draft, tokenizer_process, say)
-        memory = memory_of_pair((target, target_model), (draft, draft_model), spec.batch, tokenizer_process)
+        memory = memory_of_pair((target, target_model), (draft, draft_model), spec, draft_name, tokenizer_process)
     longest = max(len(example.prompt) + example.new_tokens for example in made)
     if draft is not None and draft.context < longest:
         say(f"note: {draft.name} holds {draft.context:,} tokens; beyond that it proposes nothing")

@@ -10,8 +10,11 @@ DIED = "its process died"
 ENDED_BY_RAY = "Ray ended its process because the machine ran short of memory"
 ENDED_BY_KERNEL = "its process died while the kernel ended processes for want of memory"
 SHORT_OF_MEMORY = (ENDED_BY_RAY, ENDED_BY_KERNEL)
-# The last two decide texts, so that a job which was begun without them is not gone on with.
-LESS_MEMORY = "a smaller --batch needs less, and in a new job a smaller --precision or --cache-precision int8"
+# The last three decide texts, so that a job which was begun without them is not gone on with.
+LESS_MEMORY = (
+    "a smaller --batch, fewer --replicas or a smaller --draft needs less, and in a new job a smaller --precision, "
+    "--cache-precision int8 or a smaller --max-tokens"
+)
 
 
 def explain(error: Exception, killed_for_memory: bool = False) -> str:

@@ -370,16 +370,34 @@ class Journal:
         recorded = {state: count for state, _, count in found}
         return Counts(sum(count for _, count, _ in found), recorded.get(DONE, 0), recorded.get(FAILED, 0))
 
-    def longest(self, count: int) -> list[tuple[int, int]]:
-        """Of so many rows still to do, the longest: tokens of the prompt, and most tokens of the answer."""
+    def longest(self, samples: int) -> list[tuple[int, int, int]]:
+        """The longest rows still to do, of so many samples in all (the last row may have more).
+
+        Of each the tokens of its prompt, the most tokens of an answer, and its samples.
+        """
         length = "length(prompt) / 4"
-        most = "CASE WHEN json_valid(request) THEN CAST(json_extract(request, '$.max_tokens') AS INTEGER) ELSE 0 END"
+        most, of_each = (_number_of_request(key) for key in ("max_tokens", "n"))
         found = self._query(
-            f"SELECT {length} AS length, ifnull({most}, 0) AS most FROM rows WHERE state = 0 "
+            f"SELECT {length} AS length, {most} AS most, max(1, {of_each}) FROM rows WHERE state = 0 "
             "ORDER BY length + most DESC LIMIT ?",
-            (count,),
+            (samples,),
         )
-        return [(length, most) for length, most in found if isinstance(length, int) and isinstance(most, int)]
+        longest: list[tuple[int, int, int]] = []
+        for row in found:
+            if samples <= 0:
+                break
+            if all(isinstance(value, int) for value in row):
+                longest.append(row)
+                samples -= row[2]
+        return longest
+
+    def pending_answers(self) -> tuple[int, int]:
+        """How many samples the rows still to do have together, and the most tokens that these may come to."""
+        samples, most = f"max(1, {_number_of_request('n')})", _number_of_request("max_tokens")
+        [(count, tokens)] = self._query(
+            f"SELECT ifnull(sum({samples}), 0), ifnull(sum({samples} * {most}), 0) FROM rows WHERE state = 0"
+        )
+        return int(count), int(tokens)
 
     def pending(self, after: int, count: int) -> list[tuple[int, int]]:
         """The next rows still to do behind row ``after``, each with its attempts so far."""
@@ -496,6 +514,11 @@ class Journal:
             )
             for (record,) in found:
                 yield record
+
+
+def _number_of_request(key: str) -> str:
+    """In SQL; 0 where a damaged journal has none."""
+    return f"ifnull(CASE WHEN json_valid(request) THEN CAST(json_extract(request, '$.{key}') AS INTEGER) END, 0)"
 
 
 def _columns(given: StoredRow | FailedRow) -> tuple[int, str, int, str, str, bytes, int]:

@@ -172,6 +172,8 @@ def _too_big(
         parts.append(f"draft {_bytes(sizes.draft)}")
     if cache := sizes.target_kv + sizes.draft_kv:
         parts.append(f"KV cache {_bytes(cache)}")
+    if sizes.answers:
+        parts.append(f"answers kept {_bytes(sizes.answers)}")
     if room_to_work := sizes.target_room + sizes.draft_room:
         parts.append(f"processes {_bytes(room_to_work)}")
     fresh = FreeMemory.of(hosts)
@@ -200,7 +202,9 @@ def _smaller(sizes: ModelSizes, need: int) -> str:
     if sizes.target + (sizes.draft or 0) >= part:
         ways.append("a smaller precision")
     if sizes.target_kv + sizes.draft_kv >= part:
-        ways.append("a smaller --batch or --cache-precision int8")
+        ways.append("a smaller --batch" + (" or --cache-precision int8" if sizes.int8_cache else ""))
+    if sizes.answers >= part:
+        ways.append("a smaller --answer-tokens")
     if sizes.draft is not None and sizes.of_draft >= part:
         ways.append("--draft none")
     return f"; {' or '.join(ways)} needs less" if ways else ""

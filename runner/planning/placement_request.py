@@ -13,9 +13,10 @@ PER: tuple[Per, ...] = get_args(Per)
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Bytes of one replica: weights, keys and values of its rows, and room for its processes and their work.
+    """Bytes of one replica: weights, keys and values of its rows, room for its processes and their work, and answers kept.
 
-    ``draft`` is None where there is no draft actor, 0 where it holds no model (lookup).
+    ``draft`` is None where there is no draft actor, 0 where it holds no model (lookup). ``int8_cache``: whether keys and
+    values of the target could take 8 bits.
     """
 
     target: int
@@ -24,10 +25,12 @@ class ModelSizes:
     draft_kv: int = 0
     target_room: int = 0
     draft_room: int = 0
+    answers: int = 0
+    int8_cache: bool = True
 
     @property
     def of_target(self) -> int:
-        return self.target + self.target_kv + self.target_room
+        return self.target + self.target_kv + self.target_room + self.answers
 
     @property
     def of_draft(self) -> int:

@@ -1,9 +1,10 @@
-"""What memory a replica takes on its host: its weights, the work on them, its rows' keys and values, and the processes."""
+"""What a replica takes on its host: weights, the work on them, keys and values of rows, kept answers, and processes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from outrider.kernels.suffixes import bytes_of_answers
 from outrider.runner.planning.placement_request import ModelSizes
 from outrider.workers.models.model_memory import ModelMemory
 
@@ -26,13 +27,27 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMemory:
+    """``answer_tokens`` are kept of what all rows wrote, for candidates to be found in."""
+
     target: ProcessMemory
     draft: ProcessMemory | None
+    answer_tokens: int = 0
 
-    def sizes(self, rows: int, tokens: int = 0, draft_tokens: int = 0) -> ModelSizes:
-        """With so many rows at once, which have so many tokens together in the target's cache and in the draft's."""
+    @property
+    def native(self) -> bool:
+        """Whether the target is on the native engine, whose rows share prompts and whose caches may take 8 bits."""
+        return self.target.engine == "native"
+
+    def sizes(self, rows: int, tokens: int = 0, draft_tokens: int = 0, written: int | None = None) -> ModelSizes:
+        """With so many rows at once, which have so many tokens together in the target's cache and in the draft's.
+
+        ``written`` are the tokens of all answers in the end; None where nobody knows.
+        """
         target = self.target
-        sizes = ModelSizes(target.model.weights, target_kv=target.model.of_rows(rows, tokens), target_room=target.room)
+        answers = bytes_of_answers(self.answer_tokens, self.answer_tokens if written is None else written)
+        cache = target.model.of_rows(rows, tokens)
+        sizes = ModelSizes(target.model.weights, target_kv=cache, target_room=target.room, answers=answers)
+        sizes = replace(sizes, int8_cache=self.native)
         if self.draft is None:
             return sizes
         draft = self.draft.model

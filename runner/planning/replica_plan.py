@@ -15,6 +15,7 @@ from outrider.runner.planning.placement import Plan, PlannedActor
 from outrider.workers.machine.pinning import Launch, Pin, probe
 from outrider.workers.messages import ActorPlacement, ModelSpec, ReplicaSpec
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.model_memory import ModelMemory
 from outrider.workers.precisions import arithmetic
 
 # Bytes of a weight by precision, and of one as a checkpoint declares it.
@@ -121,6 +122,12 @@ def booked(plans: Iterable[ReplicaPlan]) -> Counter[int]:
 def probed_here() -> Callable[[str, Pin], Launch]:
     """Starts on this machine; each distinct one is tried out once."""
     return cache(lambda host, pin: probe(pin))
+
+
+def memory_by_files(model_info: ModelInfo, precision: str) -> ModelMemory:
+    """What memory a model takes of which nothing is known but its files."""
+    token = (model_info.cached_numbers or 0) * WEIGHT_BYTES.get(precision if precision in OF_FLOATS else "fp32", 4.0)
+    return ModelMemory(loaded_bytes(model_info, precision), token=int(token))
 
 
 def loaded_bytes(model_info: ModelInfo, precision: str) -> int:

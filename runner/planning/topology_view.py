@@ -79,11 +79,13 @@ def draw(console: Console, topology: Topology, plan: Plan | None = None) -> None
 def of_what_is_counted(memory: ReplicaMemory) -> str:
     """What a row's keys and values come to beyond what is counted, as far as that is known."""
     processes = [("target", memory.target), *([("draft", memory.draft)] if memory.draft is not None else [])]
-    a_token = "" if memory.target.known else " a token"
-    known = [f"{each.model.token / KIB:,.1f} KiB{a_token} ({role})" for role, each in processes if each.known]
-    if memory.target.known:
-        first = memory.target.model.first_tokens
-        counted = f"of each row {first} tokens are counted; each one beyond takes {' + '.join(known)}"
+    target = memory.target.model
+    a_token = "" if target.token else " a token"
+    known = [f"{each.model.token / KIB:,.1f} KiB{a_token} ({role})" for role, each in processes if each.model.token]
+    if target.first_tokens:
+        counted = f"of each row {target.first_tokens} tokens are counted; each one beyond takes {' + '.join(known)}"
+    elif target.token:
+        counted = f"keys and values of rows are not counted, of which each token takes {' + '.join(known)}"
     else:
         counted = f"keys and values of rows are not counted{f' beside {known[0]}' if known else ''}"
     return f"{counted}; --kv-bytes sets what is counted"

@@ -275,7 +275,12 @@ def test_a_target_that_cannot_start_ends_the_job_with_its_reason(world: World, j
 @pytest.mark.parametrize(
     ("death", "kills", "said"),
     [
-        (RayActorError(), 0, "its process died; if memory was short, a smaller --batch needs less"),
+        (
+            RayActorError(),
+            0,
+            "its process died; if memory was short, a smaller --batch, fewer --replicas or a smaller --draft needs less, "
+            "and in a new job a smaller --precision, --cache-precision int8 or a smaller --max-tokens; ",
+        ),
         (RayActorError(), 1, "its process died while the kernel ended processes for want of memory; a smaller --batch"),
         (OutOfMemoryError("1.2GB"), 0, "Ray ended its process because the machine ran short of memory; a smaller --batch"),
     ],

@@ -546,7 +546,24 @@ def test_rows_that_may_need_more_memory_than_there_is_are_told_of_and_run(
     [said] = [said for said in heard.said if "memory" in said]
     told = "64 rows at once may have 1,024 tokens, with their answers and 0 kept of earlier prompts; target "
     assert said.startswith(f"note: memory may run short: {told}")
-    assert said.endswith("; a smaller --batch, fewer --replicas or --cache-precision int8 needs less")
+    assert said.endswith("; a smaller --batch, a smaller --max-tokens in a new job or fewer --replicas needs less")
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_all_samples_of_a_row_that_run_at_once_are_counted(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of 40 samples with as many answers, of which 32 run at once."""
+    monkeypatch.setitem(PROCESS_BYTES, "hf", 470_000_000)
+    row = '{"prompt": "x", "max_tokens": 15, "n": 40, "temperature": 1}'
+    assert run_job(spec_of(row, batch=32, prefix_tokens=0), heard).summary["done"] == 1
+    [said] = [said for said in heard.said if "memory" in said]
+    assert said.startswith("note: memory may run short: 32 rows at once may have 512 tokens, with their answers and 0 kept")
+
+
+def test_samples_of_a_row_share_its_prompt_where_the_engine_can() -> None:
+    lengths = [(1000, 10, 3), (500, 20, 4)]
+    assert prepare_job._at_once(lengths, 5, shared=False) == (5, 3 * 1010 + 2 * 520)
+    assert prepare_job._at_once(lengths, 5, shared=True) == (5, 1000 + 30 + 500 + 40)
+    assert prepare_job._at_once(lengths, 9, shared=True) == (7, 1000 + 30 + 500 + 80)
 
 
 @pytest.mark.usefixtures("small_machine")

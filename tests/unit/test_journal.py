@@ -97,16 +97,19 @@ def test_the_pending_cursor(full: Journal) -> None:
     assert full.pending(4, 3) == []
 
 
-def test_the_longest_rows_still_to_do_with_their_longest_answers(journal: Journal) -> None:
-    lengths = [(3, 40), (20, 9), (5, 5)]
+def test_the_longest_rows_still_to_do_with_their_longest_answers_and_samples(journal: Journal) -> None:
+    lengths = [(3, 40, 2), (20, 9, 1), (5, 5, 3)]
     rows = [
-        replace(row(number), prompt=(1,) * prompt, request={"max_tokens": most})
-        for number, (prompt, most) in enumerate(lengths)
+        replace(row(number), prompt=(1,) * prompt, request={"max_tokens": most, "n": samples})
+        for number, (prompt, most, samples) in enumerate(lengths)
     ]
     journal.fill(rows, [(replace(row(9), prompt=(1,) * 900), "bad")], {})
-    assert journal.longest(2) == lengths[:2]
+    assert journal.longest(2) == lengths[:1], "which has two samples"
+    assert journal.longest(3) == lengths[:2]
+    assert journal.pending_answers() == (6, 2 * 40 + 9 + 3 * 5)
     journal.record([(0, "done")], [])
     assert journal.longest(9) == lengths[1:]
+    assert journal.pending_answers() == (4, 9 + 3 * 5)
 
 
 def test_another_connection_sees_what_was_committed(full: Journal) -> None:

@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from native_models import save_tiny
 
+from outrider.kernels.program import Format, Kind
+from outrider.kernels.suffixes import Suffixes, bytes_of_answers
 from outrider.runner.planning.replica_memory import PROCESS_BYTES, ProcessMemory, ReplicaMemory
+from outrider.runner.planning.replica_plan import memory_by_files
 from outrider.workers.messages import ModelSpec
-from outrider.workers.models.memory_of_program import memory_of
+from outrider.workers.models.cached_numbers import cached_numbers
+from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.memory_of_program import HUGE_PAGE, IN_PAIRS, memory_of, memory_of_program
+from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.model_memory import MOST_RESERVED, ModelMemory
 from outrider.workers.models.opening import open_model
+from outrider.workers.precisions import PRECISIONS
 
 ALIGNMENT = 4096
 MODEL = ModelMemory(weights=1000, working=100, row=10, token=2, first_tokens=256)
@@ -56,6 +64,96 @@ def test_a_row_has_its_recurrent_states(name: str, tmp_path: Path) -> None:
 
 def test_what_is_not_known_before_a_model_is_open_is_not_guessed(model: Path) -> None:
     assert memory_of(ModelSpec(str(model), "hf", "fp32"), 8) is None
+
+
+@pytest.mark.parametrize("precision", ["w4a8", "w8a8", "bf16"])
+def test_what_products_in_pairs_need_is_counted_where_they_are_made(precision: str, model: Path) -> None:
+    """Of these small ones each matrix of four-bit codes takes a huge page, others none."""
+    program = lay_out(model, PRECISIONS[precision]).program
+    plain, pairs = (memory_of_program(program, 8, in_pairs).working for in_pairs in (False, True))
+    matrices = {op.weight for op in program.ops if op.kind is Kind.LINEAR}
+    paired = [each for each in matrices if program.weights[each].format is Format.W4A8]
+    assert pairs - plain == len(paired) * HUGE_PAGE
+    assert bool(paired) == (precision == "w4a8")
+
+
+def test_this_machines_instruction_set_says_whether_products_are_made_in_pairs(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    for name in (IN_PAIRS, "avx2"):
+        monkeypatch.setattr("outrider.workers.models.memory_of_program.instruction_set", lambda name=name: name)
+        told.append(memory_of(ModelSpec(str(model), "native", "w4a8"), 8))
+    pairs, plain = told
+    assert pairs is not None and plain is not None and pairs.working > plain.working
+
+
+def test_inputs_of_wide_matrices_are_counted(model: Path) -> None:
+    """As they are multiplied: of 512 tokens 11,008 channels are 28 MB in fp32, a quarter more than that included."""
+    program = lay_out(model, PRECISIONS["fp32"]).program
+    linear = next(op for op in program.ops if op.kind is Kind.LINEAR)
+    wide = replace(program.weights[linear.weight], columns=11008)
+    weights = tuple(wide if at == linear.weight else each for at, each in enumerate(program.weights))
+    usual, more = (memory_of_program(each, 8, False).working for each in (program, replace(program, weights=weights)))
+    assert 24_000_000 < more - usual <= 30_000_000
+
+
+@pytest.mark.parametrize("most", [0, 31, 32, 1000, 1 << 14, 100_000])
+def test_answers_are_counted_as_the_kernels_count_them(most: int) -> None:
+    assert bytes_of_answers(most, most) == Suffixes(most).bytes
+    assert bytes_of_answers(most, 10) < bytes_of_answers(most, most) or most < 1000
+
+
+def test_answers_are_counted_with_the_target() -> None:
+    target = ProcessMemory(MODEL, "native", True)
+    sizes, alone = (ReplicaMemory(target, None, tokens).sizes(4) for tokens in (1 << 21, 0))
+    assert sizes.of_target - alone.of_target == sizes.answers == bytes_of_answers(1 << 21, 1 << 21) > 60_000_000
+    assert ReplicaMemory(target, None, 1 << 21).sizes(4, written=500).answers < 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers"),
+    [
+        ({"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}, 65536),
+        ({"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 32, "hidden_size": 64}, 512),
+        ({"n_layer": 12, "n_head": 12, "n_embd": 768}, 2 * 12 * 768),
+        ({"n_layer": 2, "n_head": 4, "n_embd": 64, "multi_query": True}, 2 * 2 * 16),
+        ({"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": None, "hidden_size": 64}, 512),
+        (
+            {
+                "num_hidden_layers": 4,
+                "layer_types": ["linear_attention", "full_attention", "sliding_attention", "conv"],
+                "num_attention_heads": 4,
+                "hidden_size": 64,
+            },
+            2 * 2 * 64,
+        ),
+        (
+            {
+                "num_hidden_layers": 2,
+                "num_attention_heads": 8,
+                "qk_nope_head_dim": 16,
+                "qk_rope_head_dim": 8,
+                "v_head_dim": 16,
+            },
+            2 * 8 * 40,
+        ),
+        ({"num_attention_heads": 4, "hidden_size": 64}, None),
+        ({"num_hidden_layers": 4, "num_attention_heads": [4, 2], "hidden_size": 64}, None),
+        ({"num_hidden_layers": True, "num_attention_heads": 4, "hidden_size": 64}, None),
+    ],
+)
+def test_keys_and_values_by_a_configuration(config: dict[str, Any], numbers: int | None) -> None:
+    assert cached_numbers(config) == numbers
+
+
+def test_a_model_of_which_nothing_is_known_but_its_files_has_the_keys_and_values_of_its_configuration(model: Path) -> None:
+    info = read_model_info(str(model))
+    native = memory_of(ModelSpec(str(model), "native", "bf16"), 8)
+    assert native is not None
+    assert memory_by_files(info, "fp16").token == native.token
+    assert memory_by_files(info, "fp32").token == 2 * native.token
+    assert memory_by_files(replace(info, cached_numbers=None), "fp32").token == 0
 
 
 def test_a_replica_takes_weights_processes_and_the_tokens_of_its_rows() -> None:

@@ -362,6 +362,28 @@ def test_eight_cores_leave_one_and_the_refusal_says_so() -> None:
         plan([machine([flat(8)])], ModelSizes(GB), PlacementRequest(replicas=8))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "sum_", "advice"),
+    [
+        (
+            ModelSizes(GB, target_kv=2 * GB, answers=GB),
+            "target 1.00 GB + KV cache 2.00 GB + answers kept 1.00 GB = 4.00 GB",
+            "; a smaller precision or a smaller --batch or --cache-precision int8 or a smaller --answer-tokens needs less",
+        ),
+        (
+            ModelSizes(GB // 10, target_kv=3 * GB, int8_cache=False),
+            "target 0.10 GB + KV cache 3.00 GB = 3.10 GB",
+            "; a smaller --batch needs less",
+        ),
+    ],
+)
+def test_a_refusal_names_what_takes_a_good_part_and_what_needs_less(sizes: ModelSizes, sum_: str, advice: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        plan([machine([flat(2)], limit=2 * GB)], sizes, PlacementRequest())
+    assert str(caught.value).startswith(sum_)
+    assert str(caught.value).endswith(advice)
+
+
 def test_replicas_beyond_the_memory_are_refused() -> None:
     with pytest.raises(PlacementError, match="of which 2 fit this machine, not 3"):
         plan([machine([flat(4)], [10 * GB])], ModelSizes(4 * GB), PlacementRequest(replicas=3))

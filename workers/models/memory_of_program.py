@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from outrider.kernels.library import instruction_set
 from outrider.kernels.packer import packed_bytes
-from outrider.kernels.program import RECURRENT, Kind, Op, Program
+from outrider.kernels.program import RECURRENT, Codes, Format, Kind, Op, Program, Scales, Weight
 from outrider.workers.engines.native import reserved
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.laying_out import lay_out
@@ -18,7 +19,10 @@ from outrider.workers.precisions import PRECISIONS
 FLOAT_BYTES = 4
 # Of the kernels: what is taken for a pass is a quarter more than asked for and in huge pages, for each of the program's
 # buffers and for some of the kernels' own.
-LANES, SPARE, HUGE_PAGE, OWN_BUFFERS = 16, 1.25, 2 << 20, 8
+LANES, SPARE, HUGE_PAGE, OWN_BUFFERS = 16, 1.25, 2 << 20, 7
+# The instruction set that multiplies in pairs of channels. For it a matrix has a number for each output (a tile has
+# 16) and block of channels. And how many digits of an input some formats multiply.
+IN_PAIRS, TILE, BLOCK_CHANNELS, DIGITS = "avx512pairs", 16, 128, 3
 # Tokens of a block of the cache.
 BLOCK_TOKENS = 32
 # Tokens whose inputs are kept beside a state, and how many times the memory of their tokens' keys and values its copies may
@@ -32,16 +36,20 @@ def memory_of(spec: ModelSpec, rows: int) -> ModelMemory | None:
     if spec.engine != "native" or weight_files(directory)[0].suffix == ".bin":
         return None
     laid_out = lay_out(directory, PRECISIONS[spec.precision], states=spec.states)
-    return memory_of_program(with_cache(laid_out.program, spec), rows)
+    return memory_of_program(with_cache(laid_out.program, spec), rows, in_pairs=instruction_set() == IN_PAIRS)
 
 
-def memory_of_program(program: Program, rows: int) -> ModelMemory:
+def memory_of_program(program: Program, rows: int, in_pairs: bool) -> ModelMemory:
+    """``in_pairs``: where matrices are multiplied in pairs of channels, which numbers that are taken beside them serve."""
     pass_tokens, choices, first_tokens = reserved(rows, program.context)
     state, inputs = _state(program)
     token = program.token_bytes
     return ModelMemory(
         weights=sum(packed_bytes(weight) for weight in program.weights),
-        working=OWN_BUFFERS * HUGE_PAGE + sum(_buffers(program, pass_tokens, choices)),
+        working=OWN_BUFFERS * HUGE_PAGE
+        + _inputs(program, pass_tokens)
+        + sum(_buffers(program, pass_tokens, choices))
+        + (_of_pairs(program) if in_pairs else 0),
         row=state + KEPT_INPUTS * inputs,
         token=token + _snapshots(state, token, program.context),
         first_tokens=first_tokens // rows,
@@ -55,7 +63,43 @@ def _buffers(program: Program, tokens: int, choices: int) -> Iterator[int]:
     for buffer, width in enumerate(program.buffers):
         vectors = -(-width // LANES) | 1
         size = SPARE * (tokens if buffer in of_all else choices) * vectors * LANES * FLOAT_BYTES
-        yield -int(-size // HUGE_PAGE) * HUGE_PAGE
+        yield _in_pages(size)
+
+
+def _inputs(program: Program, tokens: int) -> int:
+    """What the widest product's inputs take as they are multiplied: of experts a token's own, and one for each of them."""
+    of_a_token = (
+        (op.kv_heads + 1 if op.kind is Kind.EXPERTS else 1) * _words(program.weights[op.weight])
+        for op in program.ops
+        if op.kind in (Kind.LINEAR, Kind.EXPERTS)
+    )
+    return _in_pages(SPARE * FLOAT_BYTES * tokens * max(of_a_token, default=0))
+
+
+def _words(weight: Weight) -> int:
+    """Words of 32 bits."""
+    columns = weight.columns
+    if weight.format.integer:
+        return -(-columns // 8) * 2 * (DIGITS if weight.format in (Format.W4ABF16, Format.W8AF32) else 1)
+    return -(-columns // 2) if weight.format is Format.BF16 else columns
+
+
+def _of_pairs(program: Program) -> int:
+    """What the matrices of a program have beside their codes where they are multiplied in pairs."""
+    matrices = {op.weight for op in program.ops if op.kind is Kind.LINEAR}
+    return sum(_of_matrix(program.weights[each]) for each in matrices)
+
+
+def _of_matrix(weight: Weight) -> int:
+    codes, scales = weight.stored.codes, weight.stored.scales
+    alike = scales is Scales.FACTORS or (scales is Scales.WORDS and weight.group == BLOCK_CHANNELS)
+    if not (weight.format is Format.W4A8 and codes is Codes.INT4 and alike):
+        return 0
+    return _in_pages(FLOAT_BYTES * TILE * -(-weight.rows // TILE) * -(-weight.columns // BLOCK_CHANNELS))
+
+
+def _in_pages(size: float) -> int:
+    return -int(-size // HUGE_PAGE) * HUGE_PAGE
 
 
 def _state(program: Program) -> tuple[int, int]:

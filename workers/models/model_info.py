@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from outrider.workers.errors import JobChangedError, ModelError, first_line
+from outrider.workers.models.cached_numbers import cached_numbers
 from outrider.workers.models.config_file import NAME, config_path, quantisation_of, read_config
 from outrider.workers.models.digests import digest_of
 from outrider.workers.models.files import check_describing, holds_tokenizer, read_json, state_of
@@ -82,6 +83,8 @@ class ModelInfo:
     numbers: int | None = None
     # What its generation_config.json sets that is not followed.
     unfollowed: tuple[str, ...] = ()
+    # How many numbers of keys and values a token has, where its config.json tells.
+    cached_numbers: int | None = None
 
 
 def find(name: str, fetch: bool = True) -> Path:
@@ -242,6 +245,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
         head=head is not None,
         scored=None if head is None or head.draft_vocabulary == head.vocabulary else head.draft_vocabulary,
         unfollowed=_unfollowed(generation),
+        cached_numbers=cached_numbers(text),
     )
 
 
