@@ -31,9 +31,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from option_values import at_least, positive
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
+from outrider.runner.cli.ending import INTERRUPTED
 from outrider.workers.errors import ModelError, first_line
+from outrider.workers.models.config_file import quantisation_of
 from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import LONGEST_ROW, read_model_info
 from outrider.workers.models.tokenizer import check_pair
@@ -50,6 +55,10 @@ REAL_SHARE = 0.25
 # The target's own answers to beginnings of the texts: how many tokens each has, and how many are written at once.
 PROMPT_TOKENS, ANSWER_TOKENS, ANSWERS_AT_ONCE = 48, 112, 48
 LOSS_SLICE = 1024
+# A window has a token to predict and one more; of all texts so many windows, and tokens, are the least to learn from.
+LEAST_LENGTH, LEAST_WINDOWS, LEAST_TOKENS = 2, 40, 640
+# Held out are so many windows, but enough for one of those by which what was learned is estimated.
+HELD_OUT_WINDOWS, ESTIMATED_LENGTH = 4, 192
 # How much of the loss is the text's, the rest being the target's distribution.
 TEXT_SHARE = 0.2
 # Of a window on which it is tried whether a model can be trained like this.
@@ -58,6 +67,7 @@ OTHER_KIND = (
     "blocks of masks cannot be trained side by side with this draft, which is not of attention alone, or has positions "
     "that cannot be told: take another"
 )
+NO_MUON = f"torch {torch.__version__} has no Muon, by which this trains: take 2.9 or newer"
 # What holds weights, which are written anew, or says where they lie.
 OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".index.json")
 
@@ -141,8 +151,15 @@ def refuse_untrainable(draft: PreTrainedModel, target: PreTrainedModel, mask_tok
     most = min(draft.config.get_text_config().vocab_size, target.config.get_text_config().vocab_size)
     window = torch.from_numpy(generator.integers(0, most, size=(1, length + 1)))
     for name, model in (("draft", draft), ("target", target)):
-        scores = scores_of(model, hidden_states(model, window[:, :-1]))
-        if not alike(scores, model(window[:, :-1], use_cache=False).logits.float()):
+        try:
+            scores = scores_of(model, hidden_states(model, window[:, :-1]))
+            logits = model(window[:, :-1], use_cache=False).logits.float()
+        except Exception as error:  # its layers are as transformers made them of others' files
+            raise ModelError(
+                f"transformers cannot run the {name}: {first_line(error)}; of one that is quantised give the checkpoint "
+                "that it was made from"
+            ) from error
+        if not alike(scores, logits):
             raise ModelError(f"how the {name} makes scores of its last states is not known here: take another")
     try:
         together = masked_states(draft, window, layout, mask_token)[0]
@@ -203,12 +220,17 @@ def backward(
 
 @torch.no_grad()
 def tokens_a_round(
-    draft: PreTrainedModel, target: PreTrainedModel, stream: np.ndarray, mask_token: int, count: int = 6, length: int = 192
+    draft: PreTrainedModel,
+    target: PreTrainedModel,
+    stream: np.ndarray,
+    mask_token: int,
+    count: int = 6,
+    length: int = ESTIMATED_LENGTH,
 ) -> float:
     """What greedy rounds with ``count`` candidates would commit on texts that the target did not write: an estimate."""
-    total, rounds, length = 0, 0, min(length, reach_of(draft, target))
+    total, rounds, length = 0, 0, min(length, reach_of(draft, target), len(stream) - 1)
     generator = np.random.default_rng(1)
-    for start in range(0, min(len(stream) - length - 1, 40 * length), length):
+    for start in range(0, min(len(stream) - length, 40 * length), length):
         window = torch.from_numpy(stream[start : start + length + 1])[None]
         layout = lay_out(length, generator, count - 1)
         with torch.autocast("cpu", torch.bfloat16):
@@ -267,7 +289,7 @@ def train_parallel(
                 group["lr"] = rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         # Some windows are longer, so that what is far back keeps its place in the text.
         stream = streams[step % len(streams)]
-        one = min(4 * length, len(stream) // 2, reach) if step % 8 == 6 else length
+        one = min(4 * length, len(stream) // 2, reach) if step % 8 == 6 else min(length, len(stream) - 2)
         starts = generator.integers(0, len(stream) - one - 1, size=max(1, tokens // one))
         window = torch.from_numpy(np.stack([stream[start : start + one + 1] for start in starts]))
         with torch.autocast("cpu", torch.bfloat16):
@@ -286,16 +308,25 @@ def train_parallel(
 
 
 def save_parallel(draft: PreTrainedModel, source: Path, out: Path, mask_token: int) -> None:
-    """All that the draft's directory has but its own weights, and the new ones; config.json names the mask token."""
-    out.mkdir(parents=True, exist_ok=True)
+    """All that the draft's directory has but its own weights, and the new ones; config.json names the mask token.
+
+    Whole files alone come into ``out``, so that what was saved before outlives a kill or a full disk.
+    """
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     for file in source.iterdir():
         if file.is_file() and not file.name.endswith(OF_WEIGHTS) and file.name != "config.json":
-            shutil.copyfile(file, out / file.name)
+            shutil.copyfile(file, partial / file.name)
     before = json.loads((source / "config.json").read_text())
     dtype = before.get("dtype") or before.get("torch_dtype") or "float32"
-    copy.deepcopy(draft).to(torch.bfloat16).save_pretrained(out)
-    config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps({**config, "dtype": dtype, "pard_token": mask_token}, indent=2) + "\n")
+    copy.deepcopy(draft).to(torch.bfloat16).save_pretrained(partial)
+    config = json.loads((partial / "config.json").read_text())
+    (partial / "config.json").write_text(json.dumps({**config, "dtype": dtype, "pard_token": mask_token}, indent=2) + "\n")
+    out.mkdir(exist_ok=True)
+    for file in partial.iterdir():
+        file.replace(out / file.name)
+    partial.rmdir()
 
 
 def read_stream(tokenizer: Any, files: Sequence[Path]) -> np.ndarray:
@@ -303,7 +334,12 @@ def read_stream(tokenizer: Any, files: Sequence[Path]) -> np.ndarray:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     stream: list[int] = []
     for file in files:
-        stream.extend([*end, *tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]])
+        try:
+            text = file.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            raise ModelError(f"texts: {file}:{line}: this is not UTF-8; convert the file to UTF-8") from None
+        stream.extend([*end, *tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]])
     return np.asarray(stream, dtype=np.int64)
 
 
@@ -328,44 +364,58 @@ def own_answers(target: PreTrainedModel, stream: np.ndarray, count: int) -> np.n
     return np.concatenate(found)
 
 
+def loaded(path: Path) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    except Exception as error:  # whatever it meets in files that others wrote
+        raise ModelError(f"{path} cannot be loaded by transformers: {first_line(error)}") from error
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--draft", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("texts", type=Path, nargs="+", help="UTF-8; the end of the last is held out")
-    parser.add_argument("--answers", type=int, default=0, help="of the target's own, for every second step")
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--rate", type=float, default=3e-5, help="the highest learning rate; small models bear 3e-3")
-    parser.add_argument("--tokens", type=int, default=2048, help="of text in one step")
-    parser.add_argument("--length", type=int, default=256, help="tokens of a window")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--answers", type=at_least(0), default=0, help="of the target's own, for every second step")
+    parser.add_argument("--minutes", type=positive, default=60)
+    parser.add_argument("--rate", type=positive, default=3e-5, help="the highest learning rate; small models bear 3e-3")
+    parser.add_argument("--tokens", type=at_least(1), default=2048, help="of text in one step; a window at least")
+    parser.add_argument("--length", type=at_least(LEAST_LENGTH), default=256, help="tokens of a window")
+    parser.add_argument("--threads", type=at_least(1), default=torch.get_num_threads())
     arguments = parser.parse_args()
+    logging.disable_progress_bar()  # of each file that is read or saved
     for name, path in (("--target", arguments.target), ("--draft", arguments.draft)):
         if not (path / "config.json").is_file():
             parser.error(f"{name}: {path} has no config.json")
     if missing := [str(path) for path in arguments.texts if not path.is_file()]:
         parser.error(f"texts: no file is {', '.join(missing)}")
-    if arguments.minutes <= 0:
-        parser.error("--minutes must be more than 0")
+    if arguments.out.exists() or arguments.out.is_symlink():
+        parser.error(f"--out: {arguments.out} is there already; name a directory that is not, or remove it")
     if not hasattr(torch.optim, "Muon"):
-        parser.error(f"torch {torch.__version__} has no Muon, by which this trains: take 2.9 or newer")
+        parser.error(NO_MUON)
     torch.set_num_threads(arguments.threads)
     try:
         check_pair(*(read_model_info(str(path), by_headers=True) for path in (arguments.target, arguments.draft)))
         known_mask = mask_token_of(arguments.draft)
+        if quantisation_of(arguments.draft) is not None:
+            parser.error(f"--draft: {arguments.draft} is quantised already; give the checkpoint that it was made from")
     except ModelError as error:
         parser.error(str(error))
     tokenizer = AutoTokenizer.from_pretrained(str(arguments.draft))
     try:
         stream = read_stream(tokenizer, arguments.texts)
-    except UnicodeDecodeError as error:
-        parser.error(f"texts: one is not UTF-8: {error}")
-    if len(stream) < 40 * arguments.length:
-        parser.error(f"the texts come to {len(stream):,} tokens: too few to learn from")
-    held_out = stream[-max(4 * arguments.length, len(stream) // 50) :]
-    target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32)
-    draft = AutoModelForCausalLM.from_pretrained(arguments.draft, dtype=torch.float32)
+    except ModelError as error:
+        parser.error(str(error))
+    if len(stream) < (least := max(LEAST_TOKENS, LEAST_WINDOWS * arguments.length)):
+        parser.error(
+            f"the texts come to {len(stream):,} tokens: too few to learn from; give {least:,}, or a shorter --length"
+        )
+    held_out = stream[-max(HELD_OUT_WINDOWS * arguments.length, ESTIMATED_LENGTH + 1, len(stream) // 50) :]
+    try:
+        target, draft = (loaded(path) for path in (arguments.target, arguments.draft))
+    except ModelError as error:
+        parser.error(str(error))
     if arguments.length > (reach := reach_of(draft, target)):
         parser.error(f"--length: a layer, or a model, sees {reach:,} tokens at most: ask for no more")
     # One that is trained on keeps its own; ids may have gaps.
@@ -375,14 +425,25 @@ def main() -> None:
     except ModelError as error:
         parser.error(str(error))
 
+    try:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out: {arguments.out} cannot be made: {error.strerror}")
+
     def save(model: PreTrainedModel) -> None:
         save_parallel(model, arguments.draft, arguments.out, mask_token)
 
     streams = [stream[: -len(held_out)]]
-    if arguments.answers:
-        streams.append(own_answers(target, streams[0], arguments.answers))
-    given = (cpu_minutes(arguments.minutes), arguments.rate, arguments.tokens, arguments.length, save)
-    train_parallel(draft, target, streams, held_out, mask_token, *given)
+    try:
+        if arguments.answers:
+            streams.append(own_answers(target, streams[0], arguments.answers))
+        given = (cpu_minutes(arguments.minutes), arguments.rate, arguments.tokens, arguments.length, save)
+        train_parallel(draft, target, streams, held_out, mask_token, *given)
+    except KeyboardInterrupt:
+        kept = f"{arguments.out} is as it was last saved" if arguments.out.exists() else "nothing was saved yet"
+        parser.exit(INTERRUPTED, f"stopped; {kept}\n")
+    except (OSError, SafetensorError) as error:  # safetensors has the system's reason in an error of its own
+        parser.exit(1, f"--out: {arguments.out} cannot be written: {first_line(error)}\n")
 
 
 if __name__ == "__main__":

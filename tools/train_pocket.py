@@ -32,8 +32,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from option_values import at_least, not_negative
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from train_parallel import cpu_minutes, own_answers, save_parallel, train_parallel, with_mask_token
+from train_parallel import NO_MUON, cpu_minutes, own_answers, save_parallel, train_parallel, with_mask_token
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 4096
@@ -253,11 +254,18 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--target-minutes", type=float, default=45, help="0 keeps the target that is there")
-    parser.add_argument("--draft-minutes", type=float, default=20, help="0 keeps the draft that is there")
-    parser.add_argument("--parallel-minutes", type=float, default=10, help="0 keeps the parallel draft that is there")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    for role, minutes in (("target", 45), ("draft", 20), ("parallel", 10)):
+        said = f"0 keeps the {role} model that is there"
+        parser.add_argument(f"--{role}-minutes", type=not_negative, default=minutes, help=said)
+    parser.add_argument("--threads", type=at_least(1), default=torch.get_num_threads())
     arguments = parser.parse_args()
+    for role in SHAPES:
+        # Figures are of both, kept or made.
+        kept = arguments.out / role
+        if not getattr(arguments, f"{role}_minutes") and not (kept / "config.json").is_file():
+            parser.error(f"--{role}-minutes 0 keeps the {role} that is there, and {kept} has no config.json")
+    if not hasattr(torch.optim, "Muon"):
+        parser.error(NO_MUON)
     torch.set_num_threads(arguments.threads)
 
     training_texts, held_out_texts = read_corpus()

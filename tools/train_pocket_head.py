@@ -22,12 +22,17 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from option_values import at_least, positive, share
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from train_parallel import cpu_minutes, own_answers
-from train_pocket import CONTEXT, batches, encode, read_corpus
+from train_parallel import NO_MUON, cpu_minutes, own_answers
+from train_pocket import CONTEXT, END_OF_TEXT, SHAPES, VOCABULARY, batches, encode, read_corpus
 from transformers import LlamaForCausalLM
+
+from outrider.workers.errors import ModelError, first_line
+from outrider.workers.models.files import read_json
 
 STEPS = 4
 STEP_WEIGHT = 0.8
@@ -56,6 +61,7 @@ class Head(nn.Module):
 
     def __init__(self, target: LlamaForCausalLM, chosen: Tensor) -> None:
         super().__init__()
+        self.chosen = chosen
         config = target.config
         self.heads, self.kv_heads, self.head_size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         hidden, epsilon = config.hidden_size, config.rms_norm_eps
@@ -175,7 +181,10 @@ def save(head: Head, target: LlamaForCausalLM, chosen: Tensor, folder: Path) -> 
     taken = torch.zeros(config.vocab_size, dtype=torch.bool)
     taken[chosen] = True
     tensors = head.tensors() | {"d2t": chosen - torch.arange(len(chosen)), "t2d": taken}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    # Whole before it bears its name, so that what was saved before outlives a kill or a full disk.
+    partial = folder / "model.partial"
+    save_file(tensors, partial, metadata={"format": "pt"})
+    partial.replace(folder / "model.safetensors")
     values = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -199,21 +208,56 @@ def save(head: Head, target: LlamaForCausalLM, chosen: Tensor, folder: Path) -> 
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 
+def not_a_pocket_target(path: Path) -> str | None:
+    """What another model has that this knows nothing of; None for a pocket target, whoever trained it."""
+    config = read_json(path / "config.json")
+    if (family := config.get("model_type")) != "llama":
+        return f"it is of the family {family}"
+    for name, value in {**SHAPES["target"], "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}.items():
+        if config.get(name) != value:
+            return f'its "{name}" is {config.get(name)}, not {value}'
+    file = path / "tokenizer.json"
+    if not file.is_file() or Tokenizer.from_file(str(file)).token_to_id(END_OF_TEXT) is None:
+        return f"it has no tokenizer.json that knows {END_OF_TEXT}"
+    return None
+
+
+def begun(target: LlamaForCausalLM, folder: Path) -> Head:
+    """A head as it was saved, with the tokens that it has: which are frequent differs from one Python to the next."""
+    file = folder / "model.safetensors"
+    try:
+        saved = load_file(file)
+        chosen = saved["d2t"] + torch.arange(len(saved["d2t"]))
+        head = Head(target, chosen)
+        with torch.no_grad():
+            for name, parameter in head.named_parameters():
+                parameter.copy_(saved[Head.published(name)])
+    except (KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{file} is no head that this tool wrote for such a target: {first_line(error)}") from error
+    return head
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target", type=Path, default=Path(__file__).parents[1] / "workers" / "pocket" / "target")
-    parser.add_argument("--minutes", type=float, default=40)
-    parser.add_argument("--shallow", type=float, default=SHALLOW, help="the share of them that trains a single step")
+    parser.add_argument("--minutes", type=positive, default=40)
+    parser.add_argument("--shallow", type=share, default=SHALLOW, help="the share of them that trains a single step")
     parser.add_argument("--begin", type=Path, help="a head that an earlier training wrote, to go on with")
-    parser.add_argument("--answers", type=int, default=0, help="of the target's own, for every second step")
-    parser.add_argument("--seed", type=int, default=7, help="of the windows: another one to go on with a head")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--answers", type=at_least(0), default=0, help="of the target's own, for every second step")
+    parser.add_argument("--seed", type=at_least(0), default=7, help="of the windows: another one to go on with a head")
+    parser.add_argument("--threads", type=at_least(1), default=torch.get_num_threads())
     arguments = parser.parse_args()
     if not (arguments.target / "config.json").is_file():
         parser.error(f"--target: {arguments.target} has no config.json")
     if arguments.begin is not None and not (arguments.begin / "model.safetensors").is_file():
         parser.error(f"--begin: {arguments.begin} has no model.safetensors")
+    if (reason := not_a_pocket_target(arguments.target)) is not None:
+        parser.error(f"--target: {arguments.target} is no pocket target, which alone this trains a head for: {reason}")
+    if arguments.out.resolve() == arguments.target.resolve():
+        parser.error(f"--out: {arguments.out} is the target's own directory; name another")
+    if not hasattr(torch.optim, "Muon"):
+        parser.error(NO_MUON)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     generator = np.random.default_rng(arguments.seed)
@@ -223,15 +267,21 @@ def main() -> None:
     training_texts, held_out_texts = read_corpus()
     training, held_out = encode(tokenizer, training_texts), encode(tokenizer, held_out_texts)
     counts = np.bincount(training, minlength=target.config.vocab_size)
-    frequent = np.sort(np.argsort(-counts, kind="stable")[:DRAFT_VOCABULARY])
-    print(f"corpus: {len(training):,} tokens; the head has {counts[frequent].sum() / counts.sum():.4f} of them", flush=True)
-    chosen = torch.from_numpy(frequent)
-    head = Head(target, chosen)
-    if arguments.begin is not None:
-        saved = load_file(arguments.begin / "model.safetensors")
-        with torch.no_grad():
-            for name, parameter in head.named_parameters():
-                parameter.copy_(saved[Head.published(name)])
+    if arguments.begin is None:
+        frequent = np.sort(np.argsort(-counts, kind="stable")[:DRAFT_VOCABULARY])
+        head = Head(target, torch.from_numpy(frequent))
+    else:
+        try:
+            head = begun(target, arguments.begin)
+        except ModelError as error:
+            parser.error(f"--begin: {error}")
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out: {arguments.out} cannot be made: {error.strerror}")
+    chosen = head.chosen
+    known = counts[chosen.numpy()].sum() / counts.sum()
+    print(f"corpus: {len(training):,} tokens; the head has {known:.4f} of them", flush=True)
     parameters = list(head.parameters())
     print(f"{sum(p.numel() for p in parameters):,} parameters", flush=True)
     streams = [training, own_answers(target, training, arguments.answers)] if arguments.answers else [training]

@@ -139,9 +139,9 @@ class TokenizerProcess:
         """A JobChangedError where the files are no longer those that it describes."""
         self._ask_again(_check_unchanged, model_info.path, model_info.digest)
 
-    def check_quantisable(self, path: str, out: str) -> None:
-        """A ModelError or UsageError where no smaller checkpoint can be made of it, or not there."""
-        self._ask_again(_check_quantisable, path, out)
+    def check_quantisable(self, path: str, out: str, bits: int, group: int | None) -> None:
+        """A ModelError or UsageError where no smaller checkpoint can be made of it, or not there, or not like this."""
+        self._ask_again(_check_quantisable, path, out, bits, group)
 
     def native_refuses(self, path: str) -> str | None:
         """Why the native engine cannot run the model; None where it can."""
@@ -381,10 +381,10 @@ def _native_refuses(path: str) -> str | None:
     return native_supports(path)
 
 
-def _check_quantisable(path: str, out: str) -> None:
+def _check_quantisable(path: str, out: str, bits: int, group: int | None) -> None:
     from outrider.workers.quantising.quantisable import check_quantisable
 
-    check_quantisable(Path(path), Path(out))
+    check_quantisable(Path(path), Path(out), bits, group)
 
 
 def _check_weights(path: str, engine: str, allow_pickle: bool, precision: str) -> None:

@@ -38,7 +38,7 @@ def quantize(spec: QuantizeSpec) -> None:
     with ProgressLine(console()) as line, TokenizerProcess() as tokenizer_process:
         card, _ = tokenizer_process.prepare_scoring(spec.model, None, line.say)
         out = str(spec.out.absolute())
-        tokenizer_process.check_quantisable(card.path, out)
+        tokenizer_process.check_quantisable(card.path, out, spec.bits, spec.group)
         windows: list[Tokens] = []
         if spec.method != "rtn":
             windows = _windows(spec, card, tokenizer_process, line.say)

@@ -44,6 +44,7 @@ from outrider.workers.quantising.gptq import Feedback, error_feedback
 from outrider.workers.quantising.grids import Form, fit, nearest, whole_range
 from outrider.workers.quantising.layers import layers_of, matrix_of
 from outrider.workers.quantising.methods import Choice, after, best_of, rounded_in_all_ways
+from outrider.workers.quantising.quantisable import check_quantisable
 from outrider.workers.quantising.quantiser import Made, Wanted, choice_of, program_of, quantise
 from outrider.workers.quantising.scales import apply
 
@@ -578,6 +579,15 @@ def test_what_cannot_be_is_one_sentence(tmp_path: Path, changes: dict[str, Any],
     with pytest.raises(UsageError, match=sentence):
         quietly(wanted(path, tmp_path / "out", **changes))
     assert not (tmp_path / "out.unfinished").exists()
+
+
+def test_a_group_that_does_not_fit_is_told_before_cores_are_waited_for(tmp_path: Path) -> None:
+    path = save_tiny("llama", tmp_path / "model")
+    with pytest.raises(UsageError, match="--group: 24 does not divide the width 208"):
+        check_quantisable(path, tmp_path / "out", 4, 24)
+    with pytest.raises(UsageError, match="--group: 8 bits have one scale a row"):
+        check_quantisable(path, tmp_path / "out", 8, 16)
+    check_quantisable(path, tmp_path / "out", 4, 16)
 
 
 @pytest.mark.parametrize(

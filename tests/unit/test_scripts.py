@@ -47,6 +47,7 @@ def test_one_window_has_no_standard_error() -> None:
 
 
 HEAD, TARGET = POCKET / "head", POCKET / "target"
+PARALLEL = f"train_parallel --target {TARGET} --draft {POCKET / 'draft'} --out out {ROOT / 'README.md'}"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,26 @@ HEAD, TARGET = POCKET / "head", POCKET / "target"
         ("sparse_race --llama-bench nowhere/llama-bench", "--llama-bench: nowhere/llama-bench is no program"),
         (f"train_parallel --target nowhere --draft {TARGET} --out out a.txt", "--target: nowhere has no config.json"),
         (f"train_parallel --target {TARGET} --draft {TARGET} --out out nowhere.txt", "texts: no file is nowhere.txt"),
+        (f"{PARALLEL} --length 1", "argument --length: must be at least 2, got 1"),
+        (f"{PARALLEL} --length many", "argument --length: must be a whole number, got 'many'"),
+        (f"{PARALLEL} --tokens 0", "argument --tokens: must be at least 1, got 0"),
+        (f"{PARALLEL} --answers -3", "argument --answers: must be at least 0, got -3"),
+        (f"{PARALLEL} --threads 0", "argument --threads: must be at least 1, got 0"),
+        (f"{PARALLEL} --minutes nan", "argument --minutes: must be a number, got 'nan'"),
+        (f"{PARALLEL} --minutes 0", "argument --minutes: must be more than 0, got 0"),
+        (f"{PARALLEL} --rate 0", "argument --rate: must be more than 0, got 0"),
+        (f"{PARALLEL} --out {TARGET}", f"--out: {TARGET} is there already; name a directory that is not"),
+        (f"{PARALLEL} --draft {HEAD}", "holds no tokenizer"),
+        ("train_pocket --out out --target-minutes -1", "argument --target-minutes: must be at least 0, got -1"),
+        (
+            "train_pocket --out out --target-minutes 0",
+            "--target-minutes 0 keeps the target that is there, and out/target",
+        ),
+        (f"train_pocket --out {HEAD} --draft-minutes 0", "--draft-minutes 0 keeps the draft that is there"),
         ("train_pocket_head --out out --begin nowhere", "--begin: nowhere has no model.safetensors"),
+        ("train_pocket_head --out out --shallow 2", "argument --shallow: must lie between 0 and 1, got 2"),
+        (f"train_pocket_head --out out --target {TARGET.parent / 'draft'}", 'its "hidden_size" is 128, not 256'),
+        (f"train_pocket_head --out {TARGET}", f"--out: {TARGET} is the target's own directory; name another"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from errno import ENOSPC
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.workers.errors import ModelError
 from outrider.workers.models.mask_token import mask_token_of
@@ -120,13 +121,12 @@ def pocket_with(path: Path, end: str | None, **ids: int) -> Path:
     return path
 
 
-def trained(monkeypatch: pytest.MonkeyPatch, draft: Path, out: Path, text: str) -> None:
+def trained(monkeypatch: pytest.MonkeyPatch, draft: Path, out: Path, text: str | bytes, length: int = 16) -> None:
     """A step or two by the tool's own door."""
-    (out.parent / "text.txt").write_text(text)
+    (out.parent / "text.txt").write_bytes(text if isinstance(text, bytes) else text.encode())
     monkeypatch.setattr("train_parallel.cpu_minutes", lambda minutes: lambda step: step / 1)
-    monkeypatch.setattr("train_parallel.tokens_a_round", lambda *given: 1.0)
     given = ["--target", str(find("pocket-draft")), "--draft", str(draft), "--out", str(out)]
-    given += ["--length", "16", "--tokens", "32", "--threads", "1", str(out.parent / "text.txt")]
+    given += ["--length", str(length), "--tokens", "32", "--threads", "1", str(out.parent / "text.txt")]
     monkeypatch.setattr(sys, "argv", ["train_parallel.py", *given])
     main()
 
@@ -150,6 +150,57 @@ def test_a_draft_with_other_tokens_than_the_targets_is_refused_before_it_learns(
         trained(monkeypatch, draft, tmp_path / "out", "def main():\n" * 400)
     assert "token ids mean something else" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_it_learns_is_told_of_short_windows_and_of_few_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four windows of two tokens say nothing of six candidates: enough is held out for one that does."""
+    trained(monkeypatch, find("pocket-draft"), tmp_path / "out", "x = 1\n" * 200, length=2)
+    assert mask_token_of(tmp_path / "out") == 4096
+    told = capsys.readouterr().out
+    assert float(told.split()[-1]) >= 1.0, told
+
+
+def test_a_target_that_transformers_cannot_run_is_told() -> None:
+    target, draft = tiny_model("llama").eval(), tiny_model("llama", 1).eval()
+    del target.base_model.layers[0].mlp.down_proj.weight  # as one whose weights are packed has none
+    with pytest.raises(ModelError, match=r"transformers cannot run the target: .*; of one that is quantised give"):
+        refuse_untrainable(draft, target, draft.config.vocab_size - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "the texts come to 1 tokens: too few to learn from; give 640, or a shorter --length"),
+        (b"fine\n\xff\n", "text.txt:2: this is not UTF-8"),
+    ],
+)
+def test_texts_that_teach_nothing_are_told(
+    text: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        trained(monkeypatch, find("pocket-draft"), tmp_path / "out", text)
+    assert said in capsys.readouterr().err
+
+
+def test_what_was_saved_outlives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, source, out = tiny_model("llama"), tmp_path / "draft", tmp_path / "out"
+    model.save_pretrained(source)
+    save_parallel(model, source, out, 7)
+    before = (out / "model.safetensors").read_bytes()
+
+    def full(self: object, path: Path) -> None:
+        (path / "model.safetensors").write_bytes(before[:100])
+        raise OSError(ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedModel, "save_pretrained", full)
+        with pytest.raises(OSError, match="No space left"):
+            save_parallel(model, source, out, 7)
+    assert (out / "model.safetensors").read_bytes() == before
+    save_parallel(model, source, out, 7)
+    assert {path.name for path in tmp_path.iterdir()} == {"draft", "out"}
 
 
 @pytest.mark.slow

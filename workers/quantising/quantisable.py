@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from outrider.workers.models.files import read_json
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.language_model import sees
 from outrider.workers.models.model_info import weight_files
+from outrider.workers.quantising.layers import layers_of
+
+USUAL_GROUP, LEAST_GROUP = 32, 8
 
 
-def check_quantisable(path: Path, out: Path) -> None:
+def check_quantisable(path: Path, out: Path, bits: int, group: int | None) -> None:
     check_free(out, path)
-    described_program(path)
+    group_of(described_program(path)[0], bits, group)
 
 
 def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
@@ -38,6 +42,24 @@ def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
     if any(op.kind is Kind.EXPERTS for op in program.ops):
         raise ModelError(f"{path} is a mixture of experts, which is not quantised; run it with --precision w4a8 as it is")
     return program, values
+
+
+def group_of(program: Program, bits: int, group: int | None) -> int:
+    """How many weights share a scale, 0 for those of a whole row; a UsageError where that cannot be."""
+    if bits == 8:
+        if group is not None:
+            raise UsageError("--group: 8 bits have one scale a row, as their readers want it; leave it out")
+        return 0
+    widths = {source.shape[1]: source.name for layer in reversed(layers_of(program)) for source in layer.matrices(program)}
+    if group is None:
+        common = math.gcd(*widths)
+        group = next((size for size in range(USUAL_GROUP, LEAST_GROUP - 1, -1) if common % size == 0), None)
+        if group is None:
+            raise ModelError(f"no group of {LEAST_GROUP} to {USUAL_GROUP} weights divides the widths {sorted(widths)}")
+    for width, name in sorted(widths.items()):
+        if width % group:
+            raise UsageError(f'--group: {group} does not divide the width {width:,} of "{name}"; choose one that does')
+    return group
 
 
 def check_free(out: Path, source: Path) -> None:

@@ -31,11 +31,10 @@ from outrider.workers.quantising.methods import (
     best_of,
     rounded_in_all_ways,
 )
-from outrider.workers.quantising.quantisable import check_free, described_program
+from outrider.workers.quantising.quantisable import check_free, described_program, group_of
 
 # Raised with whatever changes the bytes that come of a plan: a run that was killed goes on with its own version only.
 VERSION = 3
-USUAL_GROUP, LEAST_GROUP = 32, 8
 # One window in so many is not calibrated on; the ways to round a layer are compared by it.
 HELD_OUT_EVERY = 8
 SCALE_TYPES = {"bfloat16": torch.bfloat16}
@@ -84,20 +83,8 @@ def program_of(path: Path, allow_pickle: bool = False) -> tuple[Program, dict[st
 
 def choice_of(bits: int, method: str, group: int | None, program: Program, dtype: str) -> Choice:
     """The form that the matrices take; a UsageError where it cannot be."""
-    widths = {source.shape[1]: source.name for layer in reversed(layers_of(program)) for source in layer.matrices(program)}
-    if bits == 8:
-        if group is not None:
-            raise UsageError("--group: 8 bits have one scale a row, as their readers want it; leave it out")
-        return Choice(method, Form(8, 0, True, SCALE_TYPES.get(dtype, torch.float16)), activations=True)
-    if group is None:
-        common = math.gcd(*widths)
-        group = next((size for size in range(USUAL_GROUP, LEAST_GROUP - 1, -1) if common % size == 0), None)
-        if group is None:
-            raise ModelError(f"no group of {LEAST_GROUP} to {USUAL_GROUP} weights divides the widths {sorted(widths)}")
-    for width, name in sorted(widths.items()):
-        if width % group:
-            raise UsageError(f'--group: {group} does not divide the width {width:,} of "{name}"; choose one that does')
-    return Choice(method, Form(4, group, True, SCALE_TYPES.get(dtype, torch.float16)), activations=False)
+    form = Form(bits, group_of(program, bits, group), True, SCALE_TYPES.get(dtype, torch.float16))
+    return Choice(method, form, activations=bits == 8)
 
 
 def quantise(wanted: Wanted, tell: Tell) -> Made:

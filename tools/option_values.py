@@ -1,0 +1,51 @@
+"""Numbers that the training tools take: argparse types which refuse all others in a sentence, before anything is read."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+        if value < least:
+            raise ArgumentTypeError(f"must be at least {least}, got {value}")
+        return value
+
+    return whole
+
+
+def finite(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ArgumentTypeError(f"must be a number, got {text!r}")
+    return value
+
+
+def positive(text: str) -> float:
+    value = finite(text)
+    if value <= 0:
+        raise ArgumentTypeError(f"must be more than 0, got {text}")
+    return value
+
+
+def not_negative(text: str) -> float:
+    value = finite(text)
+    if value < 0:
+        raise ArgumentTypeError(f"must be at least 0, got {text}")
+    return value
+
+
+def share(text: str) -> float:
+    value = finite(text)
+    if not 0 <= value <= 1:
+        raise ArgumentTypeError(f"must lie between 0 and 1, got {text}")
+    return value
