@@ -180,17 +180,22 @@ class ModelHosts:
                 self._load(following, now)
             return
         others = any(each.wanted for each in self._models.values() if each is not present)
-        over = not present.wanted or now - present.since > self._turn
-        if present.state == LOADED and others and over and present.child is not None:
+        # A turn begins when the model is there; one that nobody wants is not loaded to its end.
+        over = not present.wanted or (present.state == LOADED and now - present.since > self._turn)
+        if present.state != LEAVING and others and over and present.child is not None:
             present.state = LEAVING
             present.child.send({"close": "at once"})
 
     def _following(self, now: float) -> _Model | None:
-        """Whose turn it is: the next one that is wanted, or, where none is, the next one that is not."""
+        """Whose turn it is: the next one that is wanted, or, where none is, the next one that is not.
+
+        One that is wanted and has just died is waited for: another one would take longer to load than its pause.
+        """
         models = list(self._models.values())
         first = self._last + 1
-        order = [each for each in (*models[first:], *models[:first]) if now >= each.not_before]
-        return next((each for each in order if each.wanted), order[0] if order else None)
+        order = [*models[first:], *models[:first]]
+        candidates = [each for each in order if each.wanted] or order
+        return next((each for each in candidates if now >= each.not_before), None)
 
     def _load(self, model: _Model, now: float) -> None:
         self._last = list(self._models).index(model.name)

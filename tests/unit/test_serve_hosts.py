@@ -456,6 +456,40 @@ def test_a_process_that_dies_is_started_again_with_what_it_had(monkeypatch: pyte
     assert answers == [Answer(record={"id": 1})]
 
 
+def test_while_a_model_that_died_pauses_only_one_that_is_wanted_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model takes minutes to load, the pause two seconds."""
+    world = Hosts()
+    monkeypatch.setattr(model_hosts.time, "monotonic", lambda: world.now)
+    world.hosts.run(job("batch", "small"))
+    world.look()
+    small = world.child()
+    small.end()
+    world.look(0.5)
+    assert world.child() is small, "nobody wants the large one"
+    world.look(5)
+    assert world.child().asked["name"] == "small"
+    world.child().end()
+    world.hosts.run(job("other", "large"))
+    world.look(0.5)
+    assert world.child().asked["name"] == "large"
+
+
+def test_a_model_that_nobody_wants_is_not_loaded_to_its_end_while_another_is_wanted() -> None:
+    world = Hosts()
+    world.look()
+    small = world.child()
+    assert small.asked["name"] == "small"
+    world.hosts.run(job("batch", "large"))
+    world.look()
+    assert small.sent[-1] == {"close": "at once"}
+    world.look()
+    large = world.child()
+    assert (large.asked["name"], len(FakeChild.made), world.said) == ("large", 2, [])
+    world.hosts.run(job("other", "small"))
+    world.look(1000)
+    assert {"close": "at once"} not in large.sent, "its turn begins when it is there"
+
+
 def test_one_that_dies_again_and_again_gives_its_batches_up(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Hosts("only")
     monkeypatch.setattr(model_hosts.time, "monotonic", lambda: world.now)
