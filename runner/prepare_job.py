@@ -305,7 +305,7 @@ def _admit(
         display.say(f"note: columns that go through to the results as they are: {_listed(admitted.carried)}")
     if admitted.left_out:
         display.say(f"note: columns that are neither read nor carried: {_listed(admitted.left_out)}")
-    for model in sorted(admitted.models - {spec.model}):
+    for model in sorted(admitted.models - {spec.model if called is None else called.model}):
         display.say(f'note: rows ask for the model "{model}"; all are answered by -m {spec.model}')
 
 

@@ -22,11 +22,11 @@ from outrider.runner.serve.link import Line
 from outrider.workers.errors import JobChangedError, NoSpaceError
 
 
-def admitted(folder: Path, content: str) -> dict[str, Any]:
+def admitted(folder: Path, content: str, told: mock.Mock | None = None) -> dict[str, Any]:
     (folder / "input.jsonl").write_text(content)
     options = {"input": str(folder / "input.jsonl"), "out": str(folder), "skip_bad": True, "engine": "hf", "draft": "none"}
     asked = {"options": options, "endpoint": "/v1/completions", "model": "small"}
-    return _admitted(asked, cast(Line, mock.Mock()), cast(TokenizerProcess, FakeTokenizerProcess()))
+    return _admitted(asked, cast(Line, told or mock.Mock()), cast(TokenizerProcess, FakeTokenizerProcess()))
 
 
 def test_a_row_that_cannot_be_had_is_its_own_error_and_the_others_run(tmp_path: Path) -> None:
@@ -90,6 +90,12 @@ def test_clients_read_nothing_of_where_files_lie(tmp_path: Path) -> None:
     (tmp_path / JOURNAL).unlink()
     [refused] = admitted(tmp_path, "\n")["refused"]
     assert refused["message"] == "input.jsonl holds no prompts, only blank lines; give one prompt a line"
+
+
+def test_rows_that_ask_for_the_model_by_the_name_it_is_served_by_are_nothing_to_note(tmp_path: Path) -> None:
+    told = mock.Mock()
+    assert admitted(tmp_path, line("a"), told) == {"admitted": 1}
+    assert told.send.call_args_list == []
 
 
 def test_what_preparing_says_goes_to_the_server() -> None:
