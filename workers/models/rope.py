@@ -90,6 +90,9 @@ def read_ropes(config: Config, head_size: int, context: int, thetas: Mapping[str
     found = {}
     for kind, theta in thetas.items():
         parameters = _parameters(config, stated.get(kind) or {})
+        if not (parameters | scaling).get("truncate", True):
+            # transformers looks for it beside the types instead, and so truncates.
+            raise config.unknown('"truncate" in "rope_parameters" by type of layer')
         reading = _Reading(config, head_size, context, theta, None, 0)
         found[kind] = reading.rope(parameters | (scaling if kind == "full_attention" else {}), None)
     return found
