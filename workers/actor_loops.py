@@ -30,7 +30,7 @@ class TargetLoop:
         self._inbox: list[Row] = []
         self._cancelled: set[int] = set()
         self._answers: list[Sequence[int]] = []
-        self._held: str | None = None
+        self._fixed_layout: str | None = None
         self._ended: list[RowResult | RowFailure] = []
         self._written: list[PartialTokens] = []
         self._failure: BaseException | None = None
@@ -53,8 +53,8 @@ class TargetLoop:
             self._answers.extend(answers)
 
     def set_layout(self, name: str | None) -> None:
-        """From the next round on hold to this layout; None leaves the choice open again."""
-        self._held = name
+        """From the next round on keep to this layout; None leaves the choice open again."""
+        self._fixed_layout = name
 
     def harvest(self, timeout: float) -> Harvest:
         """What has ended since the last harvest; waits no longer than the timeout.
@@ -93,7 +93,7 @@ class TargetLoop:
                     cancelled, self._cancelled = self._cancelled, set()
                     answers, self._answers = self._answers, []
                 if self._tuner is not None:
-                    self._tuner.hold(self._held)
+                    self._tuner.fix(self._fixed_layout)
                 self._verifier.add(rows)
                 if cancelled:
                     self._verifier.cancel(cancelled)

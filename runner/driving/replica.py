@@ -115,7 +115,7 @@ class Replica:
             self._harvesting = True
 
     def set_layout(self, name: str | None) -> None:
-        """Hold the target to one of its layouts, if it has it; None gives it back its choice."""
+        """Fix the target to one of its layouts, if it has it; None gives it back its choice."""
         ray.get(self._target.set_layout.remote(name))
 
     def submit(self, rows: Sequence[Row]) -> None:

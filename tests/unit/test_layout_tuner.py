@@ -229,16 +229,16 @@ def test_a_number_of_candidates_that_was_fixed_is_not_put_to_the_vote() -> None:
     assert bench.verifier.counters.proposed > 0
 
 
-def test_a_layout_can_be_held() -> None:
+def test_a_layout_can_be_fixed() -> None:
     bench = Bench()
-    bench.tuner.hold("plain")
+    bench.tuner.fix("plain")
     bench.work(rows(20))
     assert bench.verifier.counters.proposed == 0
-    bench.tuner.hold(None)
+    bench.tuner.fix(None)
     assert bench.draft.layouts == ["shared", "plain", "shared"]
     bench.work(rows(600))
-    bench.tuner.hold("nothing of the kind")
-    bench.tuner.hold(None)
+    bench.tuner.fix("nothing of the kind")
+    bench.tuner.fix(None)
     assert bench.draft.layouts[-1] == "split"
 
 

@@ -118,7 +118,7 @@ class LayoutTuner:
         elif not self._only_one:
             self._begin_trial()
 
-    def hold(self, name: str | None) -> None:
+    def fix(self, name: str | None) -> None:
         """Use this layout, whatever is known of others; None goes back to the one chosen or being tried."""
         if name is None:
             wanted = self._chosen if self._trial is None else self._layouts[self._trial.current]
