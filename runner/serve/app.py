@@ -32,6 +32,7 @@ from outrider.workers.errors import NoSpaceError, OutriderError
 
 logger = logging.getLogger("outrider.serve")
 
+API = "/v1"
 MOST_BODY_BYTES = 1 << 20
 SPARE_LEVELS = 100
 STUMBLED = "the server has stumbled; its own output says over what"
@@ -220,15 +221,27 @@ async def _refusal(request: Request, error: Exception) -> Response:
 
 async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    said = f"Unknown request URL: {request.method} {request.url.path}."
-    headers = {"Allow": ", ".join(_methods(request))} if error.status_code == 405 else None
+    path, headers = request.url.path, None
+    said = f"Unknown request URL: {request.method} {path}: "
+    if error.status_code == 405:
+        allowed = ", ".join(_methods(request, path))
+        said, headers = f"{said}there is {allowed}", {"Allow": allowed}
+    elif _methods(request, API + path):
+        said += f"there is {API}{path}; end the client's base URL in {API}"
+    else:
+        offered = {route.path for route in _routes(request) if route.path.startswith(API) and "{" not in route.path}
+        said += f"this server has {', '.join(sorted(offered))}"
     return JSONResponse(ApiError(error.status_code, said, code="unknown_url").body(), error.status_code, headers)
 
 
-def _methods(request: Request) -> list[str]:
+def _routes(request: Request) -> list[Route]:
+    return [route for route in request.app.routes if isinstance(route, Route)]
+
+
+def _methods(request: Request, path: str) -> list[str]:
     """Of the address, over all that is done there."""
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
-    there = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    scope = {**request.scope, "path": path}
+    there = [route for route in _routes(request) if route.matches(scope)[0] is not Match.NONE]
     return sorted({method for route in there for method in route.methods or ()})
 
 

@@ -265,6 +265,25 @@ def test_errors_have_openais_shape(client: TestClient) -> None:
     assert client.get("/v1/models/nobody").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "place", "rest"),
+    [
+        (
+            "POST",
+            "/v1/embeddings",
+            "this server has /v1/batches, /v1/chat/completions, /v1/completions, /v1/files, /v1/models",
+        ),
+        ("POST", "/files", "there is /v1/files; end the client's base URL in /v1"),
+        ("GET", "/models/small", "there is /v1/models/small; end the client's base URL in /v1"),
+        ("GET", "/v1/chat/completions", "there is POST"),
+        ("DELETE", "/v1/models/small", "there is GET, HEAD"),
+    ],
+)
+def test_what_is_not_offered_is_refused_with_what_is(client: TestClient, method: str, place: str, rest: str) -> None:
+    error = client.request(method, place).json()["error"]
+    assert (error["message"], error["code"]) == (f"Unknown request URL: {method} {place}: {rest}", "unknown_url")
+
+
 def test_models_are_listed(world: World) -> None:
     with world.client() as client:
         assert [model.id for model in client.models.list()] == ["small", "large"]
