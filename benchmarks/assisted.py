@@ -138,9 +138,9 @@ def decoding(ran: Ran) -> float:
 def kept_of_foretold(ran: Ran) -> float:
     """Tokens a second of the rounds over what the job's own cost curves said before each of them."""
     rounds = [sums for each in ran.told["costs"].values() for sums in each["rounds"].values()]
-    tokens, foreseen = (sum(sums[key] for sums in rounds) for key in ("tokens", "foreseen_tokens"))
-    seconds, expected = (sum(sums[key] for sums in rounds) for key in ("seconds", "foreseen_seconds"))
-    return float(tokens / seconds / (foreseen / expected))
+    tokens, forecast = (sum(sums[key] for sums in rounds) for key in ("tokens", "forecast_tokens"))
+    seconds, expected = (sum(sums[key] for sums in rounds) for key in ("seconds", "forecast_seconds"))
+    return float(tokens / seconds / (forecast / expected))
 
 
 def foretold(ran: Ran) -> dict[str, str]:
@@ -149,10 +149,10 @@ def foretold(ran: Ran) -> dict[str, str]:
     for costs in ran.told["costs"].values():
         for name, sums in costs["rounds"].items():
             rounds = sums["rounds"]
-            should, did = (sums[key] / rounds * 1e3 for key in ("foreseen_seconds", "seconds"))
-            gain, gained = (sums[key] / rounds for key in ("foreseen_tokens", "tokens"))
-            times = f"{should:.2f} ms foreseen, {did:.2f} taken"
-            found[name] = f"{times}; {gain:.2f} tokens foreseen, {gained:.2f} gained; {rounds} rounds"
+            should, did = (sums[key] / rounds * 1e3 for key in ("forecast_seconds", "seconds"))
+            gain, gained = (sums[key] / rounds for key in ("forecast_tokens", "tokens"))
+            times = f"{should:.2f} ms forecast, {did:.2f} taken"
+            found[name] = f"{times}; {gain:.2f} tokens forecast, {gained:.2f} gained; {rounds} rounds"
     return found
 
 

@@ -68,13 +68,13 @@ class Opened:
 @dataclass(frozen=True, slots=True)
 class Took:
     """One kind in one turn: tokens and seconds of the rounds with a full batch in which no prompt was read, what these were
-    foreseen to bring and take, the seconds of all rounds, and what the target counted.
+    forecast to bring and take, the seconds of all rounds, and what the target counted.
     """
 
     tokens: int
     seconds: float
-    foreseen_tokens: float
-    foreseen_seconds: float
+    forecast_tokens: float
+    forecast_seconds: float
     draft_seconds: float
     all_seconds: float
     counted: TargetCounters
@@ -145,7 +145,7 @@ class Race:
                 drafter.read_whole_texts()
             beside = Beside(drafter)
             target.link.attach(beside)
-        verifier, tokens, seconds, foreseen_tokens, foreseen_seconds = target.verifier, 0, 0.0, 0.0, 0.0
+        verifier, tokens, seconds, forecast_tokens, forecast_seconds = target.verifier, 0, 0.0, 0.0, 0.0
         verifier.add(rows)
         began = time.perf_counter()
         ended: dict[int, tuple[int, ...]] = {}
@@ -159,11 +159,11 @@ class Race:
                 tokens += last.gained
                 seconds += took
                 if last.forecast is not None:
-                    foreseen_tokens += last.forecast.tokens
-                    foreseen_seconds += last.forecast.seconds
+                    forecast_tokens += last.forecast.tokens
+                    forecast_seconds += last.forecast.seconds
         drafting = 0.0 if beside is None else beside.seconds
         all_seconds = time.perf_counter() - began
-        return Took(tokens, seconds, foreseen_tokens, foreseen_seconds, drafting, all_seconds, verifier.counters), ended
+        return Took(tokens, seconds, forecast_tokens, forecast_seconds, drafting, all_seconds, verifier.counters), ended
 
 
 def model_and_word(name: str) -> tuple[str, str]:
@@ -176,12 +176,12 @@ def figures(turns: Sequence[Took], plain: float) -> dict[str, Any]:
         return sum(int(getattr(each.counted, counter)) for each in turns)
 
     rounds, rate = total("rounds"), rate_of(turns)
-    foreseen = sum(each.foreseen_tokens for each in turns) / (sum(each.foreseen_seconds for each in turns) or float("inf"))
+    forecast = sum(each.forecast_tokens for each in turns) / (sum(each.forecast_seconds for each in turns) or float("inf"))
     return {
         "tokens/s": round(rate, 2),
         "times plain": round(rate / plain, 3),
         "with prompts": round(total("tokens") / sum(each.all_seconds for each in turns), 2),
-        "of what was foreseen": round(rate / foreseen, 3) if foreseen else None,
+        "of what was forecast": round(rate / forecast, 3) if forecast else None,
         "tokens a round": round(total("tokens") / total("row_rounds"), 3),
         "ms of draft a round": round(1e3 * sum(each.draft_seconds for each in turns) / rounds, 3),
         "ms of target a round": round(1e3 * sum(each.counted.verify_seconds for each in turns) / rounds, 3),

@@ -48,8 +48,8 @@ class Took:
     seconds: float
     tokens: float
     round_seconds: float
-    foreseen_tokens: float
-    foreseen_seconds: float
+    forecast_tokens: float
+    forecast_seconds: float
 
     @property
     def rate(self) -> float:
@@ -76,7 +76,7 @@ class Runner:
 
     def _sums(self) -> list[float]:
         rounds = self._both.costs.get("rounds", {}).values()
-        return [sum(each[key] for each in rounds) for key in ("tokens", "seconds", "foreseen_tokens", "foreseen_seconds")]
+        return [sum(each[key] for each in rounds) for key in ("tokens", "seconds", "forecast_tokens", "forecast_seconds")]
 
 
 def measure(runner: Runner, batches: list[list[list[int]]]) -> dict[str, Any]:
@@ -91,12 +91,12 @@ def measure(runner: Runner, batches: list[list[list[int]]]) -> dict[str, Any]:
     pairs = list(zip(took["plain"], took["assisted"], strict=True))
     rates = [right.rate / left.rate for left, right in pairs]
     plain, assisted = (sum_of(took[mode]) for mode in MODES)
-    foreseen = (assisted.foreseen_tokens / assisted.foreseen_seconds) / (plain.foreseen_tokens / plain.foreseen_seconds)
+    forecast = (assisted.forecast_tokens / assisted.forecast_seconds) / (plain.forecast_tokens / plain.forecast_seconds)
     return {
         "times": round(statistics.median(left.seconds / right.seconds for left, right in pairs), 3),
         "times in rounds alone": round(statistics.median(rates), 3),
         "whole": [round(plain.seconds / assisted.seconds, 3), round(assisted.rate / plain.rate, 3)],
-        "foreseen in rounds": round(foreseen, 3),
+        "forecast in rounds": round(forecast, 3),
         "quartiles": [round(each, 3) for each in statistics.quantiles(rates, n=4)],
         "plain tokens/s in rounds": round(statistics.median(left.rate for left, _ in pairs), 1),
         "assisted": round(statistics.median(right.rate for _, right in pairs), 1),

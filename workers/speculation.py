@@ -303,11 +303,11 @@ class _ForecastRatio:
     def ratio(self, prior: float = 1.0) -> float:
         return (FORECAST_PRIOR * prior + self._gained) / (FORECAST_PRIOR + self._forecast)
 
-    def observe(self, tokens: int, seconds: float, foreseen_tokens: float, foreseen_seconds: float) -> None:
-        self.fade(FORECAST_DECAY**foreseen_tokens)
+    def observe(self, tokens: int, seconds: float, forecast_tokens: float, forecast_seconds: float) -> None:
+        self.fade(FORECAST_DECAY**forecast_tokens)
         self._gained += tokens
         # An interruption counts as no more than a round that took twice as long.
-        self._forecast += foreseen_tokens * min(2.0, seconds / foreseen_seconds)
+        self._forecast += forecast_tokens * min(2.0, seconds / forecast_seconds)
 
     def fade(self, share: float) -> None:
         self._gained *= share
@@ -330,9 +330,9 @@ class Trust:
         others = self._others.ratio()
         return self._asking.ratio(others) / others
 
-    def observe(self, asked: bool, tokens: int, seconds: float, foreseen_tokens: float, foreseen_seconds: float) -> None:
+    def observe(self, asked: bool, tokens: int, seconds: float, forecast_tokens: float, forecast_seconds: float) -> None:
         kind = self._asking if asked else self._others
-        kind.observe(tokens, seconds, foreseen_tokens, foreseen_seconds)
+        kind.observe(tokens, seconds, forecast_tokens, forecast_seconds)
         if not asked:
             # The text, and what things cost, may have changed since.
             self._asking.fade(FORECAST_DECAY_ELSEWHERE**tokens)

@@ -22,7 +22,7 @@ import job_runs
 def ran(folder: Path, text: str = "same", **summary: Any) -> job_runs.Ran:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.jsonl").write_text(text)
-    rounds = {"shared": {"rounds": 10, "seconds": 2.0, "tokens": 30, "foreseen_seconds": 1.0, "foreseen_tokens": 40.0}}
+    rounds = {"shared": {"rounds": 10, "seconds": 2.0, "tokens": 30, "forecast_seconds": 1.0, "forecast_tokens": 40.0}}
     rounds["shared"] |= {"tried": 0, "accepted": 0}
     return job_runs.Ran(folder, {"summary": summary, "costs": {"0": {"rounds": rounds}}}, 1.0)
 
@@ -120,7 +120,7 @@ def test_times_are_those_of_the_turns_and_the_rest_is_a_middling_runs_own(tmp_pa
     assert found["in no forward pass"] == pytest.approx(0.1)
     assert found["same bytes"]
     assert found["times in rounds alone"] == 1.0
-    assert found["foretold"]["shared"].startswith("100.00 ms foreseen, 200.00 taken; 4.00 tokens foreseen, 3.00 gained")
+    assert found["foretold"]["shared"].startswith("100.00 ms forecast, 200.00 taken; 4.00 tokens forecast, 3.00 gained")
     assert found["rate, of the foretold"] == (3.0 / 200.0) / (4.0 / 100.0)
     (with_draft[2].directory / "results.jsonl").write_text("other")
     assert not assisted.figures(plain, with_draft)["same bytes"]

@@ -182,7 +182,7 @@ def test_a_step_that_was_measured_with_fewer_rows_takes_longer_with_more() -> No
 
 
 def round_of(policy: AskingPolicy, rows: Sequence[LiveRow], tokens: float, seconds: float) -> Round:
-    """A round that brought so many times the tokens that were foreseen, and took so many times the seconds."""
+    """A round that brought so many times the tokens that were forecast, and took so many times the seconds."""
     forecast = policy.request(rows)[1]
     assert forecast is not None
     came = round(forecast.tokens * tokens)
@@ -191,7 +191,7 @@ def round_of(policy: AskingPolicy, rows: Sequence[LiveRow], tokens: float, secon
     return done
 
 
-def test_a_draft_that_does_not_keep_what_is_foreseen_is_not_asked_until_that_is_long_ago() -> None:
+def test_a_draft_that_does_not_keep_what_is_forecast_is_not_asked_until_that_is_long_ago() -> None:
     policy, rows = policy_of(Draft(DraftCost(4.0, 0.5))), [live(key, 0.6) for key in range(4)]
     assert any(asked(policy, rows))
     for _ in range(40):
@@ -217,7 +217,7 @@ def test_another_layout_is_another_draft() -> None:
     assert any(asked(policy, rows))
 
 
-def test_rounds_in_which_a_prompt_was_read_say_nothing_of_what_was_foreseen() -> None:
+def test_rounds_in_which_a_prompt_was_read_say_nothing_of_what_was_forecast() -> None:
     policy, rows = policy_of(Draft(DraftCost(4.0, 0.5))), [live(key, 0.6) for key in range(4)]
     forecast = policy.request(rows)[1]
     for _ in range(40):

@@ -24,9 +24,9 @@ def test_rounds_are_summed_by_layout_and_by_whether_there_were_candidates() -> N
     assert record["shared"] == {
         "rounds": 2,
         "seconds": 0.3,
-        "foreseen_seconds": 0.2,
+        "forecast_seconds": 0.2,
         "tokens": 4,
-        "foreseen_tokens": 6.0,
+        "forecast_tokens": 6.0,
         "verify_seconds": 0.1,
         "tried": 3,
         "accepted": 2,

@@ -103,8 +103,8 @@ def seconds_a_round(kind: LayoutKind, step: float, salt: int = 0) -> float:
 @pytest.mark.parametrize("step", [0.05, 0.2, 0.25, 0.3, 0.6])
 def test_a_draft_that_is_right_is_hidden_as_far_as_the_pass_is_long(step: float) -> None:
     for kind in LayoutKind:
-        foreseen = round_seconds(kind, PASS, DraftCost(step), CANDIDATES, hit=1.0)
-        assert seconds_a_round(kind, step) == pytest.approx(foreseen, rel=0.03)
+        forecast = round_seconds(kind, PASS, DraftCost(step), CANDIDATES, hit=1.0)
+        assert seconds_a_round(kind, step) == pytest.approx(forecast, rel=0.03)
     if (CANDIDATES + 1) * step <= PASS:
         assert seconds_a_round(LayoutKind.OVERLAPPED, step) == pytest.approx(PASS, rel=0.03), "all of it is hidden"
 

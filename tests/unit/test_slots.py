@@ -223,7 +223,7 @@ def simulated(rows: int, rounds: int, choose: Callable[[Reaches], Filled]) -> fl
 
 
 @pytest.mark.parametrize("rows", [2, 4, 8, 16, 64])
-def test_simulated_rows_gain_what_was_foreseen_and_never_less_than_plain(rows: int) -> None:
+def test_simulated_rows_gain_what_was_forecast_and_never_less_than_plain(rows: int) -> None:
     draft_cost = DraftCost(1.2 + 0.06 * rows, 0.5, row=0.06)
     chosen: list[Filled] = []
 
@@ -232,8 +232,8 @@ def test_simulated_rows_gain_what_was_foreseen_and_never_less_than_plain(rows: i
         return chosen[-1]
 
     rate = simulated(rows, 400, choose)
-    foreseen = sum(each.tokens for each in chosen) / sum(each.seconds for each in chosen)
-    assert rate == pytest.approx(foreseen, rel=0.05)
+    forecast = sum(each.tokens for each in chosen) / sum(each.seconds for each in chosen)
+    assert rate == pytest.approx(forecast, rel=0.05)
     assert rate >= 0.98 * rows / CURVE(rows)
 
 

@@ -140,7 +140,7 @@ class AskingPolicy:
         self._trust = speculation.Trust()
 
     def observe_round(self, done: Round, asked: bool, seconds: float) -> None:
-        """What came of what was foreseen; ``asked`` says whether the draft was."""
+        """What came of what was forecast; ``asked`` says whether the draft was."""
         if done.forecast is not None and done.steady:
             self._trust.observe(asked, done.gained, seconds, done.forecast.tokens, done.forecast.seconds)
 

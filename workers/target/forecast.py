@@ -60,9 +60,9 @@ class _Sums:
 
     rounds: int = 0
     seconds: float = 0.0
-    foreseen_seconds: float = 0.0
+    forecast_seconds: float = 0.0
     tokens: int = 0
-    foreseen_tokens: float = 0.0
+    forecast_tokens: float = 0.0
     verify_seconds: float = 0.0
     tried: int = 0
     accepted: int = 0
@@ -81,9 +81,9 @@ class ForecastCheck:
         sums = self._sums.setdefault(name, _Sums())
         sums.rounds += 1
         sums.seconds += seconds
-        sums.foreseen_seconds += round.forecast.seconds
+        sums.forecast_seconds += round.forecast.seconds
         sums.tokens += round.gained
-        sums.foreseen_tokens += round.forecast.tokens
+        sums.forecast_tokens += round.forecast.tokens
         sums.verify_seconds += round.verifying
         sums.tried += sum(min(count, accepted + 1) for count, accepted in zip(round.proposed, round.accepted, strict=True))
         sums.accepted += sum(round.accepted)

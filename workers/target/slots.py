@@ -150,7 +150,7 @@ def best_request(
 ) -> CandidateRequest:
     """What to ask a draft for, by what is to be expected of its candidates; counts of 0 where none pays.
 
-    ``trust`` is the share of what was foreseen of asking that has come true so far.
+    ``trust`` is how far forecasts of asking have come true so far (``speculation.Trust``).
     """
     filled = fill_slots(reaches, pass_seconds, draft_cost, kind, fed)
     if not any(filled.counts) or filled.rate * trust <= filled.plain_rate:

@@ -290,7 +290,7 @@ class Verifier:
             live.states.add(first, answer.states[: live.cached - first])
 
     def _forecast(self) -> Forecast | None:
-        """What was foreseen of this round, if it was foreseen of all its rows."""
+        """The forecast of this round, if it was made for all its rows."""
         return self._asked.forecast if len(self._asked.rows) == len(self._rows) else None
 
     # Rows that come and go
