@@ -13,8 +13,8 @@ from outrider.workers.errors import JobError
 
 # Of which Ray makes a file.
 OBJECT_STORE_BYTES = 256 << 20
-# Ray's servers and the driver have 120 on two cores, a target and its draft 60 beside them.
-THREADS = 150
+# On two cores, as they have been counted: 113 and 29. On more there are more.
+SERVERS_AND_DRIVER_THREADS, ACTOR_THREADS = 110, 28
 STACK_BYTES = 256 << 10
 
 
@@ -35,19 +35,23 @@ LEAST = (
 )
 
 
-def check_limits() -> None:
-    """Refuse to begin where a limit is known to be too small for any job."""
+def check_limits(actors: int = 1) -> None:
+    """Refuse to begin where a limit is known to be too small for any job, or for one of so many ``actors``.
+
+    With too few threads actors die as they start, one after the other, and nobody says why.
+    """
     for limit, flag, least, unit, what in LEAST:
         allowed, _ = resource.getrlimit(limit)
         if allowed != resource.RLIM_INFINITY and allowed < least * unit:
             raise JobError(
                 f"ulimit {flag} allows {allowed // unit:,} {what}, and a job here needs {least:,} at least; raise it"
             )
-    if (found := _startable(THREADS)) < THREADS:
+    needed = SERVERS_AND_DRIVER_THREADS + actors * ACTOR_THREADS
+    if (found := _startable(needed)) < needed:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NPROC)
         of_user = "no limit" if allowed == resource.RLIM_INFINITY else f"{allowed:,}"
         raise JobError(
-            f"only {found:,} more threads can be started here, and a job needs {THREADS:,} at least: raise the limit of "
+            f"only {found:,} more threads can be started here, and a job needs {needed:,} at least: raise the limit of "
             f"this user's processes (ulimit -u: {of_user}) or the container's (docker run --pids-limit), or end others"
         )
 

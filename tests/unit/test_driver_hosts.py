@@ -272,6 +272,8 @@ def replicas_here(
         yield lambda: None
 
     monkeypatch.setattr(this_machine, "local_ray", no_ray)
+    actors = list[int]()
+    monkeypatch.setattr(this_machine, "check_limits", actors.append)
     monkeypatch.setattr(this_machine, "read_topology", lambda: machine)
     monkeypatch.setattr(this_machine, "probed_here", lambda: lambda host, pin: Launch(pin, "affinity", (), "python3"))
     hold(monkeypatch, held)
@@ -279,6 +281,7 @@ def replicas_here(
     request = PlacementRequest(replicas=replicas, devices=devices)
     asked = (ModelSizes(10 << 30), lambda cores: request, 0.0, lambda said: None, None, 300.0)
     with this_machine.local_host(template, *asked) as found:
+        assert actors == [len(found[1]) * (1 if template.draft is None else 2)]
         yield found
 
 
