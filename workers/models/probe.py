@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.quantizers import AutoHfQuantizer
 
 from outrider.workers.engines.engine import Feed
@@ -62,6 +62,11 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True) 
 
     Without ``ragged`` only those that run one row at a time.
     """
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            "transformers has no model of this family that goes on with a text by itself (AutoModelForCausalLM): it is "
+            "one that also sees or hears, or no language model at all"
+        )
     _check_quantised(config)
     # A twin is not quantised, so that no trial on it would show this.
     pooled = _pooled(config)
