@@ -243,7 +243,7 @@ def memory_of_pair(
 ) -> ReplicaMemory:
     """Of a target with its draft, where there is one."""
     rows, answers = spec.batch, spec.answer_tokens if _proposes_by(SUFFIX, draft_name) else 0
-    of_target = memory_of(*target, rows, tokenizer_process)
+    of_target = replace(memory_of(*target, rows, tokenizer_process), tokens=target[0].vocabulary)
     card, model = draft
     if card is None or model is None:
         return ReplicaMemory(of_target, None, answers)

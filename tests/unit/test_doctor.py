@@ -359,7 +359,7 @@ def test_a_plan_counts_processes_and_the_first_tokens_of_rows(tmp_path: Path, mo
     )
     assert refusal(1_500_000 * 1024) == "None"
     said = refusal(1_400_000 * 1024, "--kv-bytes", "0")
-    assert said.startswith("target 1.07 GB + processes 0.10 GB = 1.17 GB a replica does not fit"), "a size of 0 counts, too"
+    assert said.startswith("target 1.07 GB + processes 0.10 GB = 1.18 GB a replica does not fit"), "a size of 0 counts, too"
 
 
 def test_a_refused_plan_still_shows_the_machine(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from native_models import save_tiny
 
 from outrider.kernels.program import Format, Kind
 from outrider.kernels.suffixes import Suffixes, bytes_of_answers
+from outrider.runner.model_choice import memory_of_pair
+from outrider.runner.options.job import JobSpec
 from outrider.runner.planning.replica_memory import PROCESS_BYTES, ProcessMemory, ReplicaMemory
 from outrider.runner.planning.replica_plan import memory_by_files
 from outrider.workers.messages import ModelSpec
@@ -102,6 +104,30 @@ def test_inputs_of_wide_matrices_are_counted(model: Path) -> None:
 def test_answers_are_counted_as_the_kernels_count_them(most: int) -> None:
     assert bytes_of_answers(most, most) == Suffixes(most).bytes
     assert bytes_of_answers(most, 10) < bytes_of_answers(most, most) or most < 1000
+
+
+class Asked:
+    """A helper that knows of every model what ``MODEL`` takes."""
+
+    def memory_of(self, model: ModelSpec, rows: int) -> ModelMemory:
+        return MODEL
+
+
+def test_a_target_has_a_tokenizer_and_answers_where_they_are_searched(model: Path) -> None:
+    info, spec = read_model_info(str(model)), ModelSpec(str(model), "native", "bf16")
+    asked = JobSpec(input=Path("in.jsonl"), answer_tokens=1 << 16)
+    for name, answers in (("suffix", 1 << 16), ("small+suffix", 1 << 16), ("small", 0), ("none", 0)):
+        pair = (info, spec) if "small" in name else (None, None)
+        found = memory_of_pair((info, spec), pair, asked, name, Asked())  # type: ignore[arg-type]
+        assert found.target.tokens == info.vocabulary
+        assert found.draft is None or not found.draft.tokens, "a draft loads one only for rows with constraints"
+        assert found.answer_tokens == answers
+
+
+def test_a_tokenizer_is_counted_by_its_tokens() -> None:
+    """One of 128,000 tokens takes a quarter of a gigabyte."""
+    without = ProcessMemory(MODEL, "native", True)
+    assert 250_000_000 < replace(without, tokens=128_000).room - without.room < 350_000_000
 
 
 def test_answers_are_counted_with_the_target() -> None:
