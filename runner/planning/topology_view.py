@@ -68,7 +68,7 @@ def draw(console: Console, topology: Topology, plan: Plan | None = None) -> None
         console.print(_distances(topology))
     if actors:
         console.print(Text.assemble(("T0", "reverse"), " target of replica 0   ", ("d0", ""), " its draft   "), end="")
-        console.print(Text("TD0 both in turn   ·· free (Ray, driver)   -- not ours to use"))
+        console.print(Text("TD0 both, one after the other   ·· free (Ray, driver)   -- not ours to use"))
         console.print(_actors(actors))
     for note in plan.notes if plan else ():
         console.print(f"note: {printable(note)}", highlight=False, markup=False)
