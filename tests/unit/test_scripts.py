@@ -9,8 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
 
 from outrider.workers import actor_loops
+from outrider.workers.errors import ModelError
 from outrider.workers.messages import Row, RowResult, Sampling
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,3 +99,17 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
         importlib.import_module(module).main()
     assert ended.value.code == 2 and said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_head_that_is_gone_on_with_keeps_its_own_tokens(tmp_path: Path) -> None:
+    """Which tokens are the most frequent differs from one Python to the next."""
+    tool = importlib.import_module("train_pocket_head")
+    target = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    saved = load_file(HEAD / "model.safetensors")
+    head = tool.begun(target, HEAD)
+    assert head.chosen.tolist() == (saved["d2t"] + torch.arange(len(saved["d2t"]))).tolist()
+    assert torch.equal(head.lm_head.weight.bfloat16(), saved["lm_head.weight"])
+    tool.save(head, target, head.chosen, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    with pytest.raises(ModelError, match=r"target/model\.safetensors is no head that this tool wrote"):
+        tool.begun(target, TARGET)
