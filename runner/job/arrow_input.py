@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.runner.counted import counted
 from outrider.runner.job.source import Source
 from outrider.runner.printable import printable
 from outrider.runner.validation_errors import short
@@ -32,6 +33,8 @@ SUFFIXES = {".parquet": PARQUET, ".arrow": ARROW, ".feather": ARROW}
 MAGIC = {PARQUET: b"PAR1", ARROW: b"ARROW1"}
 # An Arrow stream begins with the length of its schema behind this mark.
 STREAM = b"\xff\xff\xff\xff"
+# And ends with none, where its writer came to its end.
+STREAM_END = STREAM + bytes(4)
 # A part's name as Hugging Face's hub and datasets write it: train-00000-of-00003.parquet
 PART = re.compile(r"(?P<split>.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
 SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
@@ -159,6 +162,8 @@ class ArrowSource:
                 batches = reader if stream else map(reader.get_batch, range(reader.num_record_batches))
                 for batch in batches:
                     yield batch.select(columns).replace_schema_metadata(None)
+                if stream:
+                    held.check_stream_ended()
 
     def _reader(self, held: _Held) -> Any:
         """Of an Arrow file, or of a stream, as datasets call their files."""
@@ -423,6 +428,20 @@ class _Held:
         stream = pyarrow.OSFile(f"/proc/self/fd/{self._file}")
         self._streams.append(stream)
         return stream
+
+    def check_stream_ended(self) -> None:
+        """pyarrow takes a stream that was cut off between two batches for whole, and leaves what stands behind its end."""
+        at = self._streams[-1].tell()
+        if os.pread(self._file, len(STREAM_END), max(0, at - len(STREAM_END))) != STREAM_END:
+            raise UsageError(
+                f"{self.name} has no end: whoever wrote it may have been stopped, and rows be missing; "
+                "make the file anew, and let its writer close it"
+            )
+        if at < self._before.st_size:
+            raise UsageError(
+                f"{self.name} goes on behind its end, with {counted(self._before.st_size - at, 'byte')}; "
+                "give each stream in a file of its own"
+            )
 
     def check_unchanged(self) -> None:
         after = os.fstat(self._file)

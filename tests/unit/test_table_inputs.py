@@ -460,6 +460,25 @@ def test_forms_are_known_by_name_and_by_content(tmp_path: Path) -> None:
         read(written(tmp_path / "d.parquet", "prompt\n"))
 
 
+def test_a_stream_that_has_no_end_or_goes_on_behind_it_is_refused(tmp_path: Path) -> None:
+    """pyarrow reads one that was cut off between two batches as if these were all, and of two streams the first."""
+    path = tmp_path / "in.arrow"
+    with pyarrow.ipc.new_stream(path, TABLE.schema) as stream:
+        stream.write(TABLE)
+        stream.write(TABLE)
+    whole = path.read_bytes()
+    assert prompts(path) == ["a", "b", "c"] * 2
+    path.write_bytes(whole[:-8])
+    with pytest.raises(UsageError, match=r"has no end: whoever wrote it may have been stopped, and rows be missing; "):
+        read(path)
+    path.write_bytes(whole[:-4])
+    with pytest.raises(UsageError, match=r"cannot be read: .*; make the file anew"):
+        read(path)
+    path.write_bytes(whole * 2)
+    with pytest.raises(UsageError, match=rf"goes on behind its end, with {len(whole):,} bytes; "):
+        read(path)
+
+
 def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     parquet.write_table(TABLE, path)
