@@ -194,8 +194,10 @@ class Service:
         directory = self._folders.batch(name)
         with self._lock:
             self._take_input(file, directory)
-            batch.model, problem = batch_requests.model_of(directory / INPUT, self.models)
-            batch.shown["model"] = batch.model
+        # Nobody waits for it: a compressed line may take minutes to read.
+        batch.model, problem = batch_requests.model_of(directory / INPUT, self.models)
+        batch.shown["model"] = batch.model
+        with self._lock:
             try:
                 self._store.add_batch(batch)
             except JobError:

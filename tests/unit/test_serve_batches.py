@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest import mock
 
@@ -178,6 +180,31 @@ def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path) -> None:
         assert len(rows_of(client, done.output_file_id)) == 2
         with pytest.raises(openai.ConflictError):
             client.batches.cancel(batch.id)
+
+
+def test_a_batch_whose_first_row_takes_long_to_read_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of zeros, compressed, takes minutes."""
+    reading, read, model_of = Event(), Event(), service.batch_requests.model_of
+
+    def slowly(path: Path, models: Sequence[str]) -> Any:
+        reading.set()
+        assert read.wait(60)
+        return model_of(path, models)
+
+    world = World(tmp_path / "data", at_once=False)
+    with world.client() as client:
+        batch = create(client, line("a"))
+        with monkeypatch.context() as patched, ThreadPoolExecutor(1) as other:
+            patched.setattr(service.batch_requests, "model_of", slowly)
+            slow = other.submit(create, client, line("b"))
+            assert reading.wait(60)
+            try:
+                assert ended(client.with_options(timeout=20.0), client.batches.cancel(batch.id, timeout=20.0).id)
+            finally:
+                read.set()
+            assert slow.result().status == "validating"
 
 
 def test_a_batch_whose_window_is_over_expires_with_an_error_for_each_row(tmp_path: Path) -> None:
