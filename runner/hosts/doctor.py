@@ -27,6 +27,8 @@ from outrider.workers.models import ipex
 OK, BETTER, WRONG = "ok", "could be better", "wrong"
 # Ray keeps its object store there, and falls back to a slow disk where it is small.
 SHARED_MEMORY_BYTES = 1 << 30
+# A few semaphores of each process that a job starts.
+LEAST_SHARED_BYTES = 1 << 20
 # Where less than this share of the memory is free, others use what plans count on.
 MUCH_MEMORY = 0.5
 
@@ -183,7 +185,15 @@ def _shared_memory(files: MachineFiles) -> Iterator[Check]:
     if not files.shared_memory.is_dir():
         yield Check("shared memory", WRONG, f"{files.shared_memory} is missing", "sudo mount -t tmpfs tmpfs /dev/shm")
         return
+    if not os.access(files.shared_memory, os.W_OK | os.X_OK):
+        found = f"{files.shared_memory} cannot be written: no job can be started"
+        yield Check("shared memory", WRONG, found, "sudo mount -o remount,rw,mode=1777 /dev/shm")
+        return
     free = shutil.disk_usage(files.shared_memory).free
+    if free < LEAST_SHARED_BYTES:
+        found = f"{free >> 10:,} KiB free in {files.shared_memory}: a job's processes cannot start, or die"
+        yield Check("shared memory", WRONG, found, "remove what lies there, or docker run --shm-size=4g")
+        return
     state, mend = (OK, "") if free >= SHARED_MEMORY_BYTES else (BETTER, "docker run --shm-size=4g")
     yield Check("shared memory", state, f"{free / 1e9:.1f} GB free in {files.shared_memory}", mend)
 

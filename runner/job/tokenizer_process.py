@@ -16,6 +16,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
+from outrider.runner.pool_of_one import pool_of_one
 from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.errors import JobError, ModelError
 from outrider.workers.messages import ModelSpec
@@ -59,9 +60,8 @@ class TokenizerProcess:
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._news, news = context.Pipe(duplex=False)
-        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_initialise, initargs=(news,))
+        self._news, news = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        self._pool = pool_of_one(_initialise, news)
 
     def _start_again(self) -> None:
         self._pool.shutdown(wait=True)
@@ -125,8 +125,7 @@ class TokenizerProcess:
         """
         if self._ask_again(_hf_is_known, model_info, fast_attention):
             return
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_begin_to_serve) as pool:
+        with pool_of_one(_begin_to_serve) as pool:
             try:
                 pool.submit(_try_on_hf, model_info, fast_attention).result()
             except BrokenProcessPool as error:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -18,6 +18,7 @@ from outrider.runner.job.tokenizer_process import end_with_the_driver
 from outrider.runner.planning.free_cores import plan_on_free_cores
 from outrider.runner.planning.placement import PlannedActor
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
+from outrider.runner.pool_of_one import pool_of_one
 from outrider.workers.errors import JobError, LeaseError
 
 DIED = "the process that held the model died; is there memory enough?"
@@ -33,11 +34,8 @@ class ModelProcess:
     """Does one thing after the other; leaves nothing behind when closed."""
 
     def __init__(self, actor: PlannedActor) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._news, news = context.Pipe(duplex=False)
-        self._pool = ProcessPoolExecutor(
-            max_workers=1, mp_context=context, initializer=_bind_and_watch, initargs=(news, actor.cores)
-        )
+        self._news, news = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        self._pool = pool_of_one(_bind_and_watch, news, actor.cores)
         self.actor = actor
         self._pid = self.begin(os.getpid)()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -47,6 +48,17 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineFiles:
 
 def check(files: MachineFiles, name: str) -> Check:
     return next(each for each in examine(files) if each.name == name)
+
+
+def test_shared_memory_in_which_no_job_can_start_is_wrong(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(files.shared_memory)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=64 << 10))
+    full = check(files, "shared memory")
+    assert (full.state, full.found.partition(" in ")[0]) == (WRONG, "64 KiB free")
+    assert "--shm-size" in full.mend
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    read_only = check(files, "shared memory")
+    assert (read_only.state, read_only.found) == (WRONG, f"{files.shared_memory} cannot be written: no job can be started")
 
 
 def test_every_line_has_a_state_and_every_wrong_one_a_remedy() -> None:

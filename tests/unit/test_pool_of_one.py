@@ -1,0 +1,41 @@
+"""Where shared memory is full or read-only no helper can start, which is a sentence."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing.synchronize
+import os
+from typing import Any
+
+import pytest
+
+from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.planning.placement import PlannedActor
+from outrider.runner.pool_of_one import pool_of_one
+from outrider.runner.quality.model_process import ModelProcess
+from outrider.workers.errors import JobError, NoSpaceError
+
+SAID = r"^the process that reads models cannot be started: {}; it needs /dev/shm, writable and with room in it \("
+
+
+def refuse_semaphores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refused(*arguments: Any, **options: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", refused)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EROFS, JobError), (errno.ENOSPC, NoSpaceError)])
+def test_why_a_process_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch, number: int, kind: type[JobError]) -> None:
+    refuse_semaphores(monkeypatch, number)
+    with pytest.raises(kind, match=SAID.format(os.strerror(number))) as caught:
+        pool_of_one(print)
+    assert type(caught.value) is kind
+
+
+def test_both_helpers_are_such_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_semaphores(monkeypatch, errno.EROFS)
+    actor = PlannedActor("target", 0, "here", (0,), (0,), 1, "cpu", "", {}, (), {})
+    for start in (TokenizerProcess, lambda: ModelProcess(actor)):
+        with pytest.raises(JobError, match=SAID.format("Read-only file system")):
+            start()
