@@ -35,7 +35,7 @@ def keys_of(path: Path | None, data: Path) -> tuple[Path, list[str]]:
             stream.write(f"sk-outrider-{secrets.token_urlsafe(32)}\n".encode())
     try:
         about = found.stat()
-        keys = [line.strip() for line in found.read_text(encoding="utf-8").splitlines() if line.strip()]
+        keys = [line.strip() for line in found.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{option}: {found} cannot be read: {why}") from None

@@ -481,6 +481,13 @@ def test_a_key_that_a_full_disk_left_empty_is_made_anew(tmp_path: Path, monkeypa
         keys_of(None, tmp_path)
 
 
+def test_a_mark_that_an_editor_put_before_the_first_key_is_no_part_of_it(tmp_path: Path) -> None:
+    own = tmp_path / "keys"
+    own.write_bytes(b"\xef\xbb\xbfsk-one\r\nsk-two\r\n")
+    own.chmod(0o600)
+    assert keys_of(own, tmp_path) == (own, ["sk-one", "sk-two"])
+
+
 def test_key_files_that_others_may_read_or_that_are_empty_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one\n\ntwo \n")
