@@ -89,6 +89,7 @@ RUN_BY = {
 # What is spelled for the reader's machine, or belongs to the older tools.
 NOT_OURS = (
     "ray attach",  # a shell on the head, for a person
+    "pip install bitsandbytes accelerate",
     "pip install lm_eval",
     "pip install 'outrider[cluster]'",  # from an index that has outrider
     "pip install 'outrider[data]'",
