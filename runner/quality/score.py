@@ -11,7 +11,7 @@ from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.model_choice import choose_target, memory_of
 from outrider.runner.options.quality import ScoreSpec
 from outrider.runner.planning.placement_request import PlacementRequest
-from outrider.runner.planning.replica_memory import PROCESS_BYTES
+from outrider.runner.planning.replica_memory import PROCESS_BYTES, ProcessMemory
 from outrider.runner.quality.model_process import ModelProcess, placed_process
 from outrider.runner.quality.progress import ProgressLine
 from outrider.runner.quality.texts import opened, texts
@@ -20,7 +20,7 @@ from outrider.workers.errors import JobError, UsageError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.scoring.figures import Figures
-from outrider.workers.scoring.windows import USUAL, Window, windows_of
+from outrider.workers.scoring.windows import USUAL, Window, pass_bytes, tokens_of_a_pass, windows_of
 
 # Windows that go to the model together: enough for passes that are full, few enough that progress is seen.
 TOGETHER_TOKENS = 4096
@@ -41,8 +41,7 @@ def score(spec: ScoreSpec, as_json: bool) -> None:
             for each, model in zip((card, against), models, strict=False)
             if each is not None
         ]
-        needed = max(PROCESS_BYTES[each.engine] for each in held)
-        needed += sum(each.model.weights + each.model.working for each in held)
+        needed = _needed(held, size, max(each.vocabulary for each in (card, against) if each is not None))
         with opened(spec.input, line.say) as source:
             found = texts(source, spec.format, card, tokenizer_process, spec.skip_bad, line.say)
             windows = first_tokens(
@@ -56,6 +55,13 @@ def score(spec: ScoreSpec, as_json: bool) -> None:
             with placed_process(needed, PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
                 figures = _scored(process, models, first, windows, line)
     _report(spec, figures, models, size, stride, as_json)
+
+
+def _needed(held: list[ProcessMemory], size: int, vocabulary: int) -> int:
+    """What the process takes that holds these models, one or two, over windows of so many tokens."""
+    tokens = max(size, tokens_of_a_pass(vocabulary))
+    of_models = sum(each.model.weights + each.model.working + each.model.of_rows(1, tokens) for each in held)
+    return max(PROCESS_BYTES[each.engine] for each in held) + of_models + pass_bytes(len(held), vocabulary)
 
 
 def _against(spec: ScoreSpec) -> str | None:

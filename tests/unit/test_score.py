@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.runner.options.option import build_options
 from outrider.runner.options.quality import ScoreSpec
+from outrider.runner.planning.replica_memory import ProcessMemory
 from outrider.runner.quality import score as score_module
 from outrider.runner.quality import texts as texts_module
 from outrider.runner.quality.score import chunking, first_tokens
@@ -32,7 +33,9 @@ from outrider.workers.engines.hf_rows import HfRowEngine
 from outrider.workers.errors import InputError, JobError, UsageError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.model_memory import ModelMemory
 from outrider.workers.scoring import scorer as scorer_module
+from outrider.workers.scoring import windows as windows_module
 from outrider.workers.scoring.figures import Figures, of_logits, of_two
 from outrider.workers.scoring.scorer import Scorer
 from outrider.workers.scoring.windows import Window, windows_of
@@ -86,6 +89,16 @@ def test_every_token_is_scored_once_with_as_much_before_it_as_windows_allow(leng
     assert scored == expected
 
 
+def test_the_process_is_planned_with_its_window_and_the_scores_of_a_pass() -> None:
+    """Of 32,000 tokens a pass over 512 has 66 MB of scores: measured, one model took 5 times that and two took 11.8."""
+    model = ModelMemory(weights=535_000_000, working=136_000_000, token=8192, first_tokens=256)
+    held = [ProcessMemory(model, "native", True)] * 2
+    scores = 32_000 * 512 * 4
+    assert score_module._needed(held[:1], 2048, 32_000) == 100_000_000 + 671_000_000 + 2048 * 8192 + 6 * scores
+    assert score_module._needed(held, 100, 32_000) == 100_000_000 + 2 * (671_000_000 + 512 * 8192) + 12 * scores
+    assert score_module._needed(held[:1], 100, 256_000) < 100_000_000 + 671_000_000 + 512 * 8192 + 6 * (65 << 20)
+
+
 def test_the_last_window_is_cut_where_so_many_tokens_are_scored() -> None:
     windows = list(first_tokens(windows_of([range(100)], 10, 10), 12))
     assert [window.scored for window in windows] == [9, 3]
@@ -116,7 +129,7 @@ def test_transformers_gives_the_same_perplexity_on_the_same_chunks(
     windows = [*windows_of([TOKENS[:50], TOKENS[50:]], 64, stride), *windows_of([TOKENS[:7]], 64, stride)]
     # Passes that end inside of windows, and passes with several.
     for most in (512, 24):
-        monkeypatch.setattr(scorer_module, "MOST_TOKENS", most)
+        monkeypatch.setattr(windows_module, "MOST_TOKENS", most)
         scorer = Scorer(ModelSpec(str(path), engine[:2] if engine != "native" else engine, "fp32", threads=1))
         if engine == "hf rows":
             inner: Any = scorer._engines[0]

@@ -10,11 +10,7 @@ from outrider.workers.engines.engine import Engine, Feed
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.opening import open_model
 from outrider.workers.scoring.figures import Figures, of_logits, of_two
-from outrider.workers.scoring.windows import Window
-
-# Logits of one pass, as float32; the arithmetic on them takes a few times as much.
-PASS_BYTES = 64 << 20
-MOST_TOKENS = 512
+from outrider.workers.scoring.windows import Window, tokens_of_a_pass
 
 
 class Scorer:
@@ -26,7 +22,7 @@ class Scorer:
         self.notes += [f"--against: {note}" for each in opened[1:] for note in each.notes]
         self._engines: list[Engine] = [each.engine for each in opened]
         widest = max(engine.vocabulary for engine in self._engines)
-        self._most = max(1, min(MOST_TOKENS, PASS_BYTES // (4 * widest)))
+        self._most = tokens_of_a_pass(widest)
 
     def score(self, windows: Sequence[Window]) -> Figures:
         """The windows are rows of the same passes as far as they fit into one, so that short texts are fed together."""

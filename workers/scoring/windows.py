@@ -7,6 +7,21 @@ from dataclasses import dataclass
 
 # What perplexities of models with longer contexts are usually given for.
 USUAL = 2048
+# Logits of one pass, as float32; the arithmetic on them takes a few times as much.
+PASS_BYTES = 64 << 20
+MOST_TOKENS = 512
+LOGIT_BYTES = 4
+# How many times what its logits take a pass takes in all, as measured: for one model, or for two side by side.
+TIMES_LOGITS = {1: 6, 2: 12}
+
+
+def tokens_of_a_pass(vocabulary: int) -> int:
+    return max(1, min(MOST_TOKENS, PASS_BYTES // (LOGIT_BYTES * vocabulary)))
+
+
+def pass_bytes(models: int, vocabulary: int) -> int:
+    """What a pass takes beside what the models work in."""
+    return TIMES_LOGITS[models] * LOGIT_BYTES * vocabulary * tokens_of_a_pass(vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
