@@ -51,6 +51,18 @@ def test_ray_counts_no_cores_that_runs_share(tmp_path: Path) -> None:
     assert (shared.placement.leases, shared.placement.shared) == (("0", "1"), True)
 
 
+@pytest.mark.parametrize(
+    ("lookup", "suffix", "name"),
+    [(False, False, "plain"), (False, True, "no draft model"), (True, False, "no draft model")],
+)
+def test_without_a_draft_model_no_layout_shares_cores(tmp_path: Path, lookup: bool, suffix: bool, name: str) -> None:
+    made = plan([read_topology(build(tmp_path, {0: [(0,), (1,)]}))], ModelSizes(1000), PlacementRequest())
+    spec = ReplicaSpec(batch=1, draft_tokens=None, model=False, lookup=lookup, suffix=suffix)
+    template = ReplicaTemplate(TARGET, None, spec, movable=True)
+    [replica_plan] = template.replicas(made, lambda host, pin: Launch(pin, "affinity", (), "python3"))
+    assert [each.name for each in replica_plan.replica_spec.layouts] == [name]
+
+
 def stored(folder: Path, declared: str, **tensors: np.ndarray) -> ModelInfo:
     folder.mkdir()
     config = {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64, "dtype": declared}
