@@ -184,6 +184,30 @@ def test_texts_that_teach_nothing_are_told(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "stopped; nothing was saved yet"),
+        (OSError(ENOSPC, "No space left on device"), 1, "out cannot be written: [Errno 28] No space left on device"),
+    ],
+)
+def test_a_training_that_ends_early_says_so(
+    ends: BaseException,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def training(*given: object) -> None:
+        raise ends
+
+    monkeypatch.setattr("train_parallel.train_parallel", training)
+    with pytest.raises(SystemExit) as ended:
+        trained(monkeypatch, find("pocket-draft"), tmp_path / "out", "import os\n" * 500)
+    assert ended.value.code == code and said in capsys.readouterr().err
+
+
 def test_what_was_saved_outlives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, source, out = tiny_model("llama"), tmp_path / "draft", tmp_path / "out"
     model.save_pretrained(source)
