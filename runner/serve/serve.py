@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -152,6 +153,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return listening
     except OSError as error:
         why = error.strerror or str(error)
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f'--host: "{host}" is no address of this machine ({why}); give another --host') from None
         raise UsageError(f"--port: {host}:{port} cannot be listened at: {why}; give another --port") from None
 
 

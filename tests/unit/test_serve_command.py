@@ -70,8 +70,12 @@ def test_a_port_that_is_taken_is_refused() -> None:
         taken.listen()
         with pytest.raises(UsageError, match="cannot be listened at"):
             module._listen("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(UsageError, match="cannot be listened at"):
-        module._listen("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nobody.invalid"])
+def test_an_address_of_another_machine_is_refused_as_that(host: str) -> None:
+    with pytest.raises(UsageError, match=rf'--host: "{host}" is no address of this machine \(.+\); give another --host'):
+        module._listen(host, 0)
 
 
 def test_without_the_extra_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
