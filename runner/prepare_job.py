@@ -142,7 +142,8 @@ def prepare(
     if spec.address is not None:
         display.say(f"{counted(journal.counts().rows, 'row')} {ACCEPTED} in {directory.resolve()}")
     describe(directory, journal, _description(spec, target, models.draft, models.draft_name, journal.meta("identity")))
-    template = models.replica_template(spec, journal.counts().pending)
+    # To a replica each sample is a row.
+    template = models.replica_template(spec, journal.pending_answers()[0])
     return PreparedJob(journal, template, sizes, models.model_infos)
 
 
