@@ -631,11 +631,12 @@ def test_the_command_line_is_taken_as_it_stands(monkeypatch: pytest.MonkeyPatch)
 def test_a_request_to_end_is_an_interrupt_with_a_word(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((quantize_module, "quantize"), (score_module, "score")):
         monkeypatch.setattr(module, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         result = CliRunner().invoke(app, words)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert result.exit_code == 130
     said = " before the text was scored to its end" if words[0] == "score" else "; the same command goes on where it was"
     assert result.stderr == f"stopped{said}\n"
