@@ -71,6 +71,11 @@ def digest_of_resumed_input(
     if told.get("path") == _location(path) and not there(path):
         say(f"note: {path} is not there any more; the job goes on with the rows that its journal holds")
         return None
+    if "path" in told and not told.get("piped") and not there(path):
+        raise UsageError(
+            f"{path} is not there, and {directory} was begun with {told['path']}; name the input where it lies now, or go "
+            "on without it by outrider retry"
+        )
     check_input(path, split)
     try:
         return digest_of_directory(path, split) if path.is_dir() else file_digest(path)

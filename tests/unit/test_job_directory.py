@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -595,6 +596,19 @@ def test_a_users_own_files_are_left_as_they_are(heard: Heard) -> None:
     with pytest.raises(UsageError, match=r"^--out: job holds a file job\.json that is not this job's"):
         run_job(spec_of(ROW), heard)
     assert {path.name: path.read_text() for path in Path("job").iterdir()} == dict.fromkeys(own, "mine")
+
+
+def test_a_job_that_was_copied_away_from_its_input_says_how_it_goes_on(
+    heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_job(spec_of(ROW), heard)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree("job", elsewhere / "job")
+    monkeypatch.chdir(elsewhere)
+    said = rf"^in\.jsonl is not there, and job was begun with {tmp_path}/in\.jsonl; name the input .* outrider retry$"
+    with pytest.raises(UsageError, match=said):
+        run_job(JobSpec(input=Path("in.jsonl"), out=Path("job"), engine="hf"), heard)
+    assert run_job(JobSpec(input=Path("../in.jsonl"), out=Path("job"), engine="hf"), heard).summary["done"] == 1
 
 
 def test_columns_that_nothing_reads_are_told(heard: Heard) -> None:
