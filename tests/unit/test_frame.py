@@ -128,6 +128,25 @@ def test_an_interrupt_is_said_and_has_its_own_code(tmp_path: Path, how: str) -> 
     assert done.stderr == "stopped; the same command resumes the job\n"
 
 
+def test_an_interrupt_while_the_command_line_is_imported_is_no_traceback(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from outrider.runner.cli.command import main\n"
+        "main()"
+    )
+    done = python("-c", program, "run", "x", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+
+
+def test_what_helper_processes_import_again_is_not_the_command_line(tmp_path: Path) -> None:
+    program = "import sys\nimport outrider.runner.cli.command\nprint('typer' in sys.modules, 'pydantic' in sys.modules)"
+    assert python("-c", program, cwd=tmp_path).stdout == "False False\n"
+
+
 @pytest.fixture
 def hang_ups() -> Iterator[None]:
     """The terminal closes, as by default."""
