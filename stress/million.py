@@ -36,7 +36,7 @@ from outrider.runner.driving import driver
 from outrider.runner.driving.replica import Call
 from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job.tables import write_table
-from outrider.runner.options import JobSpec
+from outrider.runner.options.job import JobSpec
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.run_job import run_job
