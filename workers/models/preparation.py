@@ -141,7 +141,7 @@ def _refuse_head(model: ModelInfo) -> None:
     if model.head:
         raise ModelError(
             f'"{model.name}" is a head on another model\'s hidden states, which can only be a draft: name the model with '
-            "-m, and the head with --draft"
+            "-m, and the head with --draft of outrider run"
         )
 
 
