@@ -97,7 +97,8 @@ def bench(spec: BenchSpec) -> None:
     setup = _prepare(spec, say)
     modes = (PLAIN, ASSISTED) if spec.compare else setup.modes
     machine = read_topology()
-    with local_ray(len(machine.usable_cores), ray_resources(machine)) as lost:
+    actors = 1 if setup.draft_model is None else 2
+    with local_ray(len(machine.usable_cores), ray_resources(machine), actors=actors) as lost:
         while True:
             try:
                 plan = _plan_pair(spec, setup, machine, say)

@@ -48,14 +48,16 @@ def local_ray(
     resources: dict[str, float],
     metrics_port: int | None = None,
     patience: float = SILENCE_SECONDS,
+    actors: int = 1,
 ) -> Iterator[Lost]:
     """An embedded Ray on the loopback address, open only to who has this process's token; and whether it is still there.
 
-    One that has not answered for ``patience`` seconds is lost, and so is one that does not come up in time.
+    One that has not answered for ``patience`` seconds is lost, and so is one that does not come up in time. So many
+    ``actors`` will run in it.
     """
     if metrics_port is not None and not all(find_spec(module) for module in METRICS_AGENT):
         raise UsageError("--metrics-port: Ray's metrics agent is not installed; pip install 'ray[default]' brings it")
-    check_limits()
+    check_limits(actors)
     _check_loopback()
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from outrider.runner.hosts.host_report import alive
-from outrider.runner.hosts.limits import check_limits
 from outrider.runner.hosts.ray_start import local_ray
 from outrider.runner.hosts.ray_watch import Lost
 from outrider.runner.planning.free_cores import plan_on_free_cores
@@ -127,8 +126,8 @@ def local_host(
             return replica_template.replicas(again, probed_here())[:unplaced]
         return []
 
-    check_limits(sum(2 if plan.draft is not None else 1 for plan in plans))
-    with local_ray(len(machine.usable_cores), ray_resources(machine), metrics_port, start_deadline) as lost:
+    actors = sum(2 if plan.draft is not None else 1 for plan in plans)
+    with local_ray(len(machine.usable_cores), ray_resources(machine), metrics_port, start_deadline, actors) as lost:
         # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
         from outrider.runner.hosts import ray_nodes as nodes
 

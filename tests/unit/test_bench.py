@@ -350,7 +350,7 @@ def test_cores_lost_to_another_run_are_waited_for(
     setup = bench_module.BenchSetup(MODEL_INFO, None, "none", ModelSpec("/models/opt", "native", "w4a8"), None, [], MEMORY)
     monkeypatch.setattr(bench_module, "_prepare", lambda spec, say: setup)
     monkeypatch.setattr(bench_module, "_plan_pair", lambda spec, setup, machine, say: f"plan {len(tries)}")
-    monkeypatch.setattr(bench_module, "local_ray", lambda cores, resources: nullcontext())
+    monkeypatch.setattr(bench_module, "local_ray", lambda cores, resources, actors: nullcontext())
     monkeypatch.setattr(bench_module, "_measure_all", measure)
     bench_module.bench(BenchSpec(draft="none"))
     assert tries == ["plan 0", "plan 1"], "each try on cores that were free when it began"

@@ -267,13 +267,14 @@ def replicas_here(
 ) -> Iterator[tuple[LocalHost, list[ReplicaPlan]]]:
     """A run on a machine of which other runs hold some cores."""
 
+    actors = list[int]()
+
     @contextmanager
-    def no_ray(*_: object) -> Iterator[Any]:
+    def no_ray(cores: int, resources: object, metrics_port: object, patience: float, count: int) -> Iterator[Any]:
+        actors.append(count)
         yield lambda: None
 
     monkeypatch.setattr(this_machine, "local_ray", no_ray)
-    actors = list[int]()
-    monkeypatch.setattr(this_machine, "check_limits", actors.append)
     monkeypatch.setattr(this_machine, "read_topology", lambda: machine)
     monkeypatch.setattr(this_machine, "probed_here", lambda: lambda host, pin: Launch(pin, "affinity", (), "python3"))
     hold(monkeypatch, held)
