@@ -31,9 +31,9 @@ class _Unfinished:
 class PartialResults:
     """Counts a row in ``counters`` and ``latencies`` when it is done, so what was lost and done again counts once."""
 
-    def __init__(self, model: str, counters: JobCounters, latencies: Latencies, source: str = "line") -> None:
+    def __init__(self, model: str, counters: JobCounters, latencies: Latencies, source: str | None = "line") -> None:
         self._model = model
-        # How messages call the input.
+        # How messages call the input; None where rows stand in none.
         self._source = source
         self._counters = counters
         self._latencies = latencies
@@ -125,7 +125,8 @@ class PartialResults:
 
     def _not_written(self, stored: StoredRow, error: Exception) -> str:
         bad = unexpected(stored.custom_id, stored.line, "written down", error)
-        return error_record(stored, bad.code, f"{self._source}:{bad.line}: {bad.message}")
+        place = "" if self._source is None else f"{self._source}:{bad.line}: "
+        return error_record(stored, bad.code, f"{place}{bad.message}")
 
     def _count(self, samples: Sequence[RowResult]) -> None:
         for sample in samples:

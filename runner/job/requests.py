@@ -268,7 +268,7 @@ def _prompt(fields: dict[str, Any]) -> dict[str, Any]:
     if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
         return {"prompt_tokens": tuple(prompt)}
     if isinstance(prompt, list) and prompt and all(isinstance(part, str) for part in prompt):
-        raise RowError('"prompt" holds several texts; give each a line of its own')
+        raise RowError('"prompt" holds several texts; give each a row or a request of its own')
     raise RowError(f'"prompt" must be a text or a list of token ids, got {shown(prompt)}')
 
 

@@ -24,7 +24,19 @@ COMPRESSED_AT_ONCE = 2048
 GZIP, ZSTANDARD = "gzip", "zstandard"
 SUFFIXES = {".gz": GZIP, ".zst": ZSTANDARD, ".zstd": ZSTANDARD}
 MAGIC = {GZIP: b"\x1f\x8b", ZSTANDARD: b"\x28\xb5\x2f\xfd"}
-OTHER_COMPRESSIONS = {"xz": b"\xfd7zXZ\x00", "bzip2": b"BZh", "zip": b"PK\x03\x04", "lz4": b"\x04\x22\x4d\x18"}
+OTHER_COMPRESSIONS = {
+    "xz": b"\xfd7zXZ\x00",
+    "bzip2": b"BZh",
+    "zip": b"PK\x03\x04",
+    "lz4": b"\x04\x22\x4d\x18",
+    "7z": b"7z\xbc\xaf\x27\x1c",
+    "lzma": b"\x5d\x00\x00",
+    "compress": b"\x1f\x9d",
+}
+# What follows its three letters and the digit of its level: a block, or the end of one that holds nothing.
+BEHIND_BZIP2 = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")
+# Behind the name and the numbers of an archive's first file.
+TAR, TAR_AT = b"ustar", 257
 TABLES = {"Parquet": b"PAR1", "Arrow": b"ARROW1"}
 BEGINNING = 16
 # The longer one first: it begins like the shorter one.
@@ -195,8 +207,10 @@ def _compression(stream: Stream) -> str | None:
 def _refuse_foreign(name: str, beginning: bytes, within: str | None) -> None:
     """What is no text in UTF-8 is said once, and not for each of its lines."""
     for kind, magic in OTHER_COMPRESSIONS.items():
-        if beginning.startswith(magic) and (kind != "bzip2" or beginning[4:10] == b"1AY&SY"):
+        if beginning.startswith(magic) and (kind != "bzip2" or beginning[4:10] in BEHIND_BZIP2):
             raise UsageError(f"{name} is compressed by {kind}; outrider reads gzip and zstandard: decompress it")
+    if beginning[TAR_AT : TAR_AT + len(TAR)] == TAR and b"\0" in beginning[:TAR_AT]:
+        raise UsageError(f"{name} is an archive of files (tar); unpack it, and give a file of it")
     for kind, magic in TABLES.items():
         if beginning.startswith(magic) and within is not None:
             raise UsageError(f"{name} holds {kind} within {within}; decompress it")

@@ -48,7 +48,7 @@ class SingleRows:
     def __init__(self, model: str, tell_tokens: TellTokens, tell_record: TellRecord) -> None:
         self._rows: dict[int, SingleRow] = {}
         self._waiting: deque[int] = deque()
-        self._partial_results = PartialResults(model, JobCounters(), Latencies(), "request")
+        self._partial_results = PartialResults(model, JobCounters(), Latencies(), None)
         self._tell_tokens = tell_tokens
         self._tell_record = tell_record
 

@@ -49,7 +49,7 @@ GOOD = '{"id": "good", "prompt": "hello"}\n'
         ('{"id": "a", "prompt": []}', '"prompt" must be a text or a list of token ids, got []'),
         ('{"id": "a", "prompt": [1, -1]}', '"prompt" must be a text or a list of token ids, got [1, -1]'),
         ('{"id": "a", "prompt": [1, true]}', '"prompt" must be a text or a list of token ids, got [1, True]'),
-        ('{"id": "a", "prompt": ["x", "y"]}', '"prompt" holds several texts; give each a line of its own'),
+        ('{"id": "a", "prompt": ["x", "y"]}', '"prompt" holds several texts; give each a row or a request of its own'),
         ('{"custom_id": "", "url": "/v1/completions", "body": {}}', '"custom_id" is empty; rows are told apart by it'),
         ('{"id": true, "prompt": "x"}', '"id" must be a text or a whole number, got True'),
         ('{"id": "", "prompt": "x"}', '"id" is empty; leave it out to go by the number of the line'),

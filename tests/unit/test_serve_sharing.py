@@ -439,6 +439,17 @@ def test_tokens_are_told_once_each_whoever_tells_them() -> None:
     assert told[-1] == ()
 
 
+def test_an_answer_that_cannot_be_written_down_speaks_of_no_line() -> None:
+    told: list[str] = []
+    rows = SingleRows("tiny", lambda *_: None, lambda row, record: told.append(record["error"]["message"]))
+    rows.add(SingleRow("request-1", stored(7), streamed=False))
+    rows.pending(5)
+    [row] = rows.rows_to_send([7], 0)
+    result = RowResult(row.key, (1,), "\ud800", "stop", 1, 0, 0, 0.1)
+    rows.take(Replica(0, PLAN), Harvest((result,), TargetCounters()))
+    assert told[0].startswith('the row "single" could not be written down: ')
+
+
 TEXT = "One sentence. Another END of it"
 
 

@@ -22,6 +22,7 @@ from outrider.workers.errors import UsageError
 
 LINES = [f"line {number}\n".encode() for number in range(300)]
 TEXT = b"".join(LINES)
+TAR = b"a.jsonl".ljust(257, b"\0") + b"ustar\0".ljust(255, b"\0") + TEXT
 
 
 def compressed_by_zstandard(data: bytes, **options: Any) -> bytes:
@@ -102,6 +103,14 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, form: str) -> None:
         ("a.parquet.gz", gzip.compress(b"PAR1" + TEXT), "holds Parquet within gzip; decompress it"),
         ("a", lzma.compress(TEXT), "is compressed by xz; outrider reads gzip and zstandard: decompress it"),
         ("a", bz2.compress(TEXT), "is compressed by bzip2; outrider reads gzip and zstandard: decompress it"),
+        ("a", bz2.compress(b""), "is compressed by bzip2; outrider reads gzip and zstandard: decompress it"),
+        (
+            "a",
+            lzma.compress(TEXT, format=lzma.FORMAT_ALONE),
+            "is compressed by lzma; outrider reads gzip and zstandard: decompress it",
+        ),
+        ("a.tar", TAR, "is an archive of files (tar); unpack it, and give a file of it"),
+        ("a.tgz", gzip.compress(TAR), "is an archive of files (tar); unpack it, and give a file of it"),
         ("a", b"PK\x03\x04...", "is compressed by zip; outrider reads gzip and zstandard: decompress it"),
         ("a", TEXT.decode().encode("utf-16"), "is UTF-16; convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
         ("a.gz", gzip.compress(TEXT.decode().encode("utf-32")), "is UTF-32; convert it to UTF-8: iconv -f UTF-32 -t UTF-8"),
