@@ -94,6 +94,7 @@ class DriverLoop:
         wanted = len(plans) > 1 and all(each.replica_spec.suffix and each.replica_spec.answer_tokens for each in plans)
         self._answers = AnswerExchange() if wanted else None
         self._replicas = {number: self._new_replica(number, plan) for number, plan in enumerate(plans)}
+        self._target = plans[0].target.model
         self._lifecycle = Lifecycle(plans, start_deadline, patience)
         self._schedule = rows_schedule
         # The last row that was fetched.
@@ -136,9 +137,8 @@ class DriverLoop:
                 replica.stop()
             self.record.keep_all()
         if self._finish.reason is not None:
-            raise JobError(
-                f"{with_remedy(self._finish.reason)}; the rows already done are kept, and the job can be resumed"
-            )
+            why = with_remedy(self._finish.reason, self._target)
+            raise JobError(f"{why}; the rows already done are kept, and the job can be resumed")
 
     def _look_around(self) -> None:
         """At every tick: what else there is to do."""

@@ -5,16 +5,12 @@ from __future__ import annotations
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from outrider.workers.errors import OutriderError
+from outrider.workers.messages import ModelSpec
 
 DIED = "its process died"
 ENDED_BY_RAY = "Ray ended its process because the machine ran short of memory"
 ENDED_BY_KERNEL = "its process died while the kernel ended processes for want of memory"
 SHORT_OF_MEMORY = (ENDED_BY_RAY, ENDED_BY_KERNEL)
-# The last three decide texts, so that a job which was begun without them is not gone on with.
-LESS_MEMORY = (
-    "a smaller --batch, fewer --replicas or a smaller --draft needs less, and in a new job a smaller --precision, "
-    "--cache-precision int8 or a smaller --max-tokens"
-)
 
 
 def explain(error: Exception, killed_for_memory: bool = False) -> str:
@@ -31,8 +27,17 @@ def explain(error: Exception, killed_for_memory: bool = False) -> str:
     return str(error)
 
 
-def with_remedy(reason: str) -> str:
+def with_remedy(reason: str, target: ModelSpec) -> str:
     """A reason for which a job ends, and what to do about it where want of memory is the cause, or may be."""
     if reason.endswith(SHORT_OF_MEMORY):
-        return f"{reason}; {LESS_MEMORY}"
-    return f"{reason}; if memory was short, {LESS_MEMORY}" if reason.endswith(DIED) else reason
+        return f"{reason}; {_less_memory(target)}"
+    return f"{reason}; if memory was short, {_less_memory(target)}" if reason.endswith(DIED) else reason
+
+
+def _less_memory(target: ModelSpec) -> str:
+    # What wants a new job decides texts.
+    cache = ", --cache-precision int8" if target.engine == "native" and target.cache_precision != "int8" else ""
+    return (
+        "a smaller --batch, fewer --replicas or a smaller --draft needs less, and in a new job a smaller --precision"
+        f"{cache} or a smaller --max-tokens"
+    )

@@ -208,8 +208,10 @@ def fill(journal: Journal, count: int, samples: int = 1) -> None:
     journal.fill((StoredRow(n, f"id-{n}", n + 1, "completion", request, (1, 2)) for n in range(count)), [], {})
 
 
-def driver(journal: Journal, replicas: int = 1, batch: int = 4, traced: bool = False, **options: Any) -> Driver:
-    plan = replace(PLAN, replica_spec=ReplicaSpec(batch=batch, draft_tokens=3, trace=traced))
+def driver(
+    journal: Journal, replicas: int = 1, batch: int = 4, traced: bool = False, plan: ReplicaPlan = PLAN, **options: Any
+) -> Driver:
+    plan = replace(plan, replica_spec=ReplicaSpec(batch=batch, draft_tokens=3, trace=traced))
     given = {
         "agree_on_path": lambda path: None,
         "hosts": LocalHost(lambda unplaced: [], lambda: None, lambda: None),

@@ -279,7 +279,7 @@ def test_a_target_that_cannot_start_ends_the_job_with_its_reason(world: World, j
             RayActorError(),
             0,
             "its process died; if memory was short, a smaller --batch, fewer --replicas or a smaller --draft needs less, "
-            "and in a new job a smaller --precision, --cache-precision int8 or a smaller --max-tokens; ",
+            "and in a new job a smaller --precision or a smaller --max-tokens; ",
         ),
         (RayActorError(), 1, "its process died while the kernel ended processes for want of memory; a smaller --batch"),
         (OutOfMemoryError("1.2GB"), 0, "Ray ended its process because the machine ran short of memory; a smaller --batch"),
@@ -296,6 +296,18 @@ def test_a_job_whose_targets_are_killed_says_what_needs_less_memory(
         driver(journal).run()
     assert f"no replica stays alive: {said}" in str(caught.value)
     assert str(caught.value).endswith("; the rows already done are kept, and the job can be resumed")
+
+
+@pytest.mark.parametrize(("engine", "cache", "offered"), [("native", "auto", 1), ("native", "int8", 0), ("hf", "auto", 0)])
+def test_keys_and_values_in_8_bits_are_offered_where_they_would_be_less(
+    world: World, journal: Journal, engine: str, cache: str, offered: int
+) -> None:
+    fill(journal, 1)
+    world.dies_at_start[0] = OutOfMemoryError("1.2GB")
+    target = replace(PLAN.target, model=replace(PLAN.target.model, engine=engine, cache_precision=cache))
+    with pytest.raises(JobError) as caught:
+        driver(journal, plan=replace(PLAN, target=target)).run()
+    assert str(caught.value).count("a smaller --precision, --cache-precision int8 or") == offered
 
 
 def test_a_replica_that_memory_is_too_short_for_goes_on_with_fewer_rows_at_once(world: World, journal: Journal) -> None:
