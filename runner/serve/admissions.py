@@ -15,6 +15,7 @@ from typing import Any
 from outrider.runner.options.job import JobSpec
 from outrider.runner.serve.link import Child, Message
 from outrider.runner.serve.names import INPUT
+from outrider.runner.serve.own_files import CHANGED
 from outrider.runner.serve.running import FREED_SECONDS, Admitted, BatchJob, Broken, Hear, Left, Refused
 from outrider.workers.errors import JobError
 
@@ -46,16 +47,23 @@ class _Lane:
 class Admissions:
     """``hear`` gets ``Admitted``, ``Refused`` or ``Broken`` of each batch, ``Left`` if it is stopped before.
 
-    One whose journal could not be written for want of space, or whose process died, is checked again in a while.
+    One whose journal could not be written for want of space, or whose process died, is checked again in a while; where
+    this program's files have ``changed``, which no batch is to blame for, until the server is started again.
     """
 
     def __init__(
-        self, specs: Mapping[str, JobSpec], hear: Hear, say: Callable[[str], None], child: Callable[..., Child] = Child
+        self,
+        specs: Mapping[str, JobSpec],
+        hear: Hear,
+        say: Callable[[str], None],
+        child: Callable[..., Child] = Child,
+        changed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._specs = specs
         self._hear = hear
         self._say = say
         self._child = child
+        self._changed = changed
         self._lock = threading.RLock()
         self._small, self._large = _Lane(stays=True), _Lane(stays=False)
         # When they are checked again.
@@ -139,6 +147,8 @@ class Admissions:
                 case {"later": sentence}:
                     self._say(f"{job.batch}: {sentence}; this is tried again")
                     self._later[job.batch] = time.monotonic() + FREED_SECONDS, job
+                case {"broken": sentence} if self._changed():
+                    self._blame_own_files(job, sentence)
                 case {"broken": sentence}:
                     self._hear(Broken(job.batch, sentence))
             lane.job = None
@@ -155,7 +165,9 @@ class Admissions:
             lane.job, lane.child, lane.leaving = None, None, False
             if self._closing:
                 return
-            if job is not None:
+            if job is not None and not killed and self._changed():
+                self._blame_own_files(job, complaint)
+            elif job is not None:
                 deaths = self._deaths.pop(job.batch, 0) + 1
                 if killed or deaths >= MOST_DEATHS:
                     # The service knows whether it was asked to stop: what it wanted then comes before this.
@@ -165,6 +177,10 @@ class Admissions:
                     self._deaths[job.batch] = deaths
                     self._later[job.batch] = time.monotonic() + deaths * PAUSE_SECONDS, job
             self._next(lane)
+
+    def _blame_own_files(self, job: BatchJob, sentence: str) -> None:
+        self._say(f"{job.batch}: {sentence}; {CHANGED}")
+        self._later[job.batch] = time.monotonic() + FREED_SECONDS, job
 
 
 def _size(job: BatchJob) -> int:

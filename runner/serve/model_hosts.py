@@ -17,6 +17,7 @@ from outrider.runner.options.job import JobSpec
 from outrider.runner.serve.admissions import Admissions, options_of
 from outrider.runner.serve.link import Child, Message
 from outrider.runner.serve.names import shown_to_clients
+from outrider.runner.serve.own_files import CHANGED
 from outrider.runner.serve.running import Answer, BatchJob, Broken, Failure, Hear, Left, Progress
 from outrider.workers.errors import JobError
 
@@ -27,6 +28,7 @@ MOST_DEATHS = 10
 PAUSE_SECONDS, LONGEST_PAUSE = 2.0, 60.0
 GONE = Failure(503, "the model was taken away before the answer was whole; ask again")
 CLOSING = Failure(503, "the server is being stopped")
+UPDATED = Failure(503, "the server's files have changed, and whoever runs it has to start it again; ask again then")
 AWAY, LOADING, LOADED, LEAVING = "waiting", "loading", "loaded", "leaving"
 
 
@@ -66,7 +68,10 @@ class _Model:
 
 
 class ModelHosts:
-    """A ``Runner`` (``running.py``). ``turn`` is how long a model keeps the machine while others are waited for."""
+    """A ``Runner`` (``running.py``). ``turn`` is how long a model keeps the machine while others are waited for.
+
+    Where this program's files have ``changed``, deaths are nobody's fault, and batches wait for the server's next start.
+    """
 
     def __init__(
         self,
@@ -75,6 +80,7 @@ class ModelHosts:
         say: Callable[[str], None],
         turn: float,
         child: Callable[..., Child] = Child,
+        changed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._models = {name: _Model(name, spec) for name, spec in specs.items()}
         self._hear = hear
@@ -85,7 +91,8 @@ class ModelHosts:
         self._closing = threading.Event()
         self._answering = True
         self._requests = itertools.count()
-        self._admissions = Admissions(specs, hear, say, child)
+        self._changed = changed
+        self._admissions = Admissions(specs, hear, say, child, changed)
         # The last that was loaded; those behind it come first.
         self._last = -1
         threading.Thread(target=self._run, name="turns", daemon=True).start()
@@ -269,6 +276,11 @@ class ModelHosts:
             for request in [request for request, asked in model.asked.items() if asked.begun]:
                 model.asked.pop(request).hear(Answer(error=GONE))
             if expected:
+                return
+            if self._changed():
+                model.not_before = time.monotonic() + LONGEST_PAUSE
+                self._say(f"{model.name}: {why}; {CHANGED}")
+                self._refuse_all(model, UPDATED)
                 return
             model.deaths = MOST_DEATHS if model.hopeless else model.deaths + 1
             # A model that cannot be loaded is tried for as long as the server runs, and dies each time.

@@ -25,6 +25,7 @@ from outrider.runner.report.display import console
 from outrider.runner.serve.auth import keys_of, page_token
 from outrider.runner.serve.model_hosts import ModelHosts
 from outrider.runner.serve.names import Folders
+from outrider.runner.serve.own_files import OwnFiles
 from outrider.runner.serve.service import Service
 from outrider.runner.serve.store import Store
 from outrider.runner.serve.uploads import sweep
@@ -73,7 +74,10 @@ def serve(spec: ServeSpec) -> None:
         listening = _listen(spec.host, spec.port)
         store = Store(folders.data)
         sweep(store, folders)
-        service = Service(store, folders, list(specs), lambda hear: ModelHosts(specs, hear, _say, spec.turn))
+        changed = OwnFiles().changed
+        service = Service(
+            store, folders, list(specs), lambda hear: ModelHosts(specs, hear, _say, spec.turn, changed=changed)
+        )
         names = (*spec.hostname, spec.host)
         app = application(service, store, folders, keys, names, spec.most_upload << 20)
         config = uvicorn.Config(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from outrider.runner.serve.admission_child import foreign_rows
 from outrider.runner.serve.host_child import _Host, _Wanted
 from outrider.runner.serve.link import Child, Line
 from outrider.runner.serve.model_hosts import MOST_DEATHS, ModelHosts
+from outrider.runner.serve.own_files import OwnFiles
 from outrider.runner.serve.running import FREED_SECONDS, Admitted, Answer, BatchJob, Broken, Event, Left, Progress, Refused
 from outrider.runner.serve.serve import _job_specs, named_models
 from outrider.workers.errors import (
@@ -70,8 +72,10 @@ class Hosts:
         FakeChild.made = []
         self.heard: list[Event] = []
         self.said: list[str] = []
+        self.changed = False
         specs = {name: JobSpec(input=Path("-"), model=f"/models/{name}") for name in models or ("small", "large")}
-        self.hosts = ModelHosts(specs, self.heard.append, self.said.append, 100.0, child=FakeChild)  # type: ignore[arg-type]
+        told = (self.heard.append, self.said.append)
+        self.hosts = ModelHosts(specs, *told, 100.0, child=FakeChild, changed=lambda: self.changed)  # type: ignore[arg-type]
         # Turns are taken when the test says so.
         self.hosts._closing.set()
         self.hosts._closing = type(self.hosts._closing)()
@@ -200,6 +204,40 @@ def test_a_batch_over_which_its_process_dies_is_checked_again_and_given_up_at_th
     now += 1000.0
     world.hosts._admissions.look()
     assert world.child().sent == [], "it is given up"
+
+
+def test_a_batch_is_not_to_blame_for_files_of_the_program_that_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(admissions.time, "monotonic", lambda: now)
+    world = Hosts()
+    world.changed = True
+    world.hosts.admit(job())
+    for _ in range(admissions.MOST_DEATHS + 1):
+        world.child().end("its process ended with exit code 1 (ImportError: …)")
+        now += FREED_SECONDS
+        world.hosts._admissions.look()
+    world.child().hear({"broken": "the process that reads models died"})
+    assert world.heard == []
+    assert world.said[0] == (
+        "batch: its process ended with exit code 1 (ImportError: …); outrider's own files have changed since this server "
+        "was started: start it again, or this is tried again"
+    )
+    world.hosts.stop("batch")
+    assert world.heard == [Left("batch", whole=False)], "it can be cancelled meanwhile"
+
+
+def test_the_programs_files_change_by_their_size_or_age(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "a.py").write_text("a")
+    (tmp_path / "package" / "notes").write_text("a")
+    (tmp_path / "linked").symlink_to("package")
+    files = OwnFiles(tmp_path)
+    (tmp_path / "package" / "notes").write_text("other")
+    assert not files.changed()
+    os.utime(tmp_path / "package" / "a.py", (1, 1))
+    assert files.changed() and not OwnFiles(tmp_path).changed()
+    (tmp_path / "package" / "a.py").unlink()
+    assert OwnFiles(tmp_path).changed() is False and files.changed()
 
 
 def test_deaths_over_a_batch_that_was_checked_after_all_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,6 +571,26 @@ def test_a_model_that_cannot_be_used_is_not_tried_again_for_the_same_batch() -> 
     world.child().end()
     assert world.heard == [Broken("batch", "only is gone")]
     assert world.said == ["only: /models/only is gone; it is started again"], "where it lies, no client reads"
+
+
+def test_a_model_whose_process_dies_of_changed_files_keeps_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Hosts("only")
+    monkeypatch.setattr(model_hosts.time, "monotonic", lambda: world.now)
+    world.changed = True
+    world.hosts.run(job("batch", "only"))
+    for _ in range(MOST_DEATHS + 1):
+        world.look(model_hosts.LONGEST_PAUSE)
+        world.child().hear({"error": "no such file", "hopeless": True})
+        world.child().end()
+    assert world.heard == [] and "have changed" in world.said[0]
+    answers: list[Answer] = []
+    world.hosts.ask("only", {}, False, answers.append)
+    world.look(model_hosts.LONGEST_PAUSE)
+    world.child().end()
+    assert [answer.error and answer.error.status for answer in answers] == [503]
+    world.changed = False
+    world.look(model_hosts.LONGEST_PAUSE)
+    assert [each.get("run") for each in world.child().sent] == ["batch"]
 
 
 def test_a_batch_is_stopped_wherever_it_is() -> None:
