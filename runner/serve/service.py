@@ -34,6 +34,7 @@ from outrider.runner.serve.api_errors import ApiError, no_such
 from outrider.runner.serve.batch_requests import error_entry
 from outrider.runner.serve.finalizing import counts_of, draw_report, has_done_rows, write_files
 from outrider.runner.serve.names import BATCH, FILE, INPUT, Folders, new_batch_id, new_file_id, shown_to_clients
+from outrider.runner.serve.reserve import Reserve
 from outrider.runner.serve.running import (
     FREED_SECONDS,
     Admitted,
@@ -48,7 +49,7 @@ from outrider.runner.serve.running import (
 )
 from outrider.runner.serve.store import ENDED, OUTPUT, Batch, File, Store
 from outrider.runner.serve.store import ERRORS as ERROR_FILE
-from outrider.workers.errors import JobDamagedError, JobError, OutriderError
+from outrider.workers.errors import JobDamagedError, JobError, OutriderError, unwritable
 
 logger = logging.getLogger("outrider.serve")
 
@@ -100,6 +101,7 @@ class Service:
     ) -> None:
         self._store = store
         self._folders = folders
+        self._reserve = Reserve(folders.data)
         self.models = list(models)
         self._now = now
         # None wakes whoever waits.
@@ -127,6 +129,7 @@ class Service:
     def start(self) -> None:
         with self._lock:
             self._sweep()
+            self._reserve.fill()
             for batch in self._store.unended():
                 self._resume(batch)
         self._thread.start()
@@ -170,10 +173,8 @@ class Service:
         """Of what a batch wrote, its journal holds a copy: that goes with the last of its files."""
         with self._lock:
             file = self.file(name)
-            if file.batch is None:
-                uploads.delete(name, self._store, self._folders)
-            else:
-                self._store.remove_file(name)
+            self._reserve.even_if_full(lambda: self._forget(file))
+            if file.batch is not None:
                 self.path_of(file).unlink(missing_ok=True)
             self._deleted[name] = file.number
             if len(self._deleted) > MOST_DELETED:
@@ -181,6 +182,15 @@ class Service:
             if file.batch is not None and not self._store.files_of(file.batch):
                 _remove(self._folders.batch(file.batch))
         return {"id": name, "object": "file", "deleted": True}
+
+    def _forget(self, file: File) -> None:
+        if file.batch is not None:
+            self._store.remove_file(file.id)
+            return
+        try:
+            uploads.delete(file.id, self._store, self._folders)
+        except OSError as error:
+            raise unwritable(error, f"{self.path_of(file)} cannot be deleted: {error.strerror}") from None
 
     # Batches
 
@@ -242,7 +252,7 @@ class Service:
             if not runs and name not in self._waiting:
                 said = f"Cannot cancel a batch with status '{batch.status}'."
                 raise ApiError(409, said, "status", "batch_not_cancellable")
-            batch = self._store.change(name, self._ends("cancelled", "cancelling"))
+            batch = self._reserve.even_if_full(lambda: self._store.change(name, self._ends("cancelled", "cancelling")))
             self._stop(batch)
             return self._with_counts(batch)
 
@@ -381,6 +391,7 @@ class Service:
                     self._finalize(batch.id)
             if time.monotonic() - self._counted > SECONDS_BETWEEN_COUNTS:
                 self._counted = time.monotonic()
+                self._reserve.fill()
                 for name, pace in self._paces.items():
                     self._store.change(name, _counted(pace.progress.done, pace.progress.failed))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -19,11 +20,12 @@ from serve_world import FakeRunner, World, line, until
 
 from outrider.runner.job.directory import JOURNAL
 from outrider.runner.job.journal import Journal
-from outrider.runner.serve import service
+from outrider.runner.serve import reserve, service
 from outrider.runner.serve.names import INPUT, new_file_id
+from outrider.runner.serve.reserve import Reserve
 from outrider.runner.serve.running import Broken
 from outrider.runner.serve.store import File, Store
-from outrider.workers.errors import JobError
+from outrider.workers.errors import JobError, NoSpaceError
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -457,6 +459,53 @@ def test_a_deletion_that_cannot_be_written_deletes_nothing(tmp_path: Path, monke
         assert client.files.content(kept).text == line("a")
         client.files.delete(kept)
         assert list((tmp_path / "data" / "files").iterdir()) == []
+
+
+def test_on_a_full_disk_files_are_deleted_and_batches_cancelled_in_the_room_that_is_kept_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full where what is kept is there, and for uploads."""
+    world = World(tmp_path / "data", at_once=False)
+    kept = tmp_path / "data" / "reserve"
+    transaction = Store._transaction
+
+    @contextmanager
+    def full(self: Store) -> Iterator[sqlite3.Connection]:
+        if kept.exists():
+            raise NoSpaceError("database or disk is full")
+        with transaction(self) as db:
+            yield db
+
+    with world.client() as client:
+        file, name = upload(client, line("a")), created(world)
+        until(lambda: name in world.runner.jobs, "batch that runs")
+        assert kept.stat().st_size == reserve.BYTES
+        monkeypatch.setattr(Store, "_transaction", full)
+        monkeypatch.setattr(world.service, "tick", lambda: None)
+        client.files.delete(file)
+        assert kept.stat().st_size == reserve.BYTES, "for the next time"
+        assert client.batches.cancel(name).status == "cancelling"
+        monkeypatch.setattr(Store, "_transaction", transaction)
+        until(lambda: status_of(world, name) == "cancelled", "end of the batch")
+
+
+def test_what_is_kept_for_deletions_takes_what_room_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, given = Reserve(tmp_path), iter([b"x" * reserve.AT_ONCE] * 3)
+
+    def some(size: int) -> bytes:
+        if (found := next(given, None)) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return found
+
+    with monkeypatch.context() as short:
+        short.setattr(reserve.os, "urandom", some)
+        kept.fill()
+    assert (tmp_path / "reserve").stat().st_size == 3 * reserve.AT_ONCE
+    kept.fill()
+    kept.fill()
+    assert (tmp_path / "reserve").stat().st_size == reserve.BYTES
+    with pytest.raises(NoSpaceError):
+        kept.even_if_full(mock.Mock(side_effect=NoSpaceError("full")))
 
 
 # What somebody else has put into the data directory, or taken from it

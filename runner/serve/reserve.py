@@ -1,0 +1,38 @@
+"""A file that is there to be removed: on a full disk it makes room for what frees more, such as a deletion."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from outrider.workers.errors import NoSpaceError
+
+NAME = "reserve"
+# Hundreds of transactions of the store.
+BYTES, AT_ONCE = 1 << 20, 64 << 10
+Result = TypeVar("Result")
+
+
+class Reserve:
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+
+    def fill(self) -> None:
+        """As far as there is room. Not by zeros, which a file system may keep in no space at all."""
+        with suppress(OSError), self._path.open("ab") as stream:
+            while (missing := BYTES - stream.tell()) > 0:
+                stream.write(os.urandom(min(AT_ONCE, missing)))
+                stream.flush()
+
+    def even_if_full(self, act: Callable[[], Result]) -> Result:
+        try:
+            return act()
+        except NoSpaceError:
+            self._path.unlink(missing_ok=True)
+        try:
+            return act()
+        finally:
+            self.fill()
