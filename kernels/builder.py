@@ -29,6 +29,7 @@ from itertools import groupby
 from outrider.kernels.program import (
     ABSENT,
     FACTORS,
+    MOST_ROUTED,
     RECURRENT,
     Activation,
     Cache,
@@ -37,6 +38,7 @@ from outrider.kernels.program import (
     Norm,
     Op,
     Program,
+    Routing,
     Slice,
     Storage,
     Tensor,
@@ -102,7 +104,7 @@ class Builder:
     def norm(
         self,
         x: Slice,
-        weight: Tensor,
+        weight: Tensor | None,
         *,
         kind: Norm,
         epsilon: float,
@@ -110,7 +112,7 @@ class Builder:
         residual: Slice | None = None,
         output: Slice | None = None,
     ) -> Slice:
-        """``x`` normalised, plus ``residual``; written to ``output`` where that is given."""
+        """``x`` normalised, plus ``residual``; written to ``output`` where that is given. Without a ``weight`` it is 1."""
         output = output or self._buffer(x.width)
         self._ops.append(
             Op(
@@ -118,7 +120,7 @@ class Builder:
                 x,
                 residual=residual or ABSENT,
                 output=output,
-                weight=self._vector([weight]),
+                weight=self._vector([weight]) if weight else self._constants([1.0] * x.width),
                 bias=self._vector([bias]) if bias else -1,
                 integer=kind,
                 head_size=x.width,
@@ -127,10 +129,20 @@ class Builder:
         )
         return output
 
-    def head_norm(self, x: Slice, weight: Tensor, *, heads: int, epsilon: float) -> None:
-        """RMSNorm of every head by itself, in place (Qwen3's queries and keys); with one head, of the whole width."""
-        op = Op(Kind.NORM, x, output=x, weight=self._vector([weight]), integer=Norm.RMS, heads=heads, epsilon=epsilon)
-        self._ops.append(replace(op, head_size=x.width // heads))
+    def head_norm(
+        self,
+        x: Slice,
+        weight: Tensor,
+        *,
+        heads: int,
+        epsilon: float,
+        kind: Norm = Norm.RMS,
+        bias: Tensor | None = None,
+    ) -> None:
+        """A norm of every head by itself, in place (Qwen3's queries and keys); with one head, of the whole width."""
+        op = Op(Kind.NORM, x, output=x, weight=self._vector([weight]), integer=kind, heads=heads, epsilon=epsilon)
+        shift = self._vector([bias]) if bias else -1
+        self._ops.append(replace(op, head_size=x.width // heads, bias=shift))
 
     def linear(
         self,
@@ -205,8 +217,8 @@ class Builder:
         head_size = x.width // heads
         if 2 * len(frequencies) > head_size or (longest and len(long_frequencies) != len(frequencies)):
             raise ValueError(f"{len(frequencies)} and {len(long_frequencies)} frequencies for heads of {head_size}")
-        weight = self._frequencies(frequencies)
-        long = self._frequencies(long_frequencies) if longest else -1
+        weight = self._constants(frequencies)
+        long = self._constants(long_frequencies) if longest else -1
         op = Op(Kind.ROPE, x, output=x, weight=weight, bias=long, heads=heads, head_size=head_size, scale=factor)
         self._ops.append(replace(op, rotated=2 * len(frequencies), longest=longest))
 
@@ -304,14 +316,38 @@ class Builder:
         self._ops.append(replace(op, epsilon=epsilon, scale=size**-0.5))
         return output
 
-    def route(self, scores: Slice, chosen: int, *, among_chosen: bool) -> Slice:
+    def route(
+        self,
+        scores: Slice,
+        chosen: int,
+        routing: Routing,
+        *,
+        corrections: Tensor | None = None,
+        groups: int = 1,
+        groups_kept: int = 1,
+        epsilon: float = 0.0,
+        scale: float = 1.0,
+    ) -> Slice:
         """The numbers of the ``chosen`` experts with the best scores, best first (of equals the first), then their weights.
 
-        These are a softmax's over all experts, or over the chosen ones.
+        SOFTMAX: weights are those of a softmax over all experts; SOFTMAX_CHOSEN: over the chosen ones. SIGMOID_EACH: each
+        score's sigmoid; SIGMOID_SHARE: that by the chosen ones' sum plus ``epsilon``; SOFTMAX_SHARE: of a softmax over all,
+        by the chosen ones' sum, or by ``epsilon`` where that is more. With these three ``corrections`` are added to sigmoids
+        (or to the softmax) for the choice alone, which is made from the best ``groups_kept`` of ``groups``: those whose best
+        two add up to most. SPARSE_MIXER is Phi's (kernels/src/elementwise.inc), ``epsilon`` twice its jitter. All weights
+        are times ``scale``.
         """
+        experts = scores.width
+        size = experts // groups if groups_kept < groups else 0
+        if routing > Routing.SOFTMAX_CHOSEN and experts > MOST_ROUTED:
+            raise ValueError(f"{experts} experts are more than {MOST_ROUTED}")
+        if size and (size < 2 or experts % groups or chosen > groups_kept * size):
+            raise ValueError(f"{chosen} of {experts} experts cannot be chosen from {groups_kept} of {groups} groups")
         output = self._buffer(2 * chosen)
-        op = Op(Kind.ROUTE, scores, output=output, heads=scores.width, kv_heads=chosen, integer=int(among_chosen))
-        self._ops.append(op)
+        op = Op(Kind.ROUTE, scores, output=output, heads=experts, kv_heads=chosen, integer=int(routing))
+        if corrections is not None:
+            op = replace(op, weight=self._vector([corrections]))
+        self._ops.append(replace(op, head_size=size, window=groups_kept if size else 0, epsilon=epsilon, scale=scale))
         return output
 
     def experts(
@@ -406,7 +442,7 @@ class Builder:
     def spread(self, logits: Slice, tokens: Sequence[int]) -> Slice:
         """Logits of some ``tokens`` as logits of the whole vocabulary, of which no other token is ever chosen."""
         output = self._buffer(self.vocabulary)
-        weight = self._frequencies([float(token) for token in tokens])
+        weight = self._constants([float(token) for token in tokens])
         self._ops.append(Op(Kind.SPREAD, logits, output=output, weight=weight))
         return output
 
@@ -446,7 +482,7 @@ class Builder:
             format = Format.FP32 if kept.storage is not None else kept.format
         return self._add(Weight(format, table.count, table.shape[1], (table,), table=True))
 
-    def _frequencies(self, values: Sequence[float]) -> int:
+    def _constants(self, values: Sequence[float]) -> int:
         return self._add(Weight(Format.FP32, 1, len(values), values=tuple(values), table=True))
 
     def _vector(self, parts: Sequence[Tensor]) -> int:

@@ -73,6 +73,11 @@ class Levels:
     super_minima: Floats | None = None
     sub_minima: NDArray[np.int16] | None = None
 
+    def taken(self, rows: NDArray[np.int64]) -> Levels:
+        super_minima = None if self.super_minima is None else self.super_minima[rows]
+        sub_minima = None if self.sub_minima is None else self.sub_minima[rows]
+        return Levels(self.super_scales[rows], self.sub_scales[rows], super_minima, sub_minima)
+
 
 @dataclass(frozen=True, slots=True)
 class QuantisedRows:
@@ -85,6 +90,12 @@ class QuantisedRows:
     zeros: Bytes
     minima: Floats | None = None
     levels: Levels | None = None
+
+    def taken(self, rows: NDArray[np.int64]) -> QuantisedRows:
+        """Some of them, in the order of their numbers in ``rows``."""
+        minima = None if self.minima is None else self.minima[rows]
+        levels = None if self.levels is None else self.levels.taken(rows)
+        return QuantisedRows(self.scheme, self.codes[rows], self.scales[rows], self.zeros[rows], minima, levels)
 
     def dequantise(self) -> Floats:
         """As fp32, columns in the order of the codes. Exact, but for the one rounding of a minimum's subtraction."""

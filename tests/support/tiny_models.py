@@ -143,6 +143,30 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("olmo2", LLAMA | {"attention_bias": True, "pad_token_id": 0}),
     "olmo3": ("olmo3", LLAMA | {"num_hidden_layers": 4, "sliding_window": 8, "pad_token_id": 0}),
+    "olmo": ("olmo", LLAMA | {"attention_bias": True, "pad_token_id": 0}),
+    "seed-oss": (
+        "seed_oss",
+        LLAMA | {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "cwm": ("cwm", LLAMA | {"num_hidden_layers": 5, "head_dim": 24, "sliding_window": 6, "mlp_bias": True}),
+    "hunyuan": (
+        "hunyuan_v1_dense",
+        LLAMA
+        | {"head_dim": 24, "attention_bias": True, "tie_word_embeddings": True}
+        | _rope("dynamic", alpha=1000.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0),
+    ),
+    "exaone4": ("exaone4", LLAMA | {"num_hidden_layers": 5, "sliding_window": 6, "sliding_window_pattern": 2}),
+    "exaone4-open": ("exaone4", LLAMA | {"sliding_window": None, "layer_types": ["full_attention"] * 2, "head_dim": 24}),
+    "vaultgemma": (
+        "vaultgemma",
+        LLAMA
+        | LAYERED
+        | {"sliding_window": 7, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0, "attention_bias": True},
+    ),
+    "glm": ("glm", LLAMA | {"head_dim": 24, "pad_token_id": 0}),
+    "glm4": ("glm4", LLAMA | {"head_dim": 32, "pad_token_id": 0, "tie_word_embeddings": True}),
+    "ernie": ("ernie4_5", LLAMA | {"head_dim": 24, "use_bias": True}),
+    "helium": ("helium", LLAMA | {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "neox": ("gpt_neox", NEOX),
     "neox-serial": (
         "gpt_neox",
@@ -239,7 +263,10 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5 if wide else 0.1)
             if "norm" in parameter_name or ".ln_" in parameter_name:
                 # Gemma's norms multiply by 1 + w, and those of delta nets' families but for the one behind the state.
-                centred = kind.startswith(("gemma", "qwen3_next", "qwen3_5")) and "linear_attn" not in parameter_name
+                centred = (
+                    kind.startswith(("gemma", "vaultgemma", "qwen3_next", "qwen3_5"))
+                    and "linear_attn" not in parameter_name
+                )
                 one = parameter_name.endswith("weight") and not centred
                 parameter.add_(1.0 if one else 0.0)
             if parameter_name.endswith("A_log"):

@@ -191,7 +191,7 @@ def _balance(checkpoint: Checkpoint, program: Program, pool: ThreadPoolExecutor)
 def _column_maxima(checkpoint: Checkpoint, weight: Weight, pool: ThreadPoolExecutor) -> Float32Array:
     maxima = np.zeros(weight.columns, dtype=np.float32)
     for source in weight.sources:
-        chunks = [chunk for start, stop in source.ranges for chunk in _chunks(start, stop, 0, source)]
+        chunks = [chunk for run in _runs(source) for chunk in _chunks(run.start, run.stop, 0, source)]
 
         def greatest(chunk: tuple[int, int], source: Tensor = source) -> Float32Array:
             rows = checkpoint.rows(source, *chunk)
@@ -224,21 +224,26 @@ def _pack_weight(
     for source in weight.sources:
         # Rows of gate and up lie in tiles of their own, whatever their number.
         first_of_tiles = row if weight.gated else 0
-        for start, stop in source.ranges:
+        for run in _runs(source):
 
-            def pack(chunk: tuple[int, int], source: Tensor = source, shift: int = row - start) -> None:
+            def pack(
+                chunk: tuple[int, int], source: Tensor = source, run: _Run = run, shift: int = row - run.start
+            ) -> None:
+                low, high, wanted = run.reading(*chunk)
                 if weight.storage not in (None, FACTORS):
-                    packer.pack_codes(weight, address, chunk[0] + shift, _codes(checkpoint, source, *chunk))
+                    codes = _codes(checkpoint, source, low, high)
+                    packer.pack_codes(weight, address, chunk[0] + shift, codes if wanted is None else codes.taken(wanted))
                     return
-                rows = checkpoint.rows(source, *chunk)
+                rows = checkpoint.rows(source, low, high)
+                rows = rows if wanted is None else rows[wanted]
                 rows = rows.reshape(len(rows), -1)  # taps of a convolution have a dimension more
                 rows = rows if factors is None else _to_float32(rows) * factors
                 _pack_named(checkpoint, packer, weight, address, chunk[0] + shift, rows, source)
 
             # Chunks share no tile; neighbouring ranges may, so one range follows the other.
-            for _ in pool.map(pack, _chunks(start, stop, row - first_of_tiles, source)):
+            for _ in pool.map(pack, _chunks(run.start, run.stop, row - first_of_tiles, source)):
                 pass
-            row += stop - start
+            row += run.stop - run.start
         checkpoint.done(source)
 
 
@@ -257,6 +262,35 @@ def _order(checkpoint: Checkpoint, weight: Weight) -> NDArray[np.int32]:
     return matrix.order
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Neighbouring rows of a tensor, in their own order or in ``order``: place by place the row that is wanted there."""
+
+    start: int
+    stop: int
+    order: NDArray[np.int64] | None = None
+
+    def reading(self, start: int, stop: int) -> tuple[int, int, NDArray[np.int64] | None]:
+        """For the places ``start`` to ``stop``: the rows to read, and which of them in which order (None: all)."""
+        if self.order is None:
+            return start, stop, None
+        wanted = self.order[start - self.start : stop - self.start]
+        low = int(wanted.min())
+        return low, int(wanted.max()) + 1, wanted - low
+
+
+def _runs(source: Tensor) -> list[_Run]:
+    """The ranges that are taken; single rows that are neighbours in another order (rope of pairs) as one run."""
+    ranges = source.ranges
+    if all(stop - start > 1 for start, stop in ranges):
+        return [_Run(start, stop) for start, stop in ranges]
+    order = np.concatenate([np.arange(start, stop) for start, stop in ranges])
+    start, stop = int(order.min()), int(order.max()) + 1
+    if not np.array_equal(np.sort(order), np.arange(start, stop)):
+        return [_Run(start, stop) for start, stop in ranges]
+    return [_Run(start, stop, None if len(ranges) == 1 else order)]
+
+
 def _chunks(start: int, stop: int, packed_row: int, source: Tensor) -> Iterator[tuple[int, int]]:
     """Ranges of rows that together are ``start`` to ``stop`` and end where a tile ends."""
     rows = max(TILE_ROWS, CHUNK_BYTES // (4 * source.shape[1]) // TILE_ROWS * TILE_ROWS)
@@ -269,8 +303,10 @@ def _chunks(start: int, stop: int, packed_row: int, source: Tensor) -> Iterator[
 def _vector(checkpoint: Checkpoint, weight: Weight) -> Float32Array:
     parts = []
     for source in weight.sources:
-        for start, stop in source.ranges:
-            part = _to_float32(checkpoint.rows(source, start, stop)) + np.float32(source.plus)
+        for run in _runs(source):
+            low, high, wanted = run.reading(run.start, run.stop)
+            rows = checkpoint.rows(source, low, high)
+            part = _to_float32(rows if wanted is None else rows[wanted]) + np.float32(source.plus)
             if not np.isfinite(part).all():
                 raise _not_finite(checkpoint, source)
             parts.append(part)

@@ -60,19 +60,28 @@ def read_rope(
     theta: float = 10000.0,
     partial: float | None = None,
     long_from: int = 0,
+    fixed_alpha: bool = False,
+    usual: Mapping[str, Any] | None = None,
 ) -> Rope:
     """From ``rope_parameters``, or from the older ``rope_theta`` beside ``rope_scaling``.
 
     ``theta`` is the family's base. ``partial``: of a family that may rotate a part of each head, how large a part where the
     parameters do not say. ``long_from``: of one that computes a row anew where it grows longer than that (Phi 3).
+    ``fixed_alpha``: of one whose type dynamic may state how far the base is stretched for all rows (Hunyuan).
+    ``usual``: the parameters where none are stated.
     """
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    config.get("rope_parameters")
+    stated = config.get("rope_parameters")
+    scaling = config.get("rope_scaling") or (usual if stated is None else stated) or {}
     if partial is None:
         config.only("partial_rotary_factor", 1.0)
     original = long_from or config.get("original_max_position_embeddings")
-    reading = _Reading(config, head_size, context, config.number("rope_theta", theta), partial, long_from)
+    reading = _Reading(config, head_size, context, config.number("rope_theta", theta), partial, long_from, fixed_alpha)
     return reading.rope(_parameters(config, scaling), original)
+
+
+def plain_rope(columns: int, theta: float = 10000.0) -> Rope:
+    """Of families that say nothing of rope but how many columns of a head it turns."""
+    return _rope(ONE / _power(theta, np.arange(0, columns, 2, dtype=np.float32) / np.float32(columns)))
 
 
 def read_ropes(config: Config, head_size: int, context: int, thetas: Mapping[str, float]) -> dict[str, Rope]:
@@ -114,6 +123,7 @@ class _Reading:
     theta: float
     partial: float | None
     long_from: int
+    fixed_alpha: bool = False
 
     def rope(self, scaling: Mapping[str, Any], original: Any) -> Rope:
         """``original``: the length that the model was first trained with, where it is stated apart."""
@@ -128,6 +138,8 @@ class _Reading:
         parameters = {k: value for k, value in scaling.items() if k not in ("rope_type", "type") and value is not None}
         theta = float(parameters.pop("rope_theta", self.theta))
         partial = parameters.pop("partial_rotary_factor", 1.0 if self.partial is None else self.partial)
+        if self.fixed_alpha and kind == "dynamic" and parameters.get("alpha"):
+            kind, theta = "default", theta * self._stretched(parameters["alpha"])
         part = int(self.head_size * partial)
         if partial != 1.0 and (self.partial is None or kind not in WITH_PART or part < 2 or part % 2):
             raise self.config.unknown("partial rotary embeddings like these", hf="does")
@@ -149,6 +161,13 @@ class _Reading:
         if not all(map(math.isfinite, (*rope.frequencies, *rope.long_frequencies, rope.factor))):
             raise ModelError(f"{self.config.source}: the rope type {kind!r} gives frequencies that are not finite numbers")
         return rope
+
+    def _stretched(self, alpha: Any) -> float:
+        """alpha ^ (d / (d - 2)) for heads of d columns."""
+        if not _positive(alpha):
+            raise ModelError(f"{self.config.source}: the rope type 'dynamic' misstates 'alpha': {alpha!r}")
+        exponent = self.head_size / (self.head_size - 2)
+        return float(arithmetic.exp(np.array([exponent * _log(float(alpha))]))[0])
 
 
 def _positive(value: object) -> bool:

@@ -10,7 +10,9 @@ from outrider.kernels.program import Format, Program
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families import (
+    exaone,
     gemma,
+    glm,
     gpt_bigcode,
     gpt_neox,
     lfm2,
@@ -26,17 +28,25 @@ from outrider.workers.models.families.parts import Begin
 from outrider.workers.models.heads import HeadConfig, is_head
 
 FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
+    "cwm": llama.cwm,
+    "ernie4_5": glm.ernie4_5,
+    "exaone4": exaone.exaone4,
     "gemma": gemma.gemma,
     "gemma2": gemma.gemma2,
     "gemma3_text": gemma.gemma3,
+    "glm": glm.glm,
+    "glm4": glm.glm4,
     "gpt_bigcode": gpt_bigcode.gpt_bigcode,
     "gpt_neox": gpt_neox.gpt_neox,
     "gpt_oss": mixtures.gpt_oss,
     "granite": llama.granite,
+    "helium": glm.helium,
+    "hunyuan_v1_dense": llama.hunyuan,
     "lfm2": lfm2.lfm2,
     "llama": llama.llama,
     "mistral": llama.mistral,
     "mixtral": mixtures.mixtral,
+    "olmo": olmo.olmo,
     "olmo2": olmo.olmo2,
     "olmo3": olmo.olmo3,
     "olmoe": mixtures.olmoe,
@@ -49,7 +59,9 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "qwen3_5_text": qwen3_next.qwen3_5_text,
     "qwen3_moe": mixtures.qwen3_moe,
     "qwen3_next": qwen3_next.qwen3_next,
+    "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
+    "vaultgemma": gemma.vaultgemma,
 }
 
 

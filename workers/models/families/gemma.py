@@ -1,4 +1,4 @@
-"""Gemma 1 to 3 (text): scaled embeddings, norms that multiply by 1 + w, soft caps, alternating windows."""
+"""Gemma 1 to 3 (text), VaultGemma: scaled embeddings, norms that multiply by 1 + w, soft caps, alternating windows."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ def gemma2(config: Config, begin: Begin) -> Program:
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 2 else FULL)
     cap = _cap(config, "attn_logit_softcapping", 50.0)
     return decoder(config, begin, sizes, _style(config, sizes, types, 30.0, attention_cap=cap))
+
+
+def vaultgemma(config: Config, begin: Begin) -> Program:
+    """Gemma 2 without the norms behind attention and gated layer."""
+    sizes = read_sizes(config, kv_heads=4, head_size=256, layers=26, heads=8)
+    types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 2 else FULL)
+    cap = _cap(config, "attn_logit_softcapping", 50.0)
+    norms = {"norms": Norms.BEFORE, "second_norm": "pre_feedforward_layernorm"}
+    return decoder(config, begin, sizes, _style(config, sizes, types, 30.0, attention_cap=cap, **norms))
 
 
 def gemma3(config: Config, begin: Begin) -> Program:

@@ -1,11 +1,14 @@
-"""Llama and the families that differ from it in what their configuration says: Mistral, Qwen 2 and 3, Granite, SmolLM 3."""
+"""Llama and the families that differ from it in what their configuration says.
+
+Mistral, Qwen 2 and 3, Granite, SmolLM 3, Seed-OSS, CWM, Hunyuan.
+"""
 
 from __future__ import annotations
 
 from outrider.kernels.program import Program
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.parts import FULL, SLIDING, Begin, windows
+from outrider.workers.models.families.parts import FULL, SLIDING, Begin, layer_types, windows
 from outrider.workers.models.families.skeleton import HeadNorms, Style, decoder, read_sizes
 from outrider.workers.models.rope import read_rope
 
@@ -84,5 +87,64 @@ def smollm3(config: Config, begin: Begin) -> Program:
         windows=windows(config, types, window),
         ropes=[rope if rotates else None for rotates in rotated],
         tied=True,
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def seed_oss(config: Config, begin: Begin) -> Program:
+    config.get("residual_dropout")  # of training
+    style = Style(
+        qkv_bias=config.flag("attention_bias", True),
+        output_bias=config.flag("attention_out_bias", False),
+        mlp_bias=config.flag("mlp_bias", False),
+    )
+    return decoder(config, begin, read_sizes(config, kv_heads=8, head_size=128, layers=64, heads=80), style)
+
+
+# What transformers takes where a configuration of CWM has no rope.
+CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def cwm(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=8, head_size=128, epsilon=1e-5, layers=64, heads=48)
+    types = layer_types(config, sizes.layers, lambda layer: SLIDING if layer % 4 else FULL)
+    rope = read_rope(config, sizes.head_size, sizes.context, theta=1000000.0, usual=CWM_ROPE)
+    style = Style(
+        mlp_bias=config.flag("mlp_bias", False),
+        windows=windows(config, types, config.window(8192)),
+        ropes=[rope] * sizes.layers,
+    )
+    return decoder(config, begin, sizes, style)
+
+
+# Of Hunyuan: other names of tokens, and what only a classifier reads.
+HUNYUAN_UNUSED = """
+eod_token_id pad_id im_start_id im_end_id im_newline_id mask_init_id text_start_id text_end_id org_vocab_size
+cla_share_factor dense_list class_num pool_type
+"""
+
+
+def hunyuan(config: Config, begin: Begin) -> Program:
+    """Llama, with norms of heads behind rope, whose base may be stretched."""
+    sizes = read_sizes(config, epsilon=1e-5)
+    config.only("attention_head_dim", sizes.head_size)
+    config.only("norm_type", "rms")
+    config.only("use_qk_norm", True)
+    for key in HUNYUAN_UNUSED.split():
+        config.get(key)
+    bias = config.flag("attention_bias", False)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=HeadNorms.TURNED,
+        head_norm_names=("query_layernorm", "key_layernorm"),
+        ropes=[read_rope(config, sizes.head_size, sizes.context, fixed_alpha=True)] * sizes.layers,
     )
     return decoder(config, begin, sizes, style)

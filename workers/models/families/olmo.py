@@ -1,6 +1,11 @@
-"""OLMo 2 and 3: norms behind attention and gated layer, queries and keys normalised over all of their heads."""
+"""OLMo: the first has layer norms without weights; 2 and 3 have norms behind attention and gated layer.
+
+Their queries and keys are normalised over all heads together.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from outrider.kernels.program import Program
 from outrider.workers.models.configuration import Config
@@ -9,6 +14,14 @@ from outrider.workers.models.families.skeleton import HeadNorms, Norms, Style, d
 from outrider.workers.models.rope import read_ropes
 
 THETA = 500000.0
+
+
+def olmo(config: Config, begin: Begin) -> Program:
+    config.only("clip_qkv", None)
+    # Whatever is said of another kind of norm.
+    sizes = replace(read_sizes(config), epsilon=1e-5)
+    bias = config.flag("attention_bias", False)
+    return decoder(config, begin, sizes, Style(qkv_bias=bias, output_bias=bias, weightless=True))
 
 
 def olmo2(config: Config, begin: Begin) -> Program:

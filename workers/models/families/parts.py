@@ -12,6 +12,7 @@ from outrider.workers.models.configuration import Config
 
 ACTIVATIONS = {
     "relu": Activation.RELU,
+    "relu2": Activation.RELU_SQUARED,
     "gelu": Activation.GELU_ERF,
     "gelu_new": Activation.GELU_TANH,
     "gelu_fast": Activation.GELU_TANH,
@@ -21,6 +22,8 @@ ACTIVATIONS = {
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
 
+# Which rows of a tensor are taken, from start to stop each, in the order in which they are wanted.
+Ranges = tuple[tuple[int, int], ...]
 # Begins the program of a model of so large a vocabulary and so long a context.
 Begin = Callable[[int, int], Builder]
 
@@ -55,14 +58,31 @@ class Linear:
 
     prefix: str
 
-    def weight(self, name: str, rows: int, columns: int) -> Tensor:
-        return Tensor(f"{self.prefix}{name}.weight", (rows, columns))
+    def weight(self, name: str, rows: int, columns: int, taken: Ranges = ()) -> Tensor:
+        """``taken``: which of the rows; all, unless said."""
+        return Tensor(f"{self.prefix}{name}.weight", (rows, columns), taken)
 
     def vector(self, name: str, size: int, plus: float = 0.0) -> Tensor:
         return Tensor(f"{self.prefix}{name}.weight", (size,), plus=plus)
 
-    def bias(self, name: str, size: int) -> Tensor:
-        return Tensor(f"{self.prefix}{name}.bias", (size,))
+    def bias(self, name: str, size: int, taken: Ranges = ()) -> Tensor:
+        return Tensor(f"{self.prefix}{name}.bias", (size,), taken)
 
     def biases(self, present: bool, *named: tuple[str, int]) -> tuple[Tensor, ...]:
         return tuple(self.bias(name, size) for name, size in named) if present else ()
+
+
+def paired_rows(heads: int, head_size: int, rotated: int, first: int = 0) -> Ranges:
+    """The rows of queries or keys whose rope turns neighbours (2i, 2i + 1), in the order in which ours turns halves.
+
+    That is (i, i + rotated / 2) of every head's first ``rotated`` rows. Scores are sums over a head's columns, so the order
+    changes none, as long as queries, keys, their biases and the norms of their heads share it. ``first``: the row where
+    the heads begin.
+    """
+    ranges: list[tuple[int, int]] = []
+    for start in range(first, first + heads * head_size, head_size):
+        turned = [*range(start, start + rotated, 2), *range(start + 1, start + rotated, 2)]
+        ranges += [(row, row + 1) for row in turned]
+        if rotated < head_size:
+            ranges.append((start + rotated, start + head_size))
+    return tuple(ranges)

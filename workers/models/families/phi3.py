@@ -17,5 +17,5 @@ def phi3(config: Config, begin: Begin) -> Program:
     original = config.size("original_max_position_embeddings", 4096)
     partial = config.number("partial_rotary_factor", 1.0)
     rope = read_rope(config, sizes.head_size, sizes.context, partial=partial, long_from=original)
-    style = Style(fused=True, windows=[config.window(None)] * sizes.layers, ropes=[rope] * sizes.layers)
+    style = Style(fused=True, fused_gate=True, windows=[config.window(None)] * sizes.layers, ropes=[rope] * sizes.layers)
     return decoder(config, begin, sizes, style)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Activation, Norm, Program, Slice, Tensor
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.parts import Begin, Linear, activation
+from outrider.workers.models.families.parts import Begin, Linear, activation, paired_rows
 from outrider.workers.models.rope import Rope, read_rope
 
 
@@ -26,6 +26,7 @@ class HeadNorms(Enum):
 
     NONE = "nothing"
     EACH = "each head by itself"
+    TURNED = "each head by itself, behind rope"
     ALL = "all heads together"
 
 
@@ -52,9 +53,13 @@ def read_sizes(
     epsilon: float = 1e-6,
     layers: int = 32,
     ffn: int | None = None,
+    heads: int = 32,
 ) -> Sizes:
     """The arguments are what the family takes where its configuration does not say."""
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", 32)
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", heads)
+    # Here null is a value: what follows from the other sizes.
+    kv_heads = None if config.stated("num_key_value_heads", 0) is None else kv_heads
+    head_size = None if config.stated("head_dim", 0) is None else head_size
     return Sizes(
         hidden=hidden,
         ffn=config.size("intermediate_size", ffn),
@@ -76,16 +81,25 @@ Mixer = Callable[[Builder, Slice, int, Slice | None], Slice]
 class Style:
     """Where the families differ. Of ``windows`` and ``ropes`` there is one for each layer: 0 is no window, None no rope.
 
-    ``plus`` is added to every norm's weight. ``tied``: whether the head is the embedding where the configuration does not
-    say. ``attention`` and ``mixer`` stand for the attention and the gated layer, where these are others.
+    ``fused``: queries, keys and values are one tensor; ``fused_gate``: so are gate and up. ``paired``: rope turns
+    neighbouring columns. ``second_norm`` names the norm before the gated layer, where it is not the usual one.
+    ``plus`` is added to every norm's weight. ``weightless``: norms are layer norms without any, but for those of heads.
+    ``tied``: whether the head is the embedding where the configuration does not say. ``attention`` and ``mixer`` stand for
+    the attention and the gated layer, where these are others.
     """
 
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     fused: bool = False
+    fused_gate: bool = False
+    paired: bool = False
     norms: Norms = Norms.BEFORE
+    second_norm: str = ""
+    norms_behind: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
+    weightless: bool = False
     head_norms: HeadNorms = HeadNorms.NONE
+    head_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     windows: Sequence[int] = ()
     ropes: Sequence[Rope | None] = ()
     plus: float = 0.0
@@ -110,11 +124,13 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
     x = builder.embed(embedding, style.embedding_scale(builder))
 
     def norm(y: Slice, weight: Tensor, residual: Slice | None = None) -> Slice:
-        return builder.norm(y, weight, kind=Norm.RMS, epsilon=sizes.epsilon, residual=residual)
+        kind = Norm.LAYER if style.weightless else Norm.RMS
+        return builder.norm(y, None if style.weightless else weight, kind=kind, epsilon=sizes.epsilon, residual=residual)
 
     before, behind = style.norms is not Norms.BEHIND, style.norms is not Norms.BEFORE
     # Before the gated layer stands what Llama's names say, unless a norm behind the attention has that name.
-    second = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
+    second = style.second_norm or ("pre_feedforward_layernorm" if behind else "post_attention_layernorm")
+    behind_attention, behind_mixer = style.norms_behind
     for layer in range(sizes.layers):
         builder.layer_input(layer, x)
         block = Linear(f"model.layers.{layer}.")
@@ -122,10 +138,10 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
         h = norm(x, vector[0]) if before else x
         residual = None if behind else x
         a = attention(builder, h, layer, residual)
-        x = norm(a, block.vector("post_attention_layernorm", sizes.hidden, style.plus), x) if behind else a
+        x = norm(a, block.vector(behind_attention, sizes.hidden, style.plus), x) if behind else a
         h = norm(x, vector[1]) if before else x
         m = mixer(builder, h, layer, None if behind else x)
-        x = norm(m, block.vector("post_feedforward_layernorm", sizes.hidden, style.plus), x) if behind else m
+        x = norm(m, block.vector(behind_mixer, sizes.hidden, style.plus), x) if behind else m
     x = norm(x, Tensor("model.norm.weight", (sizes.hidden,), plus=style.plus))
     tied = config.flag("tie_word_embeddings", style.tied)
     head = embedding if tied else Tensor("lm_head.weight", (sizes.vocabulary, sizes.hidden))
@@ -151,14 +167,19 @@ def _attention(
     if style.fused:
         projections = [("qkv_proj", width + 2 * kv_width)]
     matrices = [attention.weight(name, rows, hidden) for name, rows in projections]
-    qkv = builder.linear(h, matrices, biases=attention.biases(style.qkv_bias, *projections))
+    biases = attention.biases(style.qkv_bias, *projections)
+    if style.paired and rope is not None:
+        matrices, biases = _paired(matrices, sizes, rope), tuple(_paired(biases, sizes, rope))
+    qkv = builder.linear(h, matrices, biases=biases)
     query, key, value = qkv.split(width, kv_width, kv_width)
-    for part, name, count in ((query, "q_norm", heads), (key, "k_norm", kv_heads)):
+    for part, name, count in ((query, style.head_norm_names[0], heads), (key, style.head_norm_names[1], kv_heads)):
+        if rope is not None and style.head_norms is HeadNorms.TURNED:
+            rotate(builder, part, rope, count)
         if style.head_norms is not HeadNorms.NONE:
-            each = style.head_norms is HeadNorms.EACH
+            each = style.head_norms is not HeadNorms.ALL
             weight = attention.vector(name, sizes.head_size if each else part.width, style.plus)
             builder.head_norm(part, weight, heads=count if each else 1, epsilon=sizes.epsilon)
-        if rope is not None:
+        if rope is not None and style.head_norms is not HeadNorms.TURNED:
             rotate(builder, part, rope, count)
     window = style.windows[layer] if style.windows else 0
     sinks = Tensor(f"{attention.prefix}sinks", (heads,)) if style.sinks else None
@@ -178,6 +199,13 @@ def _attention(
     return builder.linear(a, output, biases=biases, residual=residual, scale=style.residual_scale)
 
 
+def _paired(projections: Sequence[Tensor], sizes: Sizes, rope: Rope) -> list[Tensor]:
+    """Queries, keys and values (or their biases; or none), the rows of the first two in the order that our rope turns."""
+    counts = (sizes.heads, sizes.kv_heads, 0)
+    orders = [paired_rows(count, sizes.head_size, 2 * len(rope.frequencies)) for count in counts]
+    return [replace(tensor, rows=order) for tensor, order in zip(projections, orders, strict=False)]
+
+
 def rotate(builder: Builder, x: Slice, rope: Rope, heads: int) -> None:
     builder.rope(
         x,
@@ -194,7 +222,7 @@ def _gated(config: Config, sizes: Sizes, style: Style) -> Mixer:
 
     def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         mlp = Linear(f"model.layers.{layer}.mlp.")
-        m = gated(builder, h, mlp, sizes.ffn, function, bias=style.mlp_bias, fused=style.fused)
+        m = gated(builder, h, mlp, sizes.ffn, function, bias=style.mlp_bias, fused=style.fused_gate)
         down = [mlp.weight("down_proj", sizes.hidden, sizes.ffn)]
         biases = mlp.biases(style.mlp_bias, ("down_proj", sizes.hidden))
         return builder.linear(m, down, biases=biases, residual=residual, scale=style.residual_scale)
