@@ -12,18 +12,21 @@ from outrider.runner.report.report import write_report
 from outrider.runner.report.summary import summarize
 from outrider.workers.errors import JobError
 
-EXPIRED = "batch_expired"
-TOO_LATE = "This request could not be executed before the completion window expired."
+# By how a batch has ended: the code and the sentence of rows that have not.
+NOT_DONE = {
+    "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
+    "failed": ("batch_failed", "This request was not executed, since the batch failed: its errors say why."),
+}
 ROWS_AT_ONCE = 1000
 
 
-def write_files(directory: Path, expired: bool) -> Counts | None:
+def write_files(directory: Path, ending: str) -> Counts | None:
     """Results, errors and the report; how many rows there are in which. None where no row was ever admitted."""
     with closing(Journal(directory / JOURNAL)) as journal:
         if not journal.filled:
             return None
-        if expired:
-            _expire(journal)
+        if ending in NOT_DONE:
+            _end_rows(journal, *NOT_DONE[ending])
         write_results(journal, directory)
         describe(directory, journal, {"summary": summarize(journal)})
         write_report(journal, directory, running=False)
@@ -56,9 +59,9 @@ def has_done_rows(directory: Path) -> bool:
         return True
 
 
-def _expire(journal: Journal) -> None:
+def _end_rows(journal: Journal, code: str, sentence: str) -> None:
     last = -1
     while some := journal.pending(last, ROWS_AT_ONCE):
         last = some[-1][0]
         rows = journal.load([row for row, _ in some])
-        journal.record([], [(row.row, error_record(row, EXPIRED, TOO_LATE)) for row in rows])
+        journal.record([], [(row.row, error_record(row, code, sentence)) for row in rows])

@@ -549,7 +549,7 @@ class Service:
         directory, written = self._folders.batch(batch.id), None
         if (directory / JOURNAL).exists():
             with held(directory):
-                written = write_files(directory, expired=batch.ending == "expired")
+                written = write_files(directory, batch.ending or "")
         if written is None and _has_begun(batch):
             raise gone(directory / JOURNAL)
         return written

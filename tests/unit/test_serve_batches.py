@@ -236,6 +236,10 @@ def test_a_batch_that_cannot_be_run_fails_with_what_it_has(tmp_path: Path) -> No
         assert done.errors is not None and done.errors.data is not None
         assert done.errors.data[0].message == "the model is gone"
         assert len(rows_of(client, done.output_file_id)) == 1
+        [lost] = rows_of(client, done.error_file_id)
+        assert (lost["custom_id"], lost["error"]["code"]) == ("b", "batch_failed")
+        assert done.request_counts is not None
+        assert done.request_counts.to_dict() == {"total": 2, "completed": 1, "failed": 1}
 
 
 def test_deleted_files_are_gone_and_the_batchs_journal_with_the_last(tmp_path: Path) -> None:
