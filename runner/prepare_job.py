@@ -226,7 +226,7 @@ def _check_goes_on(
     kept = kept_identity(journal)
     # Whoever runs failed rows again gives no input, and the rows are all here.
     digest = None if again else digest_of_resumed_input(spec.input, directory, journal, display.say, spec.split)
-    check_same(kept, asked_with(digest or str(kept.get("input"))), "an input, model or parameter", directory)
+    check_same(kept, asked_with(digest or str(kept.get("input"))), "an input, model or parameter", directory, again)
     _, broken = read_description(directory, journal)
     for found in (broken, drop_damaged_statistics(journal, directory)):
         if found is not None:

@@ -18,7 +18,7 @@ from outrider.runner.job.damage import WHAT_TO_DO, damaged
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.lock import LOCK, is_held
 from outrider.runner.job.piped_input import KEPT, has_no_name
-from outrider.runner.job.results import ERRORS, RESULTS, write_atomically
+from outrider.runner.job.results import ERRORS, RESULTS, check_no_folder, write_atomically
 from outrider.runner.job.source import SUFFIXES
 from outrider.workers.errors import JobError, JobHeldError, UsageError, unwritable
 
@@ -71,11 +71,18 @@ def check_free(directory: Path, piped: bool) -> None:
         if holder:
             found.append(LOCK)
     _check_not_emptied(directory)
+    _check_no_folders(directory)
     if found and not _has_bytes(directory / JOURNAL):
         _check_not_gone(directory)
         raise UsageError(
             f"--out: {directory} holds a file {found[0]} that is not this job's and would be written over; name another"
         )
+
+
+def _check_no_folders(directory: Path) -> None:
+    """A job would find out at its end. (A job.json that is one is put aside: ``describe``.)"""
+    for name in (RESULTS, ERRORS, REPORT):
+        check_no_folder(directory / name)
 
 
 def _check_not_emptied(directory: Path) -> None:
@@ -214,7 +221,7 @@ def _lock(directory: Path) -> tuple[bool, int]:
                 raise UsageError(
                     f"--out: {directory} is no directory, or a link that leads to none; name another"
                 ) from None
-            raise unwritable(error, f"--out: {directory} cannot be written: {error.strerror}", UsageError) from None
+            raise unwritable(error, _unwritable_job(directory, error), UsageError) from None
         try:
             _take(handle)
             # Its maker may have removed it before it was held here: then it keeps nobody off.
@@ -225,6 +232,17 @@ def _lock(directory: Path) -> tuple[bool, int]:
             os.close(handle)
             raise JobHeldError(f"{directory} is being run by {holder}; wait for it or stop it") from None
         os.close(handle)
+
+
+def _unwritable_job(directory: Path, error: OSError) -> str:
+    """A job that is there may be one that no --out has named, as with ``retry``."""
+    if (directory / LOCK).is_dir():
+        return f"{directory / LOCK} is a directory, and the job's lock is a file of that name: move it away"
+    if there(directory / JOURNAL):
+        return (
+            f"{directory} holds a job and cannot be written: {error.strerror}; make it writable, or go on with a copy of it"
+        )
+    return f"--out: {directory} cannot be written: {error.strerror}"
 
 
 def _take(handle: int) -> None:

@@ -21,7 +21,7 @@ from outrider.runner.job.carried_columns import CarriedReader, spliced
 from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
 from outrider.runner.job.record_line import as_line, error_line, row_id
 from outrider.workers.constraints.tool_forms import MISTRAL, calls_of
-from outrider.workers.errors import JobError, OutriderError, unwritable
+from outrider.workers.errors import JobError, OutriderError, UsageError, unwritable
 from outrider.workers.messages import Logprobs, RowResult
 from outrider.workers.models.reasoning import Split, split
 
@@ -195,6 +195,7 @@ def write_atomically(path: Path, lines: Iterable[str]) -> None:
 @contextmanager
 def atomically(path: Path, kind: type[OutriderError] = JobError) -> Iterator[IO[bytes]]:
     """A new file in the place of the old one, once all of it is written."""
+    check_no_folder(path, kind)
     try:
         _remove_scraps(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
@@ -213,6 +214,11 @@ def atomically(path: Path, kind: type[OutriderError] = JobError) -> Iterator[IO[
         sync_folder(path.parent)
     except OSError as error:
         raise unwritable(error, f"{path} cannot be written: {error.strerror}", kind) from None
+
+
+def check_no_folder(path: Path, kind: type[OutriderError] = UsageError) -> None:
+    if path.is_dir():
+        raise kind(f"{path} is a directory, and a file of that name is to be written: move it away")
 
 
 def sync_folder(folder: Path) -> None:

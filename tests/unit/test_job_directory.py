@@ -45,7 +45,7 @@ from outrider.runner.planning.topology import read_topology
 from outrider.runner.report.display import Display
 from outrider.runner.report.report import report_of
 from outrider.runner.run_job import run_job
-from outrider.workers.errors import JobChangedError, JobError, JobHeldError, PlacementError, UsageError
+from outrider.workers.errors import JobChangedError, JobError, JobHeldError, OutriderError, PlacementError, UsageError
 from outrider.workers.models.digests import KIND
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.model_memory import ModelMemory
@@ -281,6 +281,36 @@ def test_a_place_that_cannot_be_a_job(tmp_path: Path) -> None:
     for place in (tmp_path, Path("/proc/outrider")):
         with pytest.raises(UsageError, match=r"--out: .* cannot be written: "), held(place):
             pass
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "errors.jsonl", "report.html"])
+def test_a_folder_in_the_place_of_a_file_is_told_before_anything_runs(heard: Heard, name: str) -> None:
+    said = rf"^job/{name} is a directory, and a file of that name is to be written: move it away$"
+    run_job(spec_of(BAD, skip_bad=True), heard)
+    Path("job", name).unlink()
+    Path("job", name).mkdir()
+    with pytest.raises(UsageError, match=said):
+        run_job(spec_of(BAD, skip_bad=True), heard)
+    with pytest.raises(OutriderError, match=said):
+        report_of(Path("job")) if name == "report.html" else results.write_results(open_job(Path("job")), Path("job"))
+
+
+def test_a_lock_that_is_a_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    said = r"/lock is a directory, and the job's lock is a file of that name: move it away$"
+    with pytest.raises(UsageError, match=said), held(tmp_path):
+        pass
+
+
+def test_a_job_on_a_disk_that_is_read_only_is_told_without_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``retry`` has no --out."""
+    (tmp_path / "job.db").touch()
+    monkeypatch.setattr(os, "open", mock.Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+    said = rf"^{tmp_path} holds a job and cannot be written: Read-only file system; make it writable, or go on with a copy"
+    with pytest.raises(UsageError, match=said), held(tmp_path):
+        pass
 
 
 def test_a_job_whose_input_was_refused_is_no_job_yet(tmp_path: Path) -> None:

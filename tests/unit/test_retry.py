@@ -239,6 +239,8 @@ def test_a_job_that_was_begun_with_two_prompts_goes_on(tmp_path: Path, monkeypat
         assert prepared(spec) == [len("Q: x")]
     assert prepared(spec) == [len("Q: x")]
     assert prepared(retry_spec(directory, {}), again=True) == [len("Q: x")]
+    with pytest.raises(JobChangedError, match=r"\(temperature: .*\); run it as it was begun$"):  # retry has no --out
+        prepared(retry_spec(directory, {"temperature": 0.5}), again=True)
     for one in ("prompt_column", "template"):
         alone = build_spec({"input": tmp_path / "in.jsonl", "out": directory, **both, one: None})
         with pytest.raises(JobChangedError, match="holds a job with an input, model or parameter other than now"):
