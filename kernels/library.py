@@ -18,6 +18,8 @@ ABI_VERSION = 22
 # Raised whenever packed weights look different; a number of its own, since packing a large model takes a minute.
 PACKING_VERSION = 10
 LIBRARY_NAME = "liboutrider_kernels.so"
+# The instruction set that multiplies in pairs of channels.
+IN_PAIRS = "avx512pairs"
 STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "unsupported", "not finite")
 
 
@@ -346,7 +348,15 @@ def instruction_set() -> str:
 def float_instruction_set() -> str:
     """The one that decides how floats are rounded: two that multiply only whole numbers in different ways count as one."""
     name = instruction_set()
-    return "avx512bf16" if name == "avx512pairs" else name
+    return "avx512bf16" if name == IN_PAIRS else name
+
+
+def multiplies_in_pairs() -> bool:
+    """Whether this machine multiplies codes of four bits in pairs of channels, for which numbers lie beside them."""
+    try:
+        return instruction_set() == IN_PAIRS
+    except (KernelsUnavailable, KernelError):  # then nothing is multiplied here, and who wants it is told why
+        return False
 
 
 def available_instruction_sets() -> tuple[str, ...]:

@@ -194,10 +194,15 @@ def replica_spec_of(spec: Options, draft: ModelSpec | None, draft_name: str) -> 
         answer_tokens=spec.answer_tokens,
         draft_confidence=spec.draft_confidence,
         draft_learns=spec.draft_learns,
-        draft_shortlist=None if spec.draft_shortlist == "auto" else spec.draft_shortlist,
+        draft_shortlist=_shortlist(spec),
         runners_up=spec.runners_up,
         draft_deadline=spec.draft_deadline,
     )
+
+
+def _shortlist(spec: Options) -> int | None:
+    """How many tokens a draft scores at most; 0: all, None: as many as pay."""
+    return None if spec.draft_shortlist == "auto" else spec.draft_shortlist
 
 
 def _proposes_by(kind: str, draft_name: str) -> bool:
@@ -227,9 +232,15 @@ def placement_request_of(spec: Options, movable: bool, cores: int) -> PlacementR
     return PlacementRequest(spec.per, spec.replicas, spec.draft_cores, layout, devices)
 
 
-def memory_of(model_info: ModelInfo, model: ModelSpec, rows: int, tokenizer_process: TokenizerProcess) -> ProcessMemory:
-    """Of a process with this model, which works on so many rows at once."""
-    told = tokenizer_process.memory_of(model, rows)
+def memory_of(
+    model_info: ModelInfo,
+    model: ModelSpec,
+    rows: int,
+    tokenizer_process: TokenizerProcess,
+    shortlist: int | None = 0,
+) -> ProcessMemory:
+    """Of a process with this model, which works on so many rows at once, and scores tokens of a ``shortlist``."""
+    told = tokenizer_process.memory_of(model, rows, shortlist)
     known = told is not None
     return ProcessMemory(told or memory_by_files(model_info, model.precision), model.engine, known)
 
@@ -247,4 +258,4 @@ def memory_of_pair(
     card, model = draft
     if card is None or model is None:
         return ReplicaMemory(of_target, None, answers)
-    return ReplicaMemory(of_target, memory_of(card, model, rows, tokenizer_process), answers)
+    return ReplicaMemory(of_target, memory_of(card, model, rows, tokenizer_process, _shortlist(spec)), answers)

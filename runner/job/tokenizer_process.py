@@ -114,9 +114,9 @@ class TokenizerProcess:
         """A ModelError where the files lack what the engine needs."""
         self._ask_again(_check_weights, path, engine, allow_pickle, precision)
 
-    def memory_of(self, model: ModelSpec, rows: int) -> ModelMemory | None:
+    def memory_of(self, model: ModelSpec, rows: int, shortlist: int | None = 0) -> ModelMemory | None:
         """What memory a model takes that works on so many rows; None where that is not known before it is open."""
-        return self._ask_again(_memory_of, model, rows)
+        return self._ask_again(_memory_of, model, rows, shortlist)
 
     def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:
         """A ModelError where the hf engine does not give the model's own text.
@@ -392,10 +392,10 @@ def _check_weights(path: str, engine: str, allow_pickle: bool, precision: str) -
     check_weights(path, engine, allow_pickle, precision)
 
 
-def _memory_of(model: ModelSpec, rows: int) -> ModelMemory | None:
+def _memory_of(model: ModelSpec, rows: int, shortlist: int | None) -> ModelMemory | None:
     from outrider.workers.models.memory_of_program import memory_of
 
-    return memory_of(model, rows)
+    return memory_of(model, rows, shortlist)
 
 
 def _hf_is_known(model_info: ModelInfo, fast_attention: bool) -> bool:

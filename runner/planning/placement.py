@@ -138,7 +138,6 @@ def _assign_cpus(hosts: Sequence[Topology], sizes: ModelSizes, per: str, request
         # A pair that has to share a lone core would lag behind all others; it is placed only where nothing else is.
         everywhere = [unit for unit in everywhere if len(unit.cores) >= CORES_TO_SPLIT] or everywhere
     free_memory = FreeMemory.of(hosts)
-    need = sizes.of_target + sizes.of_draft
     counts = [0] * len(everywhere)
     wanted = request.replicas
     cores = sum(len(unit.cores) for unit in everywhere)
@@ -149,13 +148,13 @@ def _assign_cpus(hosts: Sequence[Topology], sizes: ModelSizes, per: str, request
     while wanted is None or sum(counts) < wanted:
         before = sum(counts)
         for index, unit in enumerate(everywhere):
-            room = free_memory.room(unit.topology.host, unit.memory + unit.extra)
+            room, need = free_memory.room(unit.topology.host, unit.memory + unit.extra), _need(sizes, unit.topology)
             if sum(counts) == wanted or counts[index] == len(unit.cores) or (room is not None and need > room):
                 continue
             free_memory.take(unit.topology.host, unit.memory + unit.extra, need)
             counts[index] += 1
         if sum(counts) == before:
-            raise PlacementError(_too_big(hosts, everywhere, sizes, need, before, wanted))
+            raise PlacementError(_too_big(hosts, everywhere, sizes, before, wanted))
         if wanted is None:
             break
     assignments = []
@@ -164,9 +163,18 @@ def _assign_cpus(hosts: Sequence[Topology], sizes: ModelSizes, per: str, request
     return assignments
 
 
+def _need(sizes: ModelSizes, host: Topology) -> int:
+    there = sizes.on(host.in_pairs)
+    return there.of_target + there.of_draft
+
+
 def _too_big(
-    hosts: Sequence[Topology], everywhere: Sequence[Unit], sizes: ModelSizes, need: int, placed: int, wanted: int | None
+    hosts: Sequence[Topology], everywhere: Sequence[Unit], sizes: ModelSizes, placed: int, wanted: int | None
 ) -> str:
+    fresh = FreeMemory.of(hosts)
+    rooms = [(fresh.room(unit.topology.host, unit.memory + unit.extra) or 0, unit) for unit in everywhere]
+    room, roomiest = max(rooms, key=lambda pair: pair[0])
+    sizes, need = sizes.on(roomiest.topology.in_pairs), _need(sizes, roomiest.topology)
     parts = [f"target {_bytes(sizes.target)}"]
     if sizes.draft is not None:
         parts.append(f"draft {_bytes(sizes.draft)}")
@@ -176,9 +184,6 @@ def _too_big(
         parts.append(f"answers kept {_bytes(sizes.answers)}")
     if room_to_work := sizes.target_room + sizes.draft_room:
         parts.append(f"processes {_bytes(room_to_work)}")
-    fresh = FreeMemory.of(hosts)
-    rooms = [(fresh.room(unit.topology.host, unit.memory + unit.extra) or 0, unit) for unit in everywhere]
-    room, roomiest = max(rooms, key=lambda pair: pair[0])
     total = f"{' + '.join(parts)}{f' = {_bytes(need)}' if len(parts) > 1 else ''} a replica"
     if placed:
         return f"{total}, of which {placed} fit this machine, not {wanted}: ask for fewer --replicas"
@@ -248,14 +253,16 @@ def _divide(
     actors: list[PlannedActor] = []
     for replica, assignment in enumerate(assignments):
         host = assignment.unit.topology
+        here = sizes.on(host.in_pairs)
         on = (False, False) if assignment.accelerator is None else on_accelerator(request.devices)
         target_device, draft_device = (
             assignment.accelerator.name if its and assignment.accelerator else "cpu" for its in on
         )
         target_cores, draft_cores = _parts(assignment, replica, sizes, request, target_device, draft_device)
+        beside = sizes.beside_device
         bytes_of = {
-            "target": 0 if target_device != "cpu" else sizes.of_target,
-            "draft": 0 if draft_device != "cpu" else sizes.of_draft,
+            "target": beside[0] if target_device != "cpu" else here.of_target,
+            "draft": beside[1] if draft_device != "cpu" else here.of_draft,
         }
         need = sum(bytes_of.values())
         on_device = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from outrider.runner.options.values import Layout, Per
@@ -16,7 +16,8 @@ class ModelSizes:
     """Bytes of one replica: weights, keys and values of its rows, room for its processes and their work, and answers kept.
 
     ``draft`` is None where there is no draft actor, 0 where it holds no model (lookup). ``int8_cache``: whether keys and
-    values of the target could take 8 bits.
+    values of the target could take 8 bits. ``target_pairs`` and ``draft_pairs`` are taken on hosts that multiply in pairs
+    of channels, beside the rest.
     """
 
     target: int
@@ -27,10 +28,25 @@ class ModelSizes:
     draft_room: int = 0
     answers: int = 0
     int8_cache: bool = True
+    target_pairs: int = 0
+    draft_pairs: int = 0
+
+    def on(self, in_pairs: bool) -> ModelSizes:
+        """On a host that multiplies ``in_pairs``, or not."""
+        if not in_pairs:
+            return self
+        return replace(
+            self, target_room=self.target_room + self.target_pairs, draft_room=self.draft_room + self.draft_pairs
+        )
 
     @property
     def of_target(self) -> int:
         return self.target + self.target_kv + self.target_room + self.answers
+
+    @property
+    def beside_device(self) -> tuple[int, int]:
+        """What processes of target and draft take of their host's memory while their models are on an accelerator."""
+        return self.target_room + self.answers, self.draft_room
 
     @property
     def of_draft(self) -> int:

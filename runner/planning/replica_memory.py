@@ -53,8 +53,14 @@ class ReplicaMemory:
         answers = bytes_of_answers(self.answer_tokens, self.answer_tokens if written is None else written)
         cache = target.model.of_rows(rows, tokens)
         sizes = ModelSizes(target.model.weights, target_kv=cache, target_room=target.room, answers=answers)
-        sizes = replace(sizes, int8_cache=self.native)
+        sizes = replace(sizes, int8_cache=self.native, target_pairs=target.model.pairs)
         if self.draft is None:
             return sizes
         draft = self.draft.model
-        return replace(sizes, draft=draft.weights, draft_kv=draft.of_rows(rows, draft_tokens), draft_room=self.draft.room)
+        return replace(
+            sizes,
+            draft=draft.weights,
+            draft_kv=draft.of_rows(rows, draft_tokens),
+            draft_room=self.draft.room,
+            draft_pairs=draft.pairs,
+        )

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from outrider.kernels.library import multiplies_in_pairs
 from outrider.runner.planning import sysfs
 from outrider.runner.planning.accelerators import Accelerator, read_accelerators, visible_here
 from outrider.runner.planning.allowance import Allowance, read_allowance
@@ -72,7 +73,8 @@ class Topology:
     """A host as this process may use it. ``accelerators_refused`` says why none of them can be used, if so.
 
     ``planned_cores`` says how many cores a run that plans anew has already, none of them in here: they count towards the
-    CPU quota. None stands for a first plan, which may leave a core to Ray.
+    CPU quota. None stands for a first plan, which may leave a core to Ray. ``in_pairs``: whether its processors multiply
+    in pairs of channels, or may: a saved tree does not tell.
     """
 
     host: str
@@ -83,6 +85,7 @@ class Topology:
     warnings: tuple[str, ...] = ()
     accelerators_refused: str = ""
     planned_cores: int | None = None
+    in_pairs: bool = False
 
     @property
     def cores(self) -> tuple[Core, ...]:
@@ -205,6 +208,7 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
         cpu_quota=allowance.cpu_quota if allowance else None,
         warnings=tuple(dict.fromkeys(warnings)),
         accelerators_refused=refused,
+        in_pairs=allowance is None or multiplies_in_pairs(),
     )
 
 

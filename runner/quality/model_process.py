@@ -84,10 +84,12 @@ def tell(news: Any) -> None:
     _news.send(news)
 
 
-def placed_process(model_bytes: int, request: PlacementRequest, seconds: float, say: Callable[[str], None]) -> ModelProcess:
+def placed_process(
+    sizes: ModelSizes, request: PlacementRequest, seconds: float, say: Callable[[str], None]
+) -> ModelProcess:
     """A process on cores that are free, waited for where others hold them, and that it holds from now on."""
     while True:
-        planned = plan_on_free_cores(ModelSizes(model_bytes), request, seconds, say).actors[0]
+        planned = plan_on_free_cores(sizes, request, seconds, say).actors[0]
         process = ModelProcess(planned)
         try:
             process.begin(_claim, planned.leases)()

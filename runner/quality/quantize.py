@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options.quality import QuantizeSpec
-from outrider.runner.planning.placement_request import PlacementRequest
+from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.printable import printable
 from outrider.runner.quality.model_process import placed_process, tell
 from outrider.runner.quality.progress import ProgressLine
@@ -49,7 +49,7 @@ def quantize(spec: QuantizeSpec) -> None:
         line.show("starting")
         # A layer or two in float32, their Hessians and the activations: about a quarter of a checkpoint, and what all need.
         needed = card.weight_bytes // 4 + (1 << 30)
-        with placed_process(needed, PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
+        with placed_process(ModelSizes(needed), PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
             made = process.begin(_quantise, request, process.actor.cores)(line.say)
     how = ", ".join(f"{method} in {count} layers" for method, count in made.methods.items())
     group = f" in groups of {made.group}" if made.group else ", a scale a row"

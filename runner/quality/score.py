@@ -10,7 +10,7 @@ from typing import Any
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.model_choice import choose_target, memory_of
 from outrider.runner.options.quality import ScoreSpec
-from outrider.runner.planning.placement_request import PlacementRequest
+from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.replica_memory import PROCESS_BYTES, ProcessMemory
 from outrider.runner.quality.model_process import ModelProcess, placed_process
 from outrider.runner.quality.progress import ProgressLine
@@ -52,7 +52,8 @@ def score(spec: ScoreSpec, as_json: bool) -> None:
             if first is None:
                 raise UsageError(f"{source.name} holds no two tokens that follow each other: there is nothing to predict")
             line.show("loading the model")
-            with placed_process(needed, PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
+            sizes = ModelSizes(needed, target_pairs=sum(each.model.pairs for each in held))
+            with placed_process(sizes, PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
                 figures = _scored(process, models, first, windows, line)
     _report(spec, figures, models, size, stride, as_json)
 

@@ -79,7 +79,7 @@ class FakeTokenizerProcess:
     def native_refuses(self, path: str) -> str | None:
         return None
 
-    def memory_of(self, model: ModelSpec, rows: int) -> ModelMemory | None:
+    def memory_of(self, model: ModelSpec, rows: int, shortlist: int | None = 0) -> ModelMemory | None:
         return None
 
     def reasoning_tags(self, path: str) -> None:

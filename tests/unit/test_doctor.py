@@ -288,7 +288,7 @@ class WillingProcess(Willing):
     def native_refuses(self, path: str) -> str | None:
         return "it cannot" if path == "/models/strange" else None
 
-    def memory_of(self, model: ModelSpec, rows: int) -> ModelMemory | None:
+    def memory_of(self, model: ModelSpec, rows: int, shortlist: int | None = 0) -> ModelMemory | None:
         weights = DRAFT.weight_bytes if model.path == DRAFT.path else 1 << 30
         weights = weights // 4 if model.precision == "w4a8" else weights
         return None if model.engine == "hf" else ModelMemory(weights, 1 << 20, 0, 6144, 256)

@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 from native_models import save_tiny
 
+from outrider.kernels import library
+from outrider.kernels.library import KernelError
+from outrider.kernels.packer import packed_bytes
 from outrider.kernels.program import Format, Kind
 from outrider.kernels.suffixes import Suffixes, bytes_of_answers
 from outrider.runner.model_choice import memory_of_pair
 from outrider.runner.options.job import JobSpec
 from outrider.runner.planning.replica_memory import PROCESS_BYTES, ProcessMemory, ReplicaMemory
 from outrider.runner.planning.replica_plan import memory_by_files
+from outrider.runner.planning.topology import read_topology
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.cached_numbers import cached_numbers
 from outrider.workers.models.laying_out import lay_out
-from outrider.workers.models.memory_of_program import HUGE_PAGE, IN_PAIRS, memory_of, memory_of_program
+from outrider.workers.models.memory_of_program import HUGE_PAGE, memory_of, memory_of_program
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.model_memory import MOST_RESERVED, ModelMemory
 from outrider.workers.models.opening import open_model
@@ -72,22 +76,72 @@ def test_what_is_not_known_before_a_model_is_open_is_not_guessed(model: Path) ->
 def test_what_products_in_pairs_need_is_counted_where_they_are_made(precision: str, model: Path) -> None:
     """Of these small ones each matrix of four-bit codes takes a huge page, others none."""
     program = lay_out(model, PRECISIONS[precision]).program
-    plain, pairs = (memory_of_program(program, 8, in_pairs).working for in_pairs in (False, True))
+    pairs = memory_of_program(program, 8).pairs
     matrices = {op.weight for op in program.ops if op.kind is Kind.LINEAR}
     paired = [each for each in matrices if program.weights[each].format is Format.W4A8]
-    assert pairs - plain == len(paired) * HUGE_PAGE
+    assert pairs == len(paired) * HUGE_PAGE
     assert bool(paired) == (precision == "w4a8")
 
 
+def test_a_host_that_multiplies_in_pairs_has_their_numbers_beside_the_rest() -> None:
+    """Whichever machine plans: each host says for itself how it multiplies."""
+    target = ProcessMemory(replace(MODEL, pairs=5000), "native", True)
+    draft = ProcessMemory(replace(MODEL, pairs=300), "native", True)
+    sizes = ReplicaMemory(target, draft).sizes(4)
+    assert sizes.on(False) == sizes
+    assert sizes.on(True).of_target - sizes.of_target == 5000
+    assert sizes.on(True).of_draft - sizes.of_draft == 300
+
+
+@pytest.mark.parametrize(("name", "said"), [("avx512pairs", True), ("avx2", False), (None, False)])
 def test_this_machines_instruction_set_says_whether_products_are_made_in_pairs(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, name: str | None, said: bool
 ) -> None:
-    told = []
-    for name in (IN_PAIRS, "avx2"):
-        monkeypatch.setattr("outrider.workers.models.memory_of_program.instruction_set", lambda name=name: name)
-        told.append(memory_of(ModelSpec(str(model), "native", "w4a8"), 8))
-    pairs, plain = told
-    assert pairs is not None and plain is not None and pairs.working > plain.working
+    def instruction_set() -> str:
+        if name is None:
+            raise KernelError("unsupported", "OUTRIDER_ISA=foo is not an instruction set of this machine")
+        return name
+
+    monkeypatch.setattr(library, "instruction_set", instruction_set)
+    assert library.multiplies_in_pairs() is said
+    assert read_topology().in_pairs is said
+
+
+@pytest.mark.parametrize("precision", ["w8a8", "w4a8", "bf16"])
+def test_a_shortlist_is_counted_beside_the_whole_head(precision: str, model: Path) -> None:
+    """Its rows of the packed head, and for each token of the vocabulary where it stands."""
+    spec = ModelSpec(str(model), "native", precision)
+    program = lay_out(model, PRECISIONS[precision]).program
+    head = next(op for op in reversed(program.ops) if op.kind is Kind.LINEAR)
+    told, short = memory_of(spec, 8), memory_of(spec, 8, program.vocabulary // 4)
+    assert told is not None and short is not None
+    copied = packed_bytes(replace(program.weights[head.weight], rows=program.vocabulary // 4))
+    assert short.weights - told.weights == copied
+    assert short.working - told.working >= 4 * program.vocabulary
+    assert (short.pairs > told.pairs) == (precision == "w4a8")
+    assert memory_of(spec, 8, program.vocabulary) == told, "a list of all tokens is none"
+    assert memory_of(spec, 8, None) == told, "none pays with so few tokens"
+
+
+def test_of_a_large_vocabulary_a_quarter_is_counted_unasked(model: Path) -> None:
+    program = lay_out(model, PRECISIONS["w8a8"]).program
+    head = next(op for op in reversed(program.ops) if op.kind is Kind.LINEAR)
+    every = 1 << 16
+    large = replace(program.weights[head.weight], rows=every)
+    ops = tuple(replace(op, output=replace(op.output, width=every)) if op is head else op for op in program.ops)
+    weights = tuple(large if at == head.weight else each for at, each in enumerate(program.weights))
+    buffers = tuple(every if at == head.output.buffer else each for at, each in enumerate(program.buffers))
+    program = replace(program, ops=ops, weights=weights, buffers=buffers, vocabulary=every)
+    counted = memory_of_program(program, 8, None).weights - memory_of_program(program, 8).weights
+    assert counted == packed_bytes(replace(large, rows=every // 4))
+
+
+@pytest.mark.parametrize(("asked", "shortlist"), [("auto", None), (0, 0), (700, 700)])
+def test_a_drafts_shortlist_is_planned_with_and_a_target_has_none(model: Path, asked: Any, shortlist: int | None) -> None:
+    info, spec, helper = read_model_info(str(model)), ModelSpec(str(model), "native", "bf16"), Asked()
+    options = JobSpec(input=Path("in.jsonl"), draft_shortlist=asked)
+    memory_of_pair((info, spec), (info, spec), options, "small", helper)  # type: ignore[arg-type]
+    assert helper.shortlists == [0, shortlist]
 
 
 def test_inputs_of_wide_matrices_are_counted(model: Path) -> None:
@@ -96,7 +150,7 @@ def test_inputs_of_wide_matrices_are_counted(model: Path) -> None:
     linear = next(op for op in program.ops if op.kind is Kind.LINEAR)
     wide = replace(program.weights[linear.weight], columns=11008)
     weights = tuple(wide if at == linear.weight else each for at, each in enumerate(program.weights))
-    usual, more = (memory_of_program(each, 8, False).working for each in (program, replace(program, weights=weights)))
+    usual, more = (memory_of_program(each, 8).working for each in (program, replace(program, weights=weights)))
     assert 24_000_000 < more - usual <= 30_000_000
 
 
@@ -112,7 +166,11 @@ def test_few_answers_take_less_than_there_is_room_for() -> None:
 class Asked:
     """A helper that knows of every model what ``MODEL`` takes."""
 
-    def memory_of(self, model: ModelSpec, rows: int) -> ModelMemory:
+    def __init__(self) -> None:
+        self.shortlists: list[int | None] = []
+
+    def memory_of(self, model: ModelSpec, rows: int, shortlist: int | None) -> ModelMemory:
+        self.shortlists.append(shortlist)
         return MODEL
 
 

@@ -475,3 +475,32 @@ def test_a_devices_memory_is_booked_and_bounds_what_it_is_given() -> None:
     made = plan([host], ModelSizes(60 * GB, GB, target_kv=3 * GB), PlacementRequest(devices=("cuda:0",)))
     assert [actor.device_bytes for actor in made.actors] == [63 * GB, GB]
     assert all(not actor.memory for actor in made.actors)
+
+
+def test_processes_beside_a_device_take_memory_of_their_host() -> None:
+    """Of a target's answers are kept there, too; what is on the device is not counted twice."""
+    card = Accelerator("cuda:0", "0000:3a:00.0", 0, "0", 80 * GB)
+    host = machine([flat(4)], [10 * GB], accelerators=(card,))
+    sizes = ModelSizes(60 * GB, GB, target_room=4 * 10**8, draft_room=10**8, answers=GB // 2)
+    for devices, taken in ((("cuda:0",), (9 * 10**8, 10**8)), (("cuda:0", "cpu"), (9 * 10**8, GB + 10**8))):
+        made = plan([host], sizes, PlacementRequest(devices=devices))
+        assert tuple(sum(actor.memory.values()) for actor in made.actors) == taken
+    small = machine([flat(4)], [GB], accelerators=(card,))
+    with pytest.raises(PlacementError, match=r"replica 0 needs 1.00 GB on the machine, 0.70 GB are left there"):
+        plan([small], sizes, PlacementRequest(devices=("cuda:0",)))
+
+
+def test_products_in_pairs_are_counted_on_hosts_that_make_them() -> None:
+    """The same replica fits one of two hosts of the same memory, and the other books it with what it takes there."""
+    sizes = ModelSizes(8 * GB, GB, target_pairs=GB, draft_pairs=GB // 2)
+    roomy, tight = (machine([flat(4)], [memory], host=host) for host, memory in (("roomy", 12 * GB), ("tight", 10 * GB)))
+    made = plan([roomy, tight], sizes, PlacementRequest())
+    assert {actor.host for actor in made.actors} == {"roomy", "tight"}
+    in_pairs = [replace(host, in_pairs=True) for host in (roomy, tight)]
+    made = plan(in_pairs, sizes, PlacementRequest())
+    assert [(actor.host, sum(actor.memory.values())) for actor in made.actors] == [
+        ("roomy", 9 * GB),
+        ("roomy", 3 * GB // 2),
+    ]
+    with pytest.raises(PlacementError, match=r"processes 1.50 GB = 10.50 GB a replica does not fit"):
+        plan(in_pairs[1:], sizes, PlacementRequest())

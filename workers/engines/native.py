@@ -19,7 +19,7 @@ from outrider.kernels.native import (
     NativeStopRule,
 )
 from outrider.kernels.packer import packed_bytes
-from outrider.kernels.program import RECURRENT, Kind, Program
+from outrider.kernels.program import RECURRENT, Kind, Op, Program
 from outrider.workers.engines.engine import MOST_MARGIN, Chosen, DecodeFeed, DecodeResult, Feed, Mixture, Router, StopRule
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.errors import WorkerError
@@ -46,6 +46,23 @@ def reserved(rows: int, context: int) -> tuple[int, int, int]:
     """What memory is taken for beforehand where so many rows run at once: tokens of a pass, choices, tokens of caches."""
     choices = min(MOST_CANDIDATES + rows * RESERVED_CHOICES, MOST_CHOICES)
     return PASS_TOKENS, choices, rows * min(RESERVED_ROW, context)
+
+
+def head_of(program: Program) -> Op:
+    """The product that makes the scores."""
+    return next(op for op in reversed(program.ops) if op.kind is Kind.LINEAR)
+
+
+def scored_tokens(program: Program, asked: int | None) -> int:
+    """How many tokens a draft scores that was asked for so many at most (0: all, None: as many as pay)."""
+    head, vocabulary = head_of(program), program.vocabulary
+    if head.output.width != vocabulary:
+        return head.output.width
+    if asked is None:
+        products = sum(weight.rows * weight.columns for weight in program.weights if not weight.table)
+        share = vocabulary * head.input.width / products
+        asked = round(SCORED * vocabulary) if vocabulary >= LARGE_VOCABULARY and share >= LARGE_SHARE else 0
+    return asked if 0 < asked < vocabulary else vocabulary
 
 
 def _context_share(program: Program) -> float:
@@ -90,15 +107,9 @@ class NativeEngine:
 
     def shorten(self, tokens: int | None) -> int:
         program = self.model.program
-        head = next(op for op in reversed(program.ops) if op.kind is Kind.LINEAR)
-        if head.output.width != self.vocabulary:
-            return head.output.width
-        if tokens is None:
-            products = sum(weight.rows * weight.columns for weight in program.weights if not weight.table)
-            share = self.vocabulary * head.input.width / products
-            tokens = round(SCORED * self.vocabulary) if self.vocabulary >= LARGE_VOCABULARY and share >= LARGE_SHARE else 0
-        scored = tokens if 0 < tokens < self.vocabulary else self.vocabulary
-        self.model.shorten(scored if scored < self.vocabulary else 0)
+        scored = scored_tokens(program, tokens)
+        if head_of(program).output.width == self.vocabulary:
+            self.model.shorten(scored if scored < self.vocabulary else 0)
         return scored
 
     def learn(self, row: int, first: int, tokens: Sequence[int]) -> tuple[int, int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from outrider.kernels.library import instruction_set
 from outrider.kernels.packer import packed_bytes
 from outrider.kernels.program import RECURRENT, Codes, Format, Kind, Op, Program, Scales, Weight
-from outrider.workers.engines.native import reserved
+from outrider.workers.engines.native import head_of, reserved, scored_tokens
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import weight_files
@@ -20,9 +20,11 @@ FLOAT_BYTES = 4
 # Of the kernels: what is taken for a pass is a quarter more than asked for and in huge pages, for each of the program's
 # buffers and for some of the kernels' own.
 LANES, SPARE, HUGE_PAGE, OWN_BUFFERS = 16, 1.25, 2 << 20, 7
-# The instruction set that multiplies in pairs of channels. For it a matrix has a number for each output (a tile has
-# 16) and block of channels. And how many digits of an input some formats multiply.
-IN_PAIRS, TILE, BLOCK_CHANNELS, DIGITS = "avx512pairs", 16, 128, 3
+# Where a processor multiplies in pairs of channels a matrix has a number for each output (a tile has 16) and block of
+# channels. And how many digits of an input some formats multiply.
+TILE, BLOCK_CHANNELS, DIGITS = 16, 128, 3
+# Numbers that a shortlist keeps of each token of the vocabulary, and of each on it.
+OF_EVERY_TOKEN, OF_A_LISTED_TOKEN = 1, 4
 # Tokens of a block of the cache.
 BLOCK_TOKENS = 32
 # Tokens whose inputs are kept beside a state, and how many times the memory of their tokens' keys and values its copies may
@@ -30,17 +32,20 @@ BLOCK_TOKENS = 32
 KEPT_INPUTS, SNAPSHOT_SHARE = 64, 4
 
 
-def memory_of(spec: ModelSpec, rows: int) -> ModelMemory | None:
-    """Of a model that works on so many rows at once; None where that is not known before it is open."""
+def memory_of(spec: ModelSpec, rows: int, shortlist: int | None = 0) -> ModelMemory | None:
+    """Of a model that works on so many rows at once; None where that is not known before it is open.
+
+    A draft with a ``shortlist`` scores so many tokens at most (0: all, None: as many as pay).
+    """
     directory = Path(spec.path)
     if spec.engine != "native" or weight_files(directory)[0].suffix == ".bin":
         return None
     laid_out = lay_out(directory, PRECISIONS[spec.precision], states=spec.states)
-    return memory_of_program(with_cache(laid_out.program, spec), rows, in_pairs=instruction_set() == IN_PAIRS)
+    return memory_of_program(with_cache(laid_out.program, spec), rows, shortlist)
 
 
-def memory_of_program(program: Program, rows: int, in_pairs: bool) -> ModelMemory:
-    """``in_pairs``: where matrices are multiplied in pairs of channels, which numbers that are taken beside them serve."""
+def memory_of_program(program: Program, rows: int, shortlist: int | None = 0) -> ModelMemory:
+    program, listed = _shortened(program, shortlist)
     pass_tokens, choices, first_tokens = reserved(rows, program.context)
     state, inputs = _state(program)
     token = program.token_bytes
@@ -49,11 +54,28 @@ def memory_of_program(program: Program, rows: int, in_pairs: bool) -> ModelMemor
         working=OWN_BUFFERS * HUGE_PAGE
         + _inputs(program, pass_tokens)
         + sum(_buffers(program, pass_tokens, choices))
-        + (_of_pairs(program) if in_pairs else 0),
+        + listed,
         row=state + KEPT_INPUTS * inputs,
         token=token + _snapshots(state, token, program.context),
         first_tokens=first_tokens // rows,
+        pairs=_of_pairs(program),
     )
+
+
+def _shortened(program: Program, shortlist: int | None) -> tuple[Program, int]:
+    """With the matrix of a shortlist beside the whole head, which stays; and the bytes of the list itself."""
+    head, scored = head_of(program), scored_tokens(program, shortlist)
+    if scored >= head.output.width:
+        return program, 0
+    output = replace(head.output, buffer=len(program.buffers), offset=0, width=scored)
+    short = replace(head, weight=len(program.weights), output=output)
+    beside = replace(
+        program,
+        ops=(*program.ops, short),
+        weights=(*program.weights, replace(program.weights[head.weight], rows=scored)),
+        buffers=(*program.buffers, scored),
+    )
+    return beside, FLOAT_BYTES * (OF_EVERY_TOKEN * program.vocabulary + OF_A_LISTED_TOKEN * scored)
 
 
 def _buffers(program: Program, tokens: int, choices: int) -> Iterator[int]:

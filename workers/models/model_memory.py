@@ -12,7 +12,8 @@ MOST_RESERVED = 2 << 30
 class ModelMemory:
     """Bytes: of the weights as they are packed, of a pass, of a row whatever its length, and of each token of a row.
 
-    What the ``first_tokens`` of rows take is taken when the model is opened.
+    What the ``first_tokens`` of rows take is taken when the model is opened. ``pairs`` are taken beside the weights by
+    processors that multiply in pairs of channels.
     """
 
     weights: int
@@ -20,6 +21,7 @@ class ModelMemory:
     row: int = 0
     token: int = 0
     first_tokens: int = 0
+    pairs: int = 0
 
     def of_rows(self, rows: int, tokens: int) -> int:
         """Of so many rows at once that have so many tokens together."""
