@@ -56,6 +56,52 @@ def test_what_the_native_engine_does_not_know_is_refused(changes: dict, sentence
     assert sentence in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("olmo", {"clip_qkv": 8.0}, 'does not know "clip_qkv": 8.0; the hf engine does'),
+        ("helium", {"head_dim": 24}, 'does not know "head_dim": 24'),
+        ("cwm", {"attention_bias": True}, 'does not know "attention_bias": True'),
+        ("exaone4", {"sliding_window_pattern": "LLG"}, '"sliding_window_pattern" must be a positive whole number'),
+        ("hunyuan_v1_dense", {"use_qk_norm": False}, 'does not know "use_qk_norm": False'),
+        ("hunyuan_v1_dense", {"use_cla": True}, 'does not know "use_cla": True'),
+        ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": "x"}}, "misstates 'alpha': 'x'"),
+        (
+            "llama",
+            {"rope_scaling": {"type": "dynamic", "alpha": 9.0}},
+            "does not know \"alpha\" of the rope type 'dynamic'",
+        ),
+        ("glm", {"partial_rotary_factor": 0.45}, "partial rotary embeddings like these"),
+        ("ernie4_5", {"partial_rotary_factor": 0.5}, 'does not know "partial_rotary_factor": 0.5'),
+    ],
+)
+def test_what_a_family_alone_may_say_otherwise_is_refused(name: str, changes: dict, sentence: str) -> None:
+    config = {"model_type": name, **TINY["llama"][1], "head_dim": 16}
+    build_program(config, Format.BF16)
+    with pytest.raises(ModelError) as refusal:
+        build_program(config | changes, Format.BF16)
+    assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["seed_oss", "glm", "mistral", "qwen3"])
+def test_heads_without_a_number_or_size_of_their_own_follow_from_the_others(name: str) -> None:
+    """null says that, as in transformers; without a word it is the family's usual number."""
+    sizes = TINY["llama"][1]
+    config = {"model_type": name, **sizes, "num_key_value_heads": None, "head_dim": None}
+    attention = [op for op in build_program(config, Format.BF16).ops if op.kind is Kind.ATTENTION]
+    assert {(op.heads, op.kv_heads, op.head_size) for op in attention} == {(6, 6, 16)}
+
+
+def test_cwm_without_rope_has_its_usual_one() -> None:
+    stated = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = stated | {"rope_theta": 1e6, "original_max_position_embeddings": 8192}
+    config = {"model_type": "cwm", **TINY["llama"][1]}
+    usual = build_program(config, Format.BF16)
+    assert build_program(config | {"rope_parameters": None}, Format.BF16).digest() == usual.digest()
+    assert build_program(config | {"rope_parameters": rope}, Format.BF16).digest() == usual.digest()
+    assert build_program(config | {"rope_parameters": {"rope_theta": 1e6}}, Format.BF16).digest() != usual.digest()
+
+
 @pytest.mark.parametrize("name", ["olmo3", "gemma3_text"])
 def test_a_ramp_that_is_not_truncated_is_refused_by_type_of_layer(name: str) -> None:
     """transformers overlooks the key there, and truncates; OLMo 3's logits were 2% off."""

@@ -126,7 +126,8 @@ def random_changes(kind: str, random: np.random.Generator) -> dict[str, Any]:
         hidden, head_size = heads * 2 * pairs, 2 * pairs
         sizes = dict(hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads)
         return common | sizes | dict(num_key_value_heads=kv_heads)
-    hidden = heads * int(random.integers(5, 40))
+    # Helium's heads share out the width.
+    hidden = heads * (head_size if kind == "helium" else int(random.integers(5, 40)))
     changes = common | dict(hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads)
     return changes | dict(num_key_value_heads=kv_heads, head_dim=head_size)
 

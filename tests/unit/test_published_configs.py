@@ -21,6 +21,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 # Millions of weights in matrices and embeddings, as their names say.
 SIZES = {"gemma-3-12b-it": 11_700, "Qwen2.5-VL-7B": 7_600, "Qwen3.5-35B-A3B": 34_600, "gpt-oss-20b": 20_900}
+SIZES |= {"Seed-OSS-36B": 36_150, "EXAONE-4.0-32B": 32_000, "GLM-4-9B-0414": 9_400, "ERNIE-4.5-0.3B": 360, "OLMo-1B": 1_180}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -58,6 +58,9 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "awq": lambda path: packed_small(path, "awq"),
     "gptq": lambda path: packed_small(path, "gptq"),
     "gptq, in activation order": lambda path: in_activation_order(packed_small(path, "gptq")),
+    "awq, rope of neighbours": lambda path: of_ernie(packed_small(path, "awq")),
+    "gptq, rope of neighbours": lambda path: of_ernie(in_activation_order(packed_small(path, "gptq"))),
+    "compressed int4, rope of neighbours": lambda path: of_ernie(compressed(save_small(path), **INT4)),
     "compressed int4": lambda path: compressed(save_small(path), **INT4),
     "compressed int4, asymmetric": lambda path: compressed(save_small(path), **INT4, symmetric=False),
     "compressed int8": lambda path: compressed(
@@ -73,6 +76,12 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "gguf Q6_K": lambda path: small_gguf(path, "Q6_K", **WIDE),
     "gguf MXFP4": lambda path: small_gguf(path, "MXFP4"),
 }
+
+
+def of_ernie(path: Path) -> Path:
+    """The same tensors as ERNIE's, whose rope wants the rows of queries and keys in another order."""
+    set_config(path, model_type="ernie4_5", architectures=["Ernie4_5ForCausalLM"])
+    return path
 
 
 def in_activation_order(path: Path) -> Path:
@@ -238,6 +247,9 @@ def random_words(path: Path, kind: str) -> Path:
 REALISTIC: dict[str, Callable[[Path], Path]] = {
     "awq": lambda path: random_words(path, "awq"),
     "gptq": lambda path: random_words(path, "gptq"),
+    "awq, rope of neighbours": lambda path: of_ernie(packed_small(path, "awq")),
+    "gptq, rope of neighbours": lambda path: of_ernie(in_activation_order(packed_small(path, "gptq"))),
+    "compressed int4, rope of neighbours": lambda path: of_ernie(compressed(save_small(path), **INT4)),
     "compressed int4": lambda path: compressed(save_small(path, **IN_PROPORTION), **INT4),
     "compressed int4, asymmetric": lambda path: compressed(save_small(path, **IN_PROPORTION), **INT4, symmetric=False),
     "fp8 by block": lambda path: block_fp8(save_small(path, **IN_PROPORTION), 128),

@@ -96,6 +96,8 @@ def _part(buffers: Buffers, slice: Slice) -> Tensor:
 
 
 def _stacked(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
+    if weight.values:
+        return torch.tensor(weight.values)
     parts = [tensors[source.name][start:stop] + source.plus for source in weight.sources for start, stop in source.ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

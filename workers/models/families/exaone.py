@@ -12,9 +12,11 @@ from outrider.workers.models.rope import read_rope
 def exaone4(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=32, epsilon=1e-5)
     window = config.window(4096)
-    # A pattern in letters ("LLLG") always stands beside the types that it stands for: transformers reads no letters either.
-    pattern = config.get("sliding_window_pattern", 4)
-    every = config.size("sliding_window_pattern", 4) if window and not isinstance(pattern, str) else 1
+    # A pattern in letters ("LLLG") stands beside the types that it stands for: transformers reads no letters either.
+    every = 1
+    if not config.get("layer_types") and window:
+        every = config.size("sliding_window_pattern", 4)
+    config.get("sliding_window_pattern")
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % every else FULL)
     rope = read_rope(config, sizes.head_size, sizes.context)
     style = Style(
