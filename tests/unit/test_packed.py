@@ -126,6 +126,18 @@ def test_a_large_matrix_is_packed_in_chunks_that_share_no_tile(model: Path, monk
     assert packer.packed > 2 * len(build_program(json.loads((model / "config.json").read_text()), Format.BF16).weights)
 
 
+def test_rows_in_another_order_are_read_together_in_chunks_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ERNIE's rope turns neighbours: single rows of every head, which are read a chunk at a time."""
+    whole = tiny_model("ernie")
+    whole.save_pretrained(tmp_path)
+    packer = PlainPacker()
+    assert_holds(load(tmp_path, packer), whole.state_dict())
+    assert packer.packed < 40
+    monkeypatch.setattr("outrider.workers.models.packed.CHUNK_BYTES", 1)
+    monkeypatch.setenv("OUTRIDER_CACHE_GB", "0")
+    assert_holds(load(tmp_path), whole.state_dict())
+
+
 def test_sharded_and_pickled_checkpoints_hold_the_same(tmp_path: Path) -> None:
     whole = tiny_model("opt")
     whole.save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
