@@ -147,12 +147,16 @@ class Tensor:
 
     ``rows`` are (start, stop) ranges in the order in which they are wanted: GPTBigCode stores queries, keys and values of
     a head next to each other, for example. ``plus`` is added to a vector's elements (Gemma's norms multiply by 1 + w).
+    ``stored`` is the shape in the checkpoint where it lies there otherwise: a matrix with its inputs as rows (GPT-2's), so
+    that this is ``shape`` turned round, or a vector as a matrix, row by row (Command R's norms of heads).
     """
+
 
     name: str
     shape: tuple[int, ...]
     rows: tuple[tuple[int, int], ...] = ()
     plus: float = 0.0
+    stored: tuple[int, ...] = ()
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:

@@ -31,6 +31,14 @@ def _rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
 
 
+FALCON: dict[str, Any] = {
+    "vocab_size": 203,
+    "hidden_size": 96,
+    "ffn_hidden_size": 200,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 128,
+}
 LAYERED = {"num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 24}
 NEOX: dict[str, Any] = {
     "vocab_size": 203,
@@ -190,6 +198,43 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-5": ("qwen3_5_text", DELTA | {"rope_parameters": MROPE}),
     "bigcode": ("gpt_bigcode", BIGCODE),
     "bigcode-mha": ("gpt_bigcode", BIGCODE | {"multi_query": False, "scale_attn_weights": False}),
+    "starcoder2-plain": (
+        "starcoder2",
+        LLAMA | {"use_bias": False, "tie_word_embeddings": False, "hidden_act": "gelu", "head_dim": 24},
+    ),
+    "starcoder2": ("starcoder2", LLAMA | {"sliding_window": 7}),
+    "cohere-untied": ("cohere", LLAMA | {"tie_word_embeddings": False, "head_dim": 24}),
+    "cohere": ("cohere", LLAMA | {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.25}),
+    "cohere2": (
+        "cohere2",
+        LLAMA | {"num_hidden_layers": 4, "sliding_window": 6, "sliding_window_pattern": 3, "attention_bias": True},
+    ),
+    "phi": ("phi", LLAMA | {"num_key_value_heads": 6}),
+    "phi-normed": ("phi", LLAMA | {"qk_layernorm": True, "tie_word_embeddings": True}),
+    "gpt2": ("gpt2", BIGCODE),
+    "gpt2-by-layer": (
+        "gpt2",
+        BIGCODE | {"scale_attn_by_inverse_layer_idx": True, "n_inner": None, "tie_word_embeddings": False},
+    ),
+    "stablelm": ("stablelm", LLAMA | {"use_qkv_bias": True}),
+    "stablelm-parallel": ("stablelm", LLAMA | {"use_parallel_residual": True, "qk_layernorm": True}),
+    "gptj": ("gptj", BIGCODE | {"rotary_dim": 8}),
+    "codegen": ("codegen", BIGCODE | {"rotary_dim": 16, "n_head": 4}),
+    "falcon": ("falcon", FALCON),
+    "falcon-serial": (
+        "falcon",
+        FALCON | {"multi_query": False, "parallel_attn": False, "bias": True, "tie_word_embeddings": False},
+    ),
+    "falcon-one-norm": (
+        "falcon",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-new": ("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "gpt-neo": (
+        "gpt_neo",
+        {"vocab_size": 203, "hidden_size": 96, "intermediate_size": 200, "num_layers": 4, "num_heads": 6}
+        | {"max_position_embeddings": 128, "window_size": 7, "attention_types": [[["global", "local"], 2]]},
+    ),
 }
 
 MIXTURE = LLAMA | {"num_experts_per_tok": 2, "pad_token_id": 0}

@@ -48,8 +48,19 @@ def _weight(program: Program, index: int, tensors: Mapping[str, torch.Tensor]) -
     weight = program.weights[index]
     if weight.values:
         return torch.tensor(weight.values)
-    parts = [tensors[source.name][start:stop] + source.plus for source in weight.sources for start, stop in source.ranges]
-    return torch.cat(parts)
+    return torch.cat(
+        [
+            _as_asked(source, tensors[source.name])[start:stop] + source.plus
+            for source in weight.sources
+            for start, stop in source.ranges
+        ]
+    )
+
+
+def _as_asked(source: Tensor, stored: torch.Tensor) -> torch.Tensor:
+    if not source.stored:
+        return stored
+    return stored.T if len(source.shape) == 2 else stored.flatten()
 
 
 def _check(source: Tensor, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -102,6 +102,41 @@ def test_cwm_without_rope_has_its_usual_one() -> None:
     assert build_program(config | {"rope_parameters": {"rope_theta": 1e6}}, Format.BF16).digest() != usual.digest()
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("starcoder2", {"norm_type": "rms_norm"}, "does not know \"norm_type\": 'rms_norm'"),
+        ("starcoder2", {"mlp_type": "gated"}, "does not know \"mlp_type\": 'gated'"),
+        ("cohere2", {"layer_types": ["chunked_attention"] * 4}, 'cannot follow "layer_types"'),
+        ("cohere2", {"sliding_window": None}, 'without a "sliding_window"'),
+        ("cohere2", {"use_parallel_block": 2}, 'does not know "use_parallel_block": 2'),
+        ("phi", {"head_dim": 8}, 'does not know "head_dim": 8'),
+        ("gpt2", {"add_cross_attention": True}, 'does not know "add_cross_attention": True'),
+        ("gptj", {"rotary_dim": 24}, 'does not know "rotary_dim": 24 with heads of 16'),
+        ("gptj", {"rotary_dim": None}, 'does not know "rotary_dim": None with heads of 16'),
+        ("codegen", {"n_head": 6}, 'does not know "n_head" that is no multiple of 4'),
+        ("falcon", {"alibi": True}, 'does not know "alibi": True'),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, '"num_ln_in_parallel_attn": 2 with "new_decoder_architecture": False'),
+        ("falcon-new", {"parallel_attn": False}, 'with "new_decoder_architecture": True and "parallel_attn": False'),
+        ("falcon-serial", {"num_kv_heads": 3}, 'does not know "num_kv_heads": 3'),
+        (
+            "gpt-neo",
+            {"attention_types": [[["global"], 3]]},
+            "does not know \"attention_types\": [[['global'], 3]] of 4 layers",
+        ),
+        ("gpt-neo", {"attention_types": 4}, 'does not know "attention_types": 4 of 4 layers'),
+        ("gpt-neo", {"attention_layers": ["local"] * 4}, 'does not know "attention_layers"'),
+    ],
+)
+def test_values_that_a_family_of_layer_norms_does_not_know_are_refused(name: str, changes: dict, sentence: str) -> None:
+    """transformers breaks on most of them, and passes over the others."""
+    kind, settings = TINY[name]
+    build_program({"model_type": kind, **settings}, Format.BF16)
+    with pytest.raises(ModelError) as refusal:
+        build_program({"model_type": kind, **settings, **changes}, Format.BF16)
+    assert sentence in str(refusal.value)
+
+
 @pytest.mark.parametrize("name", ["olmo3", "gemma3_text"])
 def test_a_ramp_that_is_not_truncated_is_refused_by_type_of_layer(name: str) -> None:
     """transformers overlooks the key there, and truncates; OLMo 3's logits were 2% off."""

@@ -104,8 +104,9 @@ def test_texts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert proposed > 10
 
 
-def random_changes(kind: str, random: np.random.Generator) -> dict[str, Any]:
+def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
     """Sizes that no kernel was written for."""
+    kind, settings = FAMILIES[name]
     head_size = int(random.choice([8, 16, 24, 64, 72]))
     kv_heads = int(random.choice([1, 2, 3]))
     heads = kv_heads * int(random.choice([1, 2, 8 // kv_heads]))
@@ -114,6 +115,19 @@ def random_changes(kind: str, random: np.random.Generator) -> dict[str, Any]:
     if kind == "gpt_bigcode":
         # Unscaled scores of large heads amplify any rounding, so that no bound would say anything.
         return common | dict(n_embd=heads * head_size, n_head=heads, n_inner=ffn, scale_attn_weights=True)
+    if kind in ("gpt2", "gptj", "codegen"):
+        heads = -(-heads // 4) * 4 if kind == "codegen" else heads  # its heads lie in four shares
+        rotated = {} if kind == "gpt2" else {"rotary_dim": 8}
+        return common | rotated | dict(n_embd=heads * head_size, n_head=heads, n_inner=ffn)
+    if kind == "gpt_neo":
+        # Their scores are not scaled: see above.
+        return common | dict(hidden_size=heads * 8, num_heads=heads, intermediate_size=ffn)
+    if kind == "falcon":
+        kv = {"num_kv_heads": kv_heads} if settings.get("new_decoder_architecture") else {}
+        return common | kv | dict(hidden_size=heads * head_size, num_attention_heads=heads, ffn_hidden_size=ffn)
+    if kind in ("phi", "stablelm"):
+        sizes = dict(hidden_size=heads * head_size, num_attention_heads=heads, num_key_value_heads=kv_heads)
+        return common | sizes | dict(intermediate_size=ffn)
     if kind == "gpt_neox":
         # A quarter of a head is a whole number of pairs.
         size = int(random.choice([8, 16, 24, 64, 72]))
@@ -137,4 +151,4 @@ def random_changes(kind: str, random: np.random.Generator) -> dict[str, Any]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_random_shapes(name: str, seed: int, tmp_path: Path) -> None:
     random = np.random.default_rng([seed, *name.encode()])
-    compare(name, tmp_path, seed, **random_changes(FAMILIES[name][0], random))
+    compare(name, tmp_path, seed, **random_changes(name, random))

@@ -53,8 +53,8 @@ GENERATOR = torch.Generator().manual_seed(11)
 TOKENS = torch.randint(0, 203, (4 * LENGTH,), generator=torch.Generator().manual_seed(4))
 WINDOWS = tuple(tuple(row) for row in TOKENS.view(4, LENGTH).tolist())
 FORM = Form(4, 32, True, torch.float16)
-# Families with a recurrent state are not quantised.
-WITHOUT_STATE = [name for name in TINY if not name.startswith(("lfm2", "qwen3-5"))]
+# Families with a recurrent state are not quantised, nor those whose matrices lie turned round.
+WITHOUT_STATE = [name for name in TINY if not name.startswith(("lfm2", "qwen3-5", "gpt2"))]
 # What takes factors in each layer: norms of attention and feed-forward, values, and (where nothing but the factor's sign
 # matters between the two matrices) the feed-forward's inside.
 FEEDERS = {
@@ -85,17 +85,34 @@ FEEDERS = {
     "olmo2": 2,
     "olmo3": 2,
     "neox": 3,
+    "starcoder2": 3,
+    "cohere": 3,
+    "cohere2": 3,
+    "phi": 2,
+    "stablelm": 4,
+    "stablelm-parallel": 3,
+    "gptj": 2,
+    "codegen": 2,
+    "falcon": 2,
+    "falcon-serial": 3,
+    "falcon-new": 3,
+    "gpt-neo": 3,
 }
+# Where one norm feeds both halves of a layer. In the last layer not all tokens go on from the attention to the other half.
+ONE_NORM = ("cohere", "cohere2", "phi", "stablelm-parallel", "gptj", "codegen", "falcon")
 
 
 def program_and_tensors(name: str, **changes: Any) -> tuple[Program, dict[str, Tensor], Any]:
     model = tiny_model(name, **changes)
     program = build_program(model.config.to_dict(), Format.W4A8)
+    flat = {part.name: part for weight in program.weights for part in weight.sources if part.stored}
     embedding = model.get_input_embeddings()
     if hasattr(embedding, "embed_scale"):
         # Gemma's factor is of the embeddings' type, which is bf16 unless activations are fp32.
         embedding.embed_scale = embedding.embed_scale.bfloat16().float()
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    # As a checkpoint hands them out (Command R's norms of heads are stored as matrices).
+    state |= {name: state[name].reshape(part.shape) for name, part in flat.items()}
     return program, state, model
 
 
@@ -136,9 +153,9 @@ def test_factors_that_are_moved_leave_the_function_as_it_was(name: str) -> None:
     before = logits(program, tensors)
     stored = dict.fromkeys(tensors, torch.float32)
     changed = dict(tensors)
-    for layer in layers_of(program):
-        family = name if name in FEEDERS else name.split("-")[0]
-        assert len(layer.feeders) == FEEDERS[family]
+    layers, family = layers_of(program), name if name in FEEDERS else name.split("-")[0]
+    for layer in layers:
+        assert len(layer.feeders) == FEEDERS[family] - (family in ONE_NORM and layer is layers[-1])
         for feeder in layer.feeders:
             names = list({part.name: None for reader in feeder.readers for part in matrix_of(program, reader).sources})
             factors = torch.rand(changed[names[0]].shape[1], generator=GENERATOR) * 3 + 0.3
@@ -713,6 +730,35 @@ def test_the_command_makes_a_checkpoint_that_scores(tmp_path: Path) -> None:
     assert 0 < json.loads(figures.stdout)["kl"] < 0.1
     again = outrider("quantize", "-m", "pocket", "-o", out, "--bits", "4", "--method", "rtn")
     assert again.returncode == 2 and "is there already" in again.stderr
+
+
+def test_matrices_that_lie_turned_round_are_refused_by_name(tmp_path: Path) -> None:
+    tiny_model("gpt2").save_pretrained(tmp_path)
+    sentence = r'stores "transformer\.h\.0\.attn\.c_attn\.weight" with its inputs as rows.* run it with --precision w4a8'
+    with pytest.raises(ModelError, match=sentence):
+        program_of(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "widths"), [("cohere", {"intermediate_size": 192}), ("codegen", {"n_inner": 192})])
+def test_rows_that_rope_wants_in_another_order_come_quantised(
+    name: str, widths: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Command R's norms of heads, which are one matrix, are written as one; CodeGen's heads lie in shares."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    path, out = tmp_path / "model", tmp_path / "out"
+    model = tiny_model(name, **widths)
+    model.save_pretrained(path)
+    quietly(wanted(path, out, "rtn"))
+    written = meant(out)
+    assert {key: tensor.shape for key, tensor in model.state_dict().items() if key in written} == {
+        key: tensor.shape for key, tensor in written.items()
+    }
+    model.load_state_dict(written, strict=False)
+    with torch.inference_mode():
+        expected = model(input_ids=TOKENS[None, :LENGTH]).logits[0].numpy()
+    for precision, bound in (("fp32", 1e-4), ("w4abf16", 0.03)):
+        found = native_logits(open_native(out, precision), TOKENS[:LENGTH].tolist())
+        assert np.abs(found - expected).max() / np.abs(expected).max() < bound
 
 
 def test_a_model_with_a_recurrent_state_is_refused_by_name(tmp_path: Path) -> None:

@@ -125,8 +125,14 @@ def _find(entries: Mapping[str, Found], tensor: Tensor, path: Path) -> Found:
 
 
 def _check_shape(tensor: Tensor, shape: tuple[int, ...], path: Path) -> None:
-    if shape != tensor.shape:
-        raise ModelError(f'{path}: the weight "{tensor.name}" has shape {shape}, config.json asks for {tensor.shape}')
+    asked = tensor.stored or tensor.shape
+    if shape != asked:
+        raise ModelError(f'{path}: the weight "{tensor.name}" has shape {shape}, config.json asks for {asked}')
+
+
+def _as_asked(tensor: Tensor, whole: Any) -> Any:
+    """What is stored in another shape, in the one that is asked for: an array, or torch's tensor."""
+    return whole.T if len(tensor.shape) == 2 else whole.reshape(-1)
 
 
 class SafetensorsCheckpoint:
@@ -219,8 +225,13 @@ class SafetensorsCheckpoint:
         else:
             entry = _find(self._entries, tensor, self._path)
             name = next(name for name in _names(tensor) if name in self._entries)
-            values = self._raw.rows(name, start, stop)
+            values = self._rows(name, tensor, start, stop)
         return values.astype(np.float32) if entry.type == "F64" else values
+
+    def _rows(self, name: str, tensor: Tensor, start: int, stop: int) -> Rows:
+        if not tensor.stored:
+            return self._raw.rows(name, start, stop)
+        return np.ascontiguousarray(_as_asked(tensor, self._raw.whole(name))[start:stop])
 
     def done(self, tensor: Tensor) -> None:
         matrix = self.matrix(tensor)
@@ -278,7 +289,8 @@ class PickledCheckpoint:
     def rows(self, tensor: Tensor, start: int, stop: int) -> Rows:
         import torch
 
-        part = _find(self._tensors, tensor, self._path).detach()[start:stop]
+        whole = _find(self._tensors, tensor, self._path).detach()
+        part = (_as_asked(tensor, whole) if tensor.stored else whole)[start:stop]
         if part.dtype == torch.bfloat16:
             return np.ascontiguousarray(part.contiguous().view(torch.int16).numpy()).view(np.uint16)
         if part.dtype not in (torch.float16, torch.float32):

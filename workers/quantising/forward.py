@@ -103,9 +103,9 @@ def _stacked(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _norm(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if op.integer == Norm.LAYER:
-        return F.layer_norm(x, (op.head_size,), weight, bias, op.epsilon)
     heads = x.reshape(len(x), op.heads, op.head_size)
+    if op.integer == Norm.LAYER:
+        return F.layer_norm(heads, (op.head_size,), weight, bias, op.epsilon).reshape(x.shape)
     scaled = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + op.epsilon) * weight
     return (scaled if bias is None else scaled + bias).reshape(x.shape)
 

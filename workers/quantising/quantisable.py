@@ -41,6 +41,12 @@ def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
         raise ModelError(f"{path} has a recurrent state, and is not quantised; run it with --precision w4a8 as it is")
     if any(op.kind is Kind.EXPERTS for op in program.ops):
         raise ModelError(f"{path} is a mixture of experts, which is not quantised; run it with --precision w4a8 as it is")
+    sources = [source for weight in program.weights for source in weight.sources]
+    if turned := next((source.name for source in sources if source.stored and len(source.shape) == 2), None):
+        raise ModelError(
+            f'{path} stores "{turned}" with its inputs as rows, as no quantised format does, and is not quantised; run it '
+            "with --precision w4a8 as it is"
+        )
     return program, values
 
 

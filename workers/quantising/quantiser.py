@@ -183,7 +183,12 @@ class _Quantiser:
             best, loss, last = best_of(program, layer, choice, candidates, tensors, held_out, length)
             first = best.behind or after(program, layer, best.tensors, calibrating, length, choice.watch())
             behind = {number: torch.cat([first[number], last[number]]) for number in first}
-        vectors = {name: tensor.to(stored[name]) for name, tensor in best.tensors.items() if name not in best.rounded}
+        shapes = {tensor.name: tensor.stored or tensor.shape for tensor in layer.tensors(program)}
+        vectors = {
+            name: tensor.to(stored[name]).reshape(shapes[name])
+            for name, tensor in best.tensors.items()
+            if name not in best.rounded
+        }
         matrices = {part: tensor for name, each in best.rounded.items() for part, tensor in tensors_of(name, each).items()}
         self._folder.keep_layer(layer.index, vectors | matrices, {"method": best.name, "loss": repr(loss)})
         if choice.calibrated:

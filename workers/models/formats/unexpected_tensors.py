@@ -14,7 +14,7 @@ OF_QUANTISED = ("qweight", "qzeros", "weight_packed", "weight_scale_inv", "weigh
 # Buffers that older versions of transformers saved, which follow from the configuration, and what guesses further tokens
 # (Qwen3-Next's), which has no say in the next one.
 HARMLESS = re.compile(
-    r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(bias|masked_bias)|attention\.(bias|masked_bias)|"
+    r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(bias|masked_bias|causal_mask)|attention\.(bias|masked_bias)|"
     r"embed_positions\._float_tensor|decoder\.version|position_ids|mtp\..+)"
 )
 # Of activations, keys and values: a checkpoint's scales for them are not used, as these get their scales by token, or none.

@@ -1,0 +1,48 @@
+"""GPT-2, whose checkpoints hold matrices the other way round: inputs by outputs."""
+
+from __future__ import annotations
+
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Program, Slice, Tensor
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.layer_norm import LayerNorm, Stack, attend, even_heads, finish
+from outrider.workers.models.families.parts import Begin, Linear, activation
+
+
+def gpt2(config: Config, begin: Begin) -> Program:
+    hidden = config.size("n_embd", 768)
+    ffn = config.size("n_inner", 4 * hidden)
+    vocabulary, context = config.size("vocab_size", 50257), config.size("n_positions", 1024)
+    count = config.size("n_head", 12)
+    heads = even_heads(config, hidden, count, count)
+    norm = LayerNorm(hidden, config.number("layer_norm_epsilon", 1e-5))
+    function = activation(config, "activation_function", "gelu_new")
+    config.only("add_cross_attention", False)
+    config.get("reorder_and_upcast_attn")  # of mixed precision: where scores are computed in fp32, as they are here
+    scale = heads.size**-0.5 if config.flag("scale_attn_weights", True) else 1.0
+    by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
+
+    def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        under = Linear(f"transformer.h.{layer}.attn.")
+        projections = [_turned(under, "c_attn", 3 * hidden, hidden)], [under.bias("c_attn", 3 * hidden)]
+        a = attend(builder, h, projections, heads, scale=scale / (layer + 1) if by_layer else scale)
+        matrix, bias = _turned(under, "c_proj", hidden, hidden), under.bias("c_proj", hidden)
+        return builder.linear(a, [matrix], biases=[bias], residual=residual)
+
+    def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        under = Linear(f"transformer.h.{layer}.mlp.")
+        first, second = _turned(under, "c_fc", ffn, hidden), _turned(under, "c_proj", hidden, ffn)
+        m = builder.linear(h, [first], biases=[under.bias("c_fc", ffn)], activation=function)
+        return builder.linear(m, [second], biases=[under.bias("c_proj", hidden)], residual=residual)
+
+    builder = begin(vocabulary, context)
+    root = Linear("transformer.")
+    embedding = root.weight("wte", vocabulary, hidden)
+    x = builder.positions(builder.embed(embedding), root.weight("wpe", context, hidden))
+    stack = Stack("transformer.h.", config.size("n_layer", 12), norm, "ln_1", "ln_2")
+    x = norm(builder, stack(builder, x, attention, mixer), root, "ln_f")
+    return finish(builder, x, embedding, config.flag("tie_word_embeddings", True))
+
+
+def _turned(under: Linear, name: str, rows: int, columns: int) -> Tensor:
+    return Tensor(f"{under.prefix}{name}.weight", (rows, columns), stored=(columns, rows))
