@@ -130,7 +130,8 @@ def hidden_states(model: PreTrainedModel, tokens: torch.Tensor, **given: Any) ->
 def scores_of(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     """As the model makes them of what goes into its last matrix: Granite divides them, Cohere multiplies, Gemma 2 caps."""
     config, scores = model.config.get_text_config(), model.get_output_embeddings()(hidden).float()
-    scores = scores * (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    scale, divisor = (getattr(config, key, None) or 1.0 for key in ("logit_scale", "logits_scaling"))
+    scores = scores * scale * (divisor if config.model_type == "hyperclovax" else 1 / divisor)
     cap = getattr(config, "final_logit_softcapping", None)
     return scores if cap is None else cap * torch.tanh(scores / cap)
 

@@ -142,6 +142,23 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "granite-swa": (
+        "granite_swa",
+        LLAMA
+        | {"num_hidden_layers": 4, "sliding_window": 6, "attention_multiplier": 0.2, "logits_scaling": 3.0}
+        | {"layer_rope_theta": [500.0, 0, 10000, 500.0], "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
+    ),
+    "hyperclovax": ("hyperclovax", LLAMA | {"head_dim": 24, "embedding_multiplier": 3.0, "logits_scaling": 0.25}),
+    "hyperclovax-before": (
+        "hyperclovax",
+        LLAMA | {"use_post_norm": False, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "attention_bias": True},
+    ),
+    "ministral": (
+        "ministral",
+        LLAMA | {"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"], "head_dim": 24},
+    ),
+    "internlm3": ("internlm3", LLAMA | {"head_dim": 24, "attention_bias": True, "mlp_bias": True}),
+    "iquestcoder": ("iquestcoder", LLAMA | {"head_dim": 24}),
     "smollm3": ("smollm3", LLAMA | {"num_hidden_layers": 5, "no_rope_layer_interval": 2, "pad_token_id": 0}),
     "smollm3-windows": (
         "smollm3",

@@ -61,6 +61,7 @@ def read_rope(
     partial: float | None = None,
     long_from: int = 0,
     fixed_alpha: bool = False,
+    base: float | None = None,
     usual: Mapping[str, Any] | None = None,
 ) -> Rope:
     """From ``rope_parameters``, or from the older ``rope_theta`` beside ``rope_scaling``.
@@ -68,7 +69,7 @@ def read_rope(
     ``theta`` is the family's base. ``partial``: of a family that may rotate a part of each head, how large a part where the
     parameters do not say. ``long_from``: of one that computes a row anew where it grows longer than that (Phi 3).
     ``fixed_alpha``: of one whose type dynamic may state how far the base is stretched for all rows (Hunyuan).
-    ``usual``: the parameters where none are stated.
+    ``base`` is what counts, whatever the parameters say; ``usual``: the parameters where none are stated.
     """
     stated = config.get("rope_parameters")
     scaling = config.get("rope_scaling") or (usual if stated is None else stated) or {}
@@ -76,7 +77,8 @@ def read_rope(
         config.only("partial_rotary_factor", 1.0)
     original = long_from or config.get("original_max_position_embeddings")
     reading = _Reading(config, head_size, context, config.number("rope_theta", theta), partial, long_from, fixed_alpha)
-    return reading.rope(_parameters(config, scaling), original)
+    parameters = _parameters(config, scaling) | ({} if base is None else {"rope_theta": base})
+    return reading.rope(parameters, original)
 
 
 def plain_rope(columns: int, theta: float = 10000.0) -> Rope:

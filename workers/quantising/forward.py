@@ -70,7 +70,8 @@ class Forward:
             frequencies = self._program.weights[op.bias if long else op.weight].values
             return _rope(op, x, torch.tensor(frequencies), self._length)
         if op.kind is Kind.ATTENTION:
-            return _attention(op, x, _part(buffers, op.key), _part(buffers, op.value), self._length)
+            sinks = None if op.weight < 0 else self._weight(op.weight)
+            return _attention(op, x, _part(buffers, op.key), _part(buffers, op.value), self._length, sinks)
         raise ValueError(f"{op.kind} has no output")
 
     def _weight(self, index: int) -> Tensor:
@@ -122,7 +123,7 @@ def _cap(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap if cap else x
 
 
-def _attention(op: Op, query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor:
+def _attention(op: Op, query: Tensor, key: Tensor, value: Tensor, length: int, sinks: Tensor | None) -> Tensor:
     queries = query.reshape(-1, length, op.heads, op.head_size).transpose(1, 2)
     keys, values = (x.reshape(-1, length, op.kv_heads, op.head_size).transpose(1, 2) for x in (key, value))
     mask = None
@@ -131,8 +132,8 @@ def _attention(op: Op, query: Tensor, key: Tensor, value: Tensor, length: int) -
         mask = (distance >= 0) & (distance < op.window)
     outputs = []
     for q, k, v in zip(queries, keys, values, strict=True):
-        if op.cap:
-            outputs.append(_capped_attention(op, q, k, v))
+        if op.cap or sinks is not None:
+            outputs.append(_scored_attention(op, q, k, v, sinks))
             continue
         attended = F.scaled_dot_product_attention(
             q[None], k[None], v[None], attn_mask=mask, is_causal=mask is None, scale=op.scale, enable_gqa=True
@@ -141,11 +142,15 @@ def _attention(op: Op, query: Tensor, key: Tensor, value: Tensor, length: int) -
     return torch.stack(outputs).transpose(1, 2).reshape(query.shape)
 
 
-def _capped_attention(op: Op, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Of one sequence, whose scores are softly bounded: heads, tokens, head size."""
+def _scored_attention(op: Op, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+    """Of one sequence, whose scores are softly bounded, or stand beside sinks: heads, tokens, head size."""
     keys, values = (x.repeat_interleave(op.heads // op.kv_heads, dim=0) for x in (key, value))
     scores = _cap(query @ keys.transpose(1, 2) * op.scale, op.cap)
     places = torch.arange(query.shape[1])
     distance = places[:, None] - places
     seen = (distance >= 0) & (distance < (op.window or len(places)))
-    return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1) @ values
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is None:
+        return scores.softmax(dim=-1) @ values
+    beside = sinks[:, None, None].expand(-1, len(places), 1)
+    return torch.cat([scores, beside], dim=2).softmax(dim=-1)[:, :, :-1] @ values

@@ -1,6 +1,6 @@
 """Llama and the families that differ from it in what their configuration says.
 
-Mistral, Qwen 2 and 3, Granite, SmolLM 3, Seed-OSS, CWM, Hunyuan.
+Mistral and Ministral, Qwen 2 and 3, InternLM 3, IQuest-Coder, SmolLM 3, Seed-OSS, CWM, Hunyuan.
 """
 
 from __future__ import annotations
@@ -27,6 +27,27 @@ def mistral(config: Config, begin: Begin) -> Program:
     return decoder(config, begin, sizes, Style(windows=[config.window(4096)] * sizes.layers))
 
 
+def ministral(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=8)
+    window = config.window(4096)
+    types = layer_types(config, sizes.layers, lambda layer: SLIDING if window else FULL)
+    return decoder(config, begin, sizes, Style(windows=windows(config, types, window)))
+
+
+def internlm3(config: Config, begin: Begin) -> Program:
+    """Llama under other names; transformers knows one flag for all biases, and no other use was published."""
+    bias = config.flag("qkv_bias", config.flag("attention_bias", False))
+    config.only("bias", bias)
+    config.only("mlp_bias", bias)
+    sizes = read_sizes(config, kv_heads=2, head_size=128, epsilon=1e-5, layers=48)
+    return decoder(config, begin, sizes, Style(qkv_bias=bias, output_bias=bias, mlp_bias=bias))
+
+
+def iquestcoder(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=8, head_size=128, epsilon=1e-5, layers=80, heads=40)
+    return decoder(config, begin, sizes, _biased(config))
+
+
 def qwen2(config: Config, begin: Begin) -> Program:
     return decoder(config, begin, read_sizes(config, kv_heads=32), Style(qkv_bias=True, windows=qwen_windows(config)))
 
@@ -47,22 +68,6 @@ def qwen_windows(config: Config) -> list[int]:
     if len(types) != layers or not set(types) <= {SLIDING, FULL, ""}:
         raise ModelError(f'{config.source}: the native engine cannot follow "layer_types": {types!r}')
     return windows(config, types, window)
-
-
-def granite(config: Config, begin: Begin) -> Program:
-    """Llama, with multipliers of embeddings, scores, what is added to residuals, and logits."""
-    bias = config.flag("attention_bias", False)
-    embedding = config.number("embedding_multiplier", 1.0)
-    style = Style(
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=config.flag("mlp_bias", False),
-        embedding_scale=lambda builder: embedding,
-        attention_scale=config.number("attention_multiplier", 1.0),
-        residual_scale=config.number("residual_multiplier", 1.0),
-        logit_scale=1.0 / config.number("logits_scaling", 1.0),
-    )
-    return decoder(config, begin, read_sizes(config), style)
 
 
 def smollm3(config: Config, begin: Begin) -> Program:
