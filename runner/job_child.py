@@ -16,7 +16,7 @@ from outrider.runner import streams
 from outrider.runner.options.job import JobSpec
 from outrider.runner.options.option import build_options
 from outrider.runner.printable import printable
-from outrider.runner.process_exit import end
+from outrider.runner.process_exit import end, repeat_lost_interrupts
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.display import progress_line
 from outrider.workers.errors import OutriderError
@@ -85,6 +85,7 @@ def main() -> None:
     streams.prepare()
     told = Told(asked["told"])
     signal.signal(signal.SIGTERM, _interrupt)
+    repeat_lost_interrupts()
     # Or the exit codes of what the job starts would be lost, where the caller ignores this signal.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # The caller's thread may have kept them from itself.

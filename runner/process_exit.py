@@ -6,10 +6,15 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 # `timeout` tells its process and then its whole group, and a wrapper hands on what the terminal has told already.
 TWICE_SECONDS = 0.3
+# Where an interrupt was lost, so much later there is other code to be interrupted.
+AGAIN_SECONDS = 0.05
 
 _at_once = False
 _last_told = -math.inf
@@ -32,6 +37,31 @@ def forget_requests() -> None:
     """What this process was told before is no part of what is begun now."""
     global _last_told
     _last_told = -math.inf
+
+
+def repeat_lost_interrupts() -> None:
+    """An interrupt that falls into a finalizer, or into what Python does around a fork, is only reported and forgotten.
+
+    Ray is started by forks, so that a job which was asked to end just then went on. Such an interrupt comes once more.
+    """
+    before = sys.unraisablehook
+    if getattr(before, "func", None) is not _unraisable:
+        sys.unraisablehook = partial(_unraisable, before)
+
+
+def _unraisable(before: Callable[[sys.UnraisableHookArgs], object], found: sys.UnraisableHookArgs) -> None:
+    if not issubclass(found.exc_type, KeyboardInterrupt):
+        before(found)
+        return
+    timer = threading.Timer(AGAIN_SECONDS, _ask_again)
+    timer.daemon = True
+    timer.start()
+
+
+def _ask_again() -> None:
+    forget_requests()
+    # Which is never ignored, as SIGINT and SIGHUP may be. The main thread, so that it wakes from what it waits for.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def end_at_once() -> None:

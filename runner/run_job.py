@@ -36,6 +36,7 @@ from outrider.runner.report.report import write_report
 from outrider.runner.report.status import status_of
 from outrider.runner.report.words import failure_lines
 from outrider.runner.streams import lost_output
+from outrider.runner.writable import check_file
 from outrider.workers.errors import JobHeldError, OutriderError, RayLostError, UsageError
 
 ALL_DONE, SOME_FAILED, INTERRUPTED = 0, 3, 130
@@ -111,6 +112,7 @@ def _run_job(spec: JobSpec, display: Watcher, again: bool) -> Outcome:
         check_apart("--trace", spec.trace, directory)
         if there(spec.trace) and there(spec.input) and spec.trace.samefile(spec.input):
             raise UsageError(f"--trace: {spec.trace} is the input; name another file")
+        check_file("--trace", spec.trace)
     # A job that has its rows does not need the file any more; a pipe can be read only once.
     if not there(directory / JOURNAL):
         spec.check_new()

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import outrider
@@ -26,7 +25,6 @@ from outrider.runner.bench.table import (
 from outrider.runner.bench.tasks import Example, check_measuring, examples
 from outrider.runner.hosts.ray_start import local_ray
 from outrider.runner.hosts.ray_watch import Lost
-from outrider.runner.job.directory import there
 from outrider.runner.job.row_seed import derived_seed
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.model_choice import (
@@ -43,6 +41,7 @@ from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, 
 from outrider.runner.planning.topology import Topology, ray_resources, read_topology
 from outrider.runner.printable import printable
 from outrider.runner.report.display import console
+from outrider.runner.writable import check_file
 from outrider.workers.errors import LeaseError, UsageError
 from outrider.workers.messages import LayoutRecord, ModelSpec, Row, Sampling, WorkerReport
 from outrider.workers.models.model_info import ModelInfo
@@ -88,7 +87,7 @@ def bench(spec: BenchSpec) -> None:
     check_measuring(spec)
     for option, path in (("--json", spec.json_file), ("--plot", spec.plot)):
         if path is not None:
-            _check_writable(option, path)
+            check_file(option, path)
     if spec.plot is not None:
         check_plot(spec.plot)
         if spec.json_file is not None and os.path.realpath(spec.json_file) == os.path.realpath(spec.plot):
@@ -253,17 +252,6 @@ def _write_json(
         spec.json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--json: {spec.json_file} cannot be written: {error.strerror}") from None
-
-
-def _check_writable(option: str, path: Path) -> None:
-    """Found out before minutes of measuring, not after; a file that is there keeps its content until then."""
-    was_there = there(path)
-    try:
-        path.open("ab").close()
-        if not was_there:
-            path.unlink()
-    except OSError as error:
-        raise UsageError(f"{option}: {path} cannot be written: {error.strerror}") from None
 
 
 def _sayer() -> Callable[[str], None]:

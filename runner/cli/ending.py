@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from outrider.runner.process_exit import end_signals, forget_requests, is_told_twice
+from outrider.runner.process_exit import end_signals, forget_requests, is_told_twice, repeat_lost_interrupts
 
 INTERRUPTED = 130
 
@@ -36,6 +36,7 @@ def until_interrupted(work: Callable[[], None], said: str) -> None:
 def interrupt_on_signals() -> None:
     """From now on a request to end is a Ctrl-C, and each counts once, however often it is told."""
     forget_requests()
+    repeat_lost_interrupts()
     for number in end_signals():
         signal.signal(number, interrupt)
     # What a shell begins in the background ignores it.

@@ -34,7 +34,6 @@ Format = Literal["auto", "jsonl", "text"]
 InputFormat = Literal["auto", "jsonl", "text", "csv", "parquet", "arrow"]
 Method = Literal["auto", "rtn", "awq", "gptq", "smoothquant"]
 Per = Literal["auto", "node", "socket", "machine"]
-Layout = Literal["auto", "split", "shared"]
 MOST_DRAFT_TOKENS = 64
 MOST_SHORTLISTED = 1 << 24
 NO_DRAFT = "none"
@@ -65,7 +64,15 @@ def _number_or_auto(most: int) -> Callable[[object], object]:
     return read
 
 
+def _no_plain(value: object) -> object:
+    """As notes and reports call the layout of those that run without a draft."""
+    if value == "plain":
+        raise ValueError("be auto, split or shared (plain is what --draft none runs as)")
+    return value
+
+
 Name = Annotated[str, BeforeValidator(_named)]
 NamedPath = Annotated[Path, BeforeValidator(_named)]
 DraftTokens = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto(MOST_DRAFT_TOKENS))]
+Layout = Annotated[Literal["auto", "split", "shared"], BeforeValidator(_no_plain)]
 Shortlist = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto(MOST_SHORTLISTED))]

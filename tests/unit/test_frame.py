@@ -179,6 +179,23 @@ def test_a_request_that_is_told_twice_is_one(
         signal.raise_signal(number)
 
 
+def test_an_interrupt_that_python_only_reports_comes_again(
+    hang_ups: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in the hooks of a fork: the handler raises where nobody can catch it."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    interrupt_on_signals()
+    with pytest.raises(KeyboardInterrupt):
+        Finalized()
+        signal.sigtimedwait([signal.SIGUSR1], 30)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_job_that_is_left_is_not_disturbed_on_its_way_out(hang_ups: None, capsys: pytest.CaptureFixture[str]) -> None:
     def leave() -> int:
         raise KeyboardInterrupt

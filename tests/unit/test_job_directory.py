@@ -295,6 +295,13 @@ def test_a_folder_in_the_place_of_a_file_is_told_before_anything_runs(heard: Hea
         report_of(Path("job")) if name == "report.html" else results.write_results(open_job(Path("job")), Path("job"))
 
 
+def test_a_trace_that_cannot_be_written_is_told_before_the_rows_are_read(heard: Heard) -> None:
+    Path("file").touch()
+    with pytest.raises(UsageError, match=r"^--trace: file/t\.json cannot be written: Not a directory$"):
+        run_job(spec_of(ROW).model_copy(update={"trace": Path("file/t.json")}), heard)
+    assert not Path("job").exists()
+
+
 def test_a_lock_that_is_a_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
     said = r"/lock is a directory, and the job's lock is a file of that name: move it away$"

@@ -245,3 +245,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_an_empty_file_is_no_options(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").touch()
     assert build_spec({"input": "a"}, tmp_path / "job.yaml") == JobSpec(input=Path("a"))
+
+
+def test_the_layout_that_notes_call_plain_is_asked_for_by_the_draft() -> None:
+    said = message({"input": "a", "layout": "plain"})
+    assert said == "--layout: must be auto, split or shared (plain is what --draft none runs as), got 'plain'"
