@@ -7,8 +7,10 @@ from dataclasses import replace
 from importlib.resources import files
 from importlib.util import find_spec
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
+from outrider.runner.counted import counted
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options.quality import QuantizeSpec
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
@@ -17,8 +19,10 @@ from outrider.runner.quality.model_process import placed_process, tell
 from outrider.runner.quality.progress import ProgressLine
 from outrider.runner.quality.texts import PIECE_BYTES, Tokens, opened, texts
 from outrider.runner.report.display import console
+from outrider.runner.writable import check_new_folder
 from outrider.workers.errors import UsageError
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.quantising.made import Made
 
 METHODS = {4: ("auto", "rtn", "awq", "gptq"), 8: ("auto", "rtn", "gptq", "smoothquant")}
 # 32 windows of 512 tokens; of a longer text they are taken from all of it, of more than so many tokens from the first.
@@ -35,6 +39,7 @@ def quantize(spec: QuantizeSpec) -> None:
     for option, given in (("--format", spec.format != "auto"), ("--skip-bad", spec.skip_bad)):
         if given and spec.calibration is None:
             raise UsageError(f"{option} is about --calibration, which is not given: leave it out, or name a file")
+    check_new_folder("--out", spec.out)
     with ProgressLine(console()) as line, TokenizerProcess() as tokenizer_process:
         card, _ = tokenizer_process.prepare_scoring(spec.model, None, line.say)
         out = str(spec.out.absolute())
@@ -51,9 +56,13 @@ def quantize(spec: QuantizeSpec) -> None:
         needed = card.weight_bytes // 4 + (1 << 30)
         with placed_process(ModelSizes(needed), PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
             made = process.begin(_quantise, request, process.actor.cores)(line.say)
-    how = ", ".join(f"{method} in {count} layers" for method, count in made.methods.items())
+    print(told(spec.out, made))
+
+
+def told(out: Path, made: Made) -> str:
+    how = ", ".join(f"{method} in {counted(count, 'layer')}" for method, count in made.methods.items())
     group = f" in groups of {made.group}" if made.group else ", a scale a row"
-    print(f"{printable(spec.out)}: {made.size / 1e9:.3g} GB, {made.bits:.2f} bits a rounded weight{group}; {how}")
+    return f"{printable(out)}: {made.size / 1e9:.3g} GB, {made.bits:.2f} bits a rounded weight{group}; {how}"
 
 
 def _windows(
@@ -95,9 +104,8 @@ def _own_text(card: ModelInfo, tokenizer_process: TokenizerProcess) -> Iterator[
             yield tokens
 
 
-def _quantise(request: tuple[Any, ...], cores: tuple[int, ...]) -> Any:
+def _quantise(request: tuple[Any, ...], cores: tuple[int, ...]) -> Made:
     """In the process of the model."""
-
     from outrider.workers.quantising.quantiser import Wanted, quantise
 
     return quantise(replace(Wanted(*request), threads=len(cores)), tell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -17,6 +18,7 @@ import pytest
 import torch
 from command_line import outrider
 from gguf_models import mostly, write_gguf
+from imports import reached
 from native_models import logits as native_logits
 from native_models import open_native, save_tiny
 from quantised_models import save_small
@@ -34,6 +36,7 @@ from outrider.runner.options.quality import QuantizeSpec
 from outrider.runner.quality import quantize as quantize_module
 from outrider.runner.quality import score as score_module
 from outrider.runner.quality.quantize import evenly, quantize
+from outrider.runner.writable import check_new_folder
 from outrider.workers.errors import JobChangedError, ModelError, UsageError
 from outrider.workers.models.families import build_program
 from outrider.workers.models.model_info import find, read_model_info
@@ -43,9 +46,10 @@ from outrider.workers.quantising.forward import Forward
 from outrider.workers.quantising.gptq import Feedback, error_feedback
 from outrider.workers.quantising.grids import Form, fit, nearest, whole_range
 from outrider.workers.quantising.layers import layers_of, matrix_of
+from outrider.workers.quantising.made import Made
 from outrider.workers.quantising.methods import Choice, after, best_of, rounded_in_all_ways
 from outrider.workers.quantising.quantisable import check_quantisable
-from outrider.workers.quantising.quantiser import Made, Wanted, choice_of, program_of, quantise
+from outrider.workers.quantising.quantiser import Wanted, choice_of, program_of, quantise
 from outrider.workers.quantising.scales import apply
 
 LENGTH = 24
@@ -80,6 +84,7 @@ FEEDERS = {
     "seed": 4,
     "cwm": 4,
     "hunyuan": 4,
+    "exaone": 4,
     "exaone4": 2,
     "vaultgemma": 2,
     "glm": 4,
@@ -612,6 +617,18 @@ def test_what_cannot_be_is_one_sentence(tmp_path: Path, changes: dict[str, Any],
     assert not (tmp_path / "out.unfinished").exists()
 
 
+def test_what_was_made_is_told() -> None:
+    made = Made({"awq+gptq": 1, "gptq": 31}, 4.5, 32, 3_900_000_000)
+    assert quantize_module.told(Path("out"), made) == (
+        "out: 3.9 GB, 4.50 bits a rounded weight in groups of 32; awq+gptq in 1 layer, gptq in 31 layers"
+    )
+
+
+def test_the_driver_hears_what_was_made_without_torch() -> None:
+    """It goes without: to be told of a checkpoint it would have loaded half a gigabyte."""
+    assert "torch" not in reached(Path(inspect.getfile(Made)))
+
+
 def test_a_group_that_does_not_fit_is_told_before_cores_are_waited_for(tmp_path: Path) -> None:
     path = save_tiny("llama", tmp_path / "model")
     with pytest.raises(UsageError, match="--group: 24 does not divide the width 208"):
@@ -640,6 +657,15 @@ def test_a_group_that_does_not_fit_is_told_before_cores_are_waited_for(tmp_path:
 def test_options_that_do_not_go_together(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         quantize(build_options(QuantizeSpec, {"out": Path("x"), **options}))
+
+
+def test_a_place_that_cannot_be_made_is_told_before_the_model_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    asked = {"bits": 4, "model": "nobody/knows-it"}
+    with pytest.raises(UsageError, match=r"^--out: .*/file/a/b cannot be made in .*/file: Not a directory$"):
+        quantize(build_options(QuantizeSpec, {"out": tmp_path / "file" / "a" / "b", **asked}))
+    check_new_folder("--out", tmp_path / "new" / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_command_line_is_taken_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:

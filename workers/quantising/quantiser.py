@@ -24,6 +24,7 @@ from outrider.workers.quantising.folder import THREADS, Folder, digest_of_tokens
 from outrider.workers.quantising.forward import Buffers, Forward
 from outrider.workers.quantising.grids import Form
 from outrider.workers.quantising.layers import Layer, layers_of
+from outrider.workers.quantising.made import Made
 from outrider.workers.quantising.methods import (
     GPTQ,
     Choice,
@@ -55,16 +56,6 @@ class Wanted:
     digest: str
     allow_pickle: bool = False
     threads: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What came of it: how many layers took which method, and bits of a rounded weight, scales included."""
-
-    methods: dict[str, int]
-    bits: float
-    group: int
-    size: int
 
 
 def program_of(path: Path, allow_pickle: bool = False) -> tuple[Program, dict[str, Any]]:

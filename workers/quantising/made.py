@@ -1,0 +1,15 @@
+"""What the driver is told of a checkpoint that was made: it reads this without torch, which it goes without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How many layers took which method, and bits of a rounded weight, scales included."""
+
+    methods: dict[str, int]
+    bits: float
+    group: int
+    size: int
