@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 
-from outrider.kernels.program import Format, Program, Weight
+from outrider.kernels.program import Format, Program, Tensor, Weight
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models import packed_cache
 from outrider.workers.models.families import build_program
@@ -88,10 +88,20 @@ def expected(program: Program, tensors: dict[str, torch.Tensor]) -> list[np.ndar
     def stacked(weight: Weight) -> np.ndarray:
         if weight.values:
             return np.array([weight.values], dtype=np.float32)
-        parts = [tensors[source.name][start:stop].float() for source in weight.sources for start, stop in source.ranges]
+        parts = [
+            _as_asked(source, tensors[source.name])[start:stop].float()
+            for source in weight.sources
+            for start, stop in source.ranges
+        ]
         return torch.cat(parts).numpy().reshape(weight.rows, weight.columns)
 
     return [stacked(weight) for weight in program.weights]
+
+
+def _as_asked(source: Tensor, stored: torch.Tensor) -> torch.Tensor:
+    if not source.stored:
+        return stored
+    return stored.T if len(source.shape) == 2 else stored.flatten()
 
 
 def assert_holds(packed: PackedModel, tensors: dict[str, torch.Tensor]) -> None:
@@ -150,6 +160,33 @@ def test_sharded_and_pickled_checkpoints_hold_the_same(tmp_path: Path) -> None:
     bare = {name.removeprefix("model."): value.half() for name, value in whole.state_dict().items()}
     torch.save(bare, pickled / "pytorch_model.bin")
     assert_holds(load(pickled), {name: value.half().float() for name, value in whole.state_dict().items()})
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cohere"])
+def test_what_lies_in_another_shape_is_turned_in_chunks_or_not_and_pickled_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE_GB", "0")
+    whole = tiny_model(name)
+    whole.save_pretrained(tmp_path / "safe")
+    assert_holds(load(tmp_path / "safe"), whole.state_dict())
+    monkeypatch.setattr("outrider.workers.models.packed.CHUNK_BYTES", 1)
+    assert_holds(load(tmp_path / "safe"), whole.state_dict())
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    shutil.copy(tmp_path / "safe" / "config.json", pickled)
+    half = {key: value.bfloat16() for key, value in whole.state_dict().items()}
+    torch.save(half, pickled / "pytorch_model.bin")
+    assert_holds(load(pickled), {key: value.float() for key, value in half.items()})
+
+
+def test_a_matrix_that_does_not_lie_turned_round_is_refused_with_its_shape(tmp_path: Path) -> None:
+    """As GPT-2's all do: the shape that is asked for is that of the file."""
+    whole = tiny_model("gpt2")
+    whole.save_pretrained(tmp_path)
+    rewrite(tmp_path, **{"transformer.h.0.mlp.c_fc.weight": whole.transformer.h[0].mlp.c_fc.weight.T.contiguous()})
+    with pytest.raises(ModelError, match=r'c_fc\.weight" has shape \(200, 96\), config\.json asks for \(96, 200\)'):
+        load(tmp_path)
 
 
 def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
