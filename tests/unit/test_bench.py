@@ -28,6 +28,7 @@ from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.model_memory import ModelMemory
+from outrider.workers.models.preparation import choose_draft
 
 MODEL_INFO = ModelInfo("facebook/opt-6.7b", "/models/opt", "opt", 2048, 50272, "float16", (2,), 1, "digest")
 MEMORY = ReplicaMemory(ProcessMemory(ModelMemory(1), "native", True), None)
@@ -267,6 +268,10 @@ def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path, monk
         ("smollm3", "HuggingFaceTB/SmolLM3-3B"),
         ("smollm3-3b-base", "HuggingFaceTB/SmolLM3-3B-Base"),
         ("lfm2-1.2b", "LiquidAI/LFM2-1.2B"),
+        ("StarCoder2-15B", "bigcode/starcoder2-15b"),
+        ("falcon-7b-instruct", "tiiuae/falcon-7b-instruct"),
+        ("gpt2-xl", "openai-community/gpt2-xl"),
+        ("Phi-1_5", "microsoft/phi-1_5"),
         ("TinyLlama-1.1B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
         ("facebook/opt-6.7b", "facebook/opt-6.7b"),
         ("opt-6.8b", "opt-6.8b"),
@@ -275,6 +280,19 @@ def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path, monk
 )
 def test_short_names(short: str, full: str) -> None:
     assert hub_id(short) == full
+
+
+@pytest.mark.parametrize(
+    ("family", "vocabulary", "draft"),
+    [
+        ("codegen", 51200, "Salesforce/codegen-350M-mono"),
+        ("gpt2", 50257, "distilbert/distilgpt2"),
+        ("gpt2", 64000, "lookup"),  # GPT-SW3, which has a tokenizer of its own
+        ("gpt_neo", 50257, "EleutherAI/gpt-neo-125m"),
+    ],
+)
+def test_the_usual_draft_of_a_family_goes_with_its_usual_tokens_only(family: str, vocabulary: int, draft: str) -> None:
+    assert choose_draft(ModelInfo("target", "", family, 1024, vocabulary, "float32", (), 0, "")) == draft
 
 
 PAST_THE_END = Sampling(end_tokens=())
