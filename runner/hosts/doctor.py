@@ -14,6 +14,7 @@ from pathlib import Path
 from outrider.runner.counted import counted
 from outrider.runner.hosts.auth import is_there, token_file
 from outrider.runner.hosts.host_report import about_open_folder
+from outrider.runner.hosts.limits import LEAST_SHARED_BYTES
 from outrider.runner.planning import sysfs
 from outrider.runner.planning.allowance import available_bytes
 from outrider.runner.planning.topology import Topology, read_topology
@@ -27,8 +28,6 @@ from outrider.workers.models import ipex
 OK, BETTER, WRONG = "ok", "could be better", "wrong"
 # Ray keeps its object store there, and falls back to a slow disk where it is small.
 SHARED_MEMORY_BYTES = 1 << 30
-# A few semaphores of each process that a job starts.
-LEAST_SHARED_BYTES = 1 << 20
 # Where less than this share of the memory is free, others use what plans count on.
 MUCH_MEMORY = 0.5
 

@@ -6,7 +6,9 @@ Ray itself does not name them: it waits half a minute for a server that could no
 from __future__ import annotations
 
 import resource
+import shutil
 import threading
+from pathlib import Path
 from typing import NamedTuple
 
 from outrider.workers.errors import JobError
@@ -16,6 +18,9 @@ OBJECT_STORE_BYTES = 256 << 20
 # On two cores, as they have been counted: 113 and 29. On more there are more.
 SERVERS_AND_DRIVER_THREADS, ACTOR_THREADS = 110, 28
 STACK_BYTES = 256 << 10
+SHARED_MEMORY = Path("/dev/shm")
+# A few semaphores of each process that a job starts.
+LEAST_SHARED_BYTES = 1 << 20
 
 
 class Least(NamedTuple):
@@ -54,6 +59,20 @@ def check_limits(actors: int = 1) -> None:
             f"only {found:,} more threads can be started here, and a job needs {needed:,} at least: raise the limit of "
             f"this user's processes (ulimit -u: {of_user}) or the container's (docker run --pids-limit), or end others"
         )
+
+
+def full_shared_memory(folder: Path = SHARED_MEMORY) -> str | None:
+    """What to tell of a process that died: what finds no room there dies by a signal, without a word."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return None
+    if free >= LEAST_SHARED_BYTES:
+        return None
+    return (
+        f"{folder} has only {free >> 10:,} KiB free, and where it is full processes die: remove what lies there, or make "
+        "it larger (docker run --shm-size=4g)"
+    )
 
 
 def _startable(count: int) -> int:

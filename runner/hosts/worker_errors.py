@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
+from outrider.runner.hosts.limits import full_shared_memory
 from outrider.workers.errors import OutriderError
 from outrider.workers.messages import ModelSpec
 
@@ -31,7 +32,11 @@ def with_remedy(reason: str, target: ModelSpec) -> str:
     """A reason for which a job ends, and what to do about it where want of memory is the cause, or may be."""
     if reason.endswith(SHORT_OF_MEMORY):
         return f"{reason}; {_less_memory(target)}"
-    return f"{reason}; if memory was short, {_less_memory(target)}" if reason.endswith(DIED) else reason
+    if not reason.endswith(DIED):
+        return reason
+    if (full := full_shared_memory()) is not None:
+        return f"{reason}; {full}"
+    return f"{reason}; if memory was short, {_less_memory(target)}"
 
 
 def _less_memory(target: ModelSpec) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from driver_world import PLAN, REPORT, World, driver, fake_world, fill, ids
@@ -15,6 +16,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from outrider.runner.driving import driver as module
 from outrider.runner.driving.replica import HARVEST_SECONDS, Replica
 from outrider.runner.driving.schedule import MOST_ATTEMPTS, MOST_IDLE_DEATHS
+from outrider.runner.hosts import limits
 from outrider.runner.hosts.memory_kills import MemoryKills
 from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
@@ -322,6 +324,21 @@ def test_a_replica_that_memory_is_too_short_for_goes_on_with_fewer_rows_at_once(
         f"replica 0 works on {fewer} at once from now on instead of {before}: {short}"
         for fewer, before in (("2 rows", 4), ("1 row", 2))
     ]
+
+
+def test_targets_that_die_beside_a_full_shared_memory_are_not_told_of_want_of_memory(
+    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(journal, 3)
+    world.dies_at_start[0] = RayActorError()
+    usage = mock.Mock(return_value=mock.Mock(free=64 << 10))
+    monkeypatch.setattr(limits.shutil, "disk_usage", usage)
+    said = (
+        r"its process died; /dev/shm has only 64 KiB free, and where it is full processes die: remove what lies there, or "
+        r"make it larger \(docker run --shm-size=4g\); the rows already done are kept"
+    )
+    with pytest.raises(JobError, match=said):
+        driver(journal).run()
 
 
 def test_kills_on_this_machine_say_nothing_of_another(
