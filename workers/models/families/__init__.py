@@ -10,8 +10,8 @@ from outrider.kernels.program import Format, Program
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families import (
-    exaone,
     cohere,
+    exaone,
     falcon,
     gemma,
     glm,
@@ -19,8 +19,8 @@ from outrider.workers.models.families import (
     gpt_bigcode,
     gpt_neo,
     gpt_neox,
-    granite,
     gptj,
+    granite,
     lfm2,
     llama,
     mixtures,

@@ -31,6 +31,7 @@ def cohere(config: Config, begin: Begin) -> Program:
 def cohere2(config: Config, begin: Begin) -> Program:
     """Layers without a window have no rope either."""
     heads, context = _heads(config), config.size("max_position_embeddings", 8192)
+    config.get("use_parallel_embedding")  # of training on several machines
     # Of the model's own code, which can do more than has been published.
     for key, value in (
         ("layer_switch", config.size("sliding_window_pattern", 4)),

@@ -15,6 +15,7 @@ def falcon(config: Config, begin: Begin) -> Program:
     ffn = config.size("ffn_hidden_size", 4 * hidden)
     vocabulary, context = config.size("vocab_size", 65024), config.size("max_position_embeddings", 2048)
     config.only("alibi", False)
+    config.only("ff_factor", ffn // hidden)  # Falcon 2 says its width twice
     heads, taken = _heads(config, hidden)
     norm, bias = LayerNorm(hidden, config.number("layer_norm_epsilon", 1e-5)), config.flag("bias", False)
     rope, function = read_rope(config, heads.size, context), activation(config, "activation", "gelu")
