@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 203,
@@ -180,6 +181,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {"head_dim": 24, "attention_bias": True, "tie_word_embeddings": True}
         | _rope("dynamic", alpha=1000.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0),
     ),
+    "exaone": ("exaone", LLAMA | {"head_dim": 24, "tie_word_embeddings": True}),
     "exaone4": ("exaone4", LLAMA | {"num_hidden_layers": 5, "sliding_window": 6, "sliding_window_pattern": 2}),
     "exaone4-open": ("exaone4", LLAMA | {"sliding_window": None, "layer_types": ["full_attention"] * 2, "head_dim": 24}),
     "vaultgemma": (
@@ -310,6 +312,11 @@ def one_by_one(model: PreTrainedModel) -> None:
     """Experts in plain products: torch's grouped ones want sizes of a certain kind."""
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")
+
+
+def saved_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """By the names that they have in a checkpoint, which EXAONE 3 keeps apart from transformers' own."""
+    return revert_weight_conversion(model, dict(model.state_dict()))
 
 
 def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:

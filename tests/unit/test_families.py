@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import TINY, tiny_model
+from tiny_models import TINY, saved_tensors, tiny_model
 from torch_program import run
 
 from outrider.kernels.program import Format, Kind
@@ -24,7 +24,7 @@ def test_program_computes_what_transformers_computes(name: str) -> None:
     model = tiny_model(name)
     expected = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0]
     program = build_program(json.loads(model.config.to_json_string()), Format.FP32)
-    logits = run(program, model.state_dict(), TOKENS)
+    logits = run(program, saved_tensors(model), TOKENS)
     distance = (logits - expected).abs().max() / expected.abs().max()
     assert distance < 1e-5, f"{name}: logits differ by {distance:.2e} of the largest"
 

@@ -24,7 +24,7 @@ from native_models import open_native, save_tiny
 from quantised_models import save_small
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import TINY, tiny_model
+from tiny_models import TINY, saved_tensors, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -85,6 +85,7 @@ FEEDERS = {
     "cwm": 4,
     "hunyuan": 4,
     "exaone": 4,
+    "exaone": 4,
     "exaone4": 2,
     "vaultgemma": 2,
     "glm": 4,
@@ -119,7 +120,7 @@ def program_and_tensors(name: str, **changes: Any) -> tuple[Program, dict[str, T
     if hasattr(embedding, "embed_scale"):
         # Gemma's factor is of the embeddings' type, which is bf16 unless activations are fp32.
         embedding.embed_scale = embedding.embed_scale.bfloat16().float()
-    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.detach().clone() for name, tensor in saved_tensors(model).items()}
     # As a checkpoint hands them out (Command R's norms of heads are stored as matrices).
     state |= {name: state[name].reshape(part.shape) for name, part in flat.items()}
     return program, state, model
