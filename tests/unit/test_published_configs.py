@@ -33,7 +33,14 @@ SIZES = {"gemma-3-12b-it": 11_700, "Qwen2.5-VL-7B": 7_600, "Qwen3.5-35B-A3B": 34
     "falcon-11B": 11_100,
     "gpt-neo-1.3B": 1_320,
 }
-SIZES |= {"Seed-OSS-36B": 36_150, "EXAONE-4.0-32B": 32_000, "GLM-4-9B-0414": 9_400, "ERNIE-4.5-0.3B": 360, "OLMo-1B": 1_180}
+SIZES |= {
+    "EXAONE-3.5-7.8B": 7_800,
+    "Seed-OSS-36B": 36_150,
+    "EXAONE-4.0-32B": 32_000,
+    "GLM-4-9B-0414": 9_400,
+    "ERNIE-4.5-0.3B": 360,
+    "OLMo-1B": 1_180,
+}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -85,7 +85,6 @@ FEEDERS = {
     "cwm": 4,
     "hunyuan": 4,
     "exaone": 4,
-    "exaone": 4,
     "exaone4": 2,
     "vaultgemma": 2,
     "glm": 4,

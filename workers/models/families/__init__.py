@@ -12,6 +12,7 @@ from outrider.workers.models.configuration import Config
 from outrider.workers.models.families import (
     cohere,
     exaone,
+    exaone3,
     falcon,
     gemma,
     glm,
@@ -39,6 +40,7 @@ from outrider.workers.models.heads import HeadConfig, is_head
 FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "cwm": llama.cwm,
     "ernie4_5": glm.ernie4_5,
+    "exaone": exaone3.exaone,
     "exaone4": exaone.exaone4,
     "codegen": gptj.codegen,
     "cohere": cohere.cohere,
