@@ -29,6 +29,7 @@ from itertools import groupby
 from outrider.kernels.program import (
     ABSENT,
     FACTORS,
+    MOST_ROUTED,
     RECURRENT,
     Activation,
     Cache,
@@ -37,6 +38,7 @@ from outrider.kernels.program import (
     Norm,
     Op,
     Program,
+    Routing,
     Slice,
     Storage,
     Tensor,
@@ -314,14 +316,38 @@ class Builder:
         self._ops.append(replace(op, epsilon=epsilon, scale=size**-0.5))
         return output
 
-    def route(self, scores: Slice, chosen: int, *, among_chosen: bool) -> Slice:
+    def route(
+        self,
+        scores: Slice,
+        chosen: int,
+        routing: Routing,
+        *,
+        corrections: Tensor | None = None,
+        groups: int = 1,
+        groups_kept: int = 1,
+        epsilon: float = 0.0,
+        scale: float = 1.0,
+    ) -> Slice:
         """The numbers of the ``chosen`` experts with the best scores, best first (of equals the first), then their weights.
 
-        These are a softmax's over all experts, or over the chosen ones.
+        SOFTMAX: weights are those of a softmax over all experts; SOFTMAX_CHOSEN: over the chosen ones. SIGMOID_EACH: each
+        score's sigmoid; SIGMOID_SHARE: that by the chosen ones' sum plus ``epsilon``; SOFTMAX_SHARE: of a softmax over all,
+        by the chosen ones' sum, or by ``epsilon`` where that is more. With these three ``corrections`` count for the choice
+        alone, added to sigmoids (or to the softmax), and it is made from the best ``groups_kept`` of ``groups``: those
+        whose best two add up to most. SPARSE_MIXER is Phi's (kernels/src/elementwise.inc), ``epsilon`` twice its jitter.
+        All weights are times ``scale``.
         """
+        experts = scores.width
+        size = experts // groups if groups_kept < groups else 0
+        if routing > Routing.SOFTMAX_CHOSEN and experts > MOST_ROUTED:
+            raise ValueError(f"{experts} experts are more than {MOST_ROUTED}")
+        if size and (size < 2 or experts % groups or chosen > groups_kept * size):
+            raise ValueError(f"{chosen} of {experts} experts cannot be chosen from {groups_kept} of {groups} groups")
         output = self._buffer(2 * chosen)
-        op = Op(Kind.ROUTE, scores, output=output, heads=scores.width, kv_heads=chosen, integer=int(among_chosen))
-        self._ops.append(op)
+        op = Op(Kind.ROUTE, scores, output=output, heads=experts, kv_heads=chosen, integer=int(routing))
+        if corrections is not None:
+            op = replace(op, weight=self._vector([corrections]))
+        self._ops.append(replace(op, head_size=size, window=groups_kept if size else 0, epsilon=epsilon, scale=scale))
         return output
 
     def experts(

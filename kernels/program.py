@@ -134,6 +134,22 @@ class Activation(IntEnum):
     SILU = 4
     CLAMPED_SWIGLU = 5
     SIGMOID = 6
+    RELU_SQUARED = 7
+
+
+class Routing(IntEnum):
+    """What the weights of a token's experts are; the numbers are the C interface's ``outrider_route``."""
+
+    SOFTMAX = 0
+    SOFTMAX_CHOSEN = 1
+    SIGMOID_EACH = 2
+    SIGMOID_SHARE = 3
+    SOFTMAX_SHARE = 4
+    SPARSE_MIXER = 5
+
+
+# Where corrections or groups choose experts, or their weights are no plain softmax, there are at most so many: kMostRouted.
+MOST_ROUTED = 1024
 
 
 class Norm(IntEnum):
@@ -150,7 +166,6 @@ class Tensor:
     ``stored`` is the shape in the checkpoint where it lies there otherwise: a matrix with its inputs as rows (GPT-2's), so
     that this is ``shape`` turned round, or a vector as a matrix, row by row (Command R's norms of heads).
     """
-
 
     name: str
     shape: tuple[int, ...]

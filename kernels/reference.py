@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels import packing, storage
-from outrider.kernels.program import Activation, Cache, Format, Kind, Norm, Op, Program, Slice, Weight
+from outrider.kernels.program import Activation, Cache, Format, Kind, Norm, Op, Program, Routing, Slice, Weight
 
 Array = NDArray[np.float64]
 # Keys whose weights are rounded together, where values are kept in 8 bits.
@@ -86,7 +86,7 @@ class ReferenceModel:
             key, value, gates = (_read(buffers, part) for part in (op.key, op.value, op.residual))
             return _delta(op, x, key, value, gates, self.weights[op.weight][0], self.weights[op.bias][0])
         if op.kind is Kind.ROUTE:
-            return _route(op, x)
+            return _route(op, x, self.weights[op.weight][0] if op.weight >= 0 else None)
         if op.kind is Kind.EXPERTS:
             return self._experts(op, x, _read(buffers, op.key))
         if op.kind is Kind.MIX:
@@ -186,6 +186,8 @@ def _cap(x: Array, cap: float) -> Array:
 def _activate(x: Array, activation: Activation) -> Array:
     if activation is Activation.RELU:
         return np.maximum(x, 0)
+    if activation is Activation.RELU_SQUARED:
+        return np.asarray(np.maximum(x, 0) ** 2)
     if activation is Activation.GELU_ERF:
         return np.asarray(0.5 * x * (1 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2))))
     if activation is Activation.GELU_TANH:
@@ -225,13 +227,45 @@ def _delta(op: Op, query: Array, key: Array, value: Array, gates: Array, decay: 
     return np.asarray(result.reshape(value.shape))
 
 
-def _route(op: Op, scores: Array) -> Array:
+def _route(op: Op, scores: Array, corrections: Array | None) -> Array:
     """The best experts' numbers, of equals the first, and their weights."""
-    best = np.argsort(-scores, axis=1, kind="stable")[:, : op.kv_heads]
-    chosen = np.take_along_axis(scores, best, axis=1)
-    weights = np.exp(chosen - chosen[:, :1])
-    total = weights if op.integer else np.exp(scores - chosen[:, :1])
-    return np.concatenate([best, weights / total.sum(axis=1, keepdims=True)], axis=1)
+    if op.integer == Routing.SPARSE_MIXER:
+        return _mix_sparsely(op, scores)
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
+    chances = 1 / (1 + np.exp(-scores)) if op.integer in (Routing.SIGMOID_EACH, Routing.SIGMOID_SHARE) else softmax
+    values = scores if corrections is None and not op.head_size else chances
+    values = values if corrections is None else values + corrections[: op.heads]
+    if op.head_size:
+        groups = values.reshape(len(values), -1, op.head_size)
+        sums = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
+        kept = np.argsort(-sums, axis=1, kind="stable")[:, : op.window]
+        out = np.ones(sums.shape, bool)
+        np.put_along_axis(out, kept, False, axis=1)
+        values = np.where(out[:, :, None], -np.inf, groups).reshape(values.shape)
+    best = np.argsort(-values, axis=1, kind="stable")[:, : op.kv_heads]
+    weights = np.take_along_axis(chances, best, axis=1)
+    total = weights.sum(axis=1, keepdims=True)
+    if op.integer == Routing.SIGMOID_SHARE:
+        total = total + np.float32(op.epsilon)
+    elif op.integer == Routing.SOFTMAX_SHARE:
+        total = np.maximum(total, np.float32(op.epsilon))
+    shared = op.integer not in (Routing.SOFTMAX, Routing.SIGMOID_EACH)
+    return np.concatenate([best, (weights / total if shared else weights) * np.float32(op.scale)], axis=1)
+
+
+def _mix_sparsely(op: Op, scores: Array) -> Array:
+    """Two experts; each has its share of a softmax over what is no better, and near."""
+    left, best, weights = scores.copy(), [], []
+    for _ in range(2):
+        number = left.argmax(axis=1)[:, None]
+        top = np.take_along_axis(left, number, axis=1)
+        size = np.maximum(np.abs(scores), top)
+        far = np.divide(top - scores, size, out=np.zeros_like(size), where=size > 0) > np.float32(op.epsilon)
+        weights.append(1 / np.where(far, 0, np.exp(left - top)).sum(axis=1, keepdims=True) * np.float32(op.scale))
+        best.append(number)
+        np.put_along_axis(left, number, -np.inf, axis=1)
+    return np.concatenate([*best, *weights], axis=1)
 
 
 def _rope(op: Op, x: Array, frequencies: Array) -> Array:

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 22
+#define OUTRIDER_ABI 23
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -108,8 +108,21 @@ enum outrider_activation {
   OUTRIDER_GELU_TANH = 3,
   OUTRIDER_SILU = 4,
   OUTRIDER_SIGMOID = 6,
+  OUTRIDER_RELU_SQUARED = 7,
   OUTRIDER_CLAMPED_SWIGLU =
       5 /* of gated matrices: gate = min(gate, cap), up within cap of 0; gate * sigmoid(scale * gate) * (up + 1) */
+};
+
+/* What the weights of a token's experts are. */
+enum outrider_route {
+  OUTRIDER_SOFTMAX = 0,        /* of a softmax over all experts */
+  OUTRIDER_SOFTMAX_CHOSEN = 1, /* of a softmax over the chosen ones */
+  OUTRIDER_SIGMOID_EACH = 2,   /* the sigmoid of each score */
+  OUTRIDER_SIGMOID_SHARE = 3,  /* likewise, by the sum of the chosen ones' plus epsilon */
+  OUTRIDER_SOFTMAX_SHARE =
+      4, /* of a softmax over all, by the sum of the chosen ones', which counts as epsilon where it is less */
+  OUTRIDER_SPARSE_MIXER =
+      5 /* two experts: of a softmax over what is near the best score, then over what is near the second */
 };
 
 enum outrider_norm { OUTRIDER_RMS = 0, OUTRIDER_LAYER = 1 };
@@ -164,8 +177,11 @@ typedef struct outrider_quantised {
  *              longest: 0, or the longest row for which weight holds: the frequencies of longer ones are `bias`. The same in
  *              all of a program's that have it. Where a row grows beyond it, all of its keys and values are computed anew; not so
  *              behind a token that is not what was chosen before it: there choices are -1, unless logits are wanted.
- *   ROUTE      heads = experts, kv_heads = how many of them a token takes, best first, of equals the first; integer: 0: weights are
- *              those of a softmax over all experts, 1: over the chosen ones
+ *   ROUTE      heads = experts, kv_heads = how many of them a token takes, best first, of equals the first; integer = outrider_route;
+ *              scale multiplies the weights. Of SIGMOID_EACH, SIGMOID_SHARE and SOFTMAX_SHARE: weight: -1 or corrections, one for each
+ *              expert, which count for the choice alone; epsilon; head_size: 0, or experts of a group, and then window: so many groups
+ *              are chosen from, whose best two experts add up to most. Of SPARSE_MIXER epsilon: how far from the best a score may be
+ *              that has a share, as a part of the larger of the best and its own size
  *   EXPERTS    key = ROUTE's output, heads, kv_heads likewise; weight, bias: those of the first expert, the others' follow, all of one
  *              shape and storage; activation, cap, scale; integer: 0: in is the tokens' vectors, 1: what EXPERTS has put out; out is
  *              a whole buffer of kv_heads * (columns of a product, rounded up to 16), in an order that only EXPERTS and MIX know

@@ -65,6 +65,21 @@ int32_t Engine::check_experts(const outrider_op &op) const {
   return status;
 }
 
+int32_t Engine::check_choice(const outrider_op &op) const {
+  if (op.heads > kMostRouted) return fail(OUTRIDER_INVALID, "these weights are for up to %d experts", kMostRouted);
+  if (op.integer == OUTRIDER_SPARSE_MIXER)
+    return op.kv_heads == 2 && op.weight < 0 && op.head_size == 0
+               ? OUTRIDER_OK
+               : fail(OUTRIDER_INVALID, "a sparse mixer takes two experts, without corrections or groups");
+  if (op.weight >= 0 && !is_vector(weights[static_cast<size_t>(op.weight)], op.heads))
+    return fail(OUTRIDER_INVALID, "corrections are an fp32 vector, one for each expert");
+  if (op.head_size == 0) return OUTRIDER_OK;
+  const int64_t groups = op.head_size > 1 && op.heads % op.head_size == 0 ? op.heads / op.head_size : 0;
+  if (op.window < 1 || op.window > groups || op.kv_heads > int64_t{op.window} * op.head_size)
+    return fail(OUTRIDER_INVALID, "experts are chosen from some groups of two or more, which have enough of them");
+  return OUTRIDER_OK;
+}
+
 int32_t Engine::check_convolution(const outrider_op &op) const {
   if (op.weight < 0) return fail(OUTRIDER_INVALID, "a convolution needs taps");
   const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
@@ -170,6 +185,9 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
     case OUTRIDER_ROUTE:
       refuse(op.heads < 1 || op.kv_heads < 1 || op.kv_heads > op.heads || op.heads > 1 << 20,
              "a token takes some of the experts");
+      refuse(op.integer < OUTRIDER_SOFTMAX || op.integer > OUTRIDER_SPARSE_MIXER,
+             "a token's experts are weighed in another way");
+      if (status == OUTRIDER_OK && op.integer > OUTRIDER_SOFTMAX_CHOSEN) status = check_choice(op);
       check(op.in, op.heads, "scores of experts");
       check(op.out, 2 * op.kv_heads, "experts and weights");
       refuse(op.in.buffer == op.out.buffer, "route cannot write into its input's buffer");

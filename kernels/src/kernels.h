@@ -302,6 +302,16 @@ struct DeltaStep {
   float *value, *out;
 };
 
+// How a token's experts are chosen from their scores, as outrider_op has it. Of what groups or corrections choose there are up to
+// kMostRouted.
+constexpr int kMostRouted = 1024;
+struct Route {
+  int experts, chosen, kind;
+  const float *corrections;  // [experts] or null
+  int group, groups_kept;    // 0: no groups
+  float epsilon, scale;
+};
+
 struct Kernels {
   const char *name;
   // Tokens whose rows `linear` works on at once, and which lie interleaved; 0: rows as they are.
@@ -324,7 +334,7 @@ struct Kernels {
   void (*table_row)(const void *row, int format, float scale, float *out, int width);
   void (*add)(const float *x, const float *y, float *out, int width);
   // The best experts and their weights, 1 / (1 + e^-x), and x * factor + added (or null).
-  void (*route)(const float *scores, int experts, int chosen, int among_chosen, float *out);
+  void (*route)(const Route &task, const float *scores, float *out);
   float (*logistic)(float x);
   void (*scaled)(const float *x, float factor, const float *added, float *out, int width);
   // Of `count` vectors, `stride` floats from one to the next, the product of each with x.

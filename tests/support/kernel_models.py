@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from outrider.kernels import packing
 from outrider.kernels.builder import Builder
 from outrider.kernels.native import NativeFeed, NativeModel
-from outrider.kernels.program import Activation, Format, Norm, Program, Slice, Tensor
+from outrider.kernels.program import Activation, Format, Norm, Program, Routing, Slice, Tensor
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Sli
     clamped = shape.activation is Activation.CLAMPED_SWIGLU
     width, inner, names = shape.width, shape.inner, [f"{at}{number}." for number in range(shape.experts)]
     scores = builder.linear(h, [Tensor(at + "router", (shape.experts, width))], precision=Format.FP32)
-    route = builder.route(scores, shape.chosen, among_chosen=clamped)
+    route = builder.route(scores, shape.chosen, Routing.SOFTMAX_CHOSEN if clamped else Routing.SOFTMAX)
     gates = [[Tensor(name + "gate", (inner, width)), Tensor(name + "up", (inner, width))] for name in names]
     gate_biases = (
         [[Tensor(name + part, (inner,)) for part in ("gate.bias", "up.bias")] for name in names] if clamped else []

@@ -21,6 +21,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 ACTIVATIONS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.NONE: lambda x: x,
     Activation.RELU: relu,
+    Activation.RELU_SQUARED: lambda x: relu(x).square(),
     Activation.GELU_ERF: gelu_erf,
     Activation.GELU_TANH: gelu_tanh,
     Activation.SILU: silu,

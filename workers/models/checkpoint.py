@@ -27,6 +27,7 @@ from outrider.workers.models.formats.experts import Place, place_of
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.matrix import Matrix
+from outrider.workers.models.formats.other_names import HEAD, NEOX_HEAD, names_of
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.unexpected_tensors import check_plain
 from outrider.workers.models.headers import ZIP, read_entries
@@ -38,7 +39,6 @@ FLOATS = ("F32", "BF16", "F16", "F64")
 # Of whole numbers, and of truth values, which some tools write as bytes.
 NUMBERS = ("I64", "I32", "I8", "U8", "BOOL")
 WEIGHT = ".weight"
-HEAD, NEOX_HEAD = "lm_head.weight", "embed_out.weight"
 MADV_DONTNEED = 4
 # What says that it is torch's, its version, its machine, and the weights.
 PICKLES_BEFORE_1_6 = 4
@@ -105,20 +105,8 @@ def _of_language(tensors: Mapping[str, Found]) -> dict[str, Found]:
     return {own: tensor for name, tensor in tensors.items() if (own := language_name(name)) is not None}
 
 
-def _names(tensor: Tensor) -> tuple[str, ...]:
-    """Its full name, and that in a checkpoint of the bare decoder; of a head GPT-NeoX's, of experts Mixtral's."""
-    name = tensor.name
-    other = NEOX_HEAD if name == HEAD else name.split(".", 1)[1]
-    if ".mlp.experts." not in name and not name.endswith(".mlp.gate.weight"):
-        return name, other
-    mixtral = name.replace(".mlp.", ".block_sparse_moe.")
-    for ours, theirs in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
-        mixtral = mixtral.replace(f".{ours}.", f".{theirs}.")
-    return name, other, mixtral
-
-
 def _find(entries: Mapping[str, Found], tensor: Tensor, path: Path) -> Found:
-    for name in _names(tensor):
+    for name in names_of(tensor.name):
         if name in entries:
             return entries[name]
     raise ModelError(f'{path} lacks the weight "{tensor.name}"')
@@ -175,13 +163,13 @@ class SafetensorsCheckpoint:
         if self._place(tensor) is not None:
             return None
         shape = (tensor.shape[0], tensor.shape[1])
-        modules = (name.removesuffix(WEIGHT) for name in _names(tensor))
+        modules = (name.removesuffix(WEIGHT) for name in names_of(tensor.name))
         found = (self.quantisation.matrix(self._raw, module, shape) for module in modules)
         return next((matrix for matrix in found if matrix is not None), None)
 
     def _place(self, tensor: Tensor) -> Place | None:
         """Where it is an expert's that lies with others."""
-        if any(name in self._entries for name in _names(tensor)):
+        if any(name in self._entries for name in names_of(tensor.name)):
             return None
         return place_of(tensor, self._entries, self._either_way)
 
@@ -199,7 +187,7 @@ class SafetensorsCheckpoint:
         if (place := self._place(tensor)) is not None:
             return (place.source,)
         matrix = self.matrix(tensor)
-        return matrix.parts if matrix is not None else [name for name in _names(tensor) if name in self._entries][:1]
+        return matrix.parts if matrix is not None else [name for name in names_of(tensor.name) if name in self._entries][:1]
 
     def file_of(self, tensor: Tensor) -> Path:
         return self._entries[next(iter(self.parts(tensor)))].file
@@ -224,7 +212,7 @@ class SafetensorsCheckpoint:
             entry, values = self._entries[place.source], place.rows(self._raw, start, stop)
         else:
             entry = _find(self._entries, tensor, self._path)
-            name = next(name for name in _names(tensor) if name in self._entries)
+            name = next(name for name in names_of(tensor.name) if name in self._entries)
             values = self._rows(name, tensor, start, stop)
         return values.astype(np.float32) if entry.type == "F64" else values
 
@@ -278,7 +266,7 @@ class PickledCheckpoint:
         return found
 
     def parts(self, tensor: Tensor) -> Collection[str]:
-        return [name for name in _names(tensor) if name in self._tensors][:1]
+        return [name for name in names_of(tensor.name) if name in self._tensors][:1]
 
     def file_of(self, tensor: Tensor) -> Path:
         return self._path

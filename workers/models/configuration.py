@@ -69,6 +69,13 @@ class Config:
             raise ModelError(f'{self.source}: "{key}" must be a positive whole number, got {value!r}')
         return value
 
+    def whole(self, key: str, default: int) -> int:
+        """A number of something that may be none."""
+        value = self.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ModelError(f'{self.source}: "{key}" must be a whole number of at least 0, got {value!r}')
+        return value
+
     def number(self, key: str, default: float) -> float:
         value = self.get(key, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool):

@@ -1,13 +1,14 @@
-"""LFM2: short convolutions between two gates in most layers, attention in the others."""
+"""LFM2 and its mixture: short convolutions between two gates in most layers, attention in the others."""
 
 from __future__ import annotations
 
 from outrider.kernels.builder import Builder
-from outrider.kernels.program import Activation, Norm, Program, Slice, Tensor
+from outrider.kernels.program import Activation, Norm, Program, Routing, Slice, Tensor
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.experts import Experts, Router, chosen_experts, mixture, number_of_experts
 from outrider.workers.models.families.parts import FULL, Begin, Linear
-from outrider.workers.models.families.skeleton import rotate
+from outrider.workers.models.families.skeleton import Mixer, Sizes, rotate
 from outrider.workers.models.rope import Rope, read_rope
 
 CONVOLUTION = "conv"
@@ -19,20 +20,67 @@ UNUSED = (
 
 
 def lfm2(config: Config, begin: Begin) -> Program:
-    hidden, layers = config.size("hidden_size"), config.size("num_hidden_layers", 32)
-    heads, kv_heads = config.size("num_attention_heads", 32), config.size("num_key_value_heads", 8)
-    vocabulary, context = config.size("vocab_size"), config.size("max_position_embeddings", 128000)
-    epsilon, taps, bias = config.number("norm_eps", 1e-5), config.size("conv_L_cache", 3), config.flag("conv_bias", False)
-    head_size, ffn = config.size("head_dim", hidden // heads), _inner(config)
-    rope = read_rope(config, head_size, context, theta=1000000.0)
+    sizes = _sizes(config, _inner(config))
     for key in ("block_dim", "conv_dim", "conv_dim_out"):
-        config.only(key, hidden)
+        config.only(key, sizes.hidden)
     for key in ("block_use_swiglu", "use_pos_enc"):
         config.only(key, True)
-    types = _layer_types(config, layers)
+    types = _layer_types(config, sizes.layers)
     for key in UNUSED:
         config.get(key)
-    builder = begin(vocabulary, context)
+
+    def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        mlp, ffn = Linear(f"model.layers.{layer}.feed_forward."), sizes.ffn
+        m = builder.gated(h, mlp.weight("w1", ffn, h.width), mlp.weight("w3", ffn, h.width), Activation.SILU)
+        return builder.linear(m, [mlp.weight("w2", h.width, ffn)], residual=residual)
+
+    return _decoder(config, begin, sizes, types, mixer)
+
+
+def lfm2_moe(config: Config, begin: Begin) -> Program:
+    sizes = _sizes(config, config.size("intermediate_size", 7168))
+    if not config.get("layer_types"):
+        raise ModelError(f'{config.source} has no "layer_types"')
+    count, first = number_of_experts(config, 32), config.whole("num_dense_layers", 2)
+    router = Router(
+        Routing.SIGMOID_SHARE if config.flag("norm_topk_prob", True) else Routing.SIGMOID_EACH,
+        corrections="expert_bias" if config.flag("use_expert_bias", True) else "",
+        epsilon=1e-6,
+        scale=config.number("routed_scaling_factor", 1.0),
+    )
+    experts = Experts(
+        count,
+        chosen_experts(config, count, 4),
+        config.size("moe_intermediate_size", 1792),
+        Activation.SILU,
+        router,
+        sparse=lambda layer: layer >= first,
+        prefix="feed_forward.",
+        dense_names=("w1", "w3", "w2"),
+    )
+    return _decoder(config, begin, sizes, _layer_types(config, sizes.layers), mixture(sizes, experts))
+
+
+def _sizes(config: Config, ffn: int) -> Sizes:
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", 32)
+    return Sizes(
+        hidden=hidden,
+        ffn=ffn,
+        layers=config.size("num_hidden_layers", 32),
+        heads=heads,
+        kv_heads=config.size("num_key_value_heads", 8),
+        head_size=config.size("head_dim", hidden // heads),
+        vocabulary=config.size("vocab_size"),
+        context=config.size("max_position_embeddings", 128000),
+        epsilon=config.number("norm_eps", 1e-5),
+    )
+
+
+def _decoder(config: Config, begin: Begin, sizes: Sizes, types: list[str], mixer: Mixer) -> Program:
+    hidden, vocabulary, epsilon = sizes.hidden, sizes.vocabulary, sizes.epsilon
+    taps, bias = config.size("conv_L_cache", 3), config.flag("conv_bias", False)
+    rope = read_rope(config, sizes.head_size, sizes.context, theta=1000000.0)
+    builder = begin(vocabulary, sizes.context)
 
     def norm(x: Slice, name: str) -> Slice:
         return builder.norm(x, Tensor(f"model.{name}.weight", (hidden,)), kind=Norm.RMS, epsilon=epsilon)
@@ -46,12 +94,8 @@ def lfm2(config: Config, begin: Begin) -> Program:
         if kind == CONVOLUTION:
             x = _convolution(builder, h, x, Linear(f"{block.prefix}conv."), taps, bias)
         else:
-            attention = Linear(f"{block.prefix}self_attn.")
-            x = _attention(builder, h, x, attention, heads, kv_heads, head_size, rope, epsilon)
-        h = norm(x, f"layers.{layer}.ffn_norm")
-        mlp = Linear(f"{block.prefix}feed_forward.")
-        m = builder.gated(h, mlp.weight("w1", ffn, hidden), mlp.weight("w3", ffn, hidden), Activation.SILU)
-        x = builder.linear(m, [mlp.weight("w2", hidden, ffn)], residual=x)
+            x = _attention(builder, h, x, Linear(f"{block.prefix}self_attn."), sizes, rope)
+        x = mixer(builder, norm(x, f"layers.{layer}.ffn_norm"), layer, x)
     x = norm(x, "embedding_norm")
     tied = config.flag("tie_embedding", config.flag("tie_word_embeddings", True))
     head = embedding if tied else Tensor("lm_head.weight", (vocabulary, hidden))
@@ -68,17 +112,8 @@ def _convolution(builder: Builder, h: Slice, x: Slice, conv: Linear, taps: int, 
     return builder.linear(c, output, biases=conv.biases(bias, ("out_proj", width)), residual=x)
 
 
-def _attention(
-    builder: Builder,
-    h: Slice,
-    x: Slice,
-    attention: Linear,
-    heads: int,
-    kv_heads: int,
-    head_size: int,
-    rope: Rope,
-    epsilon: float,
-) -> Slice:
+def _attention(builder: Builder, h: Slice, x: Slice, attention: Linear, sizes: Sizes, rope: Rope) -> Slice:
+    heads, kv_heads, head_size, epsilon = sizes.heads, sizes.kv_heads, sizes.head_size, sizes.epsilon
     width, kv_width = heads * head_size, kv_heads * head_size
     projections = [("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)]
     qkv = builder.linear(h, [attention.weight(name, rows, h.width) for name, rows in projections])

@@ -9,7 +9,7 @@ from outrider.kernels.program import Program
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.parts import FULL, SLIDING, Begin, layer_types, windows
-from outrider.workers.models.families.skeleton import HeadNorms, Style, decoder, read_sizes
+from outrider.workers.models.families.skeleton import HeadNorms, Sizes, Style, decoder, read_sizes
 from outrider.workers.models.rope import read_rope
 
 
@@ -139,17 +139,20 @@ cla_share_factor dense_list class_num pool_type
 def hunyuan(config: Config, begin: Begin) -> Program:
     """Llama, with norms of heads behind rope, whose base may be stretched."""
     sizes = read_sizes(config, epsilon=1e-5)
+    return decoder(config, begin, sizes, hunyuan_style(config, sizes))
+
+
+def hunyuan_style(config: Config, sizes: Sizes) -> Style:
     config.only("attention_head_dim", sizes.head_size)
     config.only("norm_type", "rms")
     config.only("use_qk_norm", True)
     for key in HUNYUAN_UNUSED.split():
         config.get(key)
     bias = config.flag("attention_bias", False)
-    style = Style(
+    return Style(
         qkv_bias=bias,
         output_bias=bias,
         head_norms=HeadNorms.TURNED,
         head_norm_names=("query_layernorm", "key_layernorm"),
         ropes=[read_rope(config, sizes.head_size, sizes.context, fixed_alpha=True)] * sizes.layers,
     )
-    return decoder(config, begin, sizes, style)

@@ -1,114 +1,46 @@
-"""Mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE and gpt-oss.
-
-Experts are asked for one by one, by the names that most checkpoints give them; formats/experts.py finds those that lie
-together.
-"""
+"""Mixtures of experts that are chosen by the best scores: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, FlexOlmo, GraniteMoE,
+Hunyuan and gpt-oss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
-from outrider.kernels.builder import Builder
-from outrider.kernels.program import Activation, Format, Program, Slice
+from outrider.kernels.program import Activation, Program, Routing
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, activation, layer_types, windows
-from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Sizes, Style, decoder, gated, read_sizes
+from outrider.workers.models.families.experts import Experts, Router, Shared, chosen_experts, mixture, number_of_experts
+from outrider.workers.models.families.llama import hunyuan_style
+from outrider.workers.models.families.parts import FULL, SLIDING, Begin, activation, layer_types, windows
+from outrider.workers.models.families.skeleton import HeadNorms, Norms, Style, decoder, read_sizes
 from outrider.workers.models.rope import read_rope
 
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """``shared``: how wide the layer is that every token goes through beside its experts; 0: there is none.
-
-    ``clamp`` is the bound of a clamped activation and ``slope`` its factor. ``sparse``: which layers have experts.
-    """
-
-    count: int
-    chosen: int
-    ffn: int
-    function: Activation
-    among_chosen: bool
-    router: str = "gate"
-    biased: bool = False
-    shared: int = 0
-    clamp: float = 0.0
-    slope: float = 1.0
-    sparse: Callable[[int], bool] = lambda layer: True
+AMONG_CHOSEN = Router(Routing.SOFTMAX_CHOSEN)
 
 
-def mixture(sizes: Sizes, experts: Experts) -> Mixer:
-    def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
-        mlp = Linear(f"model.layers.{layer}.mlp.")
-        if not experts.sparse(layer):
-            m = gated(builder, h, mlp, sizes.ffn, experts.function)
-            return builder.linear(m, [mlp.weight("down_proj", sizes.hidden, sizes.ffn)], residual=residual)
-        router = [mlp.weight(experts.router, experts.count, sizes.hidden)]
-        shifts = mlp.biases(experts.biased, (experts.router, experts.count))
-        scores = builder.linear(h, router, biases=shifts, precision=Format.FP32)
-        route = builder.route(scores, experts.chosen, among_chosen=experts.among_chosen)
-        each = [Linear(f"{mlp.prefix}experts.{number}.") for number in range(experts.count)]
-        ffn, hidden = experts.ffn, sizes.hidden
-        m = builder.experts(
-            h,
-            route,
-            [[one.weight("gate_proj", ffn, hidden), one.weight("up_proj", ffn, hidden)] for one in each],
-            biases=[one.biases(True, ("gate_proj", ffn), ("up_proj", ffn)) for one in each] if experts.biased else (),
-            gated=True,
-            activation=experts.function,
-            scale=experts.slope,
-            cap=experts.clamp,
-        )
-        products = builder.experts(
-            m,
-            route,
-            [[one.weight("down_proj", hidden, ffn)] for one in each],
-            biases=[[one.bias("down_proj", hidden)] for one in each] if experts.biased else (),
-            behind=True,
-        )
-        if experts.shared:
-            shared = Linear(f"{mlp.prefix}shared_expert.")
-            m = gated(builder, h, shared, experts.shared, experts.function)
-            beside = builder.linear(m, [shared.weight("down_proj", hidden, experts.shared)])
-            key = builder.linear(h, [mlp.weight("shared_expert_gate", 1, hidden)], precision=Format.FP32)
-            residual = builder.gate(beside, key, residual=residual)
-        return builder.mix(products, route, hidden, residual=residual)
-
-    return mixer
-
-
-def _count(config: Config, usual: int) -> int:
-    """Under either of the names that transformers reads and writes."""
-    return config.size("num_experts", config.size("num_local_experts", usual))
-
-
-def _chosen(config: Config, count: int, usual: int) -> int:
-    chosen = config.size("num_experts_per_tok", usual)
-    if chosen > count:
-        raise ModelError(f'{config.source}: "num_experts_per_tok" is {chosen}, there are {count} experts')
-    return chosen
+def _router(config: Config, *, normalised: bool) -> Router:
+    """``normalised``: where the configuration does not say whether the weights of the chosen ones add up to 1."""
+    return Router(Routing.SOFTMAX_CHOSEN if config.flag("norm_topk_prob", normalised) else Routing.SOFTMAX)
 
 
 def mixtral(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=8, epsilon=1e-5)
-    count, function = _count(config, 8), activation(config, "hidden_act", "silu")
-    experts = Experts(count, _chosen(config, count, 2), sizes.ffn, function, among_chosen=True)
+    count, function = number_of_experts(config, 8), activation(config, "hidden_act", "silu")
+    experts = Experts(count, chosen_experts(config, count, 2), sizes.ffn, function, AMONG_CHOSEN)
     ropes = [read_rope(config, sizes.head_size, sizes.context, theta=1000000.0)] * sizes.layers
     style = Style(windows=[config.window(None)] * sizes.layers, ropes=ropes, mixer=mixture(sizes, experts))
     return decoder(config, begin, sizes, style)
 
 
 def qwen_experts(config: Config, count: int, chosen: int, ffn: int, shared: int, *, normalised: bool = False) -> Experts:
-    count = _count(config, count)
+    count = number_of_experts(config, count)
     step, dense = config.size("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     return Experts(
         count,
-        _chosen(config, count, chosen),
+        chosen_experts(config, count, chosen),
         config.size("moe_intermediate_size", ffn),
         activation(config, "hidden_act", "silu"),
-        among_chosen=config.flag("norm_topk_prob", normalised),
-        shared=shared,
+        _router(config, normalised=normalised),
+        shared=Shared(shared, "mlp.shared_expert.", weighed=True) if shared else None,
         sparse=lambda layer: layer not in dense and (layer + 1) % step == 0,
     )
 
@@ -144,17 +76,89 @@ def qwen3_moe(config: Config, begin: Begin) -> Program:
 
 def olmoe(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, epsilon=1e-5, layers=16)
-    count, function = _count(config, 64), activation(config, "hidden_act", "silu")
-    normalised, bias = config.flag("norm_topk_prob", False), config.flag("attention_bias", False)
-    experts = Experts(count, _chosen(config, count, 8), sizes.ffn, function, among_chosen=normalised)
-    mixer = mixture(sizes, experts)
+    mixer, bias = mixture(sizes, _olmo_experts(config, sizes.ffn, 64, 8)), config.flag("attention_bias", False)
     style = Style(qkv_bias=bias, output_bias=bias, head_norms=HeadNorms.ALL, mixer=mixer)
     return decoder(config, begin, sizes, style)
 
 
+def flex_olmo(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config)
+    mixer, bias = mixture(sizes, _olmo_experts(config, sizes.ffn, 7, 5)), config.flag("attention_bias", False)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        norms=Norms.BEHIND,
+        head_norms=HeadNorms.ALL,
+        ropes=[read_rope(config, sizes.head_size, sizes.context, theta=500000.0)] * sizes.layers,
+        mixer=mixer,
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def _olmo_experts(config: Config, ffn: int, count: int, chosen: int) -> Experts:
+    count, function = number_of_experts(config, count), activation(config, "hidden_act", "silu")
+    return Experts(count, chosen_experts(config, count, chosen), ffn, function, _router(config, normalised=False))
+
+
+def granitemoe(config: Config, begin: Begin) -> Program:
+    return _granite(config, begin, 0)
+
+
+def granitemoeshared(config: Config, begin: Begin) -> Program:
+    """``shared_intermediate_size`` may be 0: then nothing stands beside the experts."""
+    width = config.get("shared_intermediate_size", 0)
+    return _granite(config, begin, config.size("shared_intermediate_size") if width else 0)
+
+
+def _granite(config: Config, begin: Begin, shared: int) -> Program:
+    sizes, scale = read_sizes(config), config.number("residual_multiplier", 1.0)
+    bias, embedding = config.flag("attention_bias", False), config.number("embedding_multiplier", 1.0)
+    count, function = number_of_experts(config, 8), activation(config, "hidden_act", "silu")
+    experts = Experts(
+        count,
+        chosen_experts(config, count, 2),
+        sizes.ffn,
+        function,
+        Router(Routing.SOFTMAX_CHOSEN, "router"),
+        shared=Shared(shared, "shared_mlp.", ("input_linear", "input_linear", "output_linear")) if shared else None,
+        prefix="block_sparse_moe.",
+        scale=scale,
+    )
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        embedding_scale=lambda builder: embedding,
+        attention_scale=config.number("attention_multiplier", 1.0),
+        residual_scale=scale,
+        logit_scale=1.0 / config.number("logits_scaling", 1.0),
+        mixer=mixture(sizes, experts),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def hunyuan_moe(config: Config, begin: Begin) -> Program:
+    """Hunyuan, with experts as wide as the layer that stands beside them."""
+    sizes = read_sizes(config, epsilon=1e-5)
+    count, key = number_of_experts(config, 1), "moe_topk" if config.get("moe_topk") else "num_experts_per_tok"
+    chosen = config.get(key)
+    if isinstance(chosen, list):  # one for each layer
+        if len(chosen) != sizes.layers or len(set(chosen)) != 1:
+            raise config.unknown(f'"{key}": {chosen!r}', hf="does")
+        chosen = chosen[0]
+    experts = Experts(
+        count,
+        chosen_experts(Config({key: chosen}, config.source), count, 1, key),
+        sizes.ffn,
+        activation(config, "hidden_act", "silu"),
+        Router(Routing.SOFTMAX_CHOSEN, "gate.wg"),
+        shared=Shared(sizes.ffn, "mlp.shared_mlp."),
+    )
+    return decoder(config, begin, sizes, replace(hunyuan_style(config, sizes), mixer=mixture(sizes, experts)))
+
+
 def gpt_oss(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=8, head_size=64, epsilon=1e-5, layers=36)
-    count = _count(config, 128)
+    count = number_of_experts(config, 128)
     config.only("hidden_act", "silu")
     if not (config.get("rope_scaling") or config.get("rope_parameters")):
         raise ModelError(f'{config.source} has no "rope_parameters"')
@@ -162,11 +166,10 @@ def gpt_oss(config: Config, begin: Begin) -> Program:
         config.get(unused)  # what other keys say as well
     experts = Experts(
         count,
-        _chosen(config, count, 4),
+        chosen_experts(config, count, 4),
         sizes.ffn,
         Activation.CLAMPED_SWIGLU,
-        among_chosen=True,
-        router="router",
+        Router(Routing.SOFTMAX_CHOSEN, "router"),
         biased=True,
         clamp=config.positive("swiglu_limit", 7.0),
         slope=config.positive("swiglu_alpha", 1.702),

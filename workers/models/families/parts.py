@@ -12,6 +12,7 @@ from outrider.workers.models.configuration import Config
 
 ACTIVATIONS = {
     "relu": Activation.RELU,
+    "relu2": Activation.RELU_SQUARED,
     "gelu": Activation.GELU_ERF,
     "gelu_new": Activation.GELU_TANH,
     "gelu_fast": Activation.GELU_TANH,

@@ -9,7 +9,8 @@ from outrider.kernels.builder import Builder
 from outrider.kernels.program import Activation, Format, Program, Slice, Tensor
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.mixtures import mixture, qwen_experts
+from outrider.workers.models.families.experts import mixture
+from outrider.workers.models.families.mixtures import qwen_experts
 from outrider.workers.models.families.parts import FULL, Begin, Linear
 from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
 from outrider.workers.models.rope import Rope, read_rope

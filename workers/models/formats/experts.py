@@ -8,6 +8,8 @@ Builders ask for ``…mlp.experts.3.gate_proj.weight``. Checkpoints also have, i
 - of Qwen3-VL ``gate_up_proj`` [experts, hidden, 2 ffn], gate columns before up columns, and ``down_proj`` [experts, ffn,
   hidden], or the first of these: the shapes tell, as they do for transformers
 - gpt-oss' in MXFP4 (formats/mxfp4.py), rows as they are used, gate and up in turn
+
+Granite's makers have the first of these as ``input_linear.weight`` and ``output_linear.weight``, without ``.experts``.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ from outrider.workers.models.headers import Entry
 NAME = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 
 
+# What tensors are called that hold gate and up.
+BOTH = ("gate_up_proj", "input_linear")
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where an expert's matrix or bias lies: ``first`` and ``step`` among the outputs of the tensor that holds it."""
@@ -39,7 +45,7 @@ class Place:
     def shape(self, entry: Entry) -> tuple[int, ...]:
         """What a tensor of that shape gives for one expert."""
         outputs = entry.shape[-1] if self.transposed or self.bias else entry.shape[1]
-        count = outputs // 2 if "gate_up_proj" in self.source else outputs
+        count = outputs // 2 if any(name in self.source for name in BOTH) else outputs
         return (count,) if self.bias else (count, entry.shape[1] if self.transposed else entry.shape[-1])
 
     def rows(self, raw: RawTensors, start: int, stop: int) -> Array:
@@ -67,6 +73,9 @@ def place_of(tensor: Tensor, entries: Mapping[str, Entry], either_way: bool = Fa
         return None
     experts, expert, kind, part = found[1], int(found[2]), found[3], found[4]
     joined = f"{experts}.{'down_proj' if kind == 'down' else 'gate_up_proj'}"
+    if joined not in entries:
+        granite = f"{experts.removesuffix('.experts')}.{'output' if kind == 'down' else 'input'}_linear.weight"
+        joined = granite if granite in entries else joined
     biased = f"{joined}_bias" in entries
     source = f"{joined}_bias" if part == "bias" else joined
     entry = entries.get(source)

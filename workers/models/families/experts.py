@@ -1,0 +1,176 @@
+"""A mixture of experts as a layer's part: which experts a token takes, and what stands beside them.
+
+Experts are asked for one by one, by the names that most checkpoints give them; formats/experts.py finds those that lie
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Activation, Format, Routing, Slice, Tensor
+from outrider.workers.errors import ModelError
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.parts import Linear
+from outrider.workers.models.families.skeleton import Mixer, Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """How a token's experts are chosen (Builder.route), and the names of tensors behind the layer's prefix.
+
+    ``corrections`` count for the choice alone; ``in_a_row``: the checkpoint has them as a matrix of one row.
+    """
+
+    routing: Routing
+    name: str = "gate"
+    corrections: str = ""
+    in_a_row: bool = False
+    groups: int = 1
+    groups_kept: int = 1
+    epsilon: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What every token goes through beside its experts: ``width`` columns, its names behind the layer's and ``prefix``.
+
+    ``names`` are those of gate, up and down. ``weighed``: a gate of its own says how much of it is added.
+    """
+
+    width: int
+    prefix: str = "mlp.shared_experts."
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    weighed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """``prefix``: of the layer's part, behind that of the layer. ``biased``: router and experts have biases.
+
+    ``clamp`` is the bound of a clamped activation and ``slope`` its factor. ``sparse``: which layers have experts; the
+    others' gated layer is as wide as ``Sizes`` say. ``scale`` multiplies what experts, and what stands beside them, add.
+    """
+
+    count: int
+    chosen: int
+    ffn: int
+    function: Activation
+    router: Router
+    biased: bool = False
+    shared: Shared | None = None
+    clamp: float = 0.0
+    slope: float = 1.0
+    sparse: Callable[[int], bool] = lambda layer: True
+    prefix: str = "mlp."
+    dense_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    scale: float = 1.0
+
+
+def mixture(sizes: Sizes, experts: Experts) -> Mixer:
+    def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        block = Linear(f"model.layers.{layer}.")
+        if not experts.sparse(layer):
+            dense = Shared(sizes.ffn, experts.prefix, experts.dense_names)
+            return _beside(builder, h, block, dense, experts.function, residual)
+        mlp = Linear(f"{block.prefix}{experts.prefix}")
+        route = _route(builder, h, mlp, experts)
+        products = _products(builder, h, route, mlp, experts)
+        if experts.shared is not None and experts.shared.weighed:
+            beside = _beside(builder, h, block, experts.shared, experts.function, None)
+            key = builder.linear(h, [mlp.weight("shared_expert_gate", 1, sizes.hidden)], precision=Format.FP32)
+            residual = builder.gate(beside, key, residual=residual)
+        elif experts.shared is not None:
+            residual = _beside(builder, h, block, experts.shared, experts.function, residual, experts.scale)
+        return builder.mix(products, route, sizes.hidden, residual=residual, scale=experts.scale)
+
+    return mixer
+
+
+def _route(builder: Builder, h: Slice, mlp: Linear, experts: Experts) -> Slice:
+    router, count = experts.router, experts.count
+    shifts = mlp.biases(experts.biased, (router.name, count))
+    weight = [mlp.weight(router.name, count, h.width)]
+    scores = builder.linear(h, weight, biases=shifts, precision=Format.FP32)
+    stored = (1, count) if router.in_a_row else ()
+    return builder.route(
+        scores,
+        experts.chosen,
+        router.routing,
+        corrections=Tensor(f"{mlp.prefix}{router.corrections}", (count,), stored=stored) if router.corrections else None,
+        groups=router.groups,
+        groups_kept=router.groups_kept,
+        epsilon=router.epsilon,
+        scale=router.scale,
+    )
+
+
+def _products(builder: Builder, h: Slice, route: Slice, mlp: Linear, experts: Experts) -> Slice:
+    each = [Linear(f"{mlp.prefix}experts.{number}.") for number in range(experts.count)]
+    ffn, hidden = experts.ffn, h.width
+    m = builder.experts(
+        h,
+        route,
+        [[one.weight("gate_proj", ffn, hidden), one.weight("up_proj", ffn, hidden)] for one in each],
+        biases=[one.biases(True, ("gate_proj", ffn), ("up_proj", ffn)) for one in each] if experts.biased else (),
+        gated=True,
+        activation=experts.function,
+        scale=experts.slope,
+        cap=experts.clamp,
+    )
+    return builder.experts(
+        m,
+        route,
+        [[one.weight("down_proj", hidden, ffn)] for one in each],
+        biases=[[one.bias("down_proj", hidden)] for one in each] if experts.biased else (),
+        behind=True,
+    )
+
+
+def _beside(
+    builder: Builder,
+    h: Slice,
+    block: Linear,
+    shared: Shared,
+    function: Activation,
+    residual: Slice | None,
+    scale: float = 1.0,
+) -> Slice:
+    layer, (gate, up, down) = Linear(f"{block.prefix}{shared.prefix}"), shared.names
+    if gate == up:  # one tensor, the one behind the other
+        shape = (2 * shared.width, h.width)
+        first, second = (Tensor(f"{layer.prefix}{gate}.weight", shape, (rows,)) for rows in _halves(shared.width))
+    else:
+        first, second = (layer.weight(name, shared.width, h.width) for name in (gate, up))
+    m = builder.gated(h, first, second, function)
+    return builder.linear(m, [layer.weight(down, h.width, shared.width)], residual=residual, scale=scale)
+
+
+def _halves(width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (0, width), (width, 2 * width)
+
+
+def number_of_experts(config: Config, usual: int) -> int:
+    """Under either of the names that transformers reads and writes."""
+    return config.size("num_experts", config.size("num_local_experts", usual))
+
+
+def chosen_experts(config: Config, count: int, usual: int | None, key: str = "num_experts_per_tok") -> int:
+    chosen = config.size(key, usual)
+    if chosen > count:
+        raise ModelError(f'{config.source}: "{key}" is {chosen}, there are {count} experts')
+    return chosen
+
+
+def groups_of(config: Config, count: int, chosen: int) -> tuple[int, int]:
+    """How many groups of experts there are, and how many of them a token chooses from."""
+    groups, kept = config.size("n_group", 1), config.size("topk_group", 1)
+    # transformers adds up the best two of every group, even where there is but one.
+    if count % groups or count // groups < 2 or kept > groups or chosen > kept * (count // groups):
+        raise ModelError(
+            f'{config.source}: {chosen} of {count} experts cannot be chosen with "n_group": {groups}, "topk_group": {kept}'
+        )
+    return groups, kept

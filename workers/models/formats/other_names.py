@@ -1,0 +1,27 @@
+"""Names of the same tensor in checkpoints of other makers: builders ask for transformers' own, or for what most have."""
+
+from __future__ import annotations
+
+HEAD, NEOX_HEAD = "lm_head.weight", "embed_out.weight"
+# What stands in a layer's name in place of what: in a checkpoint of the family's makers.
+OTHERS = (
+    (".mlp.gate.moe_statics.", ".mlp.moe_statics."),  # ERNIE 4.5
+    (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # K-EXAONE
+    (".mlp.e_score_correction_bias", ".block_sparse_moe.e_score_correction_bias"),  # MiniMax-M2
+    (".mlp.router.weight", ".block_sparse_moe.gate.weight"),  # Phi-3.5-MoE
+    (".block_sparse_moe.router.weight", ".block_sparse_moe.router.layer.weight"),  # Granite
+    (".mlp.gate.weight", ".block_sparse_moe.gate.weight"),  # Mixtral
+)
+# Of an expert's matrices: Mixtral's names.
+MATRICES = (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+
+
+def names_of(name: str) -> tuple[str, ...]:
+    """Its full name, that in a checkpoint of the bare decoder (of a head GPT-NeoX's), and those of other makers."""
+    found = [name, NEOX_HEAD if name == HEAD else name.split(".", 1)[1]]
+    if ".experts." in name:
+        mixtral = name.replace(".mlp.", ".block_sparse_moe.")
+        for ours, theirs in MATRICES:
+            mixtral = mixtral.replace(f".{ours}.", f".{theirs}.")
+        found.append(mixtral)
+    return (*found, *(name.replace(ours, theirs) for ours, theirs in OTHERS if ours in name))
