@@ -254,6 +254,9 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {"vocab_size": 203, "hidden_size": 96, "intermediate_size": 200, "num_layers": 4, "num_heads": 6}
         | {"max_position_embeddings": 128, "window_size": 7, "attention_types": [[["global", "local"], 2]]},
     ),
+    "arcee": ("arcee", LLAMA | {"mlp_bias": True, "attention_bias": True, "head_dim": 24, "tie_word_embeddings": True}),
+    "nemotron": ("nemotron", LLAMA | {"mlp_bias": True, "attention_bias": True}),
+    "nemotron-plain": ("nemotron", LLAMA | {"head_dim": 24, "tie_word_embeddings": True}),
 }
 
 MIXTURE = LLAMA | {"num_experts_per_tok": 2, "pad_token_id": 0}
@@ -305,7 +308,123 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_local_experts": 4, "intermediate_size": 64, "head_dim": 24, "sliding_window": 30, "swiglu_limit": 0.4}
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     ),
+    "flex-olmo": (
+        "flex_olmo",
+        MIXTURE | {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 40, "norm_topk_prob": True},
+    ),
+    "granite-moe": (
+        "granitemoe",
+        MIXTURE
+        | {"num_local_experts": 6, "intermediate_size": 40, "embedding_multiplier": 3.0, "attention_multiplier": 0.11}
+        | {"residual_multiplier": 0.4, "logits_scaling": 2.0, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "granite-moe-shared": (
+        "granitemoeshared",
+        MIXTURE
+        | {"num_local_experts": 5, "intermediate_size": 40, "shared_intermediate_size": 56, "residual_multiplier": 0.4},
+    ),
+    "glm4-moe": (
+        "glm4_moe",
+        MIXTURE
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2}
+        | {
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "head_dim": 24,
+        },
+    ),
+    "glm4-moe-plain": (
+        "glm4_moe",
+        MIXTURE
+        | {"n_routed_experts": 6, "moe_intermediate_size": 32, "norm_topk_prob": False, "first_k_dense_replace": 0}
+        | {"num_key_value_heads": 6, "head_dim": 16},
+    ),
+    "dots1": (
+        "dots1",
+        MIXTURE
+        | {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 1}
+        | {"num_hidden_layers": 3, "sliding_window": 6, "max_window_layers": 1, "first_k_dense_replace": 1}
+        | {"attention_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    ),
+    "exaone-moe": (
+        "exaone_moe",
+        MIXTURE
+        | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 2, "topk_group": 1}
+        | {"num_hidden_layers": 4, "sliding_window": 6, "sliding_window_pattern": 2, "num_shared_experts": 2},
+    ),
+    "minimax-m2": (
+        "minimax_m2",
+        MIXTURE
+        | {"num_local_experts": 8, "num_experts_per_tok": 6, "intermediate_size": 40, "head_dim": 24}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "afmoe": (
+        "afmoe",
+        MIXTURE
+        | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 24, "mup_enabled": True}
+        | {"num_hidden_layers": 4, "sliding_window": 6, "global_attn_every_n_layers": 2, "route_scale": 1.5}
+        | {"attention_bias": True},
+    ),
+    "ernie-moe": (
+        "ernie4_5_moe",
+        MIXTURE
+        | {"moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": 40, "num_hidden_layers": 5, "head_dim": 24}
+        | {"moe_layer_interval": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2},
+    ),
+    "lfm2-moe": (
+        "lfm2_moe",
+        MIXTURE
+        | {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "num_hidden_layers": 4}
+        | {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1, "conv_bias": True}
+        | {"routed_scaling_factor": 1.5},
+    ),
+    "lfm2-moe-plain": (
+        "lfm2_moe",
+        MIXTURE
+        | {"num_experts": 4, "moe_intermediate_size": 24, "use_expert_bias": False, "norm_topk_prob": False}
+        | {"layer_types": ["full_attention", "conv"], "num_dense_layers": 0, "tie_word_embeddings": False},
+    ),
+    "hunyuan-moe": (
+        "hunyuan_v1_moe",
+        MIXTURE
+        | {"num_experts": 6, "moe_topk": 3, "intermediate_size": 40, "head_dim": 24, "attention_bias": True}
+        | _rope("dynamic", alpha=1000.0, factor=1.0),
+    ),
+    "phimoe": ("phimoe", MIXTURE | {"num_local_experts": 6, "intermediate_size": 40, "router_jitter_noise": 0.3}),
+    "phimoe-long": (
+        "phimoe",
+        MIXTURE
+        | {"num_local_experts": 4, "intermediate_size": 40, "attention_bias": True, "lm_head_bias": True}
+        | {"sliding_window": 30, "num_key_value_heads": 3, "original_max_position_embeddings": 20}
+        | _rope(
+            "longrope",
+            short_factor=[1.0 + 0.05 * pair for pair in range(8)],
+            long_factor=[2.0 + 0.7 * pair for pair in range(8)],
+            short_mscale=1.25,
+            long_mscale=1.25,
+            original_max_position_embeddings=20,
+        ),
+    ),
+    "cohere2-moe": (
+        "cohere2_moe",
+        MIXTURE
+        | {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 40, "head_dim": 24, "num_hidden_layers": 4}
+        | {"expert_selection_fn": "sigmoid", "num_shared_experts": 2, "sliding_window": 6, "attention_bias": True}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "prefix_dense_intermediate_size": 56}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "cohere2-moe-rms": (
+        "cohere2_moe",
+        MIXTURE
+        | {"num_experts": 5, "intermediate_size": 40, "head_dim": 16, "rms_norm_eps": 1e-6, "sliding_window_pattern": 2}
+        | {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "tie_word_embeddings": False},
+    ),
 }
+
+# Of a router, for the choice alone: buffers that are zero where nobody trained them.
+CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 
 
 def one_by_one(model: PreTrainedModel) -> None:
@@ -333,7 +452,7 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             if "norm" in parameter_name or ".ln_" in parameter_name:
                 # Gemma's norms multiply by 1 + w, and those of delta nets' families but for the one behind the state.
                 centred = (
-                    kind.startswith(("gemma", "vaultgemma", "qwen3_next", "qwen3_5"))
+                    kind.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5"))
                     and "linear_attn" not in parameter_name
                 )
                 one = parameter_name.endswith("weight") and not centred
@@ -341,4 +460,7 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             if parameter_name.endswith("A_log"):
                 # States that last for a token, and such that last for long.
                 parameter.uniform_(-5.0, 1.0)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith(CORRECTIONS):
+                buffer.normal_(0.0, 0.1)
     return model

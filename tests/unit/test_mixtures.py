@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe"])
+@pytest.mark.parametrize(
+    "name", ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "ernie-moe", "minimax-m2", "lfm2-moe", "phimoe"]
+)
 def test_experts_that_lie_together_are_those_that_lie_apart(name: str, tmp_path: Path) -> None:
     model = tiny_model(name)
     model.save_pretrained(tmp_path)
@@ -49,6 +52,66 @@ def test_experts_that_lie_together_are_those_that_lie_apart(name: str, tmp_path:
     rewritten(tmp_path, lambda tensors: together)
     assert any(tensor.endswith("experts.gate_up_proj") for tensor in load_file(tmp_path / "model.safetensors"))
     np.testing.assert_array_equal(logits(open_native(tmp_path, "bf16", threads=1)), found)
+
+
+@pytest.mark.parametrize("name", ["granite-moe-shared", "exaone-moe"])
+def test_names_of_a_family_s_makers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """As published, and as in transformers' memory."""
+    theirs = {"granite-moe-shared": "block_sparse_moe.input_linear.weight", "exaone-moe": "mlp.e_score_correction_bias"}
+    model = tiny_model(name)
+    model.save_pretrained(tmp_path)
+    assert f"model.layers.1.{theirs[name]}" in load_file(tmp_path / "model.safetensors")
+    found = logits(open_native(tmp_path, "fp32", threads=1))
+    rewritten(tmp_path, lambda tensors: dict(model.state_dict()))
+    assert f"model.layers.1.{theirs[name]}" not in load_file(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(logits(open_native(tmp_path, "fp32", threads=1)), found)
+
+
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    model = tiny_model("glm4-moe", num_nextn_predict_layers=1)
+    model.save_pretrained(tmp_path)
+    rewritten(tmp_path, lambda tensors: tensors | {"model.layers.2.eh_proj.weight": torch.zeros(4, 4)})
+    lay_out(tmp_path, PRECISIONS["bf16"])
+    rewritten(tmp_path, lambda tensors: tensors | {"model.layers.3.eh_proj.weight": torch.zeros(4, 4)})
+    with pytest.raises(ModelError, match=r"holds .model\.layers\.3\.eh_proj\.weight., which no part of this model asks"):
+        lay_out(tmp_path, PRECISIONS["bf16"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("glm4-moe", {"n_group": 3}, r'3 of 8 experts cannot be chosen with "n_group": 3, "topk_group": 2'),
+        ("glm4-moe", {"topk_group": 5}, r'cannot be chosen with "n_group": 4, "topk_group": 5'),
+        ("glm4-moe", {"n_group": 8}, r'cannot be chosen with "n_group": 8, "topk_group": 2'),
+        (
+            "glm4-moe",
+            {"first_k_dense_replace": -1},
+            r"must be a whole number of at least 0, got -1",
+        ),
+        ("exaone-moe", {"mlp_layer_types": ["dense"]}, r'cannot follow "mlp_layer_types"'),
+        ("exaone-moe", {"layer_types": None, "sliding_window_pattern": "LG"}, r'"sliding_window_pattern": .LG. without'),
+        ("ernie-moe", {"use_bias": True}, r'"use_bias": True'),
+        ("minimax-m2", {"scoring_func": "softmax"}, r'"scoring_func": .softmax.'),
+        ("afmoe", {"route_norm": False}, r'"route_norm": False'),
+        ("lfm2-moe", {"layer_types": None}, r'has no "layer_types"'),
+        ("phimoe", {"num_experts_per_tok": 3}, r'"num_experts_per_tok": 3'),
+        ("phimoe", {"num_local_experts": 1}, "a token takes two experts, there is 1"),
+        ("cohere2-moe", {"expert_selection_fn": "tanh"}, r'"expert_selection_fn": .tanh.'),
+        ("cohere2-moe", {"shared_expert_combination_strategy": "product"}, r'"shared_expert_combination_strategy"'),
+        ("hunyuan-moe", {"moe_topk": [2, 3]}, r'"moe_topk": \[2, 3\]'),
+        ("hunyuan-moe", {"moe_topk": 9}, r'"moe_topk" is 9, there are 6 experts'),
+    ],
+)
+def test_what_a_router_cannot_do_is_refused_by_name(name: str, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(tiny_model(name).config.to_dict() | changes, Format.BF16)
+
+
+def test_long_rope_with_two_factors_is_refused() -> None:
+    config = tiny_model("phimoe-long").config.to_dict()
+    rope = config["rope_parameters"] | {"long_mscale": 1.5}
+    with pytest.raises(ModelError, match=r"short_mscale and long_mscale are 1.25 and 1.5"):
+        build_program(config | {"rope_parameters": rope}, Format.BF16)
 
 
 def in_mxfp4(path: Path, tensors: Tensors, plain: Tensors) -> Tensors:

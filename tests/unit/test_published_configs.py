@@ -20,19 +20,30 @@ CONFIGS: dict[str, dict[str, Any]] = {
     line["name"]: line["config"] for line in map(json.loads, FILE.read_text().splitlines())
 }
 # Millions of weights in matrices and embeddings, as their names say.
-SIZES = {"gemma-3-12b-it": 11_700, "Qwen2.5-VL-7B": 7_600, "Qwen3.5-35B-A3B": 34_600, "gpt-oss-20b": 20_900} | {
-    "starcoder2-7b": 7_200,
-    "c4ai-command-r-v01": 35_000,
-    "c4ai-command-r7b-12-2024": 8_000,
-    "phi-2": 2_780,
-    "gpt2": 124,
-    "stablelm-3b-4e1t": 2_800,
-    "gpt-j-6b": 6_050,
-    "codegen-2B-mono": 2_780,
-    "falcon-7b": 6_900,
-    "falcon-11B": 11_100,
-    "gpt-neo-1.3B": 1_320,
-}
+SIZES = (
+    {"gemma-3-12b-it": 11_700, "Qwen2.5-VL-7B": 7_600, "Qwen3.5-35B-A3B": 34_600, "gpt-oss-20b": 20_900}
+    | {
+        "GLM-4.5-Air": 106_900,
+        "granite-3.1-1b-a400m": 1_330,
+        "LFM2-8B-A1B": 8_340,
+        "MiniMax-M2": 228_700,
+        "Phi-3.5-MoE": 41_900,
+        "Minitron-4B": 4_190,
+    }
+    | {
+        "starcoder2-7b": 7_200,
+        "c4ai-command-r-v01": 35_000,
+        "c4ai-command-r7b-12-2024": 8_000,
+        "phi-2": 2_780,
+        "gpt2": 124,
+        "stablelm-3b-4e1t": 2_800,
+        "gpt-j-6b": 6_050,
+        "codegen-2B-mono": 2_780,
+        "falcon-7b": 6_900,
+        "falcon-11B": 11_100,
+        "gpt-neo-1.3B": 1_320,
+    }
+)
 SIZES |= {
     "EXAONE-3.5-7.8B": 7_800,
     "Seed-OSS-36B": 36_150,

@@ -4,7 +4,8 @@ it would be part of the model that was meant."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from outrider.workers.errors import ModelError
 from outrider.workers.models.headers import quoted
@@ -12,10 +13,10 @@ from outrider.workers.models.headers import quoted
 # What tools leave beside quantised weights: each is of no use without knowing how, which only a configuration says.
 OF_QUANTISED = ("qweight", "qzeros", "weight_packed", "weight_scale_inv", "weight_scale", "SCB", "absmax", "quant_map")
 # Buffers that older versions of transformers saved, which follow from the configuration, and what guesses further tokens
-# (Qwen3-Next's), which has no say in the next one.
+# (Qwen3-Next's, ERNIE's), which has no say in the next one.
 HARMLESS = re.compile(
     r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(bias|masked_bias|causal_mask)|attention\.(bias|masked_bias)|"
-    r"embed_positions\._float_tensor|decoder\.version|position_ids|mtp\..+)"
+    r"embed_positions\._float_tensor|decoder\.version|position_ids|mtp[._].+)"
 )
 # Of activations, keys and values: a checkpoint's scales for them are not used, as these get their scales by token, or none.
 OF_ACTIVATIONS = re.compile(
@@ -32,6 +33,16 @@ def check_plain(names: Iterable[str]) -> None:
                 f"the checkpoint holds {quoted(name)}, as quantised ones do, and its config.json has no "
                 "quantization_config that says how: put back the config.json that belongs to it"
             )
+
+
+LAYER = re.compile(r"model\.layers\.(\d+)\..+")
+
+
+def behind_the_last(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether it is of a layer that guesses further tokens (GLM-4.5's), which a configuration counts apart."""
+    layers, more = values.get("num_hidden_layers"), values.get("num_nextn_predict_layers")
+    found = LAYER.fullmatch(name)
+    return found is not None and type(layers) is int and type(more) is int and layers <= int(found[1]) < layers + more
 
 
 def refuse_unexpected(names: Iterable[str], quantised: bool) -> None:

@@ -1,0 +1,232 @@
+"""Mixtures whose experts are chosen by more than their scores: by sigmoids, corrections, groups.
+
+GLM-4.5 (glm4_moe), dots.llm1, K-EXAONE, MiniMax-M2, Trinity (afmoe) and ERNIE 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Program, Routing, Slice
+from outrider.workers.errors import ModelError
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.experts import Experts, Router, Shared, chosen_experts, groups_of, mixture
+from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, activation, layer_types, windows
+from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Norms, Sizes, Style, decoder, read_sizes, rotate
+from outrider.workers.models.rope import Rope, read_rope
+
+DENSE, SPARSE = "dense", "sparse"
+# What DeepSeek V3's router, which several families have, adds to the sum that weights are divided by.
+SMALLEST_SUM = 1e-20
+
+
+def glm4_moe(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=8, epsilon=1e-5, layers=46, heads=96)
+    config.get("num_nextn_predict_layers")  # these guess further tokens (formats/unexpected_tensors.py)
+    first, partial = config.whole("first_k_dense_replace", 1), config.number("partial_rotary_factor", 0.5)
+    count = config.size("n_routed_experts", config.get("num_local_experts", 128))
+    shared, router = config.size("n_shared_experts", 1), _deepseek(config, normalised=True)
+    style = Style(
+        qkv_bias=config.flag("attention_bias", False),
+        head_norms=HeadNorms.EACH if config.flag("use_qk_norm", False) else HeadNorms.NONE,
+        ropes=[read_rope(config, sizes.head_size, sizes.context, partial=partial)] * sizes.layers,
+        mixer=mixture(sizes, _experts(config, count, 8, 1408, shared, router, lambda layer: layer >= first)),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def dots1(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=32, layers=62)
+    window, bias = config.window(4096), config.flag("attention_bias", False)
+    first, dense = config.number("max_window_layers", 62), config.whole("first_k_dense_replace", 0)
+    types = layer_types(config, sizes.layers, lambda layer: SLIDING if window and layer >= first else FULL)
+    count = config.size("n_routed_experts", config.get("num_local_experts"))
+    shared, router = config.size("n_shared_experts"), _deepseek(config, normalised=False)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=HeadNorms.EACH,
+        windows=windows(config, types, window),
+        mixer=mixture(sizes, _experts(config, count, None, 1408, shared, router, lambda layer: layer >= dense)),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def exaone_moe(config: Config, begin: Begin) -> Program:
+    """Where some layers have a window, the others have no rope."""
+    sizes = read_sizes(config, kv_heads=32, epsilon=1e-5)
+    window, pattern = config.window(4096), config.get("sliding_window_pattern", 4)
+    if not config.get("layer_types") and (type(pattern) is not int or pattern < 1):
+        raise config.unknown(f'"sliding_window_pattern": {pattern!r} without "layer_types"')
+    types = layer_types(config, sizes.layers, lambda layer: SLIDING if window and (layer + 1) % pattern else FULL)
+    first = config.whole("first_k_dense_replace", 1)
+    kinds = config.get("mlp_layer_types") or [DENSE if layer < first else SPARSE for layer in range(sizes.layers)]
+    if len(kinds) != sizes.layers or not set(kinds) <= {DENSE, SPARSE}:
+        raise ModelError(f'{config.source}: the native engine cannot follow "mlp_layer_types": {kinds!r}')
+    count, shared = config.size("num_experts", 64), config.size("num_shared_experts", 1)
+    router = _deepseek(config, normalised=True, scale=2.5)
+    rope = read_rope(config, sizes.head_size, sizes.context)
+    style = Style(
+        head_norms=HeadNorms.EACH,
+        windows=windows(config, types, window),
+        ropes=[rope if kind == SLIDING or not window else None for kind in types],
+        mixer=mixture(sizes, _experts(config, count, 8, 1024, shared, router, lambda layer: kinds[layer] == SPARSE)),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def _deepseek(config: Config, *, normalised: bool, scale: float = 1.0) -> Callable[[int, int], Router]:
+    """The router of DeepSeek V3 for so many experts, of which a token takes so many."""
+    routing = Routing.SIGMOID_SHARE if config.flag("norm_topk_prob", normalised) else Routing.SIGMOID_EACH
+
+    def router(count: int, chosen: int) -> Router:
+        groups, kept = groups_of(config, count, chosen)
+        return Router(
+            routing,
+            corrections="gate.e_score_correction_bias",
+            groups=groups,
+            groups_kept=kept,
+            epsilon=SMALLEST_SUM,
+            scale=config.number("routed_scaling_factor", scale),
+        )
+
+    return router
+
+
+def _experts(
+    config: Config,
+    count: int,
+    chosen: int | None,
+    width: int,
+    shared: int,
+    router: Callable[[int, int], Router],
+    sparse: Callable[[int], bool],
+) -> Experts:
+    """``shared``: so many experts that every token takes, which are one layer."""
+    chosen, width = chosen_experts(config, count, chosen), config.size("moe_intermediate_size", width)
+    function = activation(config, "hidden_act", "silu")
+    beside = Shared(width * shared) if shared else None
+    return Experts(count, chosen, width, function, router(count, chosen), shared=beside, sparse=sparse)
+
+
+# What the configuration of MiniMax-M2 says of what is always so, and of what its checkpoints have not.
+MINIMAX_ALWAYS = {
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+    "use_qk_norm": True,
+    "qk_norm_type": "per_layer",
+    "shared_intermediate_size": 0,
+    "layernorm_full_attention_beta": 1.0,
+    "layernorm_linear_attention_beta": 1.0,
+    "layernorm_mlp_beta": 1.0,
+}
+MINIMAX_UNUSED = ["mlp_intermediate_size", "shared_moe_mode", "mtp_transformer_layers", "num_mtp_modules", "use_mtp"]
+
+
+def minimax_m2(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=8, head_size=128, layers=62, heads=48)
+    for key, always in MINIMAX_ALWAYS.items():
+        config.only(key, always)
+    config.only("attn_type_list", [1] * sizes.layers)
+    for key in MINIMAX_UNUSED:
+        config.get(key)
+    partial = config.number("partial_rotary_factor", config.number("rotary_dim", sizes.head_size) / sizes.head_size)
+    count = config.size("num_local_experts", config.get("num_experts", 256))
+    router = Router(Routing.SIGMOID_SHARE, corrections="e_score_correction_bias")
+    chosen, function = chosen_experts(config, count, 8), activation(config, "hidden_act", "silu")
+    style = Style(
+        head_norms=HeadNorms.ALL,
+        ropes=[read_rope(config, sizes.head_size, sizes.context, theta=5000000.0, partial=partial)] * sizes.layers,
+        mixer=mixture(sizes, Experts(count, chosen, sizes.ffn, function, router)),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+# What configurations of Trinity say of what is always so.
+AFMOE_ALWAYS = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1}
+
+
+def afmoe(config: Config, begin: Begin) -> Program:
+    """Layers with a window have rope, the others none; what attention gives is multiplied by the sigmoid of a gate."""
+    sizes = read_sizes(config, head_size=128, epsilon=1e-5, heads=16)
+    for key, always in AFMOE_ALWAYS.items():
+        config.only(key, always)
+    config.get("load_balance_coeff")  # of training
+    every, dense = config.size("global_attn_every_n_layers", 4), config.whole("num_dense_layers", 1)
+    types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % every else FULL)
+    each = windows(config, types, config.window(1024))
+    scaled, bias = config.flag("mup_enabled", False), config.flag("attention_bias", False)
+
+    def router(count: int, chosen: int) -> Router:
+        scale = config.number("route_scale", 1.0)
+        return Router(Routing.SIGMOID_SHARE, "router.gate", "expert_bias", epsilon=SMALLEST_SUM, scale=scale)
+
+    count, shared = config.size("num_experts", 64), config.whole("num_shared_experts", 2)
+    rope = read_rope(config, sizes.head_size, sizes.context)
+    style = Style(
+        norms=Norms.AROUND,
+        second_norm="pre_mlp_layernorm",
+        norms_behind=("post_attention_layernorm", "post_mlp_layernorm"),
+        embedding_scale=lambda builder: sizes.hidden**0.5 if scaled else 1.0,
+        attention=_gated_attention(sizes, [rope if kind == SLIDING else None for kind in types], each, bias),
+        mixer=mixture(sizes, _experts(config, count, 6, 1408, shared, router, lambda layer: layer >= dense)),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def _gated_attention(sizes: Sizes, ropes: list[Rope | None], windows: list[int], bias: bool) -> Mixer:
+    heads, kv_heads, size = sizes.heads, sizes.kv_heads, sizes.head_size
+    width, kv_width = heads * size, kv_heads * size
+
+    def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        names, rope = Linear(f"model.layers.{layer}.self_attn."), ropes[layer]
+        projections = [("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)]
+        matrices = [names.weight(name, rows, h.width) for name, rows in projections]
+        qkv = builder.linear(h, matrices, biases=names.biases(bias, *projections))
+        gate = builder.linear(h, [names.weight("gate_proj", width, h.width)])
+        query, key, value = qkv.split(width, kv_width, kv_width)
+        for part, name, count in ((query, "q_norm", heads), (key, "k_norm", kv_heads)):
+            builder.head_norm(part, names.vector(name, size), heads=count, epsilon=sizes.epsilon)
+            if rope is not None:
+                rotate(builder, part, rope, count)
+        a = builder.attention(query, key, value, heads=heads, kv_heads=kv_heads, window=windows[layer])
+        output = [names.weight("o_proj", h.width, width)]
+        biases = names.biases(bias, ("o_proj", h.width))
+        return builder.linear(builder.gate(a, gate), output, biases=biases, residual=residual)
+
+    return attention
+
+
+def ernie4_5_moe(config: Config, begin: Begin) -> Program:
+    """Corrections are added to a softmax's shares; rope turns neighbouring columns."""
+    sizes = read_sizes(config, kv_heads=4, epsilon=1e-5, layers=28, heads=20)
+    config.only("use_bias", False)
+    step, first = config.size("moe_layer_interval", 1), config.whole("moe_layer_start_index", 1)
+    last = config.get("moe_layer_end_index", -1)
+    last = sizes.layers - 1 if last == -1 else config.whole("moe_layer_end_index", 0)
+    count = config.size("moe_num_experts", config.get("num_experts", 64))
+    shared, width = config.whole("moe_num_shared_experts", 2), config.size("moe_intermediate_size", 1536)
+    router = Router(
+        Routing.SOFTMAX_SHARE,
+        corrections="gate.moe_statics.e_score_correction_bias",
+        in_a_row=True,
+        epsilon=config.number("moe_norm_min", 1e-12),
+    )
+    key = "moe_k" if config.get("moe_k") else "num_experts_per_tok"
+    experts = Experts(
+        count,
+        chosen_experts(config, count, 6, key),
+        width,
+        activation(config, "hidden_act", "silu"),
+        router,
+        shared=Shared(width * shared) if shared else None,
+        sparse=lambda layer: (layer + 1) % step == 0 and first <= layer <= last,
+    )
+    style = Style(
+        paired=True,
+        ropes=[read_rope(config, sizes.head_size, sizes.context, theta=500000.0)] * sizes.layers,
+        mixer=mixture(sizes, experts),
+        tied=True,
+    )
+    return decoder(config, begin, sizes, style)
