@@ -24,6 +24,7 @@ COMPRESSED_AT_ONCE = 2048
 GZIP, ZSTANDARD = "gzip", "zstandard"
 SUFFIXES = {".gz": GZIP, ".zst": ZSTANDARD, ".zstd": ZSTANDARD}
 MAGIC = {GZIP: b"\x1f\x8b", ZSTANDARD: b"\x28\xb5\x2f\xfd"}
+SKIPPABLE = b"\x2a\x4d\x18"
 OTHER_COMPRESSIONS = {
     "xz": b"\xfd7zXZ\x00",
     "bzip2": b"BZh",
@@ -201,6 +202,9 @@ class _Zstandard(io.RawIOBase):
 
 def _compression(stream: Stream) -> str | None:
     beginning = stream.peek(BEGINNING)
+    # A frame to be skipped, with which pzstd begins.
+    if beginning[1:4] == SKIPPABLE and 0x50 <= beginning[0] <= 0x5F:
+        return ZSTANDARD
     return next((kind for kind, magic in MAGIC.items() if beginning.startswith(magic)), None)
 
 

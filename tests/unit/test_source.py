@@ -35,6 +35,7 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "zstandard": compressed_by_zstandard,
     "gzip in members": lambda data: gzip.compress(data[:100]) + gzip.compress(b"") + gzip.compress(data[100:]),
+    "zstandard as pzstd writes it": lambda data: SKIPPED + compressed_by_zstandard(data),
     "zstandard in frames": lambda data: (
         compressed_by_zstandard(data[:100]) + SKIPPED + compressed_by_zstandard(b"") + compressed_by_zstandard(data[100:])
     ),
