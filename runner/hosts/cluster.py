@@ -331,10 +331,14 @@ class ClusterHosts:
         made: list[Plan] = []
         refused: list[PlacementError] = []
         if replicas is None:
+            taken: dict[str, Counter[int]] = {host.machine: Counter() for host in wide}
             for host in wide:
                 request = self._request_for_cores(len(host.usable_cores))
+                request = replace(request, devices_left=host.host in self._plans)
                 try:
-                    made.append(plan([host], self._sizes, replace(request, devices_left=host.host in self._plans)))
+                    made.append(plan([host.less(taken[host.machine])], self._sizes, request))
+                    for actor in made[-1].actors:
+                        taken[host.machine].update(actor.memory)
                 except PlacementError as error:
                     refused.append(error)
         else:
@@ -380,7 +384,7 @@ class ClusterHosts:
         for host in offered(everywhere, taken, share):
             if host.host not in wanted:
                 continue
-            host = host.less(memory[identities[host.host]])
+            host = replace(host.less(memory[identities[host.host]]), machine=identities[host.host])
             if plans.get(host.host):
                 planned_cores = 0 if share else sum(lease.isdecimal() for lease in taken[host.host])
                 host = replace(host.without({self._spared[host.host]}), planned_cores=planned_cores)

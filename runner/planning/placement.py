@@ -186,7 +186,9 @@ def _too_big(
         parts.append(f"processes {_bytes(room_to_work)}")
     total = f"{' + '.join(parts)}{f' = {_bytes(need)}' if len(parts) > 1 else ''} a replica"
     if placed:
-        return f"{total}, of which {placed} fit this machine, not {wanted}: ask for fewer --replicas"
+        fit = "fits" if placed == 1 else "fit"
+        where = "this machine" if len(hosts) == 1 else "these hosts"
+        return f"{total}, of which {placed} {fit} {where}, not {wanted}: ask for fewer --replicas"
     smaller = _smaller(sizes, need)
     host = roomiest.topology.host
     kept = ""

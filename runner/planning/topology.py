@@ -74,7 +74,8 @@ class Topology:
 
     ``planned_cores`` says how many cores a run that plans anew has already, none of them in here: they count towards the
     CPU quota. None stands for a first plan, which may leave a core to Ray. ``in_pairs``: whether its processors multiply
-    in pairs of channels, or may: a saved tree does not tell.
+    in pairs of channels, or may: a saved tree does not tell. Several hosts of one ``machine`` share its memory, as Ray
+    nodes do; without a name a host is one of its own.
     """
 
     host: str
@@ -86,6 +87,7 @@ class Topology:
     accelerators_refused: str = ""
     planned_cores: int | None = None
     in_pairs: bool = False
+    machine: str = ""
 
     @property
     def cores(self) -> tuple[Core, ...]:

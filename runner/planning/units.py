@@ -33,39 +33,47 @@ class Unit:
 
 @dataclass(slots=True)
 class FreeMemory:
-    """Free memory, by (host, node), while a plan is made. None is a node that does not tell, and takes anything."""
+    """Free memory while a plan is made, by (machine, node), and the limit of each host.
+
+    None is a node that does not tell, and takes anything.
+    """
 
     free: dict[tuple[str, int], int | None] = field(default_factory=dict)
     limits: dict[str, int | None] = field(default_factory=dict)
+    machines: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, hosts: Iterable[Topology]) -> FreeMemory:
         free_memory = cls()
         for host in hosts:
             free_memory.limits[host.host] = host.memory_limit_bytes
+            machine = free_memory.machines[host.host] = host.machine or host.host
             for node in host.nodes:
-                free_memory.free[host.host, node.id] = node.memory_bytes if node.memory_allowed else 0
+                if node.memory_allowed:
+                    free_memory.free[machine, node.id] = node.memory_bytes
+                else:
+                    free_memory.free.setdefault((machine, node.id), 0)
             there = free_memory.room(host.host, [node.id for node in host.nodes])
             free_memory.limits[host.host] = None if there is None else max(0, there - HOST_BYTES)
         return free_memory
 
     def room(self, host: str, nodes: Sequence[int]) -> int | None:
         """How much these nodes can still take together; None is without a known bound."""
-        free = [self.free[host, node] for node in nodes]
+        free = [self.free[self.machines[host], node] for node in nodes]
         total = None if None in free else sum(filter(None, free))
         return min((bound for bound in (total, self.limits[host]) if bound is not None), default=None)
 
     def take(self, host: str, nodes: Sequence[int], size: int) -> dict[int, int]:
         """Book ``size`` bytes, on the earlier nodes first; the caller has asked ``room`` before."""
-        booked = {}
+        booked, machine = {}, self.machines[host]
         limit = self.limits[host]
         if limit is not None:
             self.limits[host] = limit - size
         for node in nodes:
-            free = self.free[host, node]
+            free = self.free[machine, node]
             part = size if free is None else min(size, free)
             if free is not None:
-                self.free[host, node] = free - part
+                self.free[machine, node] = free - part
             if part:
                 booked[node] = part
                 size -= part

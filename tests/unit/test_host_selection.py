@@ -21,9 +21,9 @@ from outrider.runner.planning.accelerators import Accelerator
 from outrider.runner.planning.placement import PlannedActor, plan
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.replica_plan import ReplicaTemplate
-from outrider.runner.planning.topology import Topology, ray_resources, read_topology
+from outrider.runner.planning.topology import Core, Node, Topology, ray_resources, read_topology
 from outrider.workers import ray_compat
-from outrider.workers.errors import JobError
+from outrider.workers.errors import JobError, PlacementError
 from outrider.workers.machine.core_leases import Holder
 from outrider.workers.machine.pinning import Launch
 from outrider.workers.messages import ModelSpec, ReplicaSpec
@@ -68,6 +68,19 @@ def test_two_raylets_of_one_host_are_dealt_its_cores(tmp_path: Path) -> None:
     assert len(cores(first)) == len(cores(second)) == 4
     made = plan([first, second], ModelSizes(1000), PlacementRequest(per="machine"))
     assert {actor.host for actor in made.actors} == {"a", "b"}
+
+
+def test_two_raylets_of_one_host_have_one_memory() -> None:
+    """What one books the other lacks, while a limit of its own is its own."""
+    host = Topology("", (Node(0, 0, tuple(Core((cpu,), (cpu,), 0, 0) for cpu in range(4)), 10 * 10**9, True, {}),))
+    apart = [replace(host, host=name) for name in "ab"]
+    assert plan(apart, ModelSizes(6 * 10**9), PlacementRequest()).replicas == 2
+    together = [replace(each, machine="one") for each in apart]
+    assert plan(together, ModelSizes(6 * 10**9), PlacementRequest()).replicas == 1
+    with pytest.raises(PlacementError, match="of which 1 fits these hosts, not 2"):
+        plan(together, ModelSizes(6 * 10**9), PlacementRequest(replicas=2))
+    limited = [replace(together[0], memory_limit_bytes=5 * 10**9), together[1]]
+    assert [actor.host for actor in plan(limited, ModelSizes(6 * 10**9), PlacementRequest()).actors] == ["b"]
 
 
 def test_a_raylet_that_declares_less_gets_less(tmp_path: Path) -> None:
@@ -281,6 +294,16 @@ def test_all_that_is_wrong_with_hosts_is_listed_together(
         "does not answer: no answer within 120 s",
     ]
     assert ("find_models", "other") not in there.asked, "another build may not know that question"
+
+
+def test_a_job_counts_the_memory_of_two_raylets_of_one_host_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: dict[str, tuple[str, str]]
+) -> None:
+    there = Cluster(monkeypatch, tmp_path, ["a", "b"])
+    for name in there.hosts:
+        there.slow("look", name, 0.0, HostReport(name, "one", there.machines["a"], {}, VERSIONS, "avx512"))
+    assert {plan.target.node for plan in there.hosts_of_a_job(big, target=20 * GIB).open(0.0)} == {"a", "b"}
+    assert [plan.target.node for plan in there.hosts_of_a_job(big, target=40 * GIB).open(0.0)] == ["a"]
 
 
 def test_a_host_that_leaves_while_others_read_is_no_reason_to_refuse_the_job(
