@@ -62,7 +62,12 @@ def _qwen(language: dict[str, Any] | None = None, **rope: Any) -> dict[str, Any]
     return _seeing({"rope_parameters": three | rope} | (language or {}), _QWEN_EYES)
 
 
+_WINDOWS = {"sliding_window": 16, "sliding_window_pattern": 2}
+
 KINDS: dict[str, dict[str, Any]] = {
+    "aya_vision": _seeing({"model_type": "cohere2"} | _WINDOWS, _EYES | {"model_type": "siglip_vision_model"}),
+    "cohere2_vision": _seeing({"model_type": "cohere2"} | _WINDOWS, _EYES | {"model_type": "siglip_vision_model"}),
+    "exaone4_5": _seeing({"model_type": "exaone4"} | _WINDOWS, _QWEN_EYES | {"num_key_value_heads": 2}),
     "gemma3": _seeing({"sliding_window": 16}, mm_tokens_per_image=4),
     "idefics3": _seeing({"model_type": "llama"}, _EYES | {"model_type": "idefics3_vision"}),
     "internvl": _seeing(
@@ -79,6 +84,7 @@ KINDS: dict[str, dict[str, Any]] = {
     ),
     "llava": _seeing({"model_type": "llama"}, _EYES | {"model_type": "clip_vision_model"}),
     "llava_next": _seeing({"model_type": "mistral"}, _EYES | {"model_type": "clip_vision_model"}),
+    "llava_onevision": _seeing({"model_type": "qwen2"}, _EYES | {"model_type": "siglip_vision_model"}),
     "mistral3": _seeing({"model_type": "mistral"}, _EYES | {"model_type": "pixtral"}),
     "qwen2_5_vl": _qwen(),
     "qwen2_vl": _qwen(),

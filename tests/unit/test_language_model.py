@@ -60,6 +60,7 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {"qwen3_vl_moe_text": "Qwen3VLMoeTextConfig"}
     places |= {"qwen3_5_moe_text": "Qwen3_5MoeTextConfig"}
     names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}
+    names |= {"cohere2": "Cohere2", "exaone4": "Exaone4"}
     places |= {kind: f"{name}Config" for kind, name in names.items()}
     assert places.keys() == USUAL.keys()
     for kind, name in places.items():

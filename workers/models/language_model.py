@@ -14,12 +14,16 @@ from outrider.workers.models.headers import quoted
 
 # By "model_type": what the language model is called where ``text_config`` does not say.
 SEEING = {
+    "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2",
+    "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
     "idefics3": "llama",
     "internvl": "qwen2",
     "lfm2_vl": "lfm2",
     "llava": "llama",
     "llava_next": "llama",
+    "llava_onevision": "qwen2",
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_vl": "qwen2_vl_text",
@@ -31,6 +35,7 @@ SEEING = {
 }
 # Language models with a name of their own that are computed as another family is.
 SAME = {
+    "exaone4_5_text": "exaone4",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
@@ -46,6 +51,8 @@ NAMES = (
 USUAL: dict[str, dict[str, Any]] = {
     kind: dict(zip(NAMES, sizes, strict=True))
     for kind, sizes in {
+        "cohere2": (256000, 8192, 22528, 40, 64, None, 8192),
+        "exaone4": (102400, 4096, 16384, 32, 32, 32, 2048),
         "gemma3_text": (262208, 2304, 9216, 26, 8, 4, 131072),
         "lfm2": (65536, 2560, 12288, 32, 32, 8, 128000),
         "llama": (32000, 4096, 11008, 32, 32, None, 2048),
