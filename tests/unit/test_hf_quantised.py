@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from quantised_models import compressed, save_small
-from transformers import AutoConfig
+from tiny_models import tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.families.check import write
 from outrider.workers.engines.ways import RowFeeding
+from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
+from outrider.workers.models import probe
 from outrider.workers.models.hf_loading import load_hf
+from outrider.workers.models.library_weights import layer_that_mixes
 from outrider.workers.models.probe import find_way
 
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
@@ -65,3 +70,106 @@ def test_bitsandbytes_in_8_bits_looks_at_the_whole_pass_for_outliers(
     if pooled:
         assert way.feeding is RowFeeding.STEPPED
         assert "its tokens in a pass change one another (quantization_config: llm_int8_threshold 6.0)" in way.note
+
+
+def test_what_a_configuration_does_not_tell_the_layers_show_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_pooled", lambda config: "")
+    activations = {"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": True, "symmetric": True}
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+    compressed(save_small(tmp_path / "model"), format="int-quantized", activations=activations, **weights)
+    engine, _, notes = load_hf(ModelSpec(str(tmp_path / "model"), "hf", "bf16"))
+    assert engine.feeding is RowFeeding.STEPPED  # type: ignore[union-attr]
+    assert "its tokens in a pass change one another as it is quantised (model.layers.0.self_attn.q_proj)" in notes[0]
+
+
+class SharedScale(torch.nn.Linear):
+    """Rounds activations by the largest of all tokens, as torchao and Quark do where a scale is that of a tensor."""
+
+    def largest(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.abs().max()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        step = self.largest(tokens) / 127
+        return super().forward((tokens / step).round() * step)
+
+
+class OwnScale(SharedScale):
+    def largest(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.abs().amax(dim=-1, keepdim=True)
+
+
+class OutlierColumns(torch.nn.Linear):
+    """Rounds all columns but those in which some token is large, as bitsandbytes does."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        spared = (tokens.abs() > 6.0).flatten(0, -2).any(dim=0)
+        return super().forward(torch.where(spared, tokens, tokens.mul(16).round() / 16))
+
+
+@pytest.mark.parametrize(("kind", "mixes"), [(SharedScale, True), (OutlierColumns, True), (OwnScale, False)])
+def test_a_layer_is_tried_beside_much_larger_tokens(kind: type[torch.nn.Linear], mixes: bool) -> None:
+    model = tiny_model("llama", 0)
+    own = model.model.layers[0].mlp.up_proj
+    other = model.model.layers[0].mlp.up_proj = kind(own.in_features, own.out_features, bias=False)
+    other.weight = own.weight
+    found = layer_that_mixes(model, torch.tensor([[3, 1, 4, 1, 5]]))
+    assert found == ("model.layers.0.mlp.up_proj" if mixes else None)
+
+
+class Packed(torch.Tensor):
+    """A library's own kind of tensor, which can be multiplied with, and little else: torchao's has no sum."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> Packed:
+        made: Packed = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)  # type: ignore[attr-defined]
+        made.codes, made.scale = codes, scale
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts: dict[str, torch.Tensor], *_: object) -> Packed:
+        return Packed(**parts)
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.linear:
+            return func(args[0], args[1].codes.to(args[1].scale.dtype) * args[1].scale, *args[2:])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Packed(args[0].codes, args[0].scale)
+        raise NotImplementedError(f"Packed does not know {func}")
+
+
+@pytest.mark.parametrize("scale", [0.01, float("nan")])
+def test_weights_in_a_library_s_own_kind_of_tensor_load(
+    scale: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_small(tmp_path)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    layer = model.model.layers[0].mlp.up_proj
+    codes = torch.randint(-8, 8, layer.weight.shape, dtype=torch.int8, generator=torch.Generator().manual_seed(0))
+    mapped = codes.data_ptr()
+    held = Packed(codes, torch.tensor(scale, dtype=torch.bfloat16))
+    layer.weight = torch.nn.Parameter(held, requires_grad=False)
+    model.hf_quantizer = object()
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: (model, {}))
+    if scale != scale:
+        with pytest.raises(ModelError, match=r'"model.layers.0.mlp.up_proj.weight" holds a value that is not a number'):
+            load_hf(ModelSpec(str(path), "hf", "bf16"))
+        return
+    engine, _, notes = load_hf(ModelSpec(str(path), "hf", "bf16"))
+    assert not notes
+    assert write(engine, PROMPTS[:2], 3)[0] == [write(engine, [prompt], 0)[0][0] for prompt in PROMPTS[:2]]
+    # What was mapped from a file has been copied.
+    assert layer.weight.codes.data_ptr() != mapped

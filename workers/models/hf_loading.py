@@ -17,10 +17,12 @@ from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.hf import HfEngine, vocabulary_of
 from outrider.workers.engines.hf_masks import NotHonoured
 from outrider.workers.engines.hf_rows import HfRowEngine
+from outrider.workers.engines.ways import RowFeeding, Way
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models import ipex
 from outrider.workers.models.formats.unexpected_tensors import refuse_unexpected
+from outrider.workers.models.library_weights import layer_that_mixes, parts_of
 from outrider.workers.models.model_info import ModelInfo, read_model_info, weight_files
 from outrider.workers.models.probe import find_way
 from outrider.workers.models.way_cache import said_of, way_of
@@ -51,6 +53,7 @@ def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[st
             said = f"{model_info.name}: without Intel's extension {extension}, since with it {trouble}"
         notes.append(said)
     expected = _probed(model, model_info, spec)
+    way = _way_as_quantised(way, model, model_info, spec)
     if way.ragged:
         engine = HfEngine(model, model_info.context, fused=spec.fast_attention)
         if _ragged_agrees(engine, expected):
@@ -63,6 +66,22 @@ def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[st
         model_info,
         [*notes, f"{model_info.name} ({model_info.family}): {way.note}"],
     )
+
+
+def _way_as_quantised(way: Way, model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> Way:
+    """No twin is quantised, and no configuration has to say what a library does: so the layers themselves are tried."""
+    stepped = not way.ragged and way.feeding is RowFeeding.STEPPED
+    if getattr(model, "hf_quantizer", None) is None or stepped:
+        return way
+    mixes = layer_that_mixes(model, torch.tensor([_probe_of(vocabulary_of(model))], device=model.device))
+    if mixes is None:
+        return way
+    with said_of(model_info):
+        return find_way(
+            model.config,
+            spec.fast_attention,
+            pooled=f"its tokens in a pass change one another as it is quantised ({mixes})",
+        )
 
 
 def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) -> PreTrainedModel:
@@ -97,7 +116,8 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
         # Else its library takes tensors for itself.
         refuse_unexpected(report.get("unexpected_keys") or (), quantised=False)
     for name, parameter in model.named_parameters():
-        _check_finite(model_info, name, parameter)
+        for part in parts_of(parameter):
+            _check_finite(model_info, name, part)
     if spec.device == "cpu":
         _leave_the_files(model)
     elif spec.device.startswith("cuda"):
@@ -124,7 +144,8 @@ def _leave_the_files(model: PreTrainedModel) -> None:
     The copies also lie on the memory nodes that the process is bound to, where a file's pages belong to whoever came first.
     """
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
+        for part in parts_of(tensor):
+            part.data = part.data.clone()
 
 
 def _check_complete(model_info: ModelInfo, report: dict[str, Any]) -> None:

@@ -57,10 +57,11 @@ class Text:
     scores: torch.Tensor
 
 
-def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True) -> Way:
+def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True, pooled: str = "") -> Way:
     """The best way to run models of this configuration that gives transformers' own texts; a ModelError where none does.
 
-    Without ``ragged`` only those that run one row at a time.
+    Without ``ragged`` only those that run one row at a time. ``pooled`` says why a token's scores depend on the others of
+    its pass, where that is known of the model itself.
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
@@ -69,7 +70,7 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True) 
         )
     _check_quantised(config)
     # A twin is not quantised, so that no trial on it would show this.
-    pooled = _pooled(config)
+    pooled = pooled or _pooled(config)
     try:
         model = build_twin(twin_config(config), fused=fused)
     except Exception as error:  # configurations check themselves, each in its own way
@@ -116,7 +117,8 @@ def _quantisation(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _pooled(config: PretrainedConfig) -> str:
-    """Why a token's scores depend on the other tokens of its pass; "" where they do not."""
+    """Why a token's scores depend on the other tokens of its pass, as far as the configuration tells before any weight is
+    read; of the model itself ``library_weights`` finds it out."""
     stated = _quantisation(config)
     if stated.get("quant_method") == "bitsandbytes" and (stated.get("load_in_8bit") or stated.get("_load_in_8bit")):
         # A column is computed in fp16 instead of int8 as soon as one token of the pass exceeds the threshold in it.
