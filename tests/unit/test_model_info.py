@@ -154,6 +154,16 @@ def test_settings_of_generate_that_change_texts_are_told(model: Path) -> None:
     assert set(read_model_info(str(model)).unfollowed) == set(used)
 
 
+def test_ways_to_search_and_to_end_are_settings_that_change_texts(model: Path) -> None:
+    neutral = {"num_beams": 1, "token_healing": False, "stop_strings": None, "do_sample": True, "max_length": 20}
+    (model / "generation_config.json").write_text(json.dumps(neutral))
+    assert read_model_info(str(model)).unfollowed == ()
+    used = {"num_beams": 4, "token_healing": True, "stop_strings": "###", "dola_layers": "high", "penalty_alpha": 0.6}
+    used |= {"exponential_decay_length_penalty": [8, 1.1], "watermarking_config": {"bias": 2.5}}
+    (model / "generation_config.json").write_text(json.dumps(used))
+    assert set(read_model_info(str(model)).unfollowed) == set(used)
+
+
 def test_a_text_config_that_is_none_is_passed_over(model: Path) -> None:
     configure(model, text_config=5)
     assert read_model_info(str(model)).vocabulary == 100

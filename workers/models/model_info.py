@@ -51,10 +51,13 @@ ADAPTER = "adapter_config.json"
 GENERATION = "generation_config.json"
 # Settings of transformers' generate that change texts and are not followed, and what says that they are not in use.
 UNFOLLOWED: dict[str, object] = {
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), None),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids"), None),
+    **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config", "stop_strings", "penalty_alpha"), None),
+    **dict.fromkeys(("dola_layers", "force_words_ids", "constraints"), None),
+    "token_healing": False,
 }
 
 
