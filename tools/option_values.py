@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
+from pathlib import Path
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -49,3 +50,11 @@ def share(text: str) -> float:
     if not 0 <= value <= 1:
         raise ArgumentTypeError(f"must lie between 0 and 1, got {text}")
     return value
+
+
+def make_folder(parser: ArgumentParser, option: str, folder: Path) -> None:
+    """Before hours are spent on what is to lie there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"{option}: {folder} cannot be made: {error.strerror}")

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from option_values import at_least, positive
+from option_values import at_least, make_folder, positive
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
@@ -426,10 +426,7 @@ def main() -> None:
     except ModelError as error:
         parser.error(str(error))
 
-    try:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"--out: {arguments.out} cannot be made: {error.strerror}")
+    make_folder(parser, "--out", arguments.out.parent)
 
     def save(model: PreTrainedModel) -> None:
         save_parallel(model, arguments.draft, arguments.out, mask_token)

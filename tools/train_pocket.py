@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from option_values import at_least, not_negative
+from option_values import at_least, make_folder, not_negative
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from train_parallel import NO_MUON, cpu_minutes, own_answers, save_parallel, train_parallel, with_mask_token
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -266,6 +266,7 @@ def main() -> None:
             parser.error(f"--{role}-minutes 0 keeps the {role} that is there, and {kept} has no config.json")
     if not hasattr(torch.optim, "Muon"):
         parser.error(NO_MUON)
+    make_folder(parser, "--out", arguments.out)
     torch.set_num_threads(arguments.threads)
 
     training_texts, held_out_texts = read_corpus()

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from option_values import at_least, positive, share
+from option_values import at_least, make_folder, positive, share
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -263,22 +263,18 @@ def main() -> None:
     generator = np.random.default_rng(arguments.seed)
 
     target = LlamaForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).requires_grad_(False)
+    try:
+        head = None if arguments.begin is None else begun(target, arguments.begin)
+    except ModelError as error:
+        parser.error(f"--begin: {error}")
+    make_folder(parser, "--out", arguments.out)
     tokenizer = Tokenizer.from_file(str(arguments.target / "tokenizer.json"))
     training_texts, held_out_texts = read_corpus()
     training, held_out = encode(tokenizer, training_texts), encode(tokenizer, held_out_texts)
     counts = np.bincount(training, minlength=target.config.vocab_size)
-    if arguments.begin is None:
+    if head is None:
         frequent = np.sort(np.argsort(-counts, kind="stable")[:DRAFT_VOCABULARY])
         head = Head(target, torch.from_numpy(frequent))
-    else:
-        try:
-            head = begun(target, arguments.begin)
-        except ModelError as error:
-            parser.error(f"--begin: {error}")
-    try:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"--out: {arguments.out} cannot be made: {error.strerror}")
     chosen = head.chosen
     known = counts[chosen.numpy()].sum() / counts.sum()
     print(f"corpus: {len(training):,} tokens; the head has {known:.4f} of them", flush=True)
