@@ -249,6 +249,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
     ),
     "falcon-new": ("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "persimmon": ("persimmon", NEOX),
+    "persimmon-gelu": ("persimmon", NEOX | {"hidden_act": "gelu_new", "qk_layernorm": False, "tie_word_embeddings": True}),
     "gpt-neo": (
         "gpt_neo",
         {"vocab_size": 203, "hidden_size": 96, "intermediate_size": 200, "num_layers": 4, "num_heads": 6}

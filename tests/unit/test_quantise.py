@@ -106,6 +106,7 @@ FEEDERS = {
     "falcon-serial": 3,
     "falcon-new": 3,
     "gpt-neo": 3,
+    "persimmon": 3,
 }
 # Where one norm feeds both halves of a layer. In the last layer not all tokens go on from the attention to the other half.
 ONE_NORM = ("cohere", "cohere2", "phi", "stablelm-parallel", "gptj", "codegen", "falcon")

@@ -17,6 +17,7 @@ TOKENS_AT_ONCE = 2048
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.NONE: lambda x: x,
     Activation.RELU: F.relu,
+    Activation.RELU_SQUARED: lambda x: F.relu(x).square(),
     Activation.GELU_ERF: F.gelu,
     Activation.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
     Activation.SILU: F.silu,
