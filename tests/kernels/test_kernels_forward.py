@@ -596,7 +596,15 @@ def test_a_key_alone_that_is_no_number_is_refused(cache: Cache, isa: str, monkey
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize(
-    "activation", [Activation.RELU, Activation.GELU_ERF, Activation.GELU_TANH, Activation.SILU, Activation.SIGMOID]
+    "activation",
+    [
+        Activation.RELU,
+        Activation.RELU_SQUARED,
+        Activation.GELU_ERF,
+        Activation.GELU_TANH,
+        Activation.SILU,
+        Activation.SIGMOID,
+    ],
 )
 def test_what_is_no_number_comes_through_every_activation(
     activation: Activation, isa: str, monkeypatch: pytest.MonkeyPatch

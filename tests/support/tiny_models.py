@@ -404,8 +404,8 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "longrope",
             short_factor=[1.0 + 0.05 * pair for pair in range(8)],
             long_factor=[2.0 + 0.7 * pair for pair in range(8)],
-            short_mscale=1.25,
-            long_mscale=1.25,
+            short_mscale=1.1,
+            long_mscale=1.1,
             original_max_position_embeddings=20,
         ),
     ),
@@ -436,8 +436,8 @@ def one_by_one(model: PreTrainedModel) -> None:
 
 
 def saved_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """By the names that they have in a checkpoint, which EXAONE 3 keeps apart from transformers' own."""
-    return revert_weight_conversion(model, dict(model.state_dict()))
+    """By transformers' own names and by those that they have in a checkpoint (EXAONE 3 has others)."""
+    return model.state_dict() | revert_weight_conversion(model, dict(model.state_dict()))
 
 
 def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:

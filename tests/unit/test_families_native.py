@@ -136,7 +136,7 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         return common | dict(hidden_size=heads * size, intermediate_size=ffn, num_attention_heads=heads)
     if kind == "opt":
         return common | dict(hidden_size=heads * head_size, num_attention_heads=heads, ffn_dim=ffn)
-    if kind in ("phi3", "olmoe"):
+    if kind in ("phi3", "olmoe", "phimoe"):
         # Phi's factors are one for each pair of columns, and heads share out the width.
         pairs = 8
         hidden, head_size = heads * 2 * pairs, 2 * pairs
