@@ -173,3 +173,13 @@ def test_weights_in_a_library_s_own_kind_of_tensor_load(
     assert write(engine, PROMPTS[:2], 3)[0] == [write(engine, [prompt], 0)[0][0] for prompt in PROMPTS[:2]]
     # What was mapped from a file has been copied.
     assert layer.weight.codes.data_ptr() != mapped
+
+
+def test_a_library_that_is_not_there_is_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'torchao'", name="torchao")
+
+    path = save_small(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lacking)
+    with pytest.raises(ModelError, match=r"cannot be loaded without torchao, which is not installed: pip install torchao$"):
+        load_hf(ModelSpec(str(path), "hf", "bf16"))

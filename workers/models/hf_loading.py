@@ -109,6 +109,10 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
         raise ModelError(
             f"{model_info.name} holds more than weights in its .bin files; --allow-pickle runs what is in them"
         ) from error
+    except ModuleNotFoundError as error:  # of a library of quantised weights that transformers has no sentence about
+        raise ModelError(
+            f"{model_info.name} cannot be loaded without {error.name}, which is not installed: pip install {error.name}"
+        ) from error
     except Exception as error:  # whatever a checkpoint can be wrong with surfaces here, in many types
         raise ModelError(f"{model_info.name} cannot be loaded: {first_line(error)}") from error
     _check_complete(model_info, report)
