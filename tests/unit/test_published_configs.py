@@ -41,7 +41,7 @@ SIZES = (
         "codegen-2B-mono": 2_780,
         "falcon-7b": 6_900,
         "falcon-11B": 11_100,
-    "persimmon-8b-base": 9_400,
+        "persimmon-8b-base": 9_400,
         "gpt-neo-1.3B": 1_320,
     }
 )
