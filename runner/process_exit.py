@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 # `timeout` tells its process and then its whole group, and a wrapper hands on what the terminal has told already.
@@ -53,6 +55,11 @@ def _unraisable(before: Callable[[sys.UnraisableHookArgs], object], found: sys.U
     if not issubclass(found.exc_type, KeyboardInterrupt):
         before(found)
         return
+    # logging holds its lock around a fork, and this may be the hook that gives it back: interrupted before it did so, or behind.
+    give_back = getattr(logging, "_releaseLock", None)
+    if give_back is not None and found.object is give_back:
+        with suppress(RuntimeError):
+            give_back()
     timer = threading.Timer(AGAIN_SECONDS, _ask_again)
     timer.daemon = True
     timer.start()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -194,6 +198,21 @@ def test_an_interrupt_that_python_only_reports_comes_again(
         Finalized()
         signal.sigtimedwait([signal.SIGUSR1], 30)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not hasattr(logging, "_releaseLock"), reason="this Python's hook cannot be interrupted")
+def test_an_interrupt_in_a_fork_keeps_no_other_thread_from_logging(hang_ups: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    interrupt_on_signals()
+    logging._acquireLock()  # type: ignore[attr-defined]
+    found = SimpleNamespace(exc_type=KeyboardInterrupt, object=logging._releaseLock)  # type: ignore[attr-defined]
+    logs = threading.Thread(target=logging.getLogger, args=("a logger that is new",), daemon=True)
+    with pytest.raises(KeyboardInterrupt):
+        sys.unraisablehook(cast("sys.UnraisableHookArgs", found))
+        signal.sigtimedwait([signal.SIGUSR1], 30)
+    logs.start()
+    logs.join(5)
+    assert not logs.is_alive()
 
 
 def test_a_job_that_is_left_is_not_disturbed_on_its_way_out(hang_ups: None, capsys: pytest.CaptureFixture[str]) -> None:
