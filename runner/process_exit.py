@@ -55,11 +55,10 @@ def _unraisable(before: Callable[[sys.UnraisableHookArgs], object], found: sys.U
     if not issubclass(found.exc_type, KeyboardInterrupt):
         before(found)
         return
-    # logging holds its lock around a fork, and this may be the hook that gives it back: interrupted before it did so, or behind.
-    give_back = getattr(logging, "_releaseLock", None)
-    if give_back is not None and found.object is give_back:
+    # logging holds its lock around a fork. This may be the hook that gives it back, interrupted before it did so, or after.
+    if found.object is getattr(logging, "_releaseLock", logging):
         with suppress(RuntimeError):
-            give_back()
+            logging._releaseLock()  # type: ignore[attr-defined]
     timer = threading.Timer(AGAIN_SECONDS, _ask_again)
     timer.daemon = True
     timer.start()
