@@ -28,7 +28,8 @@ def random_recipes(config: dict[str, Any], dtype: str, seed: int) -> list[Recipe
     # Experts' codes have no matrices of their own in this list.
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     program = build_program(plain, Format.BF16)
-    tensors = {tensor.name: Tensor(tensor.name, tensor.stored or tensor.shape) for w in program.weights for tensor in w.sources}
+    sources = [tensor for weight in program.weights for tensor in weight.sources]
+    tensors = {tensor.name: Tensor(tensor.name, tensor.stored or tensor.shape) for tensor in sources}
     generator = np.random.default_rng(seed)
     table = (generator.standard_normal(TABLE, dtype=np.float32) * np.float32(SPREAD)).reshape(1, -1)
     bits = to_bits(table, dtype)[0]
