@@ -126,7 +126,7 @@ class Packed(torch.Tensor):
 
     @staticmethod
     def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> Packed:
-        made: Packed = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)  # type: ignore[attr-defined]
+        made: Packed = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)
         made.codes, made.scale = codes, scale
         return made
 
