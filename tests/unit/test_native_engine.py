@@ -19,6 +19,7 @@ from native_models import PRECISIONS, TOKENS, logits, open_native, save_tiny
 from safetensors.torch import load_file, save_file
 
 from examples import examples
+from outrider.kernels import library
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeFeed
 from outrider.kernels.packer import packed_bytes
@@ -407,6 +408,17 @@ def test_a_head_that_is_there_is_used_whatever_the_configuration_says(tmp_path: 
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, model / "model.safetensors")
     assert not np.array_equal(logits(open_native(model, "fp32")), own_head)
+
+
+def test_an_instruction_set_that_is_not_here_sends_no_model_to_another_engine(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def instruction_set() -> str:
+        raise KernelError("unsupported", "OUTRIDER_ISA=foo is not an instruction set of this machine")
+
+    monkeypatch.setattr(library, "instruction_set", instruction_set)
+    with pytest.raises(UsageError, match=r"^OUTRIDER_ISA=foo is not an instruction set of this machine$"):
+        native_supports(str(models / "llama"))
 
 
 def test_what_cannot_be_opened_is_said_in_one_sentence(models: Path, tmp_path: Path) -> None:

@@ -62,7 +62,11 @@ def native_supports(model_path: str) -> str | None:
         else:
             build_program(read_config(path), Format.BF16, source=str(config_path(path)))
         quantisation_of(path)
-    except (library.KernelsUnavailable, library.KernelError, ModelError) as error:
+    except (
+        library.KernelError
+    ) as error:  # OUTRIDER_ISA asks for what this machine lacks: another engine is no answer to that
+        raise UsageError(str(error)) from None
+    except (library.KernelsUnavailable, ModelError) as error:
         return str(error)
     return None
 
