@@ -90,6 +90,7 @@ RUN_BY = {
 NOT_OURS = (
     "ray attach",  # a shell on the head, for a person
     "pip install bitsandbytes accelerate",
+    "pip install torchao",
     "pip install lm_eval",
     "pip install 'outrider[cluster]'",  # from an index that has outrider
     "pip install 'outrider[data]'",

@@ -555,7 +555,7 @@ def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_job, "read_topology", lambda: machine)
     monkeypatch.setattr(prepare_job, "available_bytes", lambda: None)
     memory = ModelMemory(weights=MEGABYTE, token=MEGABYTE, first_tokens=4)
-    monkeypatch.setattr(FakeTokenizerProcess, "memory_of", lambda self, model, rows: memory, raising=False)
+    monkeypatch.setattr(FakeTokenizerProcess, "memory_of", lambda self, model, rows, shortlist: memory, raising=False)
 
 
 @pytest.mark.usefixtures("small_machine")

@@ -93,6 +93,8 @@ FEEDERS = {
     "helium": 4,
     "olmo2": 2,
     "olmo3": 2,
+    "arcee": 3,
+    "nemotron": 1,
     "neox": 3,
     "starcoder2": 3,
     "cohere": 3,
