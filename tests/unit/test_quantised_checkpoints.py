@@ -167,7 +167,9 @@ def stacked(checkpoint: Checkpoint, weight: Weight) -> np.ndarray:
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("precision", "most"), [("w8af32", 0.002), ("w4abf16", 0.03), ("w4a8", 0.1)])
+# A head in fp32, which some of these checkpoints have, is rounded to bf16: each of its weights by up to 2^-9, and a logit,
+# which is a sum of products of both signs, by more of what is left of it. With a head in bf16 w8af32 differs by 1e-6.
+@pytest.mark.parametrize(("precision", "most"), [("w8af32", 2**-8), ("w4abf16", 0.03), ("w4a8", 0.1)])
 def test_what_is_kept_computes_what_its_numbers_do_up_to_the_rounding_of_activations(
     precision: str, most: float, model: Path
 ) -> None:
