@@ -6,10 +6,17 @@ from dataclasses import replace
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Norm, Program, Routing, Slice
-from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.experts import Experts, Router, Shared, chosen_experts, mixture, number_of_experts
-from outrider.workers.models.families.layer_norm import Heads, attend, finish, projected
+from outrider.workers.models.families.experts import (
+    Experts,
+    Router,
+    Shared,
+    chosen_experts,
+    mixture,
+    number_of_experts,
+    sparse_layers,
+)
+from outrider.workers.models.families.layer_norm import Heads, LayerNorm, Stack, attend, finish, projected
 from outrider.workers.models.families.parts import (
     FULL,
     SLIDING,
@@ -22,8 +29,6 @@ from outrider.workers.models.families.parts import (
 )
 from outrider.workers.models.families.skeleton import Sizes, read_sizes
 from outrider.workers.models.rope import read_rope
-
-DENSE, SPARSE = "dense", "sparse"
 
 
 def cohere2_moe(config: Config, begin: Begin) -> Program:
@@ -38,22 +43,19 @@ def cohere2_moe(config: Config, begin: Begin) -> Program:
         return SLIDING if slides else FULL
 
     types = layer_types(config, sizes.layers, usual)
-    kinds = config.get("mlp_layer_types") or [DENSE if layer < dense else SPARSE for layer in range(sizes.layers)]
-    if len(kinds) != sizes.layers or not set(kinds) <= {DENSE, SPARSE}:
-        raise ModelError(f'{config.source}: the native engine cannot follow "mlp_layer_types": {kinds!r}')
+    sparse = sparse_layers(config, sizes.layers, dense)
     spans, bias = windows(config, types, config.window(4096)), config.flag("attention_bias", False)
     rope = read_rope(config, heads.size, sizes.context)
-    ropes = [rope if span or (kind == DENSE and of_dense == 1) else None for span, kind in zip(spans, kinds, strict=True)]
+    ropes = [rope if span or (not sparse[layer] and of_dense == 1) else None for layer, span in enumerate(spans)]
     taken = [paired_rows(count, heads.size, heads.size) for count in (heads.count, heads.kv_count)]
-    mixer = mixture(*_experts(config, sizes, kinds))
+    mixer = mixture(*_experts(config, sizes, sparse))
     # Without an epsilon of RMS norms they are layer norms.
     kind = Norm.LAYER if config.get("rms_norm_eps") is None else Norm.RMS
     epsilon = config.number("rms_norm_eps", config.number("layer_norm_eps", 1e-5))
 
-    def norm(x: Slice, name: str) -> Slice:
-        return builder.norm(x, Linear("model.").vector(name, hidden), kind=kind, epsilon=epsilon)
+    norm = LayerNorm(hidden, epsilon, bias=False, kind=kind)
 
-    def attention(h: Slice, layer: int, residual: Slice) -> Slice:
+    def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         under = Linear(f"model.layers.{layer}.self_attn.")
         order = (*taken, ()) if ropes[layer] else ((), (), ())
         projections = projected(under, ("q_proj", "k_proj", "v_proj"), heads, hidden, bias, order)
@@ -61,17 +63,15 @@ def cohere2_moe(config: Config, begin: Begin) -> Program:
         biases = under.biases(bias, ("o_proj", hidden))
         return builder.linear(a, [under.weight("o_proj", hidden, a.width)], biases=biases, residual=residual)
 
-    builder: Builder = begin(sizes.vocabulary, sizes.context)
-    embedding = Linear("model.").weight("embed_tokens", sizes.vocabulary, hidden)
-    x = builder.embed(embedding)
-    for layer in range(sizes.layers):
-        h = norm(x, f"layers.{layer}.input_layernorm")
-        x = mixer(builder, h, layer, attention(h, layer, x))
+    builder, root = begin(sizes.vocabulary, sizes.context), Linear("model.")
+    embedding = root.weight("embed_tokens", sizes.vocabulary, hidden)
+    stack = Stack("model.layers.", sizes.layers, norm, "input_layernorm", parallel=True)
+    x = norm(builder, stack(builder, builder.embed(embedding), attention, mixer), root, "norm")
     tied, scale = config.flag("tie_word_embeddings", True), config.number("logit_scale", 0.0625)
-    return finish(builder, norm(x, "norm"), embedding, tied, scale=scale)
+    return finish(builder, x, embedding, tied, scale=scale)
 
 
-def _experts(config: Config, sizes: Sizes, kinds: list[str]) -> tuple[Sizes, Experts]:
+def _experts(config: Config, sizes: Sizes, sparse: list[bool]) -> tuple[Sizes, Experts]:
     count, shared = number_of_experts(config, 8), config.whole("num_shared_experts", 0)
     by, together = config.get("expert_selection_fn", "softmax"), config.get("shared_expert_combination_strategy", "average")
     if by not in ("softmax", "sigmoid"):
@@ -88,7 +88,7 @@ def _experts(config: Config, sizes: Sizes, kinds: list[str]) -> tuple[Sizes, Exp
         activation(config, "hidden_act", "silu"),
         Router(of_sigmoids if by == "sigmoid" else Routing.SOFTMAX_CHOSEN),
         shared=Shared(sizes.ffn * shared) if shared else None,
-        sparse=lambda layer: kinds[layer] == SPARSE,
+        sparse=sparse.__getitem__,
         scale=0.5 if shared and together == "average" else 1.0,
     )
     dense = config.size("prefix_dense_intermediate_size", sizes.ffn)

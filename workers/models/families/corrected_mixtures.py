@@ -9,14 +9,20 @@ from collections.abc import Callable
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Program, Routing, Slice
-from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.experts import Experts, Router, Shared, chosen_experts, groups_of, mixture
+from outrider.workers.models.families.experts import (
+    Experts,
+    Router,
+    Shared,
+    chosen_experts,
+    groups_of,
+    mixture,
+    sparse_layers,
+)
 from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, activation, layer_types, windows
 from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Norms, Sizes, Style, decoder, read_sizes, rotate
 from outrider.workers.models.rope import Rope, read_rope
 
-DENSE, SPARSE = "dense", "sparse"
 # What DeepSeek V3's router, which several families have, adds to the sum that weights are divided by.
 SMALLEST_SUM = 1e-20
 
@@ -60,10 +66,7 @@ def exaone_moe(config: Config, begin: Begin) -> Program:
     if not config.get("layer_types") and (type(pattern) is not int or pattern < 1):
         raise config.unknown(f'"sliding_window_pattern": {pattern!r} without "layer_types"')
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if window and (layer + 1) % pattern else FULL)
-    first = config.whole("first_k_dense_replace", 1)
-    kinds = config.get("mlp_layer_types") or [DENSE if layer < first else SPARSE for layer in range(sizes.layers)]
-    if len(kinds) != sizes.layers or not set(kinds) <= {DENSE, SPARSE}:
-        raise ModelError(f'{config.source}: the native engine cannot follow "mlp_layer_types": {kinds!r}')
+    sparse = sparse_layers(config, sizes.layers, config.whole("first_k_dense_replace", 1))
     count, shared = config.size("num_experts", 64), config.size("num_shared_experts", 1)
     router = _deepseek(config, normalised=True, scale=2.5)
     rope = read_rope(config, sizes.head_size, sizes.context)
@@ -71,7 +74,7 @@ def exaone_moe(config: Config, begin: Begin) -> Program:
         head_norms=HeadNorms.EACH,
         windows=windows(config, types, window),
         ropes=[rope if kind == SLIDING or not window else None for kind in types],
-        mixer=mixture(sizes, _experts(config, count, 8, 1024, shared, router, lambda layer: kinds[layer] == SPARSE)),
+        mixer=mixture(sizes, _experts(config, count, 8, 1024, shared, router, sparse.__getitem__)),
     )
     return decoder(config, begin, sizes, style)
 

@@ -16,6 +16,8 @@ from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.parts import Linear
 from outrider.workers.models.families.skeleton import Mixer, Sizes
 
+DENSE, SPARSE = "dense", "sparse"
+
 
 @dataclass(frozen=True, slots=True)
 class Router:
@@ -151,6 +153,14 @@ def _beside(
 
 def _halves(width: int) -> tuple[tuple[int, int], tuple[int, int]]:
     return (0, width), (width, 2 * width)
+
+
+def sparse_layers(config: Config, layers: int, dense: int) -> list[bool]:
+    """Of each layer whether it has experts; where the configuration does not say, all but the first ``dense``."""
+    kinds = config.get("mlp_layer_types") or [DENSE if layer < dense else SPARSE for layer in range(layers)]
+    if len(kinds) != layers or not set(kinds) <= {DENSE, SPARSE}:
+        raise ModelError(f'{config.source}: the native engine cannot follow "mlp_layer_types": {kinds!r}')
+    return [kind == SPARSE for kind in kinds]
 
 
 def number_of_experts(config: Config, usual: int) -> int:

@@ -40,13 +40,17 @@ def even_heads(config: Config, hidden: int, count: int, kv_count: int) -> Heads:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
+    """``plus`` is added to its weights. ``kind``: of families whose norms may be RMS norms instead."""
+
     width: int
     epsilon: float
     bias: bool = True
+    plus: float = 0.0
+    kind: Norm = Norm.LAYER
 
     def __call__(self, builder: Builder, x: Slice, under: Linear, name: str) -> Slice:
         shift = under.bias(name, self.width) if self.bias else None
-        return builder.norm(x, under.vector(name, self.width), kind=Norm.LAYER, epsilon=self.epsilon, bias=shift)
+        return builder.norm(x, under.vector(name, self.width, self.plus), kind=self.kind, epsilon=self.epsilon, bias=shift)
 
 
 @dataclass(frozen=True, slots=True)

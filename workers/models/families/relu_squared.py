@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from outrider.kernels.builder import Builder
-from outrider.kernels.program import Norm, Program, Slice
+from outrider.kernels.program import Program, Slice
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.layer_norm import Heads, attend, finish, plain, projected
+from outrider.workers.models.families.layer_norm import Heads, LayerNorm, Stack, attend, finish, plain, projected
 from outrider.workers.models.families.parts import Begin, Linear, activation
 from outrider.workers.models.families.skeleton import Style, decoder, read_sizes
 from outrider.workers.models.rope import read_rope
@@ -31,22 +31,17 @@ def nemotron(config: Config, begin: Begin) -> Program:
     function = activation(config, "hidden_act", "relu2")
     mixer = plain(LAYER, hidden, sizes.ffn, function, NAMES, bias=config.flag("mlp_bias", False))
 
-    def norm(x: Slice, under: Linear, name: str) -> Slice:
-        weight, shift = under.vector(name, hidden, plus=1.0), under.bias(name, hidden)
-        return builder.norm(x, weight, kind=Norm.LAYER, epsilon=epsilon, bias=shift)
+    norm = LayerNorm(hidden, epsilon, plus=1.0)
 
-    def attention(h: Slice, under: Linear, residual: Slice) -> Slice:
+    def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        under = Linear(f"model.layers.{layer}.self_attn.")
         projections = projected(under, ("q_proj", "k_proj", "v_proj"), heads, hidden, bias)
         a = attend(builder, h, projections, heads, rope=rope)
         biases = under.biases(bias, ("o_proj", hidden))
         return builder.linear(a, [under.weight("o_proj", hidden, a.width)], biases=biases, residual=residual)
 
-    builder: Builder = begin(sizes.vocabulary, sizes.context)
-    root = Linear("model.")
+    builder, root = begin(sizes.vocabulary, sizes.context), Linear("model.")
     embedding = root.weight("embed_tokens", sizes.vocabulary, hidden)
-    x = builder.embed(embedding)
-    for layer in range(sizes.layers):
-        block = Linear(f"model.layers.{layer}.")
-        x = attention(norm(x, block, "input_layernorm"), Linear(f"{block.prefix}self_attn."), x)
-        x = mixer(builder, norm(x, block, "post_attention_layernorm"), layer, x)
-    return finish(builder, norm(x, root, "norm"), embedding, config.flag("tie_word_embeddings", False))
+    stack = Stack("model.layers.", sizes.layers, norm, "input_layernorm", "post_attention_layernorm")
+    x = norm(builder, stack(builder, builder.embed(embedding), attention, mixer), root, "norm")
+    return finish(builder, x, embedding, config.flag("tie_word_embeddings", False))

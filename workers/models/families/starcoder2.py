@@ -20,7 +20,7 @@ def starcoder2(config: Config, begin: Begin) -> Program:
     norm = LayerNorm(hidden, config.number("norm_epsilon", 1e-5))
     rope = read_rope(config, size, context)
     function = activation(config, "hidden_act", "gelu_pytorch_tanh")
-    # Of StarCoder's first: these two say what two others say that count.
+    # Left over from the first StarCoder: "hidden_act" and "norm_epsilon" are what counts, as in transformers.
     for key in ("activation_function", "layer_norm_epsilon"):
         config.get(key)
     for key, value in (("mlp_type", "default"), ("norm_type", "layer_norm"), ("scale_attn_weights", True)):
