@@ -28,6 +28,7 @@ from quantised_models import (
     set_config,
 )
 from safetensors.torch import load_file
+from tiny_models import tiny_model
 
 from outrider.kernels import storage
 from outrider.kernels.program import Format, Weight
@@ -137,6 +138,54 @@ def test_dequantised_it_computes_what_a_plain_checkpoint_of_its_numbers_does(mod
     plain = dequantised(model, tmp_path)
     wanted = logits(open_native(plain, "fp32"))
     np.testing.assert_array_equal(logits(open_native(model, "fp32")), wanted)
+
+
+def gptq_of(matrix: torch.Tensor, group: int) -> tuple[Tensors, torch.Tensor]:
+    """A matrix, outputs by inputs, rounded to GPTQ's first version, and the numbers that its codes stand for."""
+    groups = matrix.float().unflatten(1, (-1, group))
+    low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    scales = ((high - low) / 15).half()
+    zeros = (-low / scales.float()).round().clamp(1, 15)
+    codes = (groups / scales.float()[..., None] + zeros[..., None]).round().clamp(0, 15)
+    numbers = ((codes - zeros[..., None]) * scales.float()[..., None]).flatten(1)
+
+    def words(values: torch.Tensor) -> torch.Tensor:
+        """Eight rows' values in a word."""
+        shifts = 4 * torch.arange(8)[:, None]
+        return (values.long().unflatten(0, (-1, 8)) << shifts).sum(1).to(torch.uint32).view(torch.int32)
+
+    inputs = torch.arange(matrix.shape[1])
+    parts = {
+        "qweight": words(codes.flatten(1).T),
+        "qzeros": words(zeros - 1).T,
+        "scales": scales.T,
+        "g_idx": (inputs // group).int(),
+    }
+    return parts, numbers
+
+
+def test_gptq_of_matrices_that_lie_inputs_by_outputs(tmp_path: Path) -> None:
+    """GPT-2's, which GPTQ's tools turn round before they pack them."""
+    tiny_model("gpt2", n_embd=64, n_inner=128, n_head=4).save_pretrained(tmp_path)
+    numbers: Tensors = {}
+
+    def packed(tensors: Tensors) -> Tensors:
+        result: Tensors = {}
+        for name, value in tensors.items():
+            module = name.removesuffix(".weight")
+            if not module.endswith(("c_attn", "c_proj", "c_fc")):
+                result[name] = value
+                continue
+            parts, numbers[name] = gptq_of(value.T, 32)
+            result |= {f"{module}.{part}": each for part, each in parts.items()}
+        return result
+
+    plain = tmp_path / "plain"
+    shutil.copytree(tmp_path, plain)
+    set_config(rewritten(tmp_path, packed), quantization_config=GPTQ)
+    rewritten(plain, lambda tensors: tensors | {name: each.T for name, each in numbers.items()})
+    assert len(numbers) >= 4
+    np.testing.assert_array_equal(logits(open_native(tmp_path, "fp32")), logits(open_native(plain, "fp32")))
 
 
 @pytest.mark.parametrize("precision", ["w4a8", "w8af32"])
