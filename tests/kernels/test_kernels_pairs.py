@@ -1,7 +1,5 @@
 """Products of sums instead of two products (kernels/src/pairs.inc): the same bits at every number of rows."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from kernel_models import (
@@ -12,6 +10,7 @@ from kernel_models import (
     assert_same_bits,
     build,
     random_matrices,
+    stored,
     tokens,
 )
 
@@ -25,12 +24,7 @@ WHOLE = Shape(width=640, heads=8, kv_heads=4, inner=512, layers=1)
 
 
 def model_of(shape: Shape, group: int, codes: str) -> Packed:
-    program = build(shape, Format.W4A8)
-    weights = tuple(
-        weight if weight.table else replace(weight, group=group, storage=packing.FACTORS if group == 32 else WORDS)
-        for weight in program.weights
-    )
-    program = replace(program, weights=weights)
+    program = stored(build(shape, Format.W4A8), group=group, storage=packing.FACTORS if group == 32 else WORDS)
     matrices = random_matrices(program, seed=3)
     if codes:
         # The lowest and the highest codes, and many activations that are a block's largest.

@@ -1,10 +1,8 @@
 """Groups whose products fit 16 bits (kernels/src/linear_sums16.inc): the bits of other units on both sides of the limit."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from kernel_models import Packed, Shape, assert_bits_of_generic, build, random_matrices, tokens
+from kernel_models import Packed, Shape, assert_bits_of_generic, build, random_matrices, stored, tokens
 
 from outrider.kernels import library, packing
 from outrider.kernels.program import Format
@@ -16,10 +14,7 @@ SHAPE = Shape(width=328, heads=41, kv_heads=41, inner=72, layers=1, vocabulary=3
 def model_of(format: Format, group: int, density: float, sign: int) -> Packed:
     """Of an embedding's numbers so many are alike and the others zero. The weights of every third output have this sign:
     their codes are all the largest, or the smallest. Those of the others are any."""
-    program = build(SHAPE, format)
-    program = replace(
-        program, weights=tuple(each if each.table else replace(each, group=group) for each in program.weights)
-    )
+    program = stored(build(SHAPE, format), group=group)
     generator = np.random.default_rng(group + sign)
     matrices = []
     for weight, matrix in zip(program.weights, random_matrices(program, seed=3), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -183,6 +183,11 @@ def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Sli
         y = builder.linear(y, [Tensor(at + "down", (width, inner))])
         x = builder.gate(y, builder.linear(h, [Tensor(at + "key", (1, width))], precision=Format.FP32), residual=x)
     return builder.mix(products, route, width, residual=x)
+
+
+def stored(program: Program, **changes: Any) -> Program:
+    """The program whose matrices, but for its tables, have another group or storage."""
+    return replace(program, weights=tuple(each if each.table else replace(each, **changes) for each in program.weights))
 
 
 def random_matrices(program: Program, seed: int = 0) -> list[NDArray[np.float32]]:
