@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from math import prod
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,55 +13,14 @@ from outrider.kernels.program import Tensor
 from outrider.kernels.quantised import QuantisedRows, Scheme
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.configuration import Quantisation
+from outrider.workers.models.formats.gguf.architectures import architecture_of
 from outrider.workers.models.formats.gguf.blocks import BY_NAME, Kind
-from outrider.workers.models.formats.gguf.config import ROPE_FACTORS, config_of
+from outrider.workers.models.formats.gguf.config import config_of
 from outrider.workers.models.formats.gguf.file import gguf_quantisation, read_gguf
-from outrider.workers.models.formats.raw import Array, RawTensors
+from outrider.workers.models.formats.gguf.metadata import Metadata
+from outrider.workers.models.formats.gguf.names import module_of, part_of, seen_otherwise, stored_name
+from outrider.workers.models.formats.raw import Array, RawTensors, to_float32
 from outrider.workers.models.headers import Entry, quoted
-
-LLAMA = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-}
-GPT_OSS = {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"}
-BIGCODE = {
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-    "ln_1": "attn_norm",
-    "ln_2": "ffn_norm",
-}
-WHOLE = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm",
-}
-BLOCK = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.+)")
-SINKS = re.compile(r"model\.layers\.(\d+)\.self_attn\.sinks")
-EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
-# A layer's experts lie together, and the gate of a shared expert is a vector.
-TOGETHER = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.(?:weight|bias)")
-SHARED_GATE = "ffn_gate_inp_shexp.weight"
-# Rows that were put in another order for llama.cpp's way of rotating: each head's two halves lie interleaved.
-ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +66,18 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self._file = read_gguf(path)
-        self._entries = self._file.tensors | _seen_otherwise(self._file.tensors)
+        self._entries = self._file.tensors | seen_otherwise(self._file.tensors)
         self._raw = RawTensors(self._entries)
         self._config = config_of(self._file)
-        architecture = self._file.metadata["general.architecture"]
-        self._rotated = architecture == "llama"
-        self._modules = LLAMA | BIGCODE | (GPT_OSS if architecture == "gpt-oss" else {})
+        self._architecture = architecture_of(Metadata(self._file))
         self.quantisation: Quantisation | None = gguf_quantisation(self._file)
 
     @property
     def names(self) -> Collection[str]:
-        # The rope's factors are part of the configuration.
-        return self._file.tensors.keys() - {ROPE_FACTORS}
+        return self._file.tensors.keys() - self._architecture.in_config
 
     def has(self, name: str) -> bool:
-        return self._stored_name(name) in self._entries
+        return stored_name(self._architecture, name) in self._entries
 
     def type_of(self, tensor: Tensor) -> str:
         return self._find(tensor)[1].type
@@ -138,7 +92,7 @@ class GgufCheckpoint:
         return self._file.path
 
     def _find(self, tensor: Tensor) -> tuple[str, Entry]:
-        name = self._stored_name(tensor.name)
+        name = stored_name(self._architecture, tensor.name)
         if name not in self._entries:
             raise ModelError(f"{self._file.path} lacks the tensor {quoted(name)}")
         return name, self._entries[name]
@@ -151,7 +105,7 @@ class GgufCheckpoint:
             )
 
     def matrix(self, tensor: Tensor) -> GgufMatrix | None:
-        name = self._stored_name(tensor.name)
+        name = stored_name(self._architecture, tensor.name)
         entry = self._entries.get(name)
         if entry is None or len(tensor.shape) != 2:
             return None
@@ -169,7 +123,11 @@ class GgufCheckpoint:
         name, entry = self._find(tensor)
         if BY_NAME[entry.type].scheme is not None:
             raise ModelError(f"{entry.file}: the tensor {quoted(name)} is a vector of the type {entry.type}")
-        order = self._order_of_rows(tensor)
+        values = self._plain_rows(name, self._order_of_rows(tensor), start, stop)
+        change = self._architecture.changes.get(self._module(tensor))
+        return values if change is None else change(to_float32(values))
+
+    def _plain_rows(self, name: str, order: NDArray[np.int64] | None, start: int, stop: int) -> Array:
         if order is None:
             return self._raw.rows(name, start, stop)
         wanted = order[start:stop]
@@ -178,48 +136,14 @@ class GgufCheckpoint:
         return values
 
     def _order_of_rows(self, tensor: Tensor) -> NDArray[np.int64] | None:
-        """Row i of a head's first half lies at 2i, row i of its second at 2i + 1."""
-        if not self._rotated or not any(part in tensor.name for part in ROTATED):
-            return None
-        size = self._config["head_dim"]
-        rows = np.arange(tensor.shape[0])
-        half, within = rows % size // (size // 2), rows % (size // 2)
-        places: NDArray[np.int64] = rows // size * size + 2 * within + half
-        return places
+        return self._architecture.order(self._config, self._module(tensor), tensor.shape[0])
+
+    def _module(self, tensor: Tensor) -> str:
+        """Of a layer's tensor the name behind the layer's number."""
+        return module_of(part_of(self._architecture, tensor.name)[1])
 
     def done(self, tensor: Tensor) -> None:
         pass
 
     def close(self) -> None:
         self._raw.close()
-
-    def _stored_name(self, name: str) -> str:
-        """GGUF's name of a tensor."""
-        if expert := EXPERT.fullmatch(name):
-            return _of_expert(f"blk.{expert[1]}.ffn_{expert[3]}_exps.{expert[4]}", int(expert[2]))
-        if sinks := SINKS.fullmatch(name):
-            return f"blk.{sinks[1]}.attn_sinks.weight"
-        module, _, part = name.rpartition(".")
-        if module in WHOLE:
-            return f"{WHOLE[module]}.{part}"
-        found = BLOCK.fullmatch(module)
-        known = None if found is None else self._modules.get(found[2])
-        return name if found is None or known is None else f"blk.{found[1]}.{known}.{part}"
-
-
-def _seen_otherwise(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Each expert as a tensor of its own, "… of expert 3", and the gate of a shared expert as a matrix of one row."""
-    found = {}
-    for name, entry in tensors.items():
-        if TOGETHER.fullmatch(name) and len(entry.shape) > 1:
-            kind, shape = BY_NAME[entry.type], entry.shape[1:]
-            size = prod(shape) // kind.values * kind.bytes
-            for expert in range(entry.shape[0]):
-                found[_of_expert(name, expert)] = replace(entry, shape=shape, offset=entry.offset + expert * size)
-        if name.endswith(SHARED_GATE) and len(entry.shape) == 1:
-            found[name] = replace(entry, shape=(1, *entry.shape))
-    return found
-
-
-def _of_expert(name: str, expert: int) -> str:
-    return f"{name} of expert {expert}"

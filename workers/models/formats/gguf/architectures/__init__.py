@@ -1,0 +1,24 @@
+"""The GGUF architectures that are run, by llama.cpp's names of them."""
+
+from __future__ import annotations
+
+from outrider.workers.models.formats.gguf.architectures import llama, mixtures, starcoder
+from outrider.workers.models.formats.gguf.architectures.architecture import Architecture
+from outrider.workers.models.formats.gguf.metadata import Metadata
+from outrider.workers.models.headers import quoted
+
+ARCHITECTURES: dict[str, Architecture] = {
+    **llama.ARCHITECTURES,
+    **starcoder.ARCHITECTURES,
+    **mixtures.ARCHITECTURES,
+}
+
+
+def architecture_of(metadata: Metadata) -> Architecture:
+    name = metadata.architecture
+    if name not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        metadata.refuse(f"is of the architecture {quoted(name)}; of GGUF files, {known} are run")
+    if name == "llama" and metadata.get("expert_count", int, 0):
+        return mixtures.MIXTRAL
+    return ARCHITECTURES[name]

@@ -1,0 +1,85 @@
+"""Sizes and rope, which most architectures state under the same keys."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models.formats.gguf.architectures.architecture import ROPE_FACTORS
+from outrider.workers.models.formats.gguf.file import GgufFile
+from outrider.workers.models.formats.gguf.metadata import Metadata
+from outrider.workers.models.formats.raw import RawTensors
+from outrider.workers.models.headers import quoted
+
+
+def llama_style(metadata: Metadata, ffn: int | None = None) -> dict[str, Any]:
+    """``ffn`` is what stands for a width that the file does not give."""
+    heads, width = metadata.get("attention.head_count", int), metadata.get("embedding_length", int)
+    if not 0 < heads <= width:
+        metadata.refuse(f"has {heads} heads for a width of {width}")
+    head_size = metadata.get("attention.key_length", int, width // heads)
+    if metadata.get("attention.value_length", int, head_size) != head_size:
+        metadata.refuse("has keys and values of different sizes, which the native engine does not know")
+    if metadata.get("rope.dimension_count", int, head_size) != head_size:
+        metadata.refuse("rotates a part of each head only, which the native engine does not know")
+    return {
+        "num_hidden_layers": metadata.get("block_count", int),
+        "hidden_size": width,
+        "intermediate_size": metadata.get("feed_forward_length", int, ffn),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.get("attention.head_count_kv", int, heads),
+        "head_dim": head_size,
+        "max_position_embeddings": metadata.get("context_length", int),
+        "rms_norm_eps": metadata.get("attention.layer_norm_rms_epsilon", float),
+        "rope_parameters": rope(metadata),
+    }
+
+
+def biased(metadata: Metadata) -> bool:
+    """Whether queries, keys and values have biases."""
+    return metadata.has_tensor("blk.0.attn_q.bias")
+
+
+def rope(metadata: Metadata) -> dict[str, Any]:
+    theta = metadata.get("rope.freq_base", float, 10000.0)
+    # llama.cpp's reading: a factor without a type is that of a linear one, and 0 says nothing.
+    kind = metadata.get("rope.scaling.type", str, "linear")
+    if kind == "linear" and metadata.get("rope.scaling.factor", float, 0.0) in (0.0, 1.0):
+        kind = "none"
+    if metadata.get("rope.scaling.attn_factor", float, 1.0) != 1.0:
+        metadata.refuse_value("rope.scaling.attn_factor")
+    if metadata.has_tensor(ROPE_FACTORS):
+        if kind != "none":
+            metadata.refuse(f"has both a {quoted(ROPE_FACTORS)} and the rope scaling {quoted(kind)}")
+        return {"rope_type": "factors", "rope_theta": theta, "factors": factors(metadata.file, ROPE_FACTORS)}
+    if kind == "none":
+        return {"rope_type": "default", "rope_theta": theta}
+    factor = metadata.get("rope.scaling.factor", float)
+    if not 0.0 < factor < math.inf:
+        metadata.refuse_value("rope.scaling.factor")
+    if kind == "linear":
+        return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
+    if kind == "yarn":
+        original = metadata.get("rope.scaling.original_context_length", int)
+        return {
+            "rope_type": "yarn",
+            "rope_theta": theta,
+            "factor": factor,
+            "original_max_position_embeddings": original,
+            "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", float, 32.0),
+            "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", float, 1.0),
+        }
+    return metadata.refuse(f"has the rope scaling {quoted(kind)}, which the native engine does not know")
+
+
+def factors(file: GgufFile, name: str) -> list[float]:
+    """A vector of what each frequency is divided by."""
+    entry = file.tensors[name]
+    if entry.type != "F32" or len(entry.shape) != 1:
+        raise ModelError(f"{file.path}: {quoted(name)} must be a vector of F32, it is {entry.type} {entry.shape}")
+    raw = RawTensors(file.tensors)
+    try:
+        return [float(value) for value in raw.whole(name)]
+    finally:
+        raw.close()

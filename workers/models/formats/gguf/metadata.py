@@ -1,0 +1,59 @@
+"""A GGUF file's metadata, read key by key under the architecture's name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NoReturn
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models.formats.gguf.file import GgufFile
+from outrider.workers.models.headers import quoted
+
+# These would change what is computed; without a value, or with the usual one, they do not.
+USUAL: dict[str, Any] = {
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "attention.causal": True,
+    "use_parallel_residual": False,
+}
+
+
+class Metadata:
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.values = file.metadata
+        architecture = self.values.get("general.architecture")
+        if not isinstance(architecture, str):
+            self.refuse('has no "general.architecture": is it a language model?')
+        self.architecture = architecture
+
+    def refuse(self, what: str) -> NoReturn:
+        raise ModelError(f"{self.file.path} {what}")
+
+    def get(self, key: str, kind: type, default: Any = None) -> Any:
+        name = f"{self.architecture}.{key}"
+        value = self.values.get(name, default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if value is not None and type(value) is not kind:
+            self.refuse(f"has {quoted(name)}: {quoted(value)}, where a value of another kind is needed")
+        if value is None:
+            self.refuse(f"has no {quoted(name)}")
+        return value
+
+    def has(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.values
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self.file.tensors
+
+    def check_known(self, known: Collection[str]) -> None:
+        prefix = f"{self.architecture}."
+        for name, value in self.values.items():
+            key = name.removeprefix(prefix)
+            if name.startswith(prefix) and key not in known and USUAL.get(key, ...) != value:
+                self.refuse_value(key)
+
+    def refuse_value(self, key: str) -> NoReturn:
+        name = f"{self.architecture}.{key}"
+        self.refuse(f"has {quoted(name)}: {quoted(self.values[name])}, which the native engine does not know")
