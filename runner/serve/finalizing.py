@@ -14,6 +14,7 @@ from outrider.workers.errors import JobError
 
 # By how a batch has ended: the code and the sentence of rows that have not.
 NOT_DONE = {
+    "cancelled": ("batch_cancelled", "This request was not executed, since the batch was cancelled."),
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "failed": ("batch_failed", "This request was not executed, since the batch failed: its errors say why."),
 }
@@ -31,6 +32,17 @@ def write_files(directory: Path, ending: str) -> Counts | None:
         describe(directory, journal, {"summary": summarize(journal)})
         write_report(journal, directory, running=False)
         return journal.counts()
+
+
+def write_ended_rows(directory: Path) -> Counts | None:
+    """On a full disk: results and errors of rows that have ended by now, and nothing where none has."""
+    with closing(Journal(directory / JOURNAL)) as journal:
+        if not journal.filled:
+            return None
+        counts = journal.counts()
+        if counts.pending < counts.rows:
+            write_results(journal, directory)
+        return counts
 
 
 def draw_report(directory: Path) -> None:

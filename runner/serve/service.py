@@ -32,7 +32,7 @@ from outrider.runner.job.results import ERRORS, RESULTS, sync_folder
 from outrider.runner.serve import batch_requests, uploads
 from outrider.runner.serve.api_errors import ApiError, no_such
 from outrider.runner.serve.batch_requests import error_entry
-from outrider.runner.serve.finalizing import counts_of, draw_report, has_done_rows, write_files
+from outrider.runner.serve.finalizing import counts_of, draw_report, has_done_rows, write_ended_rows, write_files
 from outrider.runner.serve.names import BATCH, FILE, INPUT, Folders, new_batch_id, new_file_id, shown_to_clients
 from outrider.runner.serve.reserve import Reserve
 from outrider.runner.serve.running import (
@@ -49,7 +49,7 @@ from outrider.runner.serve.running import (
 )
 from outrider.runner.serve.store import ENDED, OUTPUT, Batch, File, Store
 from outrider.runner.serve.store import ERRORS as ERROR_FILE
-from outrider.workers.errors import JobDamagedError, JobError, OutriderError, unwritable
+from outrider.workers.errors import JobDamagedError, JobError, NoSpaceError, OutriderError, unwritable
 
 logger = logging.getLogger("outrider.serve")
 
@@ -61,6 +61,9 @@ SPEED_SECONDS = 60.0
 MOST_DELETED = 10_000
 # Where the API shows a batch's files.
 FILE_IDS = {OUTPUT: "output_file_id", ERROR_FILE: "error_file_id"}
+NO_SPACE = "no_space"
+FULL = "the server's disk is full, or it can open no more files: the batch's files are written once that is over"
+WAS_FULL = "the server's disk was full, or it could open no more files: rows that were not executed stand in no file"
 
 
 @dataclass(slots=True)
@@ -121,6 +124,8 @@ class Service:
         self._retry: dict[str, float] = {}
         # Those that nobody can go on with until something is put back, and for what.
         self._waiting: dict[str, str] = {}
+        # Those whose files found no space.
+        self._no_space: set[str] = set()
         # What was told and could not be written.
         self._unhandled: list[Event] = []
         self._counted = 0.0
@@ -271,11 +276,15 @@ class Service:
         return self._paces.get(name)
 
     def _with_counts(self, batch: Batch) -> dict[str, Any]:
-        pace = self._paces.get(batch.id)
-        if pace is None or batch.status in ENDED:
+        if batch.status in ENDED:
             return batch.shown
-        counts = {**batch.shown["request_counts"], "completed": pace.progress.done, "failed": pace.progress.failed}
-        return {**batch.shown, "request_counts": counts}
+        shown = dict(batch.shown)
+        if batch.id in self._no_space and shown["errors"] is None:
+            shown["errors"] = {"object": "list", "data": [error_entry(NO_SPACE, FULL)]}
+        if (pace := self._paces.get(batch.id)) is not None:
+            counted = {"completed": pace.progress.done, "failed": pace.progress.failed}
+            shown["request_counts"] = {**shown["request_counts"], **counted}
+        return shown
 
     def totals(self) -> dict[str, Any]:
         """For the metrics: batches by status, and what was done since the start."""
@@ -494,10 +503,13 @@ class Service:
         """In a thread of its own: a million rows take a while."""
         try:
             self._write_files(name)
+            self._no_space.discard(name)
         except JobDamagedError as error:
             self._tell_waiting(name, f"{without_advice(error)}; put back a copy of {JOURNAL}")
             self._retry[name] = time.monotonic() + FREED_SECONDS
         except OutriderError as error:
+            if isinstance(error, NoSpaceError):
+                self._no_space.add(name)
             logger.error("%s: %s; this is tried again", name, error)
             self._retry[name] = time.monotonic() + FREED_SECONDS
         except Exception:
@@ -512,7 +524,15 @@ class Service:
         directory, ending = self._folders.batch(name), batch.ending
         written, lost = None, None
         try:
-            written = self._written(batch)
+            try:
+                written = self._written(batch, lambda: write_files(directory, ending))
+            except NoSpaceError as error:
+                # Batches are cancelled to free space, too: from the second try on it takes as little as can be.
+                if ending != "cancelled" or name not in self._no_space:
+                    raise
+                written = self._reserve.even_if_full(lambda: self._written(batch, lambda: write_ended_rows(directory)))
+                logger.error("%s: %s; rows that were not executed stand in no file", name, error)
+                lost = error_entry(NO_SPACE, WAS_FULL)
         except JobDamagedError as error:
             if ending != "cancelled" and _has_begun(batch):
                 raise
@@ -537,19 +557,25 @@ class Service:
             for file in files:
                 batch.shown[FILE_IDS[file.purpose]] = file.id
 
+        def end() -> Batch:
+            return self._store.change(name, change, files)
+
         with self._lock:
-            self._store.change(name, change, files)
+            if ending == "cancelled":
+                self._reserve.even_if_full(end)
+            else:
+                end()
             if not files:
-                _discard(directory)
+                _discard(directory, written)
             self._paces.pop(name, None)
             self._waiting.pop(name, None)
 
-    def _written(self, batch: Batch) -> Counts | None:
+    def _written(self, batch: Batch, write: Callable[[], Counts | None]) -> Counts | None:
         """None where no row was ever admitted."""
         directory, written = self._folders.batch(batch.id), None
         if (directory / JOURNAL).exists():
             with held(directory):
-                written = write_files(directory, batch.ending or "")
+                written = write()
         if written is None and _has_begun(batch):
             raise gone(directory / JOURNAL)
         return written
@@ -564,9 +590,9 @@ def _remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _discard(directory: Path) -> None:
+def _discard(directory: Path, counted: Counts | None = None) -> None:
     """Of a batch that has ended without files. Rows that are done are never deleted unless a client says so."""
-    if has_done_rows(directory):
+    if has_done_rows(directory) if counted is None else counted.done:
         said = "%s ended without files, and %s holds rows that are done, or is damaged: outrider results %s writes them"
         logger.warning(said, directory.name, directory / JOURNAL, directory)
     else:

@@ -20,7 +20,7 @@ from serve_world import FakeRunner, World, line, until
 
 from outrider.runner.job.directory import JOURNAL
 from outrider.runner.job.journal import Journal
-from outrider.runner.serve import reserve, service
+from outrider.runner.serve import finalizing, reserve, service
 from outrider.runner.serve.names import INPUT, new_file_id
 from outrider.runner.serve.reserve import Reserve
 from outrider.runner.serve.running import Broken
@@ -180,6 +180,11 @@ def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path) -> None:
         assert done.request_counts is not None
         assert (done.request_counts.total, done.request_counts.completed) == (6, 2)
         assert len(rows_of(client, done.output_file_id)) == 2
+        errors = rows_of(client, done.error_file_id)
+        assert [row["custom_id"] for row in errors] == list("2345")
+        assert {row["error"]["code"] for row in errors} == {"batch_cancelled"}
+        assert [row["response"] for row in errors] == [None] * 4
+        assert done.request_counts.failed == 4
         with pytest.raises(openai.ConflictError):
             client.batches.cancel(batch.id)
 
@@ -491,6 +496,69 @@ def test_on_a_full_disk_files_are_deleted_and_batches_cancelled_in_the_room_that
         assert client.batches.cancel(name).status == "cancelling"
         monkeypatch.setattr(Store, "_transaction", transaction)
         until(lambda: status_of(world, name) == "cancelled", "end of the batch")
+
+
+def _full(*given: object, **more: object) -> None:
+    raise NoSpaceError("job.db cannot be used: database or disk is full")
+
+
+@pytest.mark.parametrize("done", [0, 2])
+def test_a_batch_that_is_cancelled_on_a_full_disk_ends_and_keeps_what_it_has(
+    tmp_path: Path, done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full for what the batch's journal would have to take in, and for files where the reserve is there."""
+    monkeypatch.setattr(service, "FREED_SECONDS", 0.01)
+    monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
+    world = World(tmp_path / "data", at_once=False)
+    kept, write = tmp_path / "data" / "reserve", finalizing.write_results
+
+    def written(*given: Any) -> Any:
+        return _full() if kept.exists() else write(*given)
+
+    with world.client() as client:
+        batch = create(client, "".join(line(str(number)) for number in range(6)))
+        until(lambda: batch.id in world.runner.jobs, "run of the batch")
+        world.runner.do(batch.id, done)
+        monkeypatch.setattr(Journal, "record", _full)
+        monkeypatch.setattr(finalizing, "write_results", written)
+        client.batches.cancel(batch.id)
+        found = ended(client, batch.id)
+        assert found.status == "cancelled" and found.error_file_id is None
+        assert found.errors is not None and found.errors.data is not None
+        assert (found.errors.data[0].code, found.errors.data[0].message) == ("no_space", service.WAS_FULL)
+        assert found.request_counts is not None and found.request_counts.completed == done
+        if done:
+            assert [row["custom_id"] for row in rows_of(client, found.output_file_id)] == ["0", "1"]
+            assert found.output_file_id is not None
+            client.files.delete(found.output_file_id)
+        until(lambda: not world.folders.batch(batch.id).exists(), "space that is free again")
+
+
+def test_a_batch_whose_files_find_no_space_says_so_until_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "FREED_SECONDS", 0.01)
+    monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
+    world = World(tmp_path / "data", at_once=False)
+
+    def told(name: str) -> list[str | None]:
+        errors = client.batches.retrieve(name).errors
+        return [each.message for each in (errors.data if errors is not None else None) or ()]
+
+    with world.client() as client:
+        cancelled, whole = (create(client, line("a") + line("b")).id for _ in range(2))
+        until(lambda: len(world.runner.jobs) == 2, "run of the batches")
+        with monkeypatch.context() as full:
+            full.setattr(finalizing, "write_results", _full)
+            world.runner.do(cancelled, 1)
+            world.runner.do(whole, 2)
+            client.batches.cancel(cancelled)
+            for name, status in ((cancelled, "cancelling"), (whole, "finalizing")):
+                until(partial(told, name), "word of the full disk")
+                assert told(name) == [service.FULL] and client.batches.retrieve(name).status == status
+        for name, errors in ((cancelled, 1), (whole, 0)):
+            found = ended(client, name)
+            assert found.errors is None
+            assert len(rows_of(client, found.output_file_id)) == 2 - errors
+            assert (found.error_file_id is not None) == bool(errors)
 
 
 def test_what_is_kept_for_deletions_takes_what_room_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
