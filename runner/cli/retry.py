@@ -17,13 +17,17 @@ def retry_command(
 
     --on-end, --allow-pickle, --address, --metrics-port and --trace hold for one run and are given again.
     """
-    from outrider.runner.cli.arguments import given
+    from outrider.runner.cli.arguments import Deferred, given
     from outrider.runner.cli.ending import ending, interrupt_on_signals
     from outrider.runner.options.job import JobSpec
     from outrider.runner.retry import retry_spec
     from outrider.runner.run_job import run
 
-    command = context.find_root().command.get_command(context, "run")  # type: ignore[attr-defined]
+    run_command = context.find_root().command.get_command(context, "run")  # type: ignore[attr-defined]
+    command = Deferred("retry", callback=run_command.callback)
+    for parameter in command.params:
+        if parameter.name == "input":
+            parameter.metavar = "JOB"
     parsed = command.make_context("outrider retry", list(context.args))
     if parsed.params["config"] is not None:
         raise UsageError("--config: a retry begins with the job's own options; give those that are to differ by themselves")

@@ -15,7 +15,7 @@ RUN = ["--out", "--model", "--draft", "--address", "--config", "--trace"]
 COMMANDS = [
     *(["run", "in.jsonl", option, ""] for option in RUN),
     ["run", ""],
-    *([command, ""] for command in ("status", "results", "report", "logs", "cancel", "submit")),
+    *([command, ""] for command in ("status", "results", "report", "logs", "cancel", "submit", "retry")),
     *([command, "job", "-o", ""] for command in ("results", "report")),
     *(["list", "--address", ""], ["status", "job", "--address", ""], ["logs", "job", "--address", ""]),
     *(["bench", option, ""] for option in ("--model", "--draft", "--config", "--json", "--plot")),
