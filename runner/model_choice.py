@@ -34,9 +34,7 @@ def choose_models(
     target_on_accelerator, draft_on_accelerator = on_accelerator(devices)
     target_model = choose_target(spec, target, tokenizer_process, say, target_on_accelerator)
     target_model = replace(target_model, prefix_tokens=spec.prefix_tokens)
-    if target.unfollowed:
-        names = ", ".join(f'"{name}"' for name in target.unfollowed)
-        say(f"note: {target.name}'s generation_config.json sets {names}, which is not followed (docs/jobs.md)")
+    _tell_of_settings(spec, target, say)
     if draft is None or spec.draft_tokens == 0:
         # Where it was said that none is to run, they are refused already.
         if idle := spec.asked_of_a_draft(OF_A_MODEL_ALONE):
@@ -54,6 +52,19 @@ def choose_models(
     # A draft may change: no text depends on it.
     draft_model = replace(draft_model, digest="", small_cache=spec.small_draft_cache, prefix_tokens=spec.prefix_tokens)
     return target_model, replace(draft_model, mask_token=draft.mask_token)
+
+
+def _tell_of_settings(spec: Options, target: ModelInfo, say: Callable[[str], None]) -> None:
+    """What the model's makers would have of its texts that a job which asks for nothing does not do."""
+    if target.unfollowed:
+        names = ", ".join(f'"{name}"' for name in target.unfollowed)
+        say(f"note: {target.name}'s {target.settings} sets {names}, which is not followed (docs/jobs.md)")
+    if target.sampling and spec.temperature == 0:
+        options = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in target.sampling)
+        say(
+            f"note: {target.name}'s {target.settings} samples, and rows that state no temperature are greedy: {options} "
+            "samples as it says (docs/jobs.md)"
+        )
 
 
 def choose_target(

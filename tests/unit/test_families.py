@@ -56,6 +56,12 @@ def test_what_the_native_engine_does_not_know_is_refused(changes: dict, sentence
     assert sentence in str(refusal.value)
 
 
+def test_settings_of_generate_change_no_logit() -> None:
+    """Checkpoints of before state them here, and neither engine follows them: they say nothing against this one."""
+    settings = {"suppress_tokens": [0], "bad_words_ids": [[3]], "forced_eos_token_id": 2, "typical_p": 0.9, "num_beams": 4}
+    assert build_program({"model_type": "llama", **TINY["llama"][1], **settings}, Format.BF16).weights
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [

@@ -115,11 +115,25 @@ def test_a_model_that_is_left_to_the_hf_engine_is_told(options: dict[str, Any], 
 
 def test_settings_of_generate_that_are_not_followed_are_told_of_the_target_alone() -> None:
     said: list[str] = []
-    target, draft = (replace(each, unfollowed=("repetition_penalty",)) for each in (TARGET, DRAFT))
+    unfollowed = ("repetition_penalty", "typical_p")
+    target, draft = (replace(each, unfollowed=unfollowed, settings="config.json") for each in (TARGET, DRAFT))
     choose_models(JobSpec(input=Path("in.jsonl"), precision="bf16"), target, draft, Willing(), said.append)  # type: ignore[arg-type]
     assert said == [
-        'note: target\'s generation_config.json sets "repetition_penalty", which is not followed (docs/jobs.md)'
+        'note: target\'s config.json sets "repetition_penalty", "typical_p", which is not followed (docs/jobs.md)'
     ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_model_that_would_sample_is_told_where_rows_are_greedy(temperature: float) -> None:
+    said: list[str] = []
+    target, draft = (replace(each, sampling=(("temperature", 0.6), ("top_k", 20))) for each in (TARGET, DRAFT))
+    spec = JobSpec(input=Path("in.jsonl"), precision="bf16", temperature=temperature)
+    choose_models(spec, target, draft, Willing(), said.append)  # type: ignore[arg-type]
+    note = (
+        "note: target's generation_config.json samples, and rows that state no temperature are greedy: --temperature 0.6 "
+        "--top-k 20 samples as it says (docs/jobs.md)"
+    )
+    assert said == ([] if temperature else [note])
 
 
 @pytest.mark.parametrize(

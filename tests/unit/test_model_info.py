@@ -14,10 +14,12 @@ import pytest
 from huggingface_hub import constants, errors
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.numpy import save_file
+from transformers import GenerationConfig
 
 from outrider.workers.errors import ModelError
+from outrider.workers.models.generation_settings import SETTINGS
 from outrider.workers.models.headers import INDEX
-from outrider.workers.models.model_info import POCKET, find, read_model_info, weight_files
+from outrider.workers.models.model_info import POCKET, ModelInfo, find, read_model_info, weight_files
 
 CONFIG = {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64, "eos_token_id": 2, "dtype": "bfloat16"}
 
@@ -145,23 +147,70 @@ def test_an_adapter_is_not_passed_over(model: Path) -> None:
     assert "adapters are not applied" in message(model)
 
 
+NEUTRAL = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": [], "forced_eos_token_id": None}
+NEUTRAL |= {"num_beams": 1, "token_healing": False, "stop_strings": None, "max_length": 20, "typical_p": 1.0}
+NEUTRAL |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None, "cache_implementation": "hybrid", "max_time": None}
+# Everything that transformers' generate is known to change a text by.
+USED = {"repetition_penalty": 1.05, "no_repeat_ngram_size": 2, "suppress_tokens": [0], "forced_eos_token_id": 0}
+USED |= {"num_beams": 4, "token_healing": True, "stop_strings": "###", "dola_layers": "high", "penalty_alpha": 0.6}
+USED |= {"exponential_decay_length_penalty": [8, 1.1], "watermarking_config": {"bias": 2.5}, "typical_p": 0.9}
+USED |= {"epsilon_cutoff": 3e-4, "eta_cutoff": 3e-4, "top_h": 0.4, "min_new_tokens": 3, "bad_words_ids": [[3]]}
+USED |= {"guidance_scale": 1.5, "sequence_bias": [[[3], 2.0]], "begin_suppress_tokens": [3], "forced_bos_token_id": 0}
+USED |= {"cache_implementation": "quantized", "max_time": 1.0, "min_length": 4}
+
+
+def settings_of(model: Path, settings: dict[str, Any]) -> ModelInfo:
+    (model / "generation_config.json").write_text(json.dumps(settings))
+    return read_model_info(str(model))
+
+
 def test_settings_of_generate_that_change_texts_are_told(model: Path) -> None:
-    neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": [], "forced_eos_token_id": None}
-    (model / "generation_config.json").write_text(json.dumps(neutral))
-    assert read_model_info(str(model)).unfollowed == ()
-    used = {"repetition_penalty": 1.05, "no_repeat_ngram_size": 2, "suppress_tokens": [0], "forced_eos_token_id": 0}
-    (model / "generation_config.json").write_text(json.dumps(used))
-    assert set(read_model_info(str(model)).unfollowed) == set(used)
+    assert settings_of(model, NEUTRAL | {"do_sample": True}).unfollowed == ()
+    told = settings_of(model, USED)
+    assert (set(told.unfollowed), told.settings) == (set(USED), "generation_config.json")
 
 
-def test_ways_to_search_and_to_end_are_settings_that_change_texts(model: Path) -> None:
-    neutral = {"num_beams": 1, "token_healing": False, "stop_strings": None, "do_sample": True, "max_length": 20}
-    (model / "generation_config.json").write_text(json.dumps(neutral))
+def test_settings_of_before_stand_in_the_configuration(model: Path) -> None:
+    """transformers reads them there where no other file states any."""
+    configure(model, **NEUTRAL)
     assert read_model_info(str(model)).unfollowed == ()
-    used = {"num_beams": 4, "token_healing": True, "stop_strings": "###", "dola_layers": "high", "penalty_alpha": 0.6}
-    used |= {"exponential_decay_length_penalty": [8, 1.1], "watermarking_config": {"bias": 2.5}}
-    (model / "generation_config.json").write_text(json.dumps(used))
-    assert set(read_model_info(str(model)).unfollowed) == set(used)
+    configure(model, **USED, text_config={"vocab_size": 7, "n_positions": 9, "encoder_repetition_penalty": 2.0})
+    told = read_model_info(str(model))
+    assert (set(told.unfollowed), told.settings) == ({*USED, "encoder_repetition_penalty"}, "config.json")
+    told = settings_of(model, {"repetition_penalty": 1.2})
+    assert (told.unfollowed, told.settings) == (("repetition_penalty",), "generation_config.json")
+
+
+def test_every_setting_of_transformers_is_known() -> None:
+    """One that a later release adds has to be looked at: does it change texts?"""
+    theirs = {name for name in GenerationConfig().__dict__ if not name.startswith("_")} - {"transformers_version"}
+    assert theirs <= SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20},
+            {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
+        ),
+        ({"do_sample": True, "top_k": 0, "min_p": 0.05}, {"temperature": 1.0, "min_p": 0.05}),
+        ({"do_sample": True, "temperature": "hot", "top_p": True, "top_k": None}, {"top_k": 50}),
+        ({"do_sample": False, "temperature": 0.6}, {}),
+        ({"temperature": 0.6}, {}),
+    ],
+)
+def test_how_a_model_would_sample(settings: dict[str, Any], expected: dict[str, float], model: Path) -> None:
+    assert dict(settings_of(model, settings).sampling) == expected
+
+
+def test_the_end_of_texts_is_that_of_the_whole_model_where_it_states_one(model: Path) -> None:
+    """As transformers has it of models that hear."""
+    text = {"vocab_size": 90, "n_positions": 9, "eos_token_id": 4}
+    configure(model, eos_token_id=[3, 95], text_config=text)
+    assert read_model_info(str(model)).end_tokens == (3,)
+    configure(model, eos_token_id=None, text_config=text)
+    assert read_model_info(str(model)).end_tokens == (4,)
 
 
 def test_a_text_config_that_is_none_is_passed_over(model: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.workers.errors import ModelError
+from outrider.workers.models.generation_settings import SETTINGS
 
 # Keys that say how a model was trained, named, saved or sampled from, but do not change its logits. How it is quantised is
 # read apart (formats/configuration.py), by whoever reads the weights.
@@ -24,16 +25,15 @@ attention_probs_dropout_prob hidden_dropout_prob embedding_dropout embed_dropout
 output_attentions output_hidden_states output_scores chunk_size_feed_forward problem_type id2label label2id num_labels
 finetuning_task task_specific_params summary_activation summary_first_dropout summary_proj_to_labels summary_type
 summary_use_proj attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size
-max_sequence_length pad_key_length pre_allocate_kv_cache validate_runner_input max_length min_length max_new_tokens
-do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
-repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
+max_sequence_length pad_key_length pre_allocate_kv_cache validate_runner_input
 use_flash_attn use_sdpa attn_implementation unsloth_version unsloth_fixed torchscript cache_implementation
 output_router_logits router_aux_loss_coef router_jitter_noise output_past
 is_llama_config transformers.js_config neftune_noise_alpha
 pard_token ptd_token_id spd_type dflash_config
 quantization_config
 """
-HARMLESS = frozenset(HARMLESS_NAMES.split())
+# What checkpoints of before say of how texts are chosen changes no logit either, and is told (generation_settings.py).
+HARMLESS = frozenset(HARMLESS_NAMES.split()) | SETTINGS
 
 
 class Config:

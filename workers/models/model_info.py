@@ -16,7 +16,8 @@ from outrider.workers.models.config_file import NAME, config_path, quantisation_
 from outrider.workers.models.digests import digest_of
 from outrider.workers.models.files import check_describing, holds_tokenizer, read_json, state_of
 from outrider.workers.models.formats.gguf.file import is_gguf, read_gguf
-from outrider.workers.models.headers import INDEX, SINGLE, Outline, quoted, read_outline, safetensors_of
+from outrider.workers.models.generation_settings import FILE, read_settings
+from outrider.workers.models.headers import INDEX, SINGLE, Outline, read_outline, safetensors_of
 from outrider.workers.models.heads import FAMILY, head_of, is_head
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.size_check import check_fits
@@ -48,17 +49,6 @@ WITHOUT_LIMIT = frozenset(("mamba", "mamba2", "falcon_mamba", "xlstm", "rwkv", "
 LONGEST_ROW = 1 << 20
 # Whose weights are to be added to those of a model.
 ADAPTER = "adapter_config.json"
-GENERATION = "generation_config.json"
-# Settings of transformers' generate that change texts and are not followed, and what says that they are not in use.
-UNFOLLOWED: dict[str, object] = {
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), None),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids"), None),
-    **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config", "stop_strings", "penalty_alpha"), None),
-    **dict.fromkeys(("dola_layers", "force_words_ids", "constraints"), None),
-    "token_healing": False,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +74,10 @@ class ModelInfo:
     states: tuple[int, ...] = ()
     # How many weights its files hold, where their headers tell.
     numbers: int | None = None
-    # What its generation_config.json sets that is not followed.
+    # What its own settings of transformers' generate would change that is not followed, how they sample, and their file.
     unfollowed: tuple[str, ...] = ()
+    sampling: tuple[tuple[str, float], ...] = ()
+    settings: str = FILE
     # How many numbers of keys and values a token has, where its config.json tells.
     cached_numbers: int | None = None
 
@@ -228,8 +220,8 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
     vocabulary = text.get("vocab_size")
     if not _is_count(vocabulary):
         raise ModelError(f'{source} does not say how many tokens there are: add "vocab_size", a positive whole number')
-    generation = read_json(path / GENERATION) if os.path.lexists(path / GENERATION) else {}
-    end_tokens = _end_tokens(path, generation, text, vocabulary)
+    stated = config if is_gguf(path) else read_json(source)
+    settings = read_settings(path, text if head is not None else stated, source.name, vocabulary)
     check_describing(described(path))
     outline = _outline(path, weights)
     check_fits(path, text, outline)
@@ -240,14 +232,16 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
         context=context,
         vocabulary=vocabulary,
         dtype=_dtype(text, config),
-        end_tokens=end_tokens,
+        end_tokens=settings.end_tokens,
         weight_bytes=sum(state_of(file).st_size for file in weights),
         digest="" if by_headers else digest(path, tell),
         made_for=_made_for(path),
         numbers=outline.numbers,
         head=head is not None,
         scored=None if head is None or head.draft_vocabulary == head.vocabulary else head.draft_vocabulary,
-        unfollowed=_unfollowed(generation),
+        unfollowed=settings.unfollowed,
+        sampling=settings.sampling,
+        settings=settings.file,
         cached_numbers=cached_numbers(text),
     )
 
@@ -278,10 +272,6 @@ def _context(text: Mapping[str, Any], family: str, source: Path) -> int:
     if context is None:
         raise ModelError(f'{source} does not say how long a row may be: add "{CONTEXT_KEYS[0]}", a positive whole number')
     return context
-
-
-def _unfollowed(generation: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(key for key, unused in UNFOLLOWED.items() if generation.get(key, unused) not in (unused, None, [], {}))
 
 
 def _dtype(*configs: Mapping[str, Any]) -> str:
@@ -339,20 +329,6 @@ def check_unchanged(path: str | Path, expected: str) -> None:
 def shown(digest: str) -> str:
     """Enough of a digest to tell it from another."""
     return f"{digest.rpartition(':')[2][:12]}…"
-
-
-def _end_tokens(path: Path, generation: Mapping[str, Any], config: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
-    """Ids that end a text: the generation settings' where there are any, else the model's."""
-    declared = generation.get("eos_token_id")
-    if declared is None:
-        declared = config.get("eos_token_id")
-    if declared is None:
-        return ()
-    ids = declared if isinstance(declared, list) else [declared]
-    if not all(type(id_) is int for id_ in ids):
-        raise ModelError(f'{path}: "eos_token_id" must be a token id or a list of them, got {quoted(declared)}')
-    # Families have ids of their own where nothing is said, also for models with fewer tokens.
-    return tuple(sorted({id_ for id_ in ids if 0 <= id_ < vocabulary}))
 
 
 def _is_count(value: object) -> TypeGuard[int]:
