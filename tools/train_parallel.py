@@ -32,11 +32,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from option_values import at_least, make_folder, positive
-from safetensors import SafetensorError
+from training_files import replacing, told_at_the_end
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
-from outrider.runner.cli.ending import INTERRUPTED
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.models.config_file import quantisation_of
 from outrider.workers.models.mask_token import mask_token_of
@@ -309,25 +308,16 @@ def train_parallel(
 
 
 def save_parallel(draft: PreTrainedModel, source: Path, out: Path, mask_token: int) -> None:
-    """All that the draft's directory has but its own weights, and the new ones; config.json names the mask token.
-
-    Whole files alone come into ``out``, so that what was saved before outlives a kill or a full disk.
-    """
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for file in source.iterdir():
-        if file.is_file() and not file.name.endswith(OF_WEIGHTS) and file.name != "config.json":
-            shutil.copyfile(file, partial / file.name)
-    before = json.loads((source / "config.json").read_text())
-    dtype = before.get("dtype") or before.get("torch_dtype") or "float32"
-    copy.deepcopy(draft).to(torch.bfloat16).save_pretrained(partial)
-    config = json.loads((partial / "config.json").read_text())
-    (partial / "config.json").write_text(json.dumps({**config, "dtype": dtype, "pard_token": mask_token}, indent=2) + "\n")
-    out.mkdir(exist_ok=True)
-    for file in partial.iterdir():
-        file.replace(out / file.name)
-    partial.rmdir()
+    """All that the draft's directory has but its own weights, and the new ones; config.json names the mask token."""
+    with replacing(out, out.with_name(out.name + ".partial")) as partial:
+        for file in source.iterdir():
+            if file.is_file() and not file.name.endswith(OF_WEIGHTS) and file.name != "config.json":
+                shutil.copyfile(file, partial / file.name)
+        before = json.loads((source / "config.json").read_text())
+        dtype = before.get("dtype") or before.get("torch_dtype") or "float32"
+        copy.deepcopy(draft).to(torch.bfloat16).save_pretrained(partial)
+        config = {**json.loads((partial / "config.json").read_text()), "dtype": dtype, "pard_token": mask_token}
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def read_stream(tokenizer: Any, files: Sequence[Path]) -> np.ndarray:
@@ -432,16 +422,11 @@ def main() -> None:
         save_parallel(model, arguments.draft, arguments.out, mask_token)
 
     streams = [stream[: -len(held_out)]]
-    try:
+    with told_at_the_end(parser, arguments.out):
         if arguments.answers:
             streams.append(own_answers(target, streams[0], arguments.answers))
         given = (cpu_minutes(arguments.minutes), arguments.rate, arguments.tokens, arguments.length, save)
         train_parallel(draft, target, streams, held_out, mask_token, *given)
-    except KeyboardInterrupt:
-        kept = f"{arguments.out} is as it was last saved" if arguments.out.exists() else "nothing was saved yet"
-        parser.exit(INTERRUPTED, f"stopped; {kept}\n")
-    except (OSError, SafetensorError) as error:  # safetensors has the system's reason in an error of its own
-        parser.exit(1, f"--out: {arguments.out} cannot be written: {first_line(error)}\n")
 
 
 if __name__ == "__main__":

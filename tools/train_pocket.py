@@ -34,8 +34,11 @@ import torch
 import torch.nn.functional as F
 from option_values import at_least, make_folder, not_negative
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from train_parallel import NO_MUON, cpu_minutes, own_answers, save_parallel, train_parallel, with_mask_token
+from train_parallel import NO_MUON, cpu_minutes, loaded, own_answers, save_parallel, train_parallel, with_mask_token
+from training_files import replacing, told_at_the_end
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from outrider.workers.errors import ModelError, first_line
 
 VOCABULARY = 4096
 CONTEXT = 4096
@@ -251,6 +254,70 @@ def train(
     return model
 
 
+def tokenizer_of(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers has no class of its own for what it cannot read
+        raise ModelError(f"{file} cannot be read: {first_line(error)}") from error
+
+
+def train_all(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(arguments.threads)
+
+    training_texts, held_out_texts = read_corpus()
+    # A target that stays keeps the tokens that it was trained on.
+    kept = arguments.out / "target" / "tokenizer.json"
+    tokenizer = train_tokenizer(training_texts) if arguments.target_minutes else tokenizer_of(kept)
+    training, held_out = encode(tokenizer, training_texts), encode(tokenizer, held_out_texts)
+    print(f"corpus: {len(training):,} tokens to train on, {len(held_out):,} held out", flush=True)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+
+    def save(role: str, model: LlamaForCausalLM) -> None:
+        shipped = copy.deepcopy(model).to(torch.bfloat16)
+        with replacing(arguments.out / role, arguments.out / f"{role}.partial") as partial:
+            # Stored in half the bytes, run in full precision unless asked otherwise.
+            shipped.save_pretrained(partial)
+            config = {**json.loads((partial / "config.json").read_text()), "dtype": "float32"}
+            (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            wrapped.save_pretrained(partial)
+
+    if arguments.target_minutes:
+        target = train("target", training, held_out, arguments.target_minutes, None, save)
+    else:
+        target = loaded(arguments.out / "target")
+    if arguments.draft_minutes:
+        train("draft", training, held_out, arguments.draft_minutes, target, save)
+    if arguments.parallel_minutes:
+        draft = loaded(arguments.out / "draft")
+        mask_token = with_mask_token(draft, VOCABULARY)
+        streams = [training, own_answers(target, training, PARALLEL_ANSWERS)]
+        share_done = cpu_minutes(arguments.parallel_minutes)
+        given = (mask_token, share_done, RATE["parallel"], PARALLEL_TOKENS, PARALLEL_WINDOW)
+        source, out = arguments.out / "draft", arguments.out / "parallel"
+        train_parallel(
+            draft, target, streams, held_out, *given, lambda model: save_parallel(model, source, out, mask_token)
+        )
+
+    shipped = {role: loaded(arguments.out / role) for role in SHAPES}
+    figures = {
+        "held_out_tokens": len(held_out),
+        "held_out_loss": {role: round(held_out_loss(model, held_out, 1024), 4) for role, model in shipped.items()},
+        "held_out_loss_at_full_context": round(held_out_loss(shipped["target"], held_out, CONTEXT - 1), 4),
+        "greedy_agreement": round(agreement(shipped["target"], shipped["draft"], held_out), 4),
+    }
+    with torch.no_grad(), rounded_weights(shipped["target"]):
+        figures["held_out_loss_int4_rtn"] = round(held_out_loss(shipped["target"], held_out, 1024), 4)
+    (arguments.out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps(figures, indent=2))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -267,59 +334,8 @@ def main() -> None:
     if not hasattr(torch.optim, "Muon"):
         parser.error(NO_MUON)
     make_folder(parser, "--out", arguments.out)
-    torch.set_num_threads(arguments.threads)
-
-    training_texts, held_out_texts = read_corpus()
-    # A target that stays keeps the tokens that it was trained on.
-    kept = arguments.out / "target" / "tokenizer.json"
-    tokenizer = train_tokenizer(training_texts) if arguments.target_minutes else Tokenizer.from_file(str(kept))
-    training, held_out = encode(tokenizer, training_texts), encode(tokenizer, held_out_texts)
-    print(f"corpus: {len(training):,} tokens to train on, {len(held_out):,} held out", flush=True)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        model_max_length=CONTEXT,
-        clean_up_tokenization_spaces=False,
-    )
-    wrapped.chat_template = CHAT_TEMPLATE
-
-    def save(role: str, model: LlamaForCausalLM) -> None:
-        shipped = copy.deepcopy(model).to(torch.bfloat16)
-        # Stored in half the bytes, run in full precision unless asked otherwise.
-        shipped.save_pretrained(arguments.out / role)
-        config = json.loads((arguments.out / role / "config.json").read_text())
-        (arguments.out / role / "config.json").write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n")
-        wrapped.save_pretrained(arguments.out / role)
-
-    if arguments.target_minutes:
-        target = train("target", training, held_out, arguments.target_minutes, None, save)
-    else:
-        target = LlamaForCausalLM.from_pretrained(arguments.out / "target", dtype=torch.float32)
-    if arguments.draft_minutes:
-        train("draft", training, held_out, arguments.draft_minutes, target, save)
-    if arguments.parallel_minutes:
-        draft = LlamaForCausalLM.from_pretrained(arguments.out / "draft", dtype=torch.float32)
-        mask_token = with_mask_token(draft, VOCABULARY)
-        streams = [training, own_answers(target, training, PARALLEL_ANSWERS)]
-        share_done = cpu_minutes(arguments.parallel_minutes)
-        given = (mask_token, share_done, RATE["parallel"], PARALLEL_TOKENS, PARALLEL_WINDOW)
-        source, out = arguments.out / "draft", arguments.out / "parallel"
-        train_parallel(
-            draft, target, streams, held_out, *given, lambda model: save_parallel(model, source, out, mask_token)
-        )
-
-    shipped = {role: LlamaForCausalLM.from_pretrained(arguments.out / role, dtype=torch.float32) for role in SHAPES}
-    figures = {
-        "held_out_tokens": len(held_out),
-        "held_out_loss": {role: round(held_out_loss(model, held_out, 1024), 4) for role, model in shipped.items()},
-        "held_out_loss_at_full_context": round(held_out_loss(shipped["target"], held_out, CONTEXT - 1), 4),
-        "greedy_agreement": round(agreement(shipped["target"], shipped["draft"], held_out), 4),
-    }
-    with torch.no_grad(), rounded_weights(shipped["target"]):
-        figures["held_out_loss_int4_rtn"] = round(held_out_loss(shipped["target"], held_out, 1024), 4)
-    (arguments.out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
-    print(json.dumps(figures, indent=2))
+    with told_at_the_end(parser, arguments.out, "*/config.json"):
+        train_all(arguments)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from train_parallel import NO_MUON, cpu_minutes, own_answers
+from train_parallel import NO_MUON, cpu_minutes, loaded, own_answers
 from train_pocket import CONTEXT, END_OF_TEXT, SHAPES, VOCABULARY, batches, encode, read_corpus
+from training_files import replacing, told_at_the_end
 from transformers import LlamaForCausalLM
 
 from outrider.workers.errors import ModelError, first_line
@@ -177,14 +178,9 @@ def losses(head: Head, target: LlamaForCausalLM, window: Tensor, chosen: Tensor,
 
 def save(head: Head, target: LlamaForCausalLM, chosen: Tensor, folder: Path) -> None:
     config = target.config
-    folder.mkdir(parents=True, exist_ok=True)
     taken = torch.zeros(config.vocab_size, dtype=torch.bool)
     taken[chosen] = True
     tensors = head.tensors() | {"d2t": chosen - torch.arange(len(chosen)), "t2d": taken}
-    # Whole before it bears its name, so that what was saved before outlives a kill or a full disk.
-    partial = folder / "model.partial"
-    save_file(tensors, partial, metadata={"format": "pt"})
-    partial.replace(folder / "model.safetensors")
     values = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -205,7 +201,9 @@ def save(head: Head, target: LlamaForCausalLM, chosen: Tensor, folder: Path) -> 
         "bos_token_id": 0,
         "eos_token_id": 0,
     }
-    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+    with replacing(folder, folder / "head.partial") as partial:
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        (partial / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 
 def not_a_pocket_target(path: Path) -> str | None:
@@ -237,37 +235,10 @@ def begun(target: LlamaForCausalLM, folder: Path) -> Head:
     return head
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--target", type=Path, default=Path(__file__).parents[1] / "workers" / "pocket" / "target")
-    parser.add_argument("--minutes", type=positive, default=40)
-    parser.add_argument("--shallow", type=share, default=SHALLOW, help="the share of them that trains a single step")
-    parser.add_argument("--begin", type=Path, help="a head that an earlier training wrote, to go on with")
-    parser.add_argument("--answers", type=at_least(0), default=0, help="of the target's own, for every second step")
-    parser.add_argument("--seed", type=at_least(0), default=7, help="of the windows: another one to go on with a head")
-    parser.add_argument("--threads", type=at_least(1), default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    if not (arguments.target / "config.json").is_file():
-        parser.error(f"--target: {arguments.target} has no config.json")
-    if arguments.begin is not None and not (arguments.begin / "model.safetensors").is_file():
-        parser.error(f"--begin: {arguments.begin} has no model.safetensors")
-    if (reason := not_a_pocket_target(arguments.target)) is not None:
-        parser.error(f"--target: {arguments.target} is no pocket target, which alone this trains a head for: {reason}")
-    if arguments.out.resolve() == arguments.target.resolve():
-        parser.error(f"--out: {arguments.out} is the target's own directory; name another")
-    if not hasattr(torch.optim, "Muon"):
-        parser.error(NO_MUON)
+def train(arguments: argparse.Namespace, target: LlamaForCausalLM, head: Head | None) -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     generator = np.random.default_rng(arguments.seed)
-
-    target = LlamaForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).requires_grad_(False)
-    try:
-        head = None if arguments.begin is None else begun(target, arguments.begin)
-    except ModelError as error:
-        parser.error(f"--begin: {error}")
-    make_folder(parser, "--out", arguments.out)
     tokenizer = Tokenizer.from_file(str(arguments.target / "tokenizer.json"))
     training_texts, held_out_texts = read_corpus()
     training, held_out = encode(tokenizer, training_texts), encode(tokenizer, held_out_texts)
@@ -313,6 +284,37 @@ def main() -> None:
             optimizer.zero_grad(set_to_none=True)
         step += 1
     save(head, target, chosen, arguments.out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--target", type=Path, default=Path(__file__).parents[1] / "workers" / "pocket" / "target")
+    parser.add_argument("--minutes", type=positive, default=40)
+    parser.add_argument("--shallow", type=share, default=SHALLOW, help="the share of them that trains a single step")
+    parser.add_argument("--begin", type=Path, help="a head that an earlier training wrote, to go on with")
+    parser.add_argument("--answers", type=at_least(0), default=0, help="of the target's own, for every second step")
+    parser.add_argument("--seed", type=at_least(0), default=7, help="of the windows: another one to go on with a head")
+    parser.add_argument("--threads", type=at_least(1), default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    if not (arguments.target / "config.json").is_file():
+        parser.error(f"--target: {arguments.target} has no config.json")
+    if arguments.begin is not None and not (arguments.begin / "model.safetensors").is_file():
+        parser.error(f"--begin: {arguments.begin} has no model.safetensors")
+    if (reason := not_a_pocket_target(arguments.target)) is not None:
+        parser.error(f"--target: {arguments.target} is no pocket target, which alone this trains a head for: {reason}")
+    if arguments.out.resolve() == arguments.target.resolve():
+        parser.error(f"--out: {arguments.out} is the target's own directory; name another")
+    if not hasattr(torch.optim, "Muon"):
+        parser.error(NO_MUON)
+    with told_at_the_end(parser, arguments.out):
+        target = loaded(arguments.target).requires_grad_(False)
+        try:
+            head = None if arguments.begin is None else begun(target, arguments.begin)
+        except ModelError as error:
+            parser.error(f"--begin: {error}")
+        make_folder(parser, "--out", arguments.out)
+        train(arguments, target, head)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import itertools
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_models import tiny_model
 from transformers import LlamaForCausalLM
 
 from outrider.workers import actor_loops
@@ -116,3 +122,63 @@ def test_a_head_that_is_gone_on_with_keeps_its_own_tokens(tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
     with pytest.raises(ModelError, match=r"target/model\.safetensors is no head that this tool wrote"):
         tool.begun(target, TARGET)
+
+
+def _saving(role: str, stream: object, held_out: object, minutes: float, teacher: object, save: Callable[..., None]) -> Any:
+    """A training of train_pocket's that only saves, twice."""
+    model = tiny_model("llama")
+    for _ in range(2):
+        save(role, model)
+    return model
+
+
+def _nothing_to_learn(head: Any, *given: object) -> tuple[torch.Tensor, list[float]]:
+    return head.lm_head.weight.sum() * 0, [0.0]
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "stopped; {}"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "--out: out cannot be written: [Errno 28] No space left on"),
+    ],
+)
+@pytest.mark.parametrize(("name", "folder"), [("train_pocket", "out/target"), ("train_pocket_head", "out")])
+def test_a_training_that_ends_early_says_so_and_keeps_what_it_had_saved(
+    name: str,
+    folder: str,
+    ends: BaseException,
+    code: int,
+    said: str,
+    before: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tool, saves = importlib.import_module(name), itertools.count()
+    replacing = tool.replacing
+
+    @contextmanager
+    def ended(*given: Path) -> Iterator[Path]:
+        with replacing(*given) as partial:
+            yield partial
+            if next(saves) == before:
+                raise ends
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tool, "replacing", ended)
+    monkeypatch.setattr(tool, "read_corpus", lambda: (["word = 1\n" * 4000, "import os\n" * 4000],) * 2)
+    if name == "train_pocket":
+        monkeypatch.setattr(tool, "train", _saving)
+    else:
+        monkeypatch.setattr(tool, "losses", _nothing_to_learn)
+        monkeypatch.setattr(tool, "cpu_minutes", lambda minutes: lambda step: float(step))
+    monkeypatch.setattr(sys, "argv", [name, "--out", "out", "--threads", str(torch.get_num_threads())])
+    with pytest.raises(SystemExit) as end:
+        tool.main()
+    assert end.value.code == code
+    assert said.format("out is as it was last saved" if before else "nothing was saved yet") in capsys.readouterr().err
+    assert {path.name for path in Path("out").iterdir()} <= {"target", "config.json", "model.safetensors"}
+    assert (Path(folder) / "config.json").is_file() == bool(before)
+    assert not before or load_file(Path(folder) / "model.safetensors")
