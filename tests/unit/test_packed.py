@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -321,8 +323,29 @@ def test_another_packing_version_is_another_file(model: Path, cache: Path) -> No
 def test_a_cache_that_cannot_be_written_costs_a_warning(model: Path, cache: Path) -> None:
     cache.write_text("a file where the directory should be")
     packed = load(model)
-    assert "were not cached" in packed.notes[0]
+    assert packed.notes == (
+        f"packed weights were not cached in {cache}: File exists; "
+        "the next start packs them again (OUTRIDER_CACHE names another folder)",
+    )
     assert_holds(packed, load_file(model / "model.safetensors"))
+
+
+def test_processes_of_the_same_number_store_the_same_weights_at_once(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of containers are that share a cache: both have written before one moves its file to its place."""
+    both, fsync = threading.Barrier(2), os.fsync
+
+    def written(descriptor: int) -> None:
+        fsync(descriptor)
+        both.wait(60)
+
+    monkeypatch.setattr(packed_cache.os, "fsync", written)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: load(model), range(2)))
+    assert [each.notes for each in found] == [(), ()]
+    assert load(model).cached
+    assert [file.suffix for file in cache.iterdir()] == [".packed"]
 
 
 def test_what_was_used_longest_ago_leaves_the_cache(

@@ -126,7 +126,10 @@ def load_packed(
         try:
             packed_cache.store(file, key, memory.view, threads)
         except OSError as error:
-            notes.append(f"packed weights were not cached: {error}")
+            notes.append(
+                f"packed weights were not cached in {file.parent}: {error.strerror or error}; "
+                "the next start packs them again (OUTRIDER_CACHE names another folder)"
+            )
     for note in notes:
         logger.warning("%s: %s", model_info.name, note)
     addresses = tuple(memory.address + offset for offset in offsets)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import struct
 import time
@@ -171,7 +172,8 @@ def store(file: Path, key: dict[str, Any], memory: memoryview, threads: int) -> 
         sums = list(pool.map(zlib.crc32, pieces))
     text = json.dumps({"key": key, "bytes": len(memory), "checksums": sums}).encode()
     header = MAGIC + struct.pack("<Q", len(text)) + text + hashlib.sha256(text).digest()
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    # Containers that share a cache may have processes of the same number.
+    partial = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as stream:
             stream.write(header.ljust(_round_up(len(header)), b"\0"))
