@@ -20,6 +20,7 @@ from outrider.runner.driving.job_record import JobRecord
 from outrider.runner.driving.lifecycle import Failure, Lifecycle, Loss
 from outrider.runner.driving.replica import Call, Replica
 from outrider.runner.driving.schedule import Schedule
+from outrider.runner.hosts.limits import full_shared_memory
 from outrider.runner.hosts.memory_kills import MemoryKills
 from outrider.runner.hosts.this_machine import Hosts
 from outrider.runner.hosts.worker_errors import SHORT_OF_MEMORY, explain, with_remedy
@@ -225,9 +226,10 @@ class DriverLoop:
             case Call.SIGN_OF_LIFE:
                 return lifecycle.HostGone(number)
         cause, raised = (error.cause, True) if isinstance(error, RayTaskError) else (error, False)
-        # Kills on another host are not seen here.
-        killed_for_memory = not raised and replica.plan.target.node is None and self._memory_kills.rose()
-        reason = explain(error, killed_for_memory)
+        # Kills on another host are not seen here, nor is its shared memory.
+        died_here = not raised and replica.plan.target.node is None
+        killed_for_memory = died_here and self._memory_kills.rose()
+        reason = explain(error, killed_for_memory, full_shared_memory() if died_here else None)
         failure = Failure(cause, reason, raised, self._hosts.gone(replica.plan), reason in SHORT_OF_MEMORY)
         match call:
             case Call.LOAD_DRAFT | Call.WATCH_DRAFT:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
-from outrider.runner.hosts.limits import full_shared_memory
 from outrider.workers.errors import OutriderError
 from outrider.workers.messages import ModelSpec
 
@@ -14,8 +13,11 @@ ENDED_BY_KERNEL = "its process died while the kernel ended processes for want of
 SHORT_OF_MEMORY = (ENDED_BY_RAY, ENDED_BY_KERNEL)
 
 
-def explain(error: Exception, killed_for_memory: bool = False) -> str:
-    """What went wrong in a worker, in one sentence. ``killed_for_memory``: as the kernel ended some process just then."""
+def explain(error: Exception, killed_for_memory: bool = False, full: str | None = None) -> str:
+    """What went wrong in a worker, in one sentence. ``killed_for_memory``: as the kernel ended some process just then.
+
+    ``full``: what there is to tell of its host's shared memory, where that had no room just then.
+    """
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, OutriderError):
         return str(cause)
@@ -24,7 +26,7 @@ def explain(error: Exception, killed_for_memory: bool = False) -> str:
     if isinstance(error, OutOfMemoryError):
         return ENDED_BY_RAY
     if isinstance(error, RayError):
-        return ENDED_BY_KERNEL if killed_for_memory else DIED
+        return ENDED_BY_KERNEL if killed_for_memory else DIED if full is None else f"{DIED}; {full}"
     return str(error)
 
 
@@ -34,8 +36,6 @@ def with_remedy(reason: str, target: ModelSpec) -> str:
         return f"{reason}; {_less_memory(target)}"
     if not reason.endswith(DIED):
         return reason
-    if (full := full_shared_memory()) is not None:
-        return f"{reason}; {full}"
     return f"{reason}; if memory was short, {_less_memory(target)}"
 
 

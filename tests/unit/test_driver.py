@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from driver_world import PLAN, REPORT, World, driver, fake_world, fill, ids
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from outrider.runner.driving import driver as module
+from outrider.runner.driving import lifecycle
 from outrider.runner.driving.replica import HARVEST_SECONDS, Replica
 from outrider.runner.driving.schedule import MOST_ATTEMPTS, MOST_IDLE_DEATHS
 from outrider.runner.hosts import limits
@@ -326,19 +328,39 @@ def test_a_replica_that_memory_is_too_short_for_goes_on_with_fewer_rows_at_once(
     ]
 
 
+FULL = (
+    "its process died; /dev/shm has only 64 KiB free, and where it is full processes die: remove what lies there, or "
+    "make it larger (docker run --shm-size=4g)"
+)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room in shared memory."""
+    monkeypatch.setattr(limits.shutil, "disk_usage", mock.Mock(return_value=mock.Mock(free=64 << 10)))
+
+
+@pytest.mark.parametrize(("node", "said"), [(None, FULL), ("another", "its process died; if memory was short")])
 def test_targets_that_die_beside_a_full_shared_memory_are_not_told_of_want_of_memory(
-    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    world: World, journal: Journal, full: None, node: str | None, said: str
 ) -> None:
+    """This host's own: of another's nothing is known here."""
     fill(journal, 3)
     world.dies_at_start[0] = RayActorError()
-    usage = mock.Mock(return_value=mock.Mock(free=64 << 10))
-    monkeypatch.setattr(limits.shutil, "disk_usage", usage)
-    said = (
-        r"its process died; /dev/shm has only 64 KiB free, and where it is full processes die: remove what lies there, or "
-        r"make it larger \(docker run --shm-size=4g\); the rows already done are kept"
-    )
-    with pytest.raises(JobError, match=said):
-        driver(journal).run()
+    made = driver(journal)
+    made._replicas[0].plan = replace(PLAN, target=replace(PLAN.target, node=node))
+    with pytest.raises(JobError, match=re.escape(said)):
+        made.run()
+
+
+def test_a_draft_that_dies_beside_a_full_shared_memory_is_told_with_that(
+    world: World, journal: Journal, full: None
+) -> None:
+    fill(journal, 40)
+    world.draft_deaths = lifecycle.MOST_DRAFT_DEATHS
+    made = driver(journal)
+    made.run()
+    assert f"replica 0 goes on without a draft, which died again and again: {FULL}" in made.counters.notes
 
 
 def test_kills_on_this_machine_say_nothing_of_another(
