@@ -149,6 +149,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 4, "sliding_window": 6, "attention_multiplier": 0.2, "logits_scaling": 3.0}
         | {"layer_rope_theta": [500.0, 0, 10000, 500.0], "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
     ),
+    "granite-hybrid": (
+        "granitemoehybrid",
+        LLAMA
+        | {"layer_types": ["full_attention"] * 2, "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 1}
+        | {"shared_intermediate_size": 56, "position_embedding_type": "rope", "residual_multiplier": 0.4}
+        | {"embedding_multiplier": 3.0, "attention_multiplier": 0.11, "logits_scaling": 2.0},
+    ),
     "hyperclovax": ("hyperclovax", LLAMA | {"head_dim": 24, "embedding_multiplier": 3.0, "logits_scaling": 0.25}),
     "hyperclovax-before": (
         "hyperclovax",
@@ -324,6 +331,13 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoeshared",
         MIXTURE
         | {"num_local_experts": 5, "intermediate_size": 40, "shared_intermediate_size": 56, "residual_multiplier": 0.4},
+    ),
+    "granite-moe-hybrid": (
+        "granitemoehybrid",
+        MIXTURE
+        | {"layer_types": ["full_attention"] * 2, "num_local_experts": 5, "intermediate_size": 40, "mamba_n_heads": 1}
+        | {"shared_intermediate_size": 56, "residual_multiplier": 0.4, "attention_multiplier": 0.11, "head_dim": 24}
+        | {"attention_bias": True},
     ),
     "glm4-moe": (
         "glm4_moe",

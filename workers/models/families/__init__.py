@@ -73,6 +73,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "granite": granite.granite,
     "granite_swa": granite.granite_swa,
     "granitemoe": mixtures.granitemoe,
+    "granitemoehybrid": mixtures.granitemoehybrid,
     "granitemoeshared": mixtures.granitemoeshared,
     "helium": glm.helium,
     "hunyuan_v1_dense": llama.hunyuan,

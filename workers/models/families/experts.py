@@ -54,7 +54,7 @@ class Experts:
     """``prefix``: of the layer's part, behind that of the layer. ``biased``: router and experts have biases.
 
     ``clamp`` is the bound of a clamped activation and ``slope`` its factor. ``sparse``: which layers have experts; the
-    others' gated layer is as wide as ``Sizes`` say. ``scale`` multiplies what experts, and what stands beside them, add.
+    others' gated layer is as wide as ``Sizes`` say. ``scale`` multiplies what all of these add to the residual.
     """
 
     count: int
@@ -77,7 +77,7 @@ def mixture(sizes: Sizes, experts: Experts) -> Mixer:
         block = Linear(f"model.layers.{layer}.")
         if not experts.sparse(layer):
             dense = Shared(sizes.ffn, experts.prefix, experts.dense_names)
-            return _beside(builder, h, block, dense, experts.function, residual)
+            return _beside(builder, h, block, dense, experts.function, residual, experts.scale)
         mlp = Linear(f"{block.prefix}{experts.prefix}")
         route = _route(builder, h, mlp, experts)
         products = _products(builder, h, route, mlp, experts)

@@ -3,6 +3,7 @@ Hunyuan and gpt-oss."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.kernels.program import Activation, Program, Routing
@@ -11,8 +12,8 @@ from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.experts import Experts, Router, Shared, chosen_experts, mixture, number_of_experts
 from outrider.workers.models.families.llama import hunyuan_style
 from outrider.workers.models.families.parts import FULL, SLIDING, Begin, activation, layer_types, windows
-from outrider.workers.models.families.skeleton import HeadNorms, Norms, Style, decoder, read_sizes
-from outrider.workers.models.rope import read_rope
+from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Norms, Sizes, Style, decoder, read_sizes
+from outrider.workers.models.rope import Rope, read_rope
 
 AMONG_CHOSEN = Router(Routing.SOFTMAX_CHOSEN)
 
@@ -110,20 +111,36 @@ def granitemoeshared(config: Config, begin: Begin) -> Program:
     return _granite(config, begin, config.size("shared_intermediate_size") if width else 0)
 
 
-def _granite(config: Config, begin: Begin, shared: int) -> Program:
+# Of granitemoehybrid's recurrent layers, and of training.
+MAMBA_UNUSED = """
+mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head mamba_d_conv mamba_expand mamba_chunk_size mamba_conv_bias
+mamba_proj_bias time_step_limit time_step_min time_step_max time_step_floor init_method
+"""
+
+
+def granitemoehybrid(config: Config, begin: Begin) -> Program:
+    """Granite 4 without recurrent layers: what stands beside the experts, and no experts where there are 0 of them."""
+    layers = config.size("num_hidden_layers", 32)
+    types = config.get("layer_types") or ["linear_attention"] * layers
+    if len(types) != layers or not set(types) <= {"attention", FULL}:
+        raise config.unknown('"layer_types" with recurrent layers (Mamba 2)')
+    config.only("normalization_function", "rmsnorm")
+    for key in MAMBA_UNUSED.split():
+        config.get(key)
+    rope = config.get("position_embedding_type", "nope")
+    if rope not in ("rope", "nope"):
+        raise config.unknown(f'"position_embedding_type": {rope!r}')
+    shared = config.size("shared_intermediate_size", 1024)
+    if rope == "rope":
+        return _granite(config, begin, shared)
+    for key in ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"):
+        config.get(key)
+    return _granite(config, begin, shared, [None] * layers)
+
+
+def _granite(config: Config, begin: Begin, shared: int, ropes: Sequence[Rope | None] = ()) -> Program:
     sizes, scale = read_sizes(config), config.number("residual_multiplier", 1.0)
     bias, embedding = config.flag("attention_bias", False), config.number("embedding_multiplier", 1.0)
-    count, function = number_of_experts(config, 8), activation(config, "hidden_act", "silu")
-    experts = Experts(
-        count,
-        chosen_experts(config, count, 2),
-        sizes.ffn,
-        function,
-        Router(Routing.SOFTMAX_CHOSEN, "router"),
-        shared=Shared(shared, "shared_mlp.", ("input_linear", "input_linear", "output_linear")) if shared else None,
-        prefix="block_sparse_moe.",
-        scale=scale,
-    )
     style = Style(
         qkv_bias=bias,
         output_bias=bias,
@@ -131,9 +148,30 @@ def _granite(config: Config, begin: Begin, shared: int) -> Program:
         attention_scale=config.number("attention_multiplier", 1.0),
         residual_scale=scale,
         logit_scale=1.0 / config.number("logits_scaling", 1.0),
-        mixer=mixture(sizes, experts),
+        ropes=ropes,
+        mixer=_granite_experts(config, sizes, shared, scale),
     )
     return decoder(config, begin, sizes, style)
+
+
+def _granite_experts(config: Config, sizes: Sizes, shared: int, scale: float) -> Mixer:
+    function, names = activation(config, "hidden_act", "silu"), ("input_linear", "input_linear", "output_linear")
+    if shared and config.get("num_local_experts") == 0:
+        config.get("num_experts_per_tok")
+        layer = Experts(0, 0, 0, function, AMONG_CHOSEN, sparse=lambda layer: False, prefix="shared_mlp.")
+        return mixture(replace(sizes, ffn=shared), replace(layer, dense_names=names, scale=scale))
+    count = number_of_experts(config, 8)
+    experts = Experts(
+        count,
+        chosen_experts(config, count, 2),
+        sizes.ffn,
+        function,
+        Router(Routing.SOFTMAX_CHOSEN, "router"),
+        shared=Shared(shared, "shared_mlp.", names) if shared else None,
+        prefix="block_sparse_moe.",
+        scale=scale,
+    )
+    return mixture(sizes, experts)
 
 
 def hunyuan_moe(config: Config, begin: Begin) -> Program:
