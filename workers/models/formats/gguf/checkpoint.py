@@ -18,7 +18,7 @@ from outrider.workers.models.formats.gguf.blocks import BY_NAME, Kind
 from outrider.workers.models.formats.gguf.config import config_of
 from outrider.workers.models.formats.gguf.file import gguf_quantisation, read_gguf
 from outrider.workers.models.formats.gguf.metadata import Metadata
-from outrider.workers.models.formats.gguf.names import module_of, part_of, seen_otherwise, stored_name
+from outrider.workers.models.formats.gguf.names import QKV, apart, module_of, part_of, seen_otherwise, stored_name
 from outrider.workers.models.formats.raw import Array, RawTensors, to_float32
 from outrider.workers.models.headers import Entry, quoted
 
@@ -66,10 +66,11 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self._file = read_gguf(path)
-        self._entries = self._file.tensors | seen_otherwise(self._file.tensors)
-        self._raw = RawTensors(self._entries)
         self._config = config_of(self._file)
         self._architecture = architecture_of(Metadata(self._file))
+        self._apart = apart(self._architecture, self._config, self._file.tensors)
+        self._entries = self._apart | self._file.tensors | seen_otherwise(self._file.tensors)
+        self._raw = RawTensors(self._entries)
         self.quantisation: Quantisation | None = gguf_quantisation(self._file)
 
     @property
@@ -86,7 +87,8 @@ class GgufCheckpoint:
         raise ModelError(f"{quoted(name)} is not read from GGUF files")
 
     def parts(self, tensor: Tensor) -> Collection[str]:
-        return [self._find(tensor)[0].partition(" ")[0]]
+        name = self._find(tensor)[0].partition(" ")[0]
+        return [QKV.sub(r"attn_qkv\1", name) if name in self._apart else name]
 
     def file_of(self, tensor: Tensor) -> Path:
         return self._file.path
@@ -99,10 +101,11 @@ class GgufCheckpoint:
 
     def check(self, tensor: Tensor) -> None:
         name, entry = self._find(tensor)
-        if entry.shape != tensor.shape:
-            raise ModelError(
-                f"{entry.file}: the tensor {quoted(name)} has shape {entry.shape}, its metadata asks for {tensor.shape}"
-            )
+        found, asked = entry.shape, tensor.shape
+        if tensor.stored and len(asked) == 1:  # norms of heads, which the file has one to a row as well
+            found, asked = self._file.tensors[name].shape, tensor.stored
+        if found != asked:
+            raise ModelError(f"{entry.file}: the tensor {quoted(name)} has shape {found}, its metadata asks for {asked}")
 
     def matrix(self, tensor: Tensor) -> GgufMatrix | None:
         name = stored_name(self._architecture, tensor.name)
@@ -124,7 +127,8 @@ class GgufCheckpoint:
         if BY_NAME[entry.type].scheme is not None:
             raise ModelError(f"{entry.file}: the tensor {quoted(name)} is a vector of the type {entry.type}")
         values = self._plain_rows(name, self._order_of_rows(tensor), start, stop)
-        change = self._architecture.changes.get(self._module(tensor))
+        changes, part = self._architecture.changes, part_of(self._architecture, tensor.name)[1]
+        change = changes.get(part, changes.get(module_of(part)))
         return values if change is None else change(to_float32(values))
 
     def _plain_rows(self, name: str, order: NDArray[np.int64] | None, start: int, stop: int) -> Array:

@@ -41,6 +41,13 @@ class Metadata:
             self.refuse(f"has no {quoted(name)}")
         return value
 
+    def several(self, key: str, kind: type, length: int) -> list[Any]:
+        """So many values of a kind."""
+        values = self.get(key, list)
+        if len(values) != length or not all(type(value) is kind for value in values):
+            self.refuse(f"has {quoted(f'{self.architecture}.{key}')}: {quoted(values)}, where {length} values are needed")
+        return list(values)
+
     def has(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self.values
 

@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from outrider.workers.models.formats.gguf.architectures.architecture import Architecture
+from outrider.workers.models.formats.gguf.architectures.architecture import Architecture, Values
 from outrider.workers.models.formats.gguf.blocks import BY_NAME
 from outrider.workers.models.headers import Entry
 
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
-# A layer's experts lie together, and the gate of a shared expert is a vector.
+# A layer's experts lie together, and so do norms of its heads; the gate of a shared expert is a vector.
 TOGETHER = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.(?:weight|bias)")
+HEAD_NORM = re.compile(r"self_attn\.[qk]_layernorm\.norms\.(\d+)\.weight")
+TOGETHER_QKV = re.compile(r"(blk\.\d+)\.attn_qkv\.(weight|bias)")
+QKV = re.compile(r"attn_[qkv](\.(?:weight|bias))")
+NORMS = re.compile(r"blk\.\d+\.attn_[qk]_norm\.weight")
 SHARED_GATE = "ffn_gate_inp_shexp.weight"
 
 
@@ -37,6 +41,8 @@ def stored_name(architecture: Architecture, name: str) -> str:
     before = f"blk.{layer}." if layer else ""
     if layer and (expert := EXPERT.fullmatch(part)):
         return _of_expert(f"{before}ffn_{expert[2]}_exps.{expert[3]}", int(expert[1]))
+    if layer and (head := HEAD_NORM.fullmatch(part)):
+        return _of_head(f"{before}{names[part.rpartition('.norms.')[0]]}.weight", int(head[1]))
     if part in names:
         return before + names[part]
     module, _, ending = part.rpartition(".")
@@ -52,10 +58,38 @@ def seen_otherwise(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
             size = prod(shape) // kind.values * kind.bytes
             for expert in range(entry.shape[0]):
                 found[_of_expert(name, expert)] = replace(entry, shape=shape, offset=entry.offset + expert * size)
+        if NORMS.fullmatch(name) and len(entry.shape) == 2:
+            kind = BY_NAME[entry.type]
+            for head in range(entry.shape[0]):
+                start = head * entry.shape[1] // kind.values * kind.bytes
+                found[_of_head(name, head)] = replace(entry, shape=entry.shape[1:], offset=entry.offset + start)
+            found[name] = replace(entry, shape=(prod(entry.shape),))
         if name.endswith(SHARED_GATE) and len(entry.shape) == 1:
             found[name] = replace(entry, shape=(1, *entry.shape))
     return found
 
 
+def apart(architecture: Architecture, config: Values, tensors: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Queries, keys and values that lie together, of a family whose own are three tensors: each by its own name."""
+    if "attn_q" not in architecture.parts.values():
+        return {}
+    size, heads, kv_heads = (config[key] for key in ("head_dim", "num_attention_heads", "num_key_value_heads"))
+    widths = {"q": heads * size, "k": kv_heads * size, "v": kv_heads * size}
+    found = {}
+    for name, entry in tensors.items():
+        if not (together := TOGETHER_QKV.fullmatch(name)) or entry.shape[0] != sum(widths.values()):
+            continue
+        kind, start = BY_NAME[entry.type], entry.offset
+        for part, width in widths.items():
+            shape = (width, *entry.shape[1:])
+            found[f"{together[1]}.attn_{part}.{together[2]}"] = replace(entry, shape=shape, offset=start)
+            start += prod(shape) // kind.values * kind.bytes
+    return found
+
+
 def _of_expert(name: str, expert: int) -> str:
     return f"{name} of expert {expert}"
+
+
+def _of_head(name: str, head: int) -> str:
+    return f"{name} of head {head}"

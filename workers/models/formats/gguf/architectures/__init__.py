@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from outrider.workers.models.formats.gguf.architectures import llama, mixtures, starcoder
+from outrider.workers.models.formats.gguf.architectures import (
+    cohere,
+    exaone,
+    gemma,
+    glm,
+    gpt,
+    granite,
+    layer_norms,
+    llama,
+    mixtures,
+    olmo,
+    phi,
+    starcoder,
+)
 from outrider.workers.models.formats.gguf.architectures.architecture import Architecture
 from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.headers import quoted
 
 ARCHITECTURES: dict[str, Architecture] = {
     **llama.ARCHITECTURES,
+    **gemma.ARCHITECTURES,
+    **phi.ARCHITECTURES,
+    **granite.ARCHITECTURES,
+    **glm.ARCHITECTURES,
+    **cohere.ARCHITECTURES,
+    **olmo.ARCHITECTURES,
+    **exaone.ARCHITECTURES,
+    **layer_norms.ARCHITECTURES,
+    **gpt.ARCHITECTURES,
     **starcoder.ARCHITECTURES,
     **mixtures.ARCHITECTURES,
 }

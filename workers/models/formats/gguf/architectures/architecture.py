@@ -39,7 +39,12 @@ LLAMA_PARTS = ATTENTION | GATED | NORMS_BEFORE
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def as_they_are(config: Values, part: str, rows: int) -> NDArray[np.int64] | None:
+def less_one(values: Floats) -> Floats:
+    """Of norms that multiply by 1 + w, which llama.cpp's converter stores as that sum."""
+    return values - np.float32(1)
+
+
+def as_they_are(config: Values, part: str, count: int) -> NDArray[np.int64] | None:
     return None
 
 
@@ -52,7 +57,7 @@ class Architecture:
     the family's modules (whose weight and bias have the same ending), or of single tensors. ``whole``: the same of what no
     layer has.
     ``order``: (configuration, part or whole, rows) -> where in the file each row lies; None: in its own place.
-    ``changes``: what is done to the values of a module's tensors (never matrices of codes), as float32.
+    ``changes``: what is done to the values of a module's tensors, or of single ones (never of codes), as float32.
     ``in_config``: tensors that the configuration is made from.
     """
 

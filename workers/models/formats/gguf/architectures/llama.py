@@ -1,23 +1,23 @@
-"""Llama, Mistral and Mixtral, and Qwen's dense models."""
+"""Llama, Mistral, Qwen's dense models, and others that differ from them in little: SmolLM 3, Arcee, Seed-OSS, Hunyuan."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from outrider.workers.models.formats.gguf.architectures.architecture import Architecture
+from outrider.workers.models.formats.gguf.architectures.architecture import LLAMA_PARTS, Architecture
 from outrider.workers.models.formats.gguf.architectures.rows import interleaved
-from outrider.workers.models.formats.gguf.architectures.sizes import biased, llama_style
+from outrider.workers.models.formats.gguf.architectures.sizes import biased, llama_style, mlp_biased
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 
 def _llama(metadata: Metadata) -> dict[str, Any]:
     has_bias = biased(metadata)
-    config = llama_style(metadata) | {"hidden_act": "silu", "attention_bias": has_bias}
+    config = llama_style(metadata) | {"hidden_act": "silu", "attention_bias": has_bias, "mlp_bias": mlp_biased(metadata)}
     window = metadata.get("attention.sliding_window", int, 0)
-    if window and has_bias:
+    if window and (has_bias or config["mlp_bias"]):
         metadata.refuse("has a sliding window and biases, which no family has that the native engine knows")
     if window:
-        del config["attention_bias"]
+        del config["attention_bias"], config["mlp_bias"]
         return config | {"model_type": "mistral", "sliding_window": window}
     return config | {"model_type": "llama"}
 
@@ -30,8 +30,56 @@ def _qwen3(metadata: Metadata) -> dict[str, Any]:
     return llama_style(metadata) | {"model_type": "qwen3", "hidden_act": "silu", "attention_bias": biased(metadata)}
 
 
+def _smollm3(metadata: Metadata) -> dict[str, Any]:
+    """Each fourth layer has no rope: GGUF has no key for it, and llama.cpp knows no other."""
+    return llama_style(metadata) | {
+        "model_type": "smollm3",
+        "hidden_act": "silu",
+        "attention_bias": biased(metadata),
+        "no_rope_layer_interval": 4,
+    }
+
+
+def _arcee(metadata: Metadata) -> dict[str, Any]:
+    return llama_style(metadata) | {
+        "model_type": "arcee",
+        "hidden_act": "relu2",
+        "attention_bias": biased(metadata),
+        "mlp_bias": mlp_biased(metadata),
+    }
+
+
+def _seed_oss(metadata: Metadata) -> dict[str, Any]:
+    return llama_style(metadata) | {
+        "model_type": "seed_oss",
+        "hidden_act": "silu",
+        "attention_bias": biased(metadata),
+        "attention_out_bias": metadata.has_tensor("blk.0.attn_output.bias"),
+        "mlp_bias": mlp_biased(metadata),
+    }
+
+
+def _hunyuan(metadata: Metadata) -> dict[str, Any]:
+    """Files state the base of rope as it is stretched."""
+    return llama_style(metadata) | {
+        "model_type": "hunyuan_v1_dense",
+        "hidden_act": "silu",
+        "attention_bias": biased(metadata),
+    }
+
+
+ARCEE_PARTS = {name: stored for name, stored in LLAMA_PARTS.items() if name != "mlp.gate_proj"}
+SEED_OSS_PARTS = LLAMA_PARTS | {"post_attention_layernorm": "post_attention_norm"}
+HUNYUAN_PARTS = LLAMA_PARTS | {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
 ARCHITECTURES = {
     "llama": Architecture(_llama, order=interleaved),
     "qwen2": Architecture(_qwen2),
     "qwen3": Architecture(_qwen3),
+    # Of these Ministral 3 scales queries by their positions, by a key that is not known here.
+    "mistral3": Architecture(_llama, order=interleaved),
+    "internlm2": Architecture(_llama, order=interleaved),
+    "smollm3": Architecture(_smollm3, order=interleaved),
+    "arcee": Architecture(_arcee, parts=ARCEE_PARTS, order=interleaved),
+    "seed_oss": Architecture(_seed_oss, parts=SEED_OSS_PARTS),
+    "hunyuan-dense": Architecture(_hunyuan, parts=HUNYUAN_PARTS),
 }

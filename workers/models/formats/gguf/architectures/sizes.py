@@ -7,42 +7,85 @@ from typing import Any
 
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.gguf.architectures.architecture import ROPE_FACTORS
+from outrider.workers.models.formats.gguf.architectures.left_out import layers
 from outrider.workers.models.formats.gguf.file import GgufFile
 from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.headers import quoted
 
 
-def llama_style(metadata: Metadata, ffn: int | None = None) -> dict[str, Any]:
-    """``ffn`` is what stands for a width that the file does not give."""
-    heads, width = metadata.get("attention.head_count", int), metadata.get("embedding_length", int)
-    if not 0 < heads <= width:
-        metadata.refuse(f"has {heads} heads for a width of {width}")
-    head_size = metadata.get("attention.key_length", int, width // heads)
-    if metadata.get("attention.value_length", int, head_size) != head_size:
-        metadata.refuse("has keys and values of different sizes, which the native engine does not know")
-    if metadata.get("rope.dimension_count", int, head_size) != head_size:
-        metadata.refuse("rotates a part of each head only, which the native engine does not know")
+def llama_style(metadata: Metadata, ffn: int | None = None, partial: bool = False) -> dict[str, Any]:
+    """``ffn`` is what stands for a width that the file does not give. ``partial``: rope may turn a part of each head."""
+    return sizes(metadata, ffn) | rms_epsilon(metadata) | {"rope_parameters": rope(metadata, partial)}
+
+
+def rms_epsilon(metadata: Metadata) -> dict[str, Any]:
+    return {"rms_norm_eps": metadata.get("attention.layer_norm_rms_epsilon", float)}
+
+
+def sizes(metadata: Metadata, ffn: int | None = None) -> dict[str, Any]:
+    heads = _heads(metadata)
     return {
-        "num_hidden_layers": metadata.get("block_count", int),
-        "hidden_size": width,
+        "num_hidden_layers": layers(metadata),
+        "hidden_size": metadata.get("embedding_length", int),
         "intermediate_size": metadata.get("feed_forward_length", int, ffn),
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.get("attention.head_count_kv", int, heads),
-        "head_dim": head_size,
+        "head_dim": head_size(metadata),
         "max_position_embeddings": metadata.get("context_length", int),
-        "rms_norm_eps": metadata.get("attention.layer_norm_rms_epsilon", float),
-        "rope_parameters": rope(metadata),
     }
+
+
+def _heads(metadata: Metadata) -> int:
+    heads, width = metadata.get("attention.head_count", int), metadata.get("embedding_length", int)
+    if not 0 < heads <= width:
+        metadata.refuse(f"has {heads} heads for a width of {width}")
+    return int(heads)
+
+
+def head_size(metadata: Metadata) -> int:
+    size = metadata.get("attention.key_length", int, metadata.get("embedding_length", int) // _heads(metadata))
+    if metadata.get("attention.value_length", int, size) != size:
+        metadata.refuse("has keys and values of different sizes, which the native engine does not know")
+    return int(size)
 
 
 def biased(metadata: Metadata) -> bool:
     """Whether queries, keys and values have biases."""
-    return metadata.has_tensor("blk.0.attn_q.bias")
+    return metadata.has_tensor("blk.0.attn_q.bias") or metadata.has_tensor("blk.0.attn_qkv.bias")
 
 
-def rope(metadata: Metadata) -> dict[str, Any]:
-    theta = metadata.get("rope.freq_base", float, 10000.0)
+def mlp_biased(metadata: Metadata) -> bool:
+    """Whether the layer behind the attention has them."""
+    return metadata.has_tensor("blk.0.ffn_up.bias")
+
+
+def rope(metadata: Metadata, partial: bool = False) -> dict[str, Any]:
+    """``partial``: of an architecture that may turn a part of each head."""
+    return _rope(metadata) | turned_part(metadata, partial)
+
+
+def turned_part(metadata: Metadata, partial: bool = True) -> dict[str, Any]:
+    """How large a part of each head rope turns, where that is not all."""
+    size = head_size(metadata)
+    turned = metadata.get("rope.dimension_count", int, size)
+    if turned == size:
+        return {}
+    if not partial:
+        metadata.refuse("rotates a part of each head only, which the native engine does not know")
+    if not 0 < turned < size:
+        metadata.refuse_value("rope.dimension_count")
+    # The product with the size, rounded down, is to be the same number again.
+    share = turned / size
+    return {"partial_rotary_factor": share if int(size * share) == turned else (turned + 0.5) / size}
+
+
+def base(metadata: Metadata) -> float:
+    return float(metadata.get("rope.freq_base", float, 10000.0))
+
+
+def _rope(metadata: Metadata) -> dict[str, Any]:
+    theta = base(metadata)
     # llama.cpp's reading: a factor without a type is that of a linear one, and 0 says nothing.
     kind = metadata.get("rope.scaling.type", str, "linear")
     if kind == "linear" and metadata.get("rope.scaling.factor", float, 0.0) in (0.0, 1.0):

@@ -1,0 +1,277 @@
+"""GGUF files of dense architectures, written as llama.cpp's converter writes them.
+
+Names of tensors and of keys are the gguf package's; what is done to values and to the order of rows, the converter's lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf_models import Choose, add_tokenizer, blocks_of, permuted
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+Values = NDArray[np.float32]
+Tensors = dict[str, Values]
+Config = dict[str, Any]
+
+
+def _permute(tensors: Tensors, config: Config) -> Tensors:
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, values in tensors.items():
+        for part, count in heads.items():
+            if part in name:
+                tensors[name] = permuted(values, count)
+    return tensors
+
+
+def _plus_one(tensors: Tensors, config: Config) -> Tensors:
+    return {name: values + np.float32(1) if name.endswith("norm.weight") else values for name, values in tensors.items()}
+
+
+def _turned(tensors: Tensors, config: Config) -> Tensors:
+    endings = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+    return {name: values.T if name.endswith(endings) else values for name, values in tensors.items()}
+
+
+def _neox(tensors: Tensors, config: Config) -> Tensors:
+    heads = config["num_attention_heads"]
+    for name, values in tensors.items():
+        if "query_key_value" in name:
+            each = values.reshape(heads, 3, -1, *values.shape[1:])
+            tensors[name] = np.concatenate([each[:, part].reshape(-1, *values.shape[1:]) for part in range(3)])
+    return tensors
+
+
+def _falcon(tensors: Tensors, config: Config) -> Tensors:
+    heads, groups = config["num_attention_heads"], _falcon_groups(config)
+    size = config["hidden_size"] // heads
+    for name, values in tensors.items():
+        if "query_key_value" in name:
+            each = values.reshape(groups, heads // groups + 2, size, -1)
+            parts = (each[:, :-2], each[:, [-2]], each[:, [-1]])
+            tensors[name] = np.concatenate([part.reshape(-1, values.shape[1]) for part in parts])
+    return tensors
+
+
+def _falcon_groups(config: Config) -> int:
+    return 1 if config["multi_query"] and not config["new_decoder_architecture"] else int(config["num_kv_heads"])
+
+
+def _stacked_norms(tensors: Tensors, config: Config) -> Tensors:
+    heads: dict[str, dict[int, Values]] = {}
+    for name in [name for name in tensors if ".norms." in name]:
+        module, _, head = name.removesuffix(".weight").rpartition(".norms.")
+        heads.setdefault(module, {})[int(head)] = tensors.pop(name)
+    return tensors | {f"{module}.weight": np.stack([each[i] for i in range(len(each))]) for module, each in heads.items()}
+
+
+def _with_long_factors(tensors: Tensors, config: Config) -> Tensors:
+    found = {}
+    for kind in ("short", "long"):
+        if factors := config["rope_parameters"].get(f"{kind}_factor"):
+            found[f"rope_factors_{kind}.weight"] = np.array(factors, np.float32)
+    return tensors | found
+
+
+def _partial(size: int, config: Config) -> int:
+    return int(size * config["rope_parameters"].get("partial_rotary_factor", 1.0))
+
+
+SHORT = (("num_attention_heads", "n_head"), ("hidden_size", "n_embd"))
+
+
+def _common(writer: gguf.GGUFWriter, config: Config) -> int:
+    """What all files say; the size of a head."""
+    heads, width = (int(config[name] if name in config else config[short]) for name, short in SHORT)
+    writer.add_context_length(config.get("max_position_embeddings", config.get("n_positions")))
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers_of(config))
+    writer.add_feed_forward_length(config.get("intermediate_size", config.get("n_inner", config.get("ffn_hidden_size"))))
+    writer.add_head_count(heads)
+    if (kv_heads := config.get("num_key_value_heads")) is not None:
+        writer.add_head_count_kv(kv_heads)
+    if (epsilon := config.get("rms_norm_eps")) is not None:
+        writer.add_layer_norm_rms_eps(epsilon)
+    for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
+        if key in config:
+            writer.add_layer_norm_eps(config[key])
+            if config["model_type"] == "exaone":
+                writer.add_layer_norm_rms_eps(config[key])
+    size = int(config.get("head_dim") or width // heads)
+    if config.get("head_dim"):
+        writer.add_key_length(size)
+        writer.add_value_length(size)
+    rope: Config = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    if "rope_theta" in rope:
+        writer.add_rope_freq_base(rope["rope_theta"])
+        writer.add_rope_dimension_count(_partial(size, {"rope_parameters": rope}))
+    if rope.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    return size
+
+
+def layers_of(config: Config) -> int:
+    return int(next(config[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if name in config))
+
+
+def _gemma2(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    writer.add_sliding_window(config["sliding_window"])
+
+
+def _gemma3(writer: gguf.GGUFWriter, config: Config) -> None:
+    if cap := config["final_logit_softcapping"]:
+        writer.add_final_logit_softcapping(cap)
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+
+
+def _phi3(writer: gguf.GGUFWriter, config: Config) -> None:
+    original, longest = config["original_max_position_embeddings"], config["max_position_embeddings"]
+    writer.add_rope_scaling_orig_ctx_len(original)
+    writer.add_sliding_window(config["sliding_window"] or 0)
+    if config["rope_parameters"].get("long_factor"):
+        writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(longest / original) / np.log(original))))
+
+
+def _granite(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_attention_scale(config["attention_multiplier"])
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+
+
+def _cohere(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_logit_scale(config["logit_scale"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    if window := config.get("sliding_window"):
+        writer.add_sliding_window(window)
+
+
+def _windows(writer: gguf.GGUFWriter, config: Config) -> None:
+    if window := config.get("sliding_window"):
+        writer.add_sliding_window(window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+
+
+def _parallel(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_parallel_residual(config["use_parallel_residual"])
+
+
+def _falcon_keys(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_tensor_data_layout("jploski")
+    writer.add_head_count_kv(_falcon_groups(config))
+
+
+def _no_scaling(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def _olmo(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_layer_norm_eps(1e-5)
+
+
+def nothing_more(writer: gguf.GGUFWriter, config: Config) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Written:
+    keys: Callable[[gguf.GGUFWriter, Config], None] = nothing_more
+    steps: tuple[Callable[[Tensors, Config], Tensors], ...] = field(default=())
+
+
+WRITTEN: dict[str, Written] = {
+    "gemma": Written(steps=(_plus_one,)),
+    "gemma2": Written(_gemma2, (_plus_one,)),
+    "gemma3": Written(_gemma3, (_plus_one,)),
+    "phi2": Written(),
+    "phi3": Written(_phi3, (_with_long_factors,)),
+    "granite": Written(_granite, (_permute,)),
+    "glm4": Written(),
+    "chatglm": Written(),
+    "ernie4_5": Written(),
+    "command-r": Written(_cohere),
+    "cohere2": Written(_cohere),
+    "olmo": Written(_olmo, steps=(_permute,)),
+    "olmo2": Written(_windows),
+    "smollm3": Written(steps=(_permute,)),
+    "arcee": Written(steps=(_permute,)),
+    "mistral3": Written(steps=(_permute,)),
+    "internlm2": Written(steps=(_permute,)),
+    "seed_oss": Written(),
+    "hunyuan-dense": Written(),
+    "exaone": Written(),
+    "exaone4": Written(_windows),
+    "starcoder2": Written(),
+    "stablelm": Written(_parallel, (_stacked_norms,)),
+    "nemotron": Written(_no_scaling, (_plus_one,)),
+    "gpt2": Written(steps=(_turned,)),
+    "gptneox": Written(_parallel, (_neox,)),
+    "falcon": Written(_falcon_keys, (_falcon,)),
+}
+
+
+def write_architecture(
+    source: Path, out: Path, architecture: str, choose: Choose, fused: bool = False, **more: Any
+) -> Path:
+    """``fused``: queries, keys and values as one tensor, as the converter does where it is asked to. ``more`` are keys."""
+    config: Config = json.loads((source / "config.json").read_text())
+    written = WRITTEN[architecture]
+    writer = gguf.GGUFWriter(str(out), architecture)
+    _common(writer, config)
+    written.keys(writer, config)
+    add_tokenizer(writer, source, config)
+    for key, value in more.items():
+        kinds = {int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, bool: gguf.GGUFValueType.BOOL}
+        writer.kv_data[0].pop(f"{architecture}.{key.replace('__', '.')}", None)
+        writer.add_key_value(
+            f"{architecture}.{key.replace('__', '.')}", value, kinds.get(type(value), gguf.GGUFValueType.STRING)
+        )
+    tensors = {name: tensor.float().numpy() for name, tensor in load_file(source / "model.safetensors").items()}
+    for step in written.steps:
+        tensors = step(tensors, config)
+    stored = named(tensors, architecture, layers_of(config))
+    for name, values in (together(stored) if fused else stored).items():
+        values = np.ascontiguousarray(values)
+        if (type_ := choose(name, values)) == "F32":
+            writer.add_tensor(name, values)
+        else:
+            packed = blocks_of(values.reshape(-1, values.shape[-1]), type_)
+            writer.add_tensor(name, packed, raw_dtype=getattr(gguf.GGMLQuantizationType, type_))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def named(tensors: Tensors, architecture: str, layers: int) -> Tensors:
+    number = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, layers)
+    found = {}
+    for name, values in tensors.items():
+        stored = name if name.startswith("rope_") else names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, f"{architecture} has no name for {name}"
+        found[stored] = values
+    return found
+
+
+def together(tensors: Tensors) -> Tensors:
+    """With the queries, keys and values of each layer as one tensor."""
+    found = dict(tensors)
+    for name in tensors:
+        if ".attn_q." in name:
+            parts = [found.pop(name.replace("attn_q", f"attn_{part}")) for part in "qkv"]
+            found[name.replace("attn_q", "attn_qkv")] = np.concatenate(parts)
+    return found

@@ -1,0 +1,30 @@
+"""Which layers' attention has a window."""
+
+from __future__ import annotations
+
+from outrider.workers.models.formats.gguf.metadata import Metadata
+from outrider.workers.models.headers import quoted
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+PATTERN = "attention.sliding_window_pattern"
+KNOWN_OF_WINDOWS = frozenset({PATTERN, "rope.freq_base_swa"})
+
+
+def layer_types(metadata: Metadata, every: int) -> list[str]:
+    """The file says of each layer whether it has one, or that all but each nth have; ``every``: which, unless it says."""
+    layers = metadata.get("block_count", int)
+    stated = metadata.values.get(f"{metadata.architecture}.{PATTERN}", every)
+    if type(stated) is int and stated >= 0:
+        # 0: all have one.
+        stated = [not stated or (layer + 1) % stated != 0 for layer in range(layers)]
+    flags = list(stated) if isinstance(stated, list) else []
+    if len(flags) < layers or not all(type(flag) is bool or flag in (0, 1) for flag in flags):
+        metadata.refuse(f"has {quoted(f'{metadata.architecture}.{PATTERN}')}: {quoted(stated)}, for {layers} layers")
+    return [SLIDING if flag else FULL for flag in flags[:layers]]
+
+
+def same_base(metadata: Metadata) -> None:
+    """Of an architecture whose layers share a base of rope: refuses another for those with a window."""
+    base = metadata.get("rope.freq_base", float, 10000.0)
+    if metadata.get("rope.freq_base_swa", float, base) != base:
+        metadata.refuse_value("rope.freq_base_swa")
