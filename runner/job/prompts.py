@@ -23,6 +23,7 @@ from outrider.workers.errors import UsageError, first_line
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 HALF = re.compile("[\ud800-\udfff]")
 BLANK = "the line is blank; remove it or give a prompt"
+ONE_A_LINE = "each row stands on a line of its own: jq -c '.[]' writes the entries of a list so"
 TOO_LONG = f"the line is longer than {MOST_LINE_BYTES >> 20} MiB; split it"
 
 
@@ -160,7 +161,10 @@ def load_object(raw: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         hint = "; let lines end with a line feed (\\n)" if "\r" in text else ""
         hint = "; the line holds a NUL: convert the file to UTF-8" if "\0" in text else hint
-        raise RowError(f"not valid JSON: {error.msg} at column {error.colno}{hint}") from None
+        hint = f"; {ONE_A_LINE}" if text.strip() == "[" else hint
+        # Some of Python's sentences go on with the place.
+        said = error.msg.rstrip(": ").removesuffix(" at")
+        raise RowError(f"not valid JSON: {said} at column {error.colno}{hint}") from None
     except RecursionError:
         raise RowError("not valid JSON: lists and objects are nested too deeply") from None
     except RowError:
@@ -169,7 +173,8 @@ def load_object(raw: bytes) -> dict[str, Any]:
         said = "a number has too many digits" if "digits" in str(error) else str(error)
         raise RowError(f"not valid JSON: {said}") from None
     if not isinstance(entry, dict):
-        raise RowError(f"a line must be a JSON object, got {text[:40]!r}")
+        hint = f"; {ONE_A_LINE}" if isinstance(entry, list) and any(isinstance(each, dict) for each in entry) else ""
+        raise RowError(f"a line must be a JSON object, got {text[:40]!r}{hint}")
     return entry
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.runner.job.prompts import BadRow, check_input, read_rows
+from outrider.runner.job.prompts import ONE_A_LINE, BadRow, check_input, read_rows
 from outrider.runner.job.requests import Request
 from outrider.runner.job.source import Source, file_digest
 from outrider.workers.errors import UsageError
@@ -38,6 +38,11 @@ GOOD = '{"id": "good", "prompt": "hello"}\n'
     ("line", "message"),
     [
         ('{"id": "a", "prompt": "x"', "not valid JSON: Expecting ',' delimiter at column 26"),
+        ('{"id": "a", "prompt": "x', "not valid JSON: Unterminated string starting at column 23"),
+        ('{"id": "a", "prompt": "\t"}', "not valid JSON: Invalid control character at column 24"),
+        ('{"id": "a", "prompt": "\\q"}', "not valid JSON: Invalid \\escape at column 24"),
+        ("[", f"not valid JSON: Expecting value at column 2; {ONE_A_LINE}"),
+        ('[{"prompt": "a"}]', f"a line must be a JSON object, got '[{{\"prompt\": \"a\"}}]'; {ONE_A_LINE}"),
         ("", "the line is blank; remove it or give a prompt"),
         ("   \t", "the line is blank; remove it or give a prompt"),
         ("[1, 2]", "a line must be a JSON object, got '[1, 2]'"),
