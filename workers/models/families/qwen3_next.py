@@ -20,7 +20,7 @@ DELTA_NET = "linear_attention"
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """``fused``: one matrix has all projections of a key head, then those of the next; likewise of the gates."""
+    """``fused``: one matrix has all projections of a key head, then those of the next; ``fused_gates``: so of the gates."""
 
     heads: int
     kv_heads: int
@@ -28,6 +28,7 @@ class DeltaNet:
     value_size: int
     taps: int
     fused: bool
+    fused_gates: bool
 
 
 def qwen3_next(config: Config, begin: Begin) -> Program:
@@ -59,7 +60,9 @@ def _style(config: Config, sizes: Sizes, fused: bool, mixer: Mixer | None) -> St
         key_size=config.size("linear_key_head_dim", 128),
         value_size=config.size("linear_value_head_dim", 128),
         taps=config.size("linear_conv_kernel_dim", 4),
-        fused=fused,
+        # In GGUF files the projections are apart, and the gates are not.
+        fused=fused and config.flag("fused_projections", True),
+        fused_gates=fused,
     )
     # What published configurations of Qwen3.5 say of what is always so, and of what guesses further tokens.
     for key, always in (("hidden_act", "silu"), ("attn_output_gate", True), ("output_gate_type", "swish")):
@@ -102,10 +105,12 @@ def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, epsilon
         shape = (net.kv_heads * sum(parts), hidden)
         name = f"{names.prefix}in_proj_qkvz.weight"
         matrices = [Tensor(name, shape, _rows(net.kv_heads, parts, part)) for part in range(len(parts))]
+    else:
+        matrices = [names.weight("in_proj_qkv", mixed_width, hidden), names.weight("in_proj_z", value_width, hidden)]
+    if net.fused_gates:
         name = f"{names.prefix}in_proj_ba.weight"
         gates = [Tensor(name, (2 * net.heads, hidden), _rows(net.kv_heads, (group, group), part)) for part in range(2)]
     else:
-        matrices = [names.weight("in_proj_qkv", mixed_width, hidden), names.weight("in_proj_z", value_width, hidden)]
         gates = [names.weight(f"in_proj_{gate}", net.heads, hidden) for gate in "ba"]
     mixed, z = builder.linear(h, matrices).split(mixed_width, value_width)
     # How long a state lasts hangs on them: like a router's they are in fp32.

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels.program import Tensor
-from outrider.kernels.quantised import QuantisedRows, Scheme
+from outrider.kernels.quantised import QuantisedRows, Scheme, natural_order
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.configuration import Quantisation
 from outrider.workers.models.formats.gguf.architectures import architecture_of
+from outrider.workers.models.formats.gguf.architectures.left_out import further_layers
 from outrider.workers.models.formats.gguf.blocks import BY_NAME, Kind
 from outrider.workers.models.formats.gguf.config import config_of
 from outrider.workers.models.formats.gguf.file import gguf_quantisation, read_gguf
 from outrider.workers.models.formats.gguf.metadata import Metadata
-from outrider.workers.models.formats.gguf.names import QKV, apart, module_of, part_of, seen_otherwise, stored_name
+from outrider.workers.models.formats.gguf.names import QKV, apart, block_of, module_of, part_of, seen_otherwise, stored_name
 from outrider.workers.models.formats.raw import Array, RawTensors, to_float32
 from outrider.workers.models.headers import Entry, quoted
 
 
 @dataclass(frozen=True, slots=True)
 class GgufMatrix:
-    """``order_of_rows``: where in the file each row lies, where not in its own place."""
+    """``order_of_rows``: where in the file each row lies, where not in its own place; ``order``: as ``Matrix`` has it."""
 
     name: str
     raw: RawTensors
@@ -33,7 +34,7 @@ class GgufMatrix:
     scheme: Scheme
     shape: tuple[int, int]
     order_of_rows: NDArray[np.int64] | None
-    order: None = None
+    order: NDArray[np.int32] | None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -67,15 +68,18 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         self._file = read_gguf(path)
         self._config = config_of(self._file)
-        self._architecture = architecture_of(Metadata(self._file))
+        metadata = Metadata(self._file)
+        self._architecture = architecture_of(metadata)
         self._apart = apart(self._architecture, self._config, self._file.tensors)
         self._entries = self._apart | self._file.tensors | seen_otherwise(self._file.tensors)
         self._raw = RawTensors(self._entries)
+        self._further = further_layers(metadata)
         self.quantisation: Quantisation | None = gguf_quantisation(self._file)
 
     @property
     def names(self) -> Collection[str]:
-        return self._file.tensors.keys() - self._architecture.in_config
+        tensors = self._file.tensors.keys() - self._architecture.in_config
+        return [name for name in tensors if block_of(name) not in self._further]
 
     def has(self, name: str) -> bool:
         return stored_name(self._architecture, name) in self._entries
@@ -116,20 +120,30 @@ class GgufCheckpoint:
         kind = BY_NAME[entry.type]
         if kind.scheme is None:
             return None
-        shape = (tensor.shape[0], tensor.shape[1])
-        return GgufMatrix(name, self._raw, kind, kind.scheme, shape, self._order_of_rows(tensor))
+        shape, order = (tensor.shape[0], tensor.shape[1]), self._order_of_columns(tensor)
+        scheme = kind.scheme if order is None else replace(kind.scheme, ordered=True)
+        return GgufMatrix(name, self._raw, kind, scheme, shape, self._order_of_rows(tensor), order)
 
     def rows(self, tensor: Tensor, start: int, stop: int) -> Array:
         matrix = self.matrix(tensor)
         if matrix is not None:
-            return matrix.rows(start, stop).dequantise()
+            return natural_order(matrix.rows(start, stop).dequantise(), matrix.order)
         name, entry = self._find(tensor)
         if BY_NAME[entry.type].scheme is not None:
             raise ModelError(f"{entry.file}: the tensor {quoted(name)} is a vector of the type {entry.type}")
-        values = self._plain_rows(name, self._order_of_rows(tensor), start, stop)
+        values = natural_order(
+            self._plain_rows(name, self._order_of_rows(tensor), start, stop), self._order_of_columns(tensor)
+        )
         changes, part = self._architecture.changes, part_of(self._architecture, tensor.name)[1]
         change = changes.get(part, changes.get(module_of(part)))
-        return values if change is None else change(to_float32(values))
+        if change is None:
+            return values
+        try:
+            return change(to_float32(values))
+        except ValueError as error:
+            raise ModelError(
+                f"{entry.file}: the tensor {quoted(name)} holds values that its model cannot have: {error}"
+            ) from None
 
     def _plain_rows(self, name: str, order: NDArray[np.int64] | None, start: int, stop: int) -> Array:
         if order is None:
@@ -141,6 +155,12 @@ class GgufCheckpoint:
 
     def _order_of_rows(self, tensor: Tensor) -> NDArray[np.int64] | None:
         return self._architecture.order(self._config, self._module(tensor), tensor.shape[0])
+
+    def _order_of_columns(self, tensor: Tensor) -> NDArray[np.int32] | None:
+        if len(tensor.shape) != 2:
+            return None
+        order = self._architecture.columns(self._config, self._module(tensor), tensor.shape[1])
+        return None if order is None else order.astype(np.int32)
 
     def _module(self, tensor: Tensor) -> str:
         """Of a layer's tensor the name behind the layer's number."""

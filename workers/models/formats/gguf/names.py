@@ -11,14 +11,19 @@ from outrider.workers.models.formats.gguf.architectures.architecture import Arch
 from outrider.workers.models.formats.gguf.blocks import BY_NAME
 from outrider.workers.models.headers import Entry
 
-EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
-# A layer's experts lie together, and so do norms of its heads; the gate of a shared expert is a vector.
-TOGETHER = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.(?:weight|bias)")
+BLOCK = re.compile(r"blk\.(\d+)\.")
+EXPERT = re.compile(r"(?:mlp|feed_forward|block_sparse_moe)\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+# A layer's experts lie together, and so do norms of its heads.
 HEAD_NORM = re.compile(r"self_attn\.[qk]_layernorm\.norms\.(\d+)\.weight")
 TOGETHER_QKV = re.compile(r"(blk\.\d+)\.attn_qkv\.(weight|bias)")
 QKV = re.compile(r"attn_[qkv](\.(?:weight|bias))")
 NORMS = re.compile(r"blk\.\d+\.attn_[qk]_norm\.weight")
+TOGETHER = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.(?:weight|bias)")
+# A vector here, and a matrix of one row to families; then the other way round; and taps that families have in three
+# dimensions.
 SHARED_GATE = "ffn_gate_inp_shexp.weight"
+CORRECTIONS = "exp_probs_b.bias"
+TAPS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
 def part_of(architecture: Architecture, name: str) -> tuple[str, str]:
@@ -27,6 +32,12 @@ def part_of(architecture: Architecture, name: str) -> tuple[str, str]:
         return "", name
     layer, _, part = name.removeprefix(architecture.layers).partition(".")
     return layer, part
+
+
+def block_of(name: str) -> int | None:
+    """The number of the layer that a tensor of the file belongs to."""
+    found = BLOCK.match(name)
+    return None if found is None else int(found[1])
 
 
 def module_of(part: str) -> str:
@@ -50,7 +61,7 @@ def stored_name(architecture: Architecture, name: str) -> str:
 
 
 def seen_otherwise(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Each expert as a tensor of its own, "… of expert 3", and the gate of a shared expert as a matrix of one row."""
+    """Each expert as a tensor of its own, "… of expert 3", and tensors of other dimensions than families have."""
     found = {}
     for name, entry in tensors.items():
         if TOGETHER.fullmatch(name) and len(entry.shape) > 1:
@@ -63,10 +74,22 @@ def seen_otherwise(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
             for head in range(entry.shape[0]):
                 start = head * entry.shape[1] // kind.values * kind.bytes
                 found[_of_head(name, head)] = replace(entry, shape=entry.shape[1:], offset=entry.offset + start)
-            found[name] = replace(entry, shape=(prod(entry.shape),))
-        if name.endswith(SHARED_GATE) and len(entry.shape) == 1:
-            found[name] = replace(entry, shape=(1, *entry.shape))
+        shape = _family_shape(name, entry.shape)
+        if shape != entry.shape:
+            found[name] = replace(entry, shape=shape)
     return found
+
+
+def _family_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if name.endswith(SHARED_GATE) and len(shape) == 1:
+        return (1, *shape)
+    if name.endswith(CORRECTIONS) and len(shape) == 2 and shape[0] == 1:
+        return shape[1:]
+    if NORMS.fullmatch(name) and len(shape) == 2:
+        return (prod(shape),)
+    if name.endswith(TAPS) and len(shape) == 2:
+        return (shape[0], 1, shape[1])
+    return shape
 
 
 def apart(architecture: Architecture, config: Values, tensors: Mapping[str, Entry]) -> dict[str, Entry]:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from outrider.workers.models.formats.gguf.architectures import (
-    cohere,
-    exaone,
-    gemma,
-    glm,
-    gpt,
-    granite,
-    layer_norms,
+    corrected_mixtures,
+    delta_nets,
+    lfm2,
     llama,
     mixtures,
-    olmo,
-    phi,
     starcoder,
 )
 from outrider.workers.models.formats.gguf.architectures.architecture import Architecture
@@ -22,17 +16,11 @@ from outrider.workers.models.headers import quoted
 
 ARCHITECTURES: dict[str, Architecture] = {
     **llama.ARCHITECTURES,
-    **gemma.ARCHITECTURES,
-    **phi.ARCHITECTURES,
-    **granite.ARCHITECTURES,
-    **glm.ARCHITECTURES,
-    **cohere.ARCHITECTURES,
-    **olmo.ARCHITECTURES,
-    **exaone.ARCHITECTURES,
-    **layer_norms.ARCHITECTURES,
-    **gpt.ARCHITECTURES,
     **starcoder.ARCHITECTURES,
     **mixtures.ARCHITECTURES,
+    **corrected_mixtures.ARCHITECTURES,
+    **delta_nets.ARCHITECTURES,
+    **lfm2.ARCHITECTURES,
 }
 
 

@@ -57,6 +57,7 @@ class Architecture:
     the family's modules (whose weight and bias have the same ending), or of single tensors. ``whole``: the same of what no
     layer has.
     ``order``: (configuration, part or whole, rows) -> where in the file each row lies; None: in its own place.
+    ``columns``: (configuration, part or whole, columns) -> of each column in the file the input that it multiplies.
     ``changes``: what is done to the values of a module's tensors, or of single ones (never of codes), as float32.
     ``in_config``: tensors that the configuration is made from.
     """
@@ -67,5 +68,6 @@ class Architecture:
     parts: Mapping[str, str] = field(default_factory=lambda: LLAMA_PARTS)
     whole: Mapping[str, str] = field(default_factory=lambda: WHOLE)
     order: Callable[[Values, str, int], NDArray[np.int64] | None] = as_they_are
+    columns: Callable[[Values, str, int], NDArray[np.int64] | None] = as_they_are
     changes: Mapping[str, Callable[[Floats], Floats]] = field(default_factory=dict)
     in_config: frozenset[str] = frozenset({ROPE_FACTORS})

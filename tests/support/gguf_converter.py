@@ -1,0 +1,161 @@
+"""Checkpoints of mixtures and hybrids as GGUF files: llama.cpp's converter in short, with the gguf package's own names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf_models import Choose, add_tokenizer, blocks_of, mostly, permuted
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+Floats = NDArray[np.float32]
+Tensors = dict[str, Floats]
+ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+ENDINGS = (".weight", ".bias")
+# Of Granite's mixtures, whose names the package has for one of the two halves.
+GRANITE = {"block_sparse_moe.input_linear": "exps", "shared_mlp.input_linear": "shexp"}
+
+
+def convert(
+    source: Path,
+    out: Path,
+    architecture: str,
+    metadata: Mapping[str, Any],
+    choose: Choose | None = None,
+    prepare: Callable[[Tensors], Tensors] = lambda tensors: tensors,
+) -> Path:
+    """``metadata``: keys behind the architecture's name. ``prepare``: what becomes of tensors before they are named."""
+    choose = choose or mostly("F32")
+    writer = gguf.GGUFWriter(str(out), architecture)
+    for key, value in metadata.items():
+        add(writer, f"{architecture}.{key}", value)
+    tensors = {name: tensor.float().numpy() for name, tensor in load_file(source / "model.safetensors").items()}
+    vocabulary = len(tensors["model.embed_tokens.weight"])
+    add_tokenizer(writer, source, {"vocab_size": vocabulary})
+    names = gguf.get_tensor_name_map(_number(architecture), metadata["block_count"])
+    for name, values in _together(prepare(tensors)).items():
+        stored = names.get_name(name.replace("correction_bias", "correction.bias"), ENDINGS) or name
+        type_ = choose(stored, values)
+        if type_ in ("F32", "F16"):
+            writer.add_tensor(stored, values.astype(np.float16 if type_ == "F16" else np.float32))
+        else:
+            packed = blocks_of(np.ascontiguousarray(values).reshape(-1, values.shape[-1]), type_)
+            writer.add_tensor(stored, packed.reshape(*values.shape[:-1], -1), raw_dtype=getattr(Type, type_))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    kinds = {
+        str: gguf.GGUFValueType.STRING,
+        int: gguf.GGUFValueType.UINT32,
+        float: gguf.GGUFValueType.FLOAT32,
+        bool: gguf.GGUFValueType.BOOL,
+        list: gguf.GGUFValueType.ARRAY,
+    }
+    writer.add_key_value(key, value, kinds[type(value)])
+
+
+def _number(architecture: str) -> gguf.MODEL_ARCH:
+    return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+
+
+def _together(tensors: Tensors) -> Tensors:
+    """The experts of a layer in one tensor each of gate, up and down."""
+    found: Tensors = {}
+    experts: dict[str, dict[int, Floats]] = {}
+    for name, values in tensors.items():
+        if expert := ONE_EXPERT.fullmatch(name):
+            experts.setdefault(f"{expert[1]}.{expert[3]}.weight", {})[int(expert[2])] = values
+        elif name.endswith(".experts.gate_up_proj"):
+            half = values.shape[1] // 2
+            found[name.replace("gate_up_proj", "gate_proj.weight")] = values[:, :half]
+            found[name.replace("gate_up_proj", "up_proj.weight")] = values[:, half:]
+        elif name.endswith(".experts.down_proj"):
+            found[f"{name}.weight"] = values
+        else:
+            found[name] = values
+    return found | {name: np.stack([each[number] for number in range(len(each))]) for name, each in experts.items()}
+
+
+def flat_taps(tensors: Tensors) -> Tensors:
+    """Taps of convolutions in two dimensions, and corrections of experts as a bias."""
+    found = {}
+    for name, values in tensors.items():
+        name = name.replace("expert_bias", "expert_bias.bias")
+        # The package has experts of this family without what others begin with.
+        name = name.removeprefix("model.") if ".feed_forward.experts" in name else name
+        found[name] = values[:, 0] if name.endswith(("conv.conv.weight", "conv1d.weight")) else values
+    return found
+
+
+def granite(heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
+    def prepare(tensors: Tensors) -> Tensors:
+        found = {}
+        for name, values in tensors.items():
+            part = next((ending for part, ending in GRANITE.items() if part in name), None)
+            if part is not None:
+                layer, half = name.split(".")[2], values.shape[-2] // 2
+                found[f"blk.{layer}.ffn_gate_{part}.weight"] = values[..., :half, :]
+                found[f"blk.{layer}.ffn_up_{part}.weight"] = values[..., half:, :]
+            elif "q_proj" in name or "k_proj" in name:
+                found[name] = permuted(values, heads if "q_proj" in name else kv_heads)
+            else:
+                found[name] = values
+        return found
+
+    return prepare
+
+
+def delta_nets(config: Mapping[str, Any], reordered: bool) -> Callable[[Tensors], Tensors]:
+    """Norms plus 1, the exponential of A_log, Qwen3-Next's projections taken apart, Qwen3.5's heads of values reordered."""
+    keys, key_size = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    values_, value_size = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    each, before = values_ // keys, 2 * keys * key_size
+
+    def tiled(tensor: Floats, size: int) -> Floats:
+        shape = tensor.shape
+        return tensor.reshape(keys, each, size, *shape[1:]).swapaxes(0, 1).reshape(shape) if reordered else tensor
+
+    def behind(tensor: Floats) -> Floats:
+        return np.concatenate([tensor[:before], tiled(tensor[before:], value_size)])
+
+    changes: dict[str, Callable[[Floats], Floats]] = {
+        "in_proj_qkv.weight": behind,
+        "conv1d.weight": behind,
+        "in_proj_z.weight": lambda tensor: tiled(tensor, value_size),
+        "in_proj_a.weight": lambda tensor: tiled(tensor, 1),
+        "in_proj_b.weight": lambda tensor: tiled(tensor, 1),
+        "A_log": lambda tensor: tiled(-np.exp(tensor), 1),
+        "dt_proj.bias": lambda tensor: tiled(tensor, 1),
+        "linear_attn.out_proj.weight": lambda tensor: tiled(tensor.T, value_size).T,
+    }
+
+    def prepare(tensors: Tensors) -> Tensors:
+        found: Tensors = {}
+        for name, values in flat_taps(tensors).items():
+            name = name.replace("dt_bias", "dt_proj.bias")
+            change = next((change for ending, change in changes.items() if name.endswith(ending)), None)
+            if change is not None:
+                found[name] = change(values)
+            elif name.endswith("in_proj_qkvz.weight"):
+                layer, width = name.split(".")[2], each * value_size
+                heads = np.split(values.reshape(keys, -1, values.shape[1]), np.cumsum([key_size, key_size, width]), axis=1)
+                query, key, value, z = (part.reshape(-1, values.shape[1]) for part in heads)
+                found[f"blk.{layer}.attn_qkv.weight"] = np.concatenate([query, key, value])
+                found[f"blk.{layer}.attn_gate.weight"] = z
+            else:
+                centred = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+                found[name] = values + np.float32(1) if centred else values
+        return found
+
+    return prepare

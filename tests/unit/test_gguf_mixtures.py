@@ -1,0 +1,420 @@
+"""GGUF files of mixtures and hybrids, with the names, orders, values and keys that llama.cpp's converter gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf_converter import Tensors, convert, delta_nets, flat_taps
+from gguf_models import mostly
+from native_models import logits, open_native
+from tiny_models import MIXTURES, TINY, tiny_model
+
+from outrider.kernels.program import Tensor
+from outrider.kernels.quantised import natural_order
+from outrider.workers.errors import ModelError
+from outrider.workers.models.config_file import read_config
+from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
+from outrider.workers.models.model_info import read_model_info
+
+# Of A_log a logarithm of its exponential is what comes back.
+CLOSE = 1e-5
+BASE: dict[str, Any] = {
+    "block_count": 2,
+    "context_length": 128,
+    "embedding_length": 96,
+    "feed_forward_length": 208,
+    "attention.head_count": 6,
+    "attention.head_count_kv": 2,
+    "rope.freq_base": 10000.0,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+}
+HEADS_OF_24 = {"attention.key_length": 24, "attention.value_length": 24}
+DELTA = BASE | {
+    "block_count": 4,
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "ssm.state_size": 24,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 128,
+    "attention.recurrent_layers": [True, True, True, False],
+    "full_attention_interval": 4,
+}
+OF_DELTA = (TINY | MIXTURES)["qwen3-next"][1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model, with changes, as a file of an architecture."""
+
+    model: str
+    architecture: str
+    metadata: dict[str, Any]
+    changes: dict[str, Any]
+    prepare: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    exact: bool = True
+
+
+CASES = {
+    "glm4moe": Case(
+        "glm4-moe",
+        "glm4moe",
+        BASE
+        | HEADS_OF_24
+        | {
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+            "rope.dimension_count": 12,
+            "expert_feed_forward_length": 40,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+        },
+        {},
+    ),
+    "glm4moe-plain": Case(
+        "glm4-moe-plain",
+        "glm4moe",
+        BASE
+        | {
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "attention.head_count_kv": 6,
+            "rope.dimension_count": 8,
+            "rope.dimension_sections": [2, 1, 1, 0],
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 1,
+            "leading_dense_block_count": 0,
+            "expert_gating_func": 2,
+            "expert_weights_norm": False,
+        },
+        {},
+    ),
+    "dots1": Case(
+        "dots1",
+        "dots1",
+        BASE
+        | {
+            "block_count": 3,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
+            "expert_gating_func": 2,
+            "expert_feed_forward_length": 40,
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+        },
+        # The converter has no key for windows, and the model that is published has none.
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "minimax-m2": Case(
+        "minimax-m2",
+        "minimax-m2",
+        BASE
+        | HEADS_OF_24
+        | {
+            "feed_forward_length": 40,
+            "expert_count": 8,
+            "expert_used_count": 6,
+            "expert_gating_func": 2,
+            "expert_feed_forward_length": 40,
+            "rope.dimension_count": 12,
+        },
+        {},
+    ),
+    "afmoe": Case(
+        "afmoe",
+        "afmoe",
+        BASE
+        | HEADS_OF_24
+        | {
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "block_count": 5,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "vocab_size": 203,
+            "rope.dimension_count": 24,
+            "expert_shared_count": 2,
+            "expert_feed_forward_length": 40,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+            "attention.sliding_window": 6,
+        },
+        {"global_attn_every_n_layers": 4, "num_hidden_layers": 5, "attention_bias": False},
+        flat_taps,
+    ),
+    "ernie4_5-moe": Case(
+        "ernie-moe",
+        "ernie4_5-moe",
+        BASE
+        | HEADS_OF_24
+        | {
+            "block_count": 5,
+            "rope.freq_base": 500000.0,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "expert_count": 7,
+            "expert_used_count": 2,
+            "interleave_moe_layer_step": 2,
+            "leading_dense_block_count": 1,
+            "expert_feed_forward_length": 40,
+            "expert_shared_count": 2,
+            # As the converter has it, whatever the shared experts' width is.
+            "expert_shared_feed_forward_length": 104,
+        },
+        {},
+    ),
+    "lfm2": Case(
+        "lfm2",
+        "lfm2",
+        BASE
+        | {
+            "block_count": 3,
+            "feed_forward_length": 144,
+            "attention.head_count_kv": [0, 2, 0],
+            "rope.freq_base": 1000000.0,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "vocab_size": 203,
+            "shortconv.l_cache": 3,
+        },
+        {},
+        flat_taps,
+    ),
+    "lfm2moe": Case(
+        "lfm2-moe",
+        "lfm2moe",
+        BASE
+        | {
+            "block_count": 4,
+            "attention.head_count_kv": [0, 2, 0, 2],
+            "rope.freq_base": 1000000.0,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "expert_count": 7,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 40,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "vocab_size": 203,
+            "shortconv.l_cache": 3,
+        },
+        {"conv_bias": False, "routed_scaling_factor": 1.0},
+        flat_taps,
+    ),
+    "qwen3next": Case(
+        "qwen3-next",
+        "qwen3next",
+        DELTA
+        | {
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 40,
+            "expert_shared_feed_forward_length": 56,
+            "ssm.conv_kernel": 3,
+            "rope.dimension_count": 8,
+        },
+        {"mlp_only_layers": []},
+        delta_nets(OF_DELTA, False),
+        exact=False,
+    ),
+    "qwen35": Case(
+        "qwen3-5",
+        "qwen35",
+        DELTA
+        | {
+            "ssm.conv_kernel": 4,
+            "ssm.time_step_rank": 6,
+            "ssm.inner_size": 192,
+            "rope.dimension_count": 16,
+            "rope.dimension_sections": [4, 2, 2, 0],
+        },
+        # Three heads of values to each of keys: an order that is not its own reverse.
+        {"linear_num_value_heads": 6},
+        delta_nets(OF_DELTA | {"linear_num_value_heads": 6}, True),
+        exact=False,
+    ),
+    "qwen35moe": Case(
+        "qwen3-5-moe",
+        "qwen35moe",
+        {key: value for key, value in DELTA.items() if key != "feed_forward_length"}
+        | {
+            "expert_count": 5,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 48,
+            "ssm.conv_kernel": 4,
+            "rope.dimension_count": 16,
+            "rope.dimension_sections": [4, 2, 2, 0],
+        },
+        {},
+        delta_nets(OF_DELTA, True),
+        exact=False,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its own: the same file, read in another way, is another packed model."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+def write(case: Case, path: Path, **more: Any) -> Path:
+    """``more``: what `convert` takes beside the case's own."""
+    tiny_model(case.model, **case.changes).save_pretrained(path)
+    return convert(
+        path, path / "model.gguf", case.architecture, **{"metadata": case.metadata, "prepare": case.prepare, **more}
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    path = write(case, tmp_path)
+    wanted, found = logits(open_native(tmp_path, "fp32")), logits(open_native(path, "fp32"))
+    if case.exact:
+        assert (wanted == found).all()
+    assert np.abs(wanted - found).max() < CLOSE * np.abs(wanted).max()
+
+
+def further(tensors: Tensors) -> Tensors:
+    """With a third layer, which guesses further tokens."""
+    last = {name.replace(".1.", ".2.", 1): values for name, values in tensors.items() if name.startswith("model.layers.1.")}
+    extra = {
+        f"model.layers.2.{name}.weight": tensors["model.norm.weight"] for name in ("enorm", "hnorm", "shared_head.norm")
+    }
+    return tensors | last | extra | {"model.layers.2.eh_proj.weight": np.ones((96, 192), np.float32)}
+
+
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    case = CASES["glm4moe"]
+    metadata = case.metadata | {"block_count": 3, "nextn_predict_layers": 1}
+    path = write(case, tmp_path, metadata=metadata, prepare=further)
+    assert any(name.startswith("blk.2.nextn.") for name in {each.name for each in gguf.GGUFReader(path).tensors})
+    assert (logits(open_native(path, "fp32")) == logits(open_native(tmp_path, "fp32"))).all()
+    unsaid = write(case, tmp_path, prepare=further)
+    with pytest.raises(ModelError, match=r"holds 'model\.layers\.2\..*, which no part of this model asks for"):
+        open_native(unsaid, "fp32")
+
+
+def together(tensors: Tensors) -> Tensors:
+    """As the first files of Qwen3-Next have it: a delta net's projections in one tensor, in the checkpoint's own order."""
+    found = delta_nets(OF_DELTA, False)(tensors)
+    for name, values in tensors.items():
+        if name.endswith("in_proj_qkvz.weight"):
+            block = f"blk.{name.split('.')[2]}"
+            del found[f"{block}.attn_qkv.weight"], found[f"{block}.attn_gate.weight"]
+            found[f"{block}.ssm_in.weight"] = values
+    return found
+
+
+def test_projections_of_delta_nets_may_lie_together(tmp_path: Path) -> None:
+    case = CASES["qwen3next"]
+    path = write(case, tmp_path, prepare=together)
+    wanted, found = logits(open_native(tmp_path, "fp32")), logits(open_native(path, "fp32"))
+    assert np.abs(wanted - found).max() < CLOSE * np.abs(wanted).max()
+
+
+def test_layers_without_a_delta_net_are_those_that_the_file_names(tmp_path: Path) -> None:
+    case = CASES["qwen35"]
+    named = write(case, tmp_path)
+    assert read_config(named)["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
+    metadata = {key: value for key, value in case.metadata.items() if not key.startswith("attention.recurrent")}
+    assert read_config(write(case, tmp_path, metadata=metadata))["layer_types"][3] == "full_attention"
+    every = write(case, tmp_path, metadata=metadata | {"full_attention_interval": 2})
+    assert read_config(every)["layer_types"] == ["linear_attention", "full_attention"] * 2
+
+
+def test_codes_stay_as_they_are_where_columns_lie_in_another_order(tmp_path: Path) -> None:
+    """Qwen3.5's heads of values: what goes into the last product of a delta net."""
+    path = write(CASES["qwen35"], tmp_path, choose=mostly("Q8_0", "F32"))
+    packed = {each.name: each for each in gguf.GGUFReader(path).tensors}["blk.0.ssm_out.weight"]
+    stored = gguf.dequantize(packed.data, packed.tensor_type)
+    checkpoint = GgufCheckpoint(path)
+    tensor = Tensor("model.layers.0.linear_attn.out_proj.weight", (96, 192))
+    matrix = checkpoint.matrix(tensor)
+    assert matrix is not None and matrix.order is not None and matrix.scheme.ordered
+    np.testing.assert_array_equal(matrix.rows(3, 96).dequantise(), stored[3:])
+    # Heads 0 to 2 have the first head of keys, 3 to 5 the second; in the file 0 and 3 come first.
+    wanted = stored.reshape(96, 3, 2, 32).swapaxes(1, 2).reshape(96, 192)
+    np.testing.assert_array_equal(natural_order(matrix.rows(0, 96).dequantise(), matrix.order), wanted)
+    np.testing.assert_array_equal(checkpoint.rows(tensor, 3, 96), wanted[3:])
+    checkpoint.close()
+    # Activations are not rounded here, and only keys and values are in bf16; heads in a wrong order give other logits.
+    wanted, found = logits(open_native(path, "fp32")), logits(open_native(path, "w8af32"))
+    assert np.sqrt(((wanted - found) ** 2).mean() / (wanted**2).mean()) < 0.02
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another score of experts": ("glm4moe", {"expert_gating_func": 1}, "'glm4moe.expert_gating_func': 1, which"),
+    "no width of experts": ("dots1", {"expert_feed_forward_length": None}, "no 'dots1.expert_feed_forward_length'"),
+    "a window where none is known": (
+        "dots1",
+        {"attention.sliding_window": 9},
+        "'dots1.attention.sliding_window': 9, which",
+    ),
+    "more further layers than layers": ("glm4moe", {"nextn_predict_layers": 2}, "'glm4moe.nextn_predict_layers': 2, which"),
+    "a fourth direction": ("qwen35", {"rope.dimension_sections": [2, 2, 2, 2]}, r"'qwen35.rope.dimension_sections': \[2"),
+    "no directions": ("qwen35", {"rope.dimension_sections": [2, 2]}, "where 4 values are needed"),
+    "layers of no kind": ("qwen35", {"attention.recurrent_layers": [True]}, "where 4 values are needed"),
+    "no interval": (
+        "qwen35",
+        {"attention.recurrent_layers": None, "full_attention_interval": 0},
+        "'qwen35.full_attention_interval': 0, which",
+    ),
+    "heads that do not divide": ("qwen35moe", {"ssm.group_count": 3}, "a delta net of 3 heads of keys and 4 of values"),
+    "different heads of keys": ("lfm2moe", {"attention.head_count_kv": [0, 2, 0, 1]}, "'lfm2moe.attention.head_count_kv'"),
+    "one number of heads of keys": ("lfm2", {"attention.head_count_kv": 2}, "where a value of another kind is needed"),
+    "a window of LFM2": ("lfm2", {"attention.sliding_window": 9}, "'lfm2.attention.sliding_window': 9, which"),
+    "another pattern of windows": (
+        "afmoe",
+        {"attention.sliding_window_pattern": 2},
+        "'afmoe.attention.sliding_window_pattern': 2, which",
+    ),
+    "weights that do not add up": ("afmoe", {"expert_weights_norm": False}, '"route_norm": False'),
+    "a scale that is not read": (
+        "minimax-m2",
+        {"expert_weights_scale": 2.0},
+        "'minimax-m2.expert_weights_scale': 2.0, which",
+    ),
+    "a score of ERNIE's": ("ernie4_5-moe", {"expert_gating_func": 2}, "'ernie4_5-moe.expert_gating_func': 2, which"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_metadata_that_is_not_honoured_is_refused(name: str, tmp_path: Path) -> None:
+    architecture, changes, said = REFUSED[name]
+    case = CASES[architecture]
+    metadata = {key: value for key, value in (case.metadata | changes).items() if value is not None}
+    path = write(case, tmp_path, metadata=metadata)
+    with pytest.raises(ModelError, match=said):
+        open_native(path, "fp32") if '"' in said else read_model_info(str(path))
+
+
+def test_a_rate_that_is_none_is_refused(tmp_path: Path) -> None:
+    case = CASES["qwen35"]
+
+    def prepare(tensors: Tensors) -> Tensors:
+        return {name: abs(values) if "A_log" in name else values for name, values in case.prepare(tensors).items()}
+
+    with pytest.raises(
+        ModelError, match=r"the tensor 'blk\.0\.ssm_a' holds values that its model cannot have: not all are below 0"
+    ):
+        open_native(write(case, tmp_path, prepare=prepare), "fp32")

@@ -1,0 +1,136 @@
+"""Mixtures whose experts are chosen by more than their scores: GLM-4.5, dots.llm1, MiniMax-M2, Trinity, ERNIE 4.5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.workers.models.formats.gguf.architectures.architecture import LLAMA_PARTS, Architecture
+from outrider.workers.models.formats.gguf.architectures.experts import (
+    CORRECTED,
+    KNOWN_OF_EXPERTS,
+    SHARED,
+    SIGMOID,
+    SOFTMAX,
+    check_scores,
+    experts,
+    groups,
+    scale,
+)
+from outrider.workers.models.formats.gguf.architectures.left_out import FURTHER_LAYERS, SECTIONS, check_sections
+from outrider.workers.models.formats.gguf.architectures.sizes import biased, llama_style
+from outrider.workers.models.formats.gguf.metadata import Metadata
+
+KNOWN_OF_CORRECTED = KNOWN_OF_EXPERTS | {"expert_gating_func", "leading_dense_block_count", "expert_shared_count"}
+WEIGHTS = {"expert_weights_norm", "expert_weights_scale"}
+GROUPS = {"expert_group_count", "expert_group_used_count"}
+PARTS = LLAMA_PARTS | CORRECTED | SHARED
+NORM_BEHIND = {"post_attention_layernorm": "post_attention_norm"}
+MINIMAX_PARTS = LLAMA_PARTS | CORRECTED | {"mlp.e_score_correction_bias": "exp_probs_b.bias"}
+AFMOE_PARTS = PARTS | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_mlp_layernorm": "ffn_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "self_attn.gate_proj": "attn_gate",
+    "mlp.router.gate": "ffn_gate_inp",
+    "mlp.expert_bias": "exp_probs_b.bias",
+}
+ERNIE_PARTS = PARTS | {"mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias"}
+# llama.cpp knows no other of Trinity: every fourth layer sees all tokens.
+EVERY = 4
+
+
+def _deepseek(metadata: Metadata, *, partial: bool = False) -> dict[str, Any]:
+    """What the families say that have DeepSeek V3's router."""
+    count, used = experts(metadata)
+    check_scores(metadata, SIGMOID)
+    return llama_style(metadata, partial=partial) | {
+        "n_routed_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": metadata.get("expert_feed_forward_length", int),
+        "n_shared_experts": metadata.get("expert_shared_count", int),
+        "first_k_dense_replace": metadata.get("leading_dense_block_count", int, 0),
+        "norm_topk_prob": metadata.get("expert_weights_norm", bool, False),
+        "routed_scaling_factor": scale(metadata),
+        "attention_bias": biased(metadata),
+        "hidden_act": "silu",
+        **groups(metadata),
+    }
+
+
+def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
+    check_sections(metadata)
+    normed = metadata.has_tensor("blk.0.attn_q_norm.weight")
+    return _deepseek(metadata, partial=True) | {"model_type": "glm4_moe", "use_qk_norm": normed}
+
+
+def _dots1(metadata: Metadata) -> dict[str, Any]:
+    return _deepseek(metadata) | {"model_type": "dots1", "sliding_window": None}
+
+
+def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
+    count, used = experts(metadata)
+    check_scores(metadata, SIGMOID)
+    return llama_style(metadata, partial=True) | {
+        "model_type": "minimax_m2",
+        "intermediate_size": metadata.get("expert_feed_forward_length", int),
+        "num_local_experts": count,
+        "num_experts_per_tok": used,
+        "hidden_act": "silu",
+    }
+
+
+def _afmoe(metadata: Metadata) -> dict[str, Any]:
+    count, used = experts(metadata)
+    check_scores(metadata, SIGMOID)
+    return llama_style(metadata) | {
+        "model_type": "afmoe",
+        "num_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": metadata.get("expert_feed_forward_length", int),
+        "num_shared_experts": metadata.get("expert_shared_count", int),
+        "num_dense_layers": metadata.get("leading_dense_block_count", int, 0),
+        "route_norm": metadata.get("expert_weights_norm", bool, True),
+        "route_scale": scale(metadata),
+        "sliding_window": metadata.get("attention.sliding_window", int),
+        "global_attn_every_n_layers": EVERY,
+        "mup_enabled": True,
+        "attention_bias": biased(metadata),
+        "hidden_act": "silu",
+    }
+
+
+def _ernie4_5_moe(metadata: Metadata) -> dict[str, Any]:
+    count, used = experts(metadata)
+    check_scores(metadata, SOFTMAX)
+    config = llama_style(metadata)
+    # No key says where the last layer with experts is.
+    layers = range(config["num_hidden_layers"])
+    last = max((layer for layer in layers if metadata.has_tensor(f"blk.{layer}.ffn_gate_inp.weight")), default=0)
+    return config | {
+        "model_type": "ernie4_5_moe",
+        "moe_num_experts": count,
+        "moe_k": used,
+        "moe_intermediate_size": metadata.get("expert_feed_forward_length", int),
+        "moe_num_shared_experts": metadata.get("expert_shared_count", int, 0),
+        "moe_layer_interval": metadata.get("interleave_moe_layer_step", int),
+        "moe_layer_start_index": metadata.get("leading_dense_block_count", int, 0),
+        "moe_layer_end_index": last,
+        "hidden_act": "silu",
+    }
+
+
+ARCHITECTURES = {
+    "glm4moe": Architecture(
+        _glm4_moe,
+        KNOWN_OF_CORRECTED | WEIGHTS | GROUPS | {FURTHER_LAYERS, SECTIONS},
+        parts=PARTS | NORM_BEHIND,
+    ),
+    "dots1": Architecture(_dots1, KNOWN_OF_CORRECTED | WEIGHTS | GROUPS, parts=PARTS),
+    "minimax-m2": Architecture(_minimax_m2, KNOWN_OF_EXPERTS | {"expert_gating_func"}, parts=MINIMAX_PARTS),
+    "afmoe": Architecture(_afmoe, KNOWN_OF_CORRECTED | WEIGHTS | {"attention.sliding_window"}, parts=AFMOE_PARTS),
+    "ernie4_5-moe": Architecture(
+        _ernie4_5_moe,
+        KNOWN_OF_CORRECTED | {"interleave_moe_layer_step", "expert_shared_feed_forward_length"},
+        parts=ERNIE_PARTS,
+    ),
+}
