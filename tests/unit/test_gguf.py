@@ -195,7 +195,7 @@ def test_factors_of_each_frequency_go_with_no_scaling(tmp_path: Path) -> None:
 
 
 def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="architecture 'rwkv7'; of GGUF files, .*, llama, .* are run"):
+    with pytest.raises(ModelError, match=r"architecture 'rwkv7'; of GGUF files, .*, llama, .* are run"):
         read_model_info(str(small(tmp_path, "rwkv7")))
 
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from outrider.workers.models.formats.gguf.architectures import (
+    cohere,
     corrected_mixtures,
     delta_nets,
+    exaone,
+    gemma,
+    glm,
+    gpt,
+    granite,
+    layer_norms,
     lfm2,
     llama,
     mixtures,
+    olmo,
+    phi,
     starcoder,
 )
 from outrider.workers.models.formats.gguf.architectures.architecture import Architecture
@@ -16,6 +25,15 @@ from outrider.workers.models.headers import quoted
 
 ARCHITECTURES: dict[str, Architecture] = {
     **llama.ARCHITECTURES,
+    **gemma.ARCHITECTURES,
+    **phi.ARCHITECTURES,
+    **granite.ARCHITECTURES,
+    **glm.ARCHITECTURES,
+    **cohere.ARCHITECTURES,
+    **olmo.ARCHITECTURES,
+    **exaone.ARCHITECTURES,
+    **layer_norms.ARCHITECTURES,
+    **gpt.ARCHITECTURES,
     **starcoder.ARCHITECTURES,
     **mixtures.ARCHITECTURES,
     **corrected_mixtures.ARCHITECTURES,
