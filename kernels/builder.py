@@ -86,7 +86,7 @@ class Builder:
     _weights: list[Weight] = field(default_factory=list)
     _numbers: dict[Weight, int] = field(default_factory=dict)
     _widths: list[int] = field(default_factory=list)
-    _layers: int = 0
+    _caches: dict[tuple[Slice, Slice], int] = field(default_factory=dict)
     _handed_out: set[int] = field(default_factory=set)
 
     def embed(self, table: Tensor, scale: float = 1.0) -> Slice:
@@ -132,17 +132,30 @@ class Builder:
     def head_norm(
         self,
         x: Slice,
-        weight: Tensor,
+        weight: Tensor | None,
         *,
         heads: int,
         epsilon: float,
         kind: Norm = Norm.RMS,
         bias: Tensor | None = None,
+        residual: Slice | None = None,
+        output: Slice | None = None,
     ) -> None:
-        """A norm of every head by itself, in place (Qwen3's queries and keys); with one head, of the whole width."""
-        op = Op(Kind.NORM, x, output=x, weight=self._vector([weight]), integer=kind, heads=heads, epsilon=epsilon)
+        """A norm of every head by itself, in place (Qwen3's queries and keys); with one head, of the whole width.
+
+        Without a ``weight`` it is 1. ``residual`` is added; it is written to ``output`` where that is given.
+        """
+        gain = self._vector([weight]) if weight else self._constants([1.0] * (x.width // heads))
+        op = Op(Kind.NORM, x, residual=residual or ABSENT, output=output or x, weight=gain, heads=heads, epsilon=epsilon)
         shift = self._vector([bias]) if bias else -1
-        self._ops.append(replace(op, head_size=x.width // heads, bias=shift))
+        self._ops.append(replace(op, integer=kind, head_size=x.width // heads, bias=shift))
+
+    def scale(self, x: Slice, factor: Tensor | float) -> Slice:
+        """``x`` times a number, which the checkpoint may hold."""
+        output = self._buffer(x.width)
+        weight = self._constants([factor]) if isinstance(factor, float) else self._vector([factor])
+        self._ops.append(Op(Kind.SCALE, x, output=output, weight=weight))
+        return output
 
     def linear(
         self,
@@ -235,7 +248,8 @@ class Builder:
         cap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Slice:
-        """Causal attention over the row's cache, into which the keys and values go. One call is one layer's cache.
+        """Causal attention over the row's cache, into which the keys and values go. One call is one layer's cache; calls
+        with the same key and value share it.
 
         ``cap`` (0: none) bounds scores softly; ``sinks`` are scores, one for each head, that take weight from all tokens.
         """
@@ -245,6 +259,7 @@ class Builder:
                 f"attention of {heads}/{kv_heads} heads over {query.width}, {key.width}, {value.width} columns"
             )
         output = self._buffer(query.width)
+        cache = self._caches.setdefault((key, value), len(self._caches))
         self._ops.append(
             Op(
                 Kind.ATTENTION,
@@ -253,7 +268,7 @@ class Builder:
                 value,
                 output=output,
                 weight=self._vector([sinks]) if sinks else -1,
-                integer=self._layers,
+                integer=cache,
                 heads=heads,
                 kv_heads=kv_heads,
                 head_size=head_size,
@@ -262,7 +277,6 @@ class Builder:
                 cap=cap,
             )
         )
-        self._layers += 1
         return output
 
     def convolve(
@@ -323,6 +337,7 @@ class Builder:
         routing: Routing,
         *,
         corrections: Tensor | None = None,
+        factors: Tensor | None = None,
         groups: int = 1,
         groups_kept: int = 1,
         epsilon: float = 0.0,
@@ -335,7 +350,7 @@ class Builder:
         by the chosen ones' sum, or by ``epsilon`` where that is more. With these three ``corrections`` count for the choice
         alone, added to sigmoids (or to the softmax), and it is made from the best ``groups_kept`` of ``groups``: those
         whose best two add up to most. SPARSE_MIXER is Phi's (kernels/src/elementwise.inc), ``epsilon`` twice its jitter.
-        All weights are times ``scale``.
+        All weights are times ``scale``, and each is times its expert's of the ``factors``.
         """
         experts = scores.width
         size = experts // groups if groups_kept < groups else 0
@@ -347,6 +362,8 @@ class Builder:
         op = Op(Kind.ROUTE, scores, output=output, heads=experts, kv_heads=chosen, integer=int(routing))
         if corrections is not None:
             op = replace(op, weight=self._vector([corrections]))
+        if factors is not None:
+            op = replace(op, bias=self._vector([factors]))
         self._ops.append(replace(op, head_size=size, window=groups_kept if size else 0, epsilon=epsilon, scale=scale))
         return output
 
@@ -459,7 +476,7 @@ class Builder:
         self._ops.append(Op(Kind.CHOOSE, logits))
         ops, buffers = _share_buffers(*_select(self._ops, self._widths))
         cache = Cache.FP32 if self.precision.fp32 else Cache.BF16
-        return Program(ops, tuple(self._weights), buffers, self._layers, self.vocabulary, self.context, cache)
+        return Program(ops, tuple(self._weights), buffers, len(self._caches), self.vocabulary, self.context, cache)
 
     def _buffer(self, width: int) -> Slice:
         self._widths.append(width)

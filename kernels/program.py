@@ -120,6 +120,7 @@ class Kind(IntEnum):
     SPREAD = 16
     CONVOLVE = 17
     DELTA = 18
+    SCALE = 19
 
 
 # A row has a state of each of these, which no truncation brings back: kernels/src/recurrence.h says what serves instead.
@@ -307,9 +308,15 @@ class Program:
         return hashlib.sha256(repr(replace(self, ops=ops, cache=Cache.BF16)).encode()).hexdigest()
 
     @property
+    def caches(self) -> tuple[Op, ...]:
+        """Of each cache of keys and values the first operation that stores in it; others may share it."""
+        first = {op.integer: op for op in reversed(self.ops) if op.kind is Kind.ATTENTION}
+        return tuple(first[number] for number in sorted(first))
+
+    @property
     def token_bytes(self) -> int:
         """What a token of a row takes in the cache of keys and values; states of a row, which do not grow, apart."""
-        return sum(self.cache.token_bytes(op.kv_heads, op.head_size) for op in self.ops if op.kind is Kind.ATTENTION)
+        return sum(self.cache.token_bytes(op.kv_heads, op.head_size) for op in self.caches)
 
     @property
     def handed_out(self) -> int:

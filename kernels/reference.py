@@ -86,7 +86,10 @@ class ReferenceModel:
             key, value, gates = (_read(buffers, part) for part in (op.key, op.value, op.residual))
             return _delta(op, x, key, value, gates, self.weights[op.weight][0], self.weights[op.bias][0])
         if op.kind is Kind.ROUTE:
-            return _route(op, x, self.weights[op.weight][0] if op.weight >= 0 else None)
+            routed = _route(op, x, self.weights[op.weight][0] if op.weight >= 0 else None)
+            if bias is not None:
+                routed[:, op.kv_heads :] *= bias[routed[:, : op.kv_heads].astype(np.int64)]
+            return routed
         if op.kind is Kind.EXPERTS:
             return self._experts(op, x, _read(buffers, op.key))
         if op.kind is Kind.MIX:
@@ -97,6 +100,9 @@ class ReferenceModel:
         if op.kind is Kind.GATE:
             gated = x * _activate(_read(buffers, op.key), op.activation)
             return np.asarray(gated if residual is None else gated + residual)
+        if op.kind is Kind.SCALE:
+            scaled = x * self.weights[op.weight][0, 0]
+            return np.asarray(scaled if residual is None else scaled + residual)
         if op.kind is Kind.ROPE:
             long = op.longest and len(tokens) > op.longest
             return _rope(op, x, self.weights[op.bias if long else op.weight][0])

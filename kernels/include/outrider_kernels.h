@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 23
+#define OUTRIDER_ABI 24
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -98,7 +98,8 @@ enum outrider_operation {
       16, /* out = logits of the whole vocabulary: in's column j is that of token weight[j], others have none */
   OUTRIDER_CONVOLVE =
       17, /* in = in * key; out = activation(sum over a token and those before it of in * weight + bias) * value */
-  OUTRIDER_DELTA = 18 /* the gated delta rule: in = queries, key, value, residual = gates; writes over all of them */
+  OUTRIDER_DELTA = 18, /* the gated delta rule: in = queries, key, value, residual = gates; writes over all of them */
+  OUTRIDER_SCALE = 19  /* out = in * the first element of weight + residual */
 };
 
 enum outrider_activation {
@@ -181,7 +182,8 @@ typedef struct outrider_quantised {
  *              scale multiplies the weights. Of SIGMOID_EACH, SIGMOID_SHARE and SOFTMAX_SHARE: weight: -1 or corrections, one for each
  *              expert, which count for the choice alone; epsilon; head_size: 0, or experts of a group, and then window: so many groups
  *              are chosen from, whose best two experts add up to most. Of SPARSE_MIXER epsilon: how far from the best a score may be
- *              that has a share, as a part of the larger of the best and its own size
+ *              that has a share, as a part of the larger of the best and its own size. bias: -1 or a factor for each expert, which
+ *              multiplies its weight
  *   EXPERTS    key = ROUTE's output, heads, kv_heads likewise; weight, bias: those of the first expert, the others' follow, all of one
  *              shape and storage; activation, cap, scale; integer: 0: in is the tokens' vectors, 1: what EXPERTS has put out; out is
  *              a whole buffer of kv_heads * (columns of a product, rounded up to 16), in an order that only EXPERTS and MIX know
@@ -199,7 +201,9 @@ typedef struct outrider_quantised {
  *              [head_size, columns] goes from token to token: decay = exp(-exp(weight) * softplus(a + bias)), beta = sigmoid(b),
  *              state = state * decay; state += key ((value - state^T key) * beta)^T; out = state^T query
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores), window (0: all; else the last
- *              `window` tokens), weight: a score for each head that belongs to no token (a sink), or -1 */
+ *              `window` tokens), weight: a score for each head that belongs to no token (a sink), or -1. Several operations may share
+ *              the cache of one layer: with the same key and value, kv_heads and head_size
+ *   SCALE      in, out, residual, weight: a vector */
 typedef struct outrider_op {
   int32_t kind;
   outrider_slice in;

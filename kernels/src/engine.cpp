@@ -15,6 +15,15 @@ int64_t pair_words(const outrider_weight &weight) {
   return static_cast<int64_t>((weight.columns + block - 1) / block) * kTileRows;
 }
 
+// Whether two operations of attention put the same keys and values into a cache, which they may share then.
+bool same_cache(const outrider_op &one, const outrider_op &other) {
+  const auto same = [](const outrider_slice &a, const outrider_slice &b) {
+    return a.buffer == b.buffer && a.offset == b.offset && a.width == b.width;
+  };
+  return same(one.key, other.key) && same(one.value, other.value) && one.kv_heads == other.kv_heads &&
+         one.head_size == other.head_size;
+}
+
 }  // namespace
 
 int32_t Engine::plan_cache(int layers, int64_t limit) {
@@ -22,13 +31,21 @@ int32_t Engine::plan_cache(int layers, int64_t limit) {
     return fail(OUTRIDER_INVALID, "cache format %d is unknown", cache_format);
   const int64_t scales = scale_bytes(cache_format), element = element_bytes(cache_format);
   std::vector<CacheLayer> plan(static_cast<size_t>(layers));
+  std::vector<const outrider_op *> first_of(static_cast<size_t>(layers));
   int64_t block_bytes = 0;
   int found = 0;
   for (const outrider_op &op : ops) {
     if (op.kind != OUTRIDER_ATTENTION) continue;
-    if (op.integer < 0 || op.integer >= layers || plan[static_cast<size_t>(op.integer)].key_bytes)
-      return fail(OUTRIDER_INVALID, "attention layer %d of %d, or twice", op.integer, layers);
+    if (op.integer < 0 || op.integer >= layers)
+      return fail(OUTRIDER_INVALID, "attention layer %d of %d", op.integer, layers);
     CacheLayer &layer = plan[static_cast<size_t>(op.integer)];
+    const outrider_op *&first = first_of[static_cast<size_t>(op.integer)];
+    if (first) {
+      if (!same_cache(*first, op))
+        return fail(OUTRIDER_INVALID, "attention layer %d is shared by operations of other keys and values", op.integer);
+      continue;
+    }
+    first = &op;
     layer.key_bytes = kBlockTokens * static_cast<int64_t>(op.head_size) * element + 2 * scales;
     layer.value_bytes = kBlockTokens * round_up(op.head_size, kLanes) * element;
     layer.keys = block_bytes;

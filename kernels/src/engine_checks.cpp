@@ -188,6 +188,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       refuse(op.integer < OUTRIDER_SOFTMAX || op.integer > OUTRIDER_SPARSE_MIXER,
              "a token's experts are weighed in another way");
       if (status == OUTRIDER_OK && op.integer > OUTRIDER_SOFTMAX_CHOSEN) status = check_choice(op);
+      refuse(bias && !is_vector(*bias, op.heads), "factors of experts are an fp32 vector, one for each expert");
       check(op.in, op.heads, "scores of experts");
       check(op.out, 2 * op.kv_heads, "experts and weights");
       refuse(op.in.buffer == op.out.buffer, "route cannot write into its input's buffer");
@@ -213,6 +214,12 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       check(op.in, op.out.width, "gate input");
       check(op.out, op.out.width, "gate output");
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "gate residual");
+      break;
+    case OUTRIDER_SCALE:
+      refuse(!weight || !is_vector(*weight, 1), "scale needs a vector with its factor");
+      check(op.in, op.out.width, "what is scaled");
+      check(op.out, op.out.width, "scale's output");
+      if (op.residual.buffer >= 0) check(op.residual, op.out.width, "scale's residual");
       break;
     case OUTRIDER_CONVOLVE:
       if (status == OUTRIDER_OK) status = check_convolution(op);

@@ -308,6 +308,7 @@ constexpr int kMostRouted = 1024;
 struct Route {
   int experts, chosen, kind;
   const float *corrections;  // [experts] or null
+  const float *factors;      // [experts] of their weights, or null
   int group, groups_kept;    // 0: no groups
   float epsilon, scale;
 };

@@ -156,6 +156,18 @@ void Pass::norm(const outrider_op &op, Rows rows, int thread) {
   });
 }
 
+void Pass::scale(const outrider_op &op, Rows rows, int thread) {
+  const float factor = *static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data);
+  const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
+  const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
+  share(rows, thread, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t)
+      engine.kernels->scaled(engine.buffer(op.in) + t * engine.stride(op.in), factor,
+                             residual ? residual + t * residual_stride : nullptr,
+                             engine.buffer(op.out) + t * engine.stride(op.out), op.out.width);
+  });
+}
+
 void Pass::rotate(const outrider_op &op, Rows rows, int thread) {
   const Rotation &rotation = *engine.rotations[static_cast<size_t>(op.integer)];
   const int64_t half = round_up(rotation.half, kLanes);
@@ -295,6 +307,8 @@ void Pass::run_op(size_t index, const Part &part, Rows rows, AttentionBeside *be
       return mix(op, rows.count, thread);
     case OUTRIDER_GATE:
       return gate(op, rows, thread);
+    case OUTRIDER_SCALE:
+      return scale(op, rows, thread);
     case OUTRIDER_CONVOLVE:
       return convolve(op, index, thread);
     case OUTRIDER_DELTA:

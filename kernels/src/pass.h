@@ -96,6 +96,7 @@ struct Pass {
   void multiply_experts(const outrider_op &op, size_t index, int count, int thread);
   void mix(const outrider_op &op, int count, int thread);
   void gate(const outrider_op &op, Rows rows, int thread);
+  void scale(const outrider_op &op, Rows rows, int thread);
   void convolve(const outrider_op &op, size_t index, int thread);
   void convolve_columns(const outrider_op &op, const FeedState &feed, int32_t first, int32_t columns) const;
   void delta(const outrider_op &op, size_t index, int thread);

@@ -13,8 +13,11 @@ void Pass::route(const outrider_op &op, int count, int thread) {
   const float *in = engine.buffer(op.in);
   float *out = engine.buffer(op.out);
   const int64_t in_stride = engine.stride(op.in), out_stride = engine.stride(op.out);
-  Route task{op.heads, op.kv_heads, op.integer, nullptr, op.head_size, op.window, op.epsilon, op.scale};
-  if (op.weight >= 0) task.corrections = static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data);
+  const auto vector = [&](int32_t weight) {
+    return weight < 0 ? nullptr : static_cast<const float *>(engine.weights[static_cast<size_t>(weight)].data);
+  };
+  const Route task{op.heads,     op.kv_heads, op.integer, vector(op.weight), vector(op.bias),
+                   op.head_size, op.window,   op.epsilon, op.scale};
   share(count, thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) engine.kernels->route(task, in + t * in_stride, out + t * out_stride);
   });

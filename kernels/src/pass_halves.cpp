@@ -127,6 +127,7 @@ bool Pass::may_go_in_halves() const {
       case OUTRIDER_LINEAR:
       case OUTRIDER_ROPE:
       case OUTRIDER_GATE:
+      case OUTRIDER_SCALE:
       case OUTRIDER_CHOOSE:
         break;
       default:

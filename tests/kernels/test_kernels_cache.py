@@ -14,6 +14,7 @@ from kernel_models import (
     OPT,
     QWEN,
     SHAPES,
+    SHARED,
     Packed,
     Shape,
     all_logits,
@@ -102,7 +103,11 @@ def rows_that_fit(model: Packed, cache_bytes: int) -> int:
 
 
 @pytest.mark.parametrize("kept", Cache)
-@pytest.mark.parametrize("shape", [LLAMA, BIGCODE, Shape(width=96, heads=4, kv_heads=2, layers=2)], ids=["a", "b", "odd"])
+@pytest.mark.parametrize(
+    "shape",
+    [LLAMA, BIGCODE, Shape(width=96, heads=4, kv_heads=2, layers=2), SHARED],
+    ids=["a", "b", "odd", "shared"],
+)
 def test_what_a_token_takes_is_as_the_program_says(shape: Shape, kept: Cache) -> None:
     model = packed(shape, Format.W4A8)
     model = replace(model, program=replace(model.program, cache=kept))

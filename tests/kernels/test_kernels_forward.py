@@ -21,6 +21,7 @@ from kernel_models import (
     OPT,
     QWEN,
     SHAPES,
+    SHARED,
     Packed,
     Shape,
     all_logits,
@@ -271,6 +272,22 @@ def test_programs_that_would_miss_positions_are_refused():
         program = replace(model.program, ops=(*ops[:at], *changed, *ops[at + 1 :]))
         with pytest.raises(KernelError, match=sentence):
             Packed(program, model.memory).model()
+
+
+def test_operations_that_share_a_cache_bring_the_same_keys_and_values():
+    model = packed(SHARED, Format.W4A8)
+    assert (model.program.layers, len(model.program.caches)) == (2, 2)
+    ops = model.program.ops
+    places = [index for index, op in enumerate(ops) if op.kind is Kind.ATTENTION]
+    reader, scale = ops[places[2]], next(index for index, op in enumerate(ops) if op.kind is Kind.SCALE)
+    for at, changed, sentence in [
+        (places[2], replace(reader, key=reader.value, value=reader.key), "layer 0 is shared by operations of other keys"),
+        (places[2], replace(reader, integer=1), "layer 1 is shared by operations of other keys"),
+        (places[2], replace(reader, integer=2), "attention layer 2 of 2"),
+        (scale, replace(ops[scale], weight=-1), "scale needs a vector with its factor"),
+    ]:
+        with pytest.raises(KernelError, match=sentence):
+            Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
 
 
 def system_can_populate() -> bool:

@@ -29,6 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "corrected softmax": dict(routing=Routing.SOFTMAX_SHARE, corrected=True, epsilon=1e-12),
     "no less than a half": dict(routing=Routing.SOFTMAX_SHARE, epsilon=0.5),
     "sparse mixer": dict(routing=Routing.SPARSE_MIXER, epsilon=0.3),
+    "a factor for each": dict(routing=Routing.SOFTMAX_CHOSEN, factored=True, scale=1.5),
 }
 
 
@@ -36,12 +37,14 @@ def routed(scores: Scores, chosen: int, corrections: Scores, way: dict[str, Any]
     """A program whose logits are numbers and weights of the experts of a token: its scores are its embedding."""
     settings = dict(way)
     table = Tensor("corrections", corrections.shape) if settings.pop("corrected", False) else None
+    factors = Tensor("factors", corrections.shape) if settings.pop("factored", False) else None
     count = len(scores)
     builder = Builder(count, 8, Format.FP32)
     x = builder.embed(Tensor("scores", scores.shape))
-    route = builder.route(x, chosen, settings.pop("routing"), corrections=table, **settings)
+    route = builder.route(x, chosen, settings.pop("routing"), corrections=table, factors=factors, **settings)
     program = builder.finish(builder.linear(route, [Tensor("head", (count, 2 * chosen))]))
     contents = {"scores": scores, "corrections": corrections[None], "head": np.eye(count, 2 * chosen, dtype=np.float32)}
+    contents["factors"] = contents["corrections"] + np.float32(2)
     return Packed(program, packing.pack_program(program, [contents[weight.sources[0].name] for weight in program.weights]))
 
 
@@ -82,6 +85,8 @@ def _chosen(row: Any, chosen: int, corrections: Scores, way: dict[str, Any]) -> 
         weights = weights / (weights.sum() + way["epsilon"])
     if routing is Routing.SOFTMAX_SHARE:
         weights = weights / max(weights.sum(), way["epsilon"])
+    if "factored" in way:
+        weights = weights * (corrections[best] + 2)
     return best, list(weights)
 
 
@@ -146,7 +151,7 @@ def test_a_score_that_is_no_number_is_seen(name: str, isa: str, monkeypatch: pyt
     with routed(scores, chosen, corrections, settings).model() as engine:
         assert np.isfinite(engine.forward([NativeFeed(engine.open(), [0], logits=1)])[0].logits).all()
         for token in (1, 2):
-            if name == "softmax over the chosen" and token == 2:
+            if way["routing"] is Routing.SOFTMAX_CHOSEN and token == 2:
                 continue  # whose weights know of no other expert
             with pytest.raises(KernelError, match="not a finite number"):
                 engine.forward([NativeFeed(engine.open(), [token])])
@@ -174,6 +179,7 @@ def changed(program: Program, **fields: Any) -> Program:
         (dict(integer=6), "a token's experts are weighed in another way"),
         (dict(integer=Routing.SPARSE_MIXER), "a sparse mixer takes two experts, without corrections or groups"),
         (dict(weight=0), "corrections are an fp32 vector, one for each expert"),
+        (dict(bias=0), "factors of experts are an fp32 vector, one for each expert"),
         (dict(window=7), "experts are chosen from some groups of two or more, which have enough of them"),
         (dict(head_size=5), "experts are chosen from some groups of two or more, which have enough of them"),
     ],

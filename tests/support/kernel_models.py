@@ -21,7 +21,8 @@ class Shape:
     """``style``: llama (rms, rope, gated), qwen (also head norms, biases) or opt (layer norm, learned positions).
 
     ``capped``: llama with scaled embeddings, norms behind, soft caps, sinks and rope on a part of heads. ``longest``: the
-    rows for which its rope's first frequencies hold.
+    rows for which its rope's first frequencies hold. ``shared``: layers from the third on have queries alone, for the keys
+    and values of the layer two before them, and each multiplies what comes out by a number.
     """
 
     style: str = "llama"
@@ -41,6 +42,7 @@ class Shape:
     chosen: int = 2
     taps: int = 0
     delta: bool = False
+    shared: bool = False
 
 
 LLAMA = Shape()
@@ -54,10 +56,12 @@ LONG = Shape(width=96, heads=4, kv_heads=2, inner=104, vocabulary=101, layers=2,
 MIXTURE = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, experts=7, chosen=3, layers=2)
 HYBRID = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, layers=3, vocabulary=101, taps=4)
 DELTA = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=3, delta=True)
+SHARED = Shape(width=160, heads=4, kv_heads=2, inner=104, group=32, layers=4, vocabulary=101, window=21, shared=True)
 CLAMPED = Shape(
     width=128, heads=4, kv_heads=2, inner=96, group=32, experts=20, chosen=2, activation=Activation.CLAMPED_SWIGLU
 )
 SHAPES = {
+    "shared": SHARED,
     "hybrid": HYBRID,
     "delta": DELTA,
     "mixture": MIXTURE,
@@ -90,16 +94,21 @@ def build(shape: Shape, precision: Format) -> Program:
     x = builder.embed(Tensor("embed", (shape.vocabulary, width)), 1.75 if shape.capped else 1.0)
     if opt:
         x = builder.positions(x, Tensor("positions", (shape.context + 2, width)), offset=2)
+    keys_and_values: list[tuple[Slice, Slice]] = []
     for layer in range(shape.layers):
         at = f"{layer}."
         h = norm(x, at + "norm1")
         if shape.taps and layer != 1:
             x = (_delta_net if shape.delta else _convolution)(builder, shape, at, h, x)
             continue
-        sizes = {"q": width, "k": kv_width, "v": kv_width}
+        reads = shape.shared and layer >= 2
+        sizes = {"q": width} if reads else {"q": width, "k": kv_width, "v": kv_width}
         matrices = [Tensor(at + name, (size, width)) for name, size in sizes.items()]
         biases = [vector(at + name + ".bias", size) for name, size in sizes.items()] if opt or qwen else []
-        q, k, v = builder.linear(h, matrices, biases=biases).split(width, kv_width, kv_width)
+        made = builder.linear(h, matrices, biases=biases)
+        q = made.part(0, width)
+        k, v = keys_and_values[layer - 2] if reads else made.part(width, 2 * kv_width).split(kv_width, kv_width)
+        keys_and_values.append((k, v))
         if qwen:
             builder.head_norm(q, vector(at + "qnorm", head), heads=shape.heads, epsilon=1e-6)
             builder.head_norm(k, vector(at + "knorm", head), heads=shape.kv_heads, epsilon=1e-6)
@@ -109,7 +118,8 @@ def build(shape: Shape, precision: Format) -> Program:
             longer = [frequency / 3 for frequency in frequencies] if shape.longest else []
             rope: dict[str, Any] = dict(factor=1.25 if qwen else 1.0, long_frequencies=longer, longest=shape.longest)
             builder.rope(q, frequencies, heads=shape.heads, **rope)
-            builder.rope(k, frequencies, heads=shape.kv_heads, **rope)
+            if not reads:
+                builder.rope(k, frequencies, heads=shape.kv_heads, **rope)
         more: dict[str, Any] = dict(cap=1.5, sinks=vector(at + "sinks", shape.heads), scale=0.4) if shape.capped else {}
         a = builder.attention(q, k, v, heads=shape.heads, kv_heads=shape.kv_heads, window=shape.window, **more)
         if shape.delta:
@@ -131,6 +141,8 @@ def build(shape: Shape, precision: Format) -> Program:
             matrix = (shape.inner, width)
             m = builder.gated(h, Tensor(at + "gate", matrix), Tensor(at + "up", matrix), shape.activation)
         x = builder.linear(m, [Tensor(at + "down", (width, shape.inner))], residual=x)
+        if shape.shared:
+            x = builder.scale(x, Tensor(at + "scalar", (1,)))
     x = norm(x, "norm")
     bounds: dict[str, Any] = dict(scale=0.25, cap=4.0) if shape.capped else {}
     return builder.finish(builder.linear(x, [Tensor("head", (shape.vocabulary, width))], **bounds))

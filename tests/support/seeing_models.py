@@ -69,6 +69,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "cohere2_vision": _seeing({"model_type": "cohere2"} | _WINDOWS, _EYES | {"model_type": "siglip_vision_model"}),
     "exaone4_5": _seeing({"model_type": "exaone4"} | _WINDOWS, _QWEN_EYES | {"num_key_value_heads": 2}),
     "gemma3": _seeing({"sliding_window": 16}, mm_tokens_per_image=4),
+    "gemma4": _seeing(
+        {"global_head_dim": 24, "num_kv_shared_layers": 2, "num_hidden_layers": 4, "hidden_size_per_layer_input": 8}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16}
+        | {"vocab_size_per_layer_input": VOCABULARY},
+        _EYES | {"num_key_value_heads": 2, "head_dim": 16},
+    ),
+    "gemma4_unified": _seeing(
+        {"global_head_dim": 24, "attention_k_eq_v": True, "sliding_window": 16, "use_bidirectional_attention": "vision"},
+    ),
     "idefics3": _seeing({"model_type": "llama"}, _EYES | {"model_type": "idefics3_vision"}),
     "internvl": _seeing(
         {"model_type": "qwen2"}, _EYES | {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]}

@@ -74,6 +74,23 @@ MROPE = {
     "mrope_interleaved": True,
 }
 
+# The last three layers read the keys and values of the second and the third.
+GEMMA4 = LLAMA | {
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "head_dim": 24,
+    "global_head_dim": 40,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 407,
+    "final_logit_softcapping": 3.0,
+}
+
 # name: (model_type, configuration)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
@@ -119,6 +136,18 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
             "tie_word_embeddings": False,
         },
+    ),
+    "gemma4": ("gemma4_text", GEMMA4),
+    "gemma4-plain": (
+        "gemma4_text",
+        GEMMA4
+        | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "tie_word_embeddings": False}
+        | {"attention_bias": True, "layer_types": None, "use_bidirectional_attention": "vision"},
+    ),
+    "gemma4-by-layer": ("gemma4_text", GEMMA4 | {"attention_k_eq_v": False, "final_logit_softcapping": None}),
+    "gemma4-unified": (
+        "gemma4_unified_text",
+        {key: value for key, value in GEMMA4.items() if "per_layer_input" not in key} | {"num_kv_shared_layers": 2},
     ),
     "phi3": ("phi3", LLAMA | {"sliding_window": 11, "pad_token_id": 0}),
     "phi3-partial": (
@@ -408,6 +437,12 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 6, "moe_topk": 3, "intermediate_size": 40, "head_dim": 24, "attention_bias": True}
         | _rope("dynamic", alpha=1000.0, factor=1.0),
     ),
+    "gemma4-moe": (
+        "gemma4_text",
+        GEMMA4
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 40, "pad_token_id": 0}
+        | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"},
+    ),
     "phimoe": ("phimoe", MIXTURE | {"num_local_experts": 6, "intermediate_size": 40, "router_jitter_noise": 0.3}),
     "phimoe-long": (
         "phimoe",
@@ -445,7 +480,7 @@ CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 
 def one_by_one(model: PreTrainedModel) -> None:
     """Experts in plain products: torch's grouped ones want sizes of a certain kind."""
-    if hasattr(model.config, "num_experts_per_tok"):
+    if hasattr(model.config, "num_experts_per_tok") or getattr(model.config, "top_k_experts", None):
         model.set_experts_implementation("eager")
 
 
@@ -465,18 +500,25 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         for parameter_name, parameter in model.named_parameters():
             wide = parameter.dim() == 2 or parameter_name.endswith(("conv.weight", "conv1d.weight"))
             parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5 if wide else 0.1)
-            if "norm" in parameter_name or ".ln_" in parameter_name:
+            of_router = "router." in parameter_name and parameter.dim() == 1  # what a norm, and experts, multiply by
+            if of_router or "norm" in parameter_name or ".ln_" in parameter_name:
                 # Gemma's norms multiply by 1 + w, and those of delta nets' families but for the one behind the state.
                 centred = (
                     kind.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5"))
+                    and not kind.startswith("gemma4")
                     and "linear_attn" not in parameter_name
                 )
-                one = parameter_name.endswith("weight") and not centred
+                one = parameter_name.endswith(("weight", "scale")) and not centred
                 parameter.add_(1.0 if one else 0.0)
+            if kind.startswith("gemma4") and "q_norm" in parameter_name:
+                # Nothing else scales its scores.
+                parameter.mul_(parameter.shape[0] ** -0.5)
             if parameter_name.endswith("A_log"):
                 # States that last for a token, and such that last for long.
                 parameter.uniform_(-5.0, 1.0)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith(CORRECTIONS):
                 buffer.normal_(0.0, 0.1)
+            if buffer_name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     return model

@@ -108,7 +108,9 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             y = ACTIVATIONS[op.activation](torch.nn.functional.conv1d(padded, weight, bias, groups=x.shape[1]).T)
             return y * read(op.value) if op.value.buffer >= 0 else y
         case Kind.GATE:
-            return x * (silu if op.activation == Activation.SILU else torch.sigmoid)(read(op.key))
+            return x * (ACTIVATIONS | {Activation.SIGMOID: torch.sigmoid})[op.activation](read(op.key))
+        case Kind.SCALE:
+            return x * weight
         case Kind.DELTA:
             return _delta(op, x, read(op.key), read(op.value), read(op.residual), weight, bias)
         case Kind.ATTENTION:

@@ -35,6 +35,7 @@ QUICK = (
     "bigcode",
     "gemma2-caps",
     "gemma3-bases",
+    "gemma4",
     "phi3-long",
     "granite",
     "neox",
@@ -53,7 +54,7 @@ def families(quick: Collection[str] = QUICK) -> Iterator[object]:
 
 def one_of_each() -> list[str]:
     """The last of each family, which has the most of its own, and those that are unlike it."""
-    return [*{kind: name for name, (kind, _) in FAMILIES.items()}.values(), "phi3", "gemma3", "neox"]
+    return [*{kind: name for name, (kind, _) in FAMILIES.items()}.values(), "phi3", "gemma3", "gemma4", "neox"]
 
 
 @one_thread()
@@ -142,6 +143,8 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         hidden, head_size = heads * 2 * pairs, 2 * pairs
         sizes = dict(hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads)
         return common | sizes | dict(num_key_value_heads=kv_heads)
+    if kind.startswith("gemma4"):
+        common |= {"global_head_dim": int(random.choice([8, 40, 64])), "num_global_key_value_heads": kv_heads}
     # Helium's heads share out the width.
     hidden = heads * (head_size if kind == "helium" else int(random.integers(5, 40)))
     changes = common | dict(hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads)

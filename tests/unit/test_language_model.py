@@ -23,7 +23,7 @@ from outrider.workers.models.opening import native_supports
 from outrider.workers.precisions import PRECISIONS
 from outrider.workers.quantising.quantiser import program_of
 
-QUICK = ("gemma3", "qwen2_vl", "qwen3_5", "smolvlm")
+QUICK = ("gemma3", "gemma4", "qwen2_vl", "qwen3_5", "smolvlm")
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,7 @@ def test_all_kinds_are_tried() -> None:
 def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places = {"qwen2_vl_text": "Qwen2VLTextConfig", "qwen2_5_vl_text": "Qwen2_5_VLTextConfig"}
     places |= {"qwen3_vl_text": "Qwen3VLTextConfig", "qwen3_5_text": "Qwen3_5TextConfig", "gemma3_text": "Gemma3TextConfig"}
+    places |= {"gemma4_text": "Gemma4TextConfig", "gemma4_unified_text": "Gemma4UnifiedTextConfig"}
     places |= {"qwen3_vl_moe_text": "Qwen3VLMoeTextConfig"}
     places |= {"qwen3_5_moe_text": "Qwen3_5MoeTextConfig"}
     names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}

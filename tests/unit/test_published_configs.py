@@ -42,6 +42,10 @@ SIZES = (
         "falcon-7b": 6_900,
         "falcon-11B": 11_100,
         "persimmon-8b-base": 9_400,
+        "gemma-4-E2B-it": 4_630,
+        "gemma-4-26B-A4B-it": 25_200,
+        "gemma-4-31B-it": 30_700,
+        "gemma-4-12B-it": 11_950,
         "gpt-neo-1.3B": 1_320,
     }
 )

@@ -73,6 +73,7 @@ FEEDERS = {
     "gemma": 2,
     "gemma2": 2,
     "gemma3": 2,
+    "gemma4": 3,
     "phi3": 4,
     "granite": 4,
     "hyperclovax": 4,

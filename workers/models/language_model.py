@@ -18,6 +18,8 @@ SEEING = {
     "cohere2_vision": "cohere2",
     "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "idefics3": "llama",
     "internvl": "qwen2",
     "lfm2_vl": "lfm2",
@@ -54,6 +56,8 @@ USUAL: dict[str, dict[str, Any]] = {
         "cohere2": (256000, 8192, 22528, 40, 64, None, 8192),
         "exaone4": (102400, 4096, 16384, 32, 32, 32, 2048),
         "gemma3_text": (262208, 2304, 9216, 26, 8, 4, 131072),
+        "gemma4_text": (262144, 2304, 9216, 30, 8, 4, 131072),
+        "gemma4_unified_text": (262144, 2304, 9216, 30, 8, 4, 262144),
         "lfm2": (65536, 2560, 12288, 32, 32, 8, 128000),
         "llama": (32000, 4096, 11008, 32, 32, None, 2048),
         "mistral": (32000, 4096, 14336, 32, 32, 8, 131072),
@@ -94,7 +98,10 @@ PREFIXES = (
     ("model.text_model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
-PASSED_OVER = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "image_newline")
+PASSED_OVER = (
+    *("visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."),
+    *("multi_modal_projector.", "connector.", "image_newline"),
+)
 
 
 def sees(values: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.config_file import config_path, read_config
 from outrider.workers.models.families import build_program
 from outrider.workers.models.formats.keeping import AsItComes, EightBitFloats
-from outrider.workers.models.formats.unexpected_tensors import behind_the_last, refuse_unexpected
+from outrider.workers.models.formats.unexpected_tensors import behind_the_last, of_shared_keys, refuse_unexpected
 from outrider.workers.models.head_checkpoint import lay_out_head
 from outrider.workers.models.heads import read_head
 from outrider.workers.models.tied_head import has_untied_head
@@ -85,7 +85,8 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
         )
         sources = _sources(program.weights)
     asked = {name for source in sources for name in checkpoint.parts(source)}
-    left = [name for name in set(checkpoint.names) - asked if not behind_the_last(name, values)]
+    left = set(checkpoint.names) - asked
+    left = {name for name in left if not behind_the_last(name, values) and not of_shared_keys(name, values)}
     refuse_unexpected(left, quantised)
     if checkpoint.quantisation is None:
         return LaidOut(program, rounded=rounding(precision))

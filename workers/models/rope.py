@@ -20,7 +20,7 @@ from outrider.workers.models.configuration import Config
 
 Float32Array = NDArray[np.float32]
 ONE = np.float32(1.0)
-LONG = "longrope"
+LONG, PROPORTIONAL = "longrope", "proportional"
 GREATER_THAN_0 = ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
 # Those of a part of a head that are computed as those of a whole one are.
 WITH_PART = ("default", "linear", "dynamic", LONG)
@@ -31,6 +31,7 @@ KNOWN = {
     # Of GGUF, which has worked out what each frequency is divided by.
     "factors": frozenset({"factors"}),
     LONG: frozenset({"factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"}),
+    PROPORTIONAL: frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": frozenset(
         {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
@@ -86,25 +87,35 @@ def plain_rope(columns: int, theta: float = 10000.0) -> Rope:
     return _rope(ONE / _power(theta, np.arange(0, columns, 2, dtype=np.float32) / np.float32(columns)))
 
 
-def read_ropes(config: Config, head_size: int, context: int, thetas: Mapping[str, float]) -> dict[str, Rope]:
+def read_ropes(
+    config: Config,
+    head_size: int | Mapping[str, int],
+    context: int,
+    thetas: Mapping[str, float],
+    usual: Mapping[str, Any] | None = None,
+    proportional: bool = False,
+) -> dict[str, Rope]:
     """Of a family whose layers have rope by type: what ``rope_parameters`` say of each, ``rope_scaling`` of full ones.
 
-    ``thetas`` are the bases where the parameters do not say. (Gemma 3 and OLMo 3.)
+    ``thetas`` are the bases where the parameters do not say, ``usual`` the parameters where none are stated (Gemma 3 and 4,
+    OLMo 3). Heads may have a size by type. ``proportional``: of one that may turn a part of each head by the frequencies
+    that columns have in a whole one.
     """
     config.only("partial_rotary_factor", 1.0)
-    stated = _parameters(config, config.get("rope_parameters") or {})
+    stated = _parameters(config, config.get("rope_parameters") or usual or {})
     if unknown := set(stated) - set(thetas):
         raise ModelError(
             f'{config.source}: "rope_parameters" of layers of the types {sorted(thetas)} has {sorted(unknown)[0]!r}'
         )
     scaling = _parameters(config, config.get("rope_scaling") or {})
     found = {}
-    for kind, theta in thetas.items():
+    sizes = head_size if isinstance(head_size, Mapping) else dict.fromkeys(thetas, head_size)
+    for kind, size in sizes.items():
         parameters = _parameters(config, stated.get(kind) or {})
         if not (parameters | scaling).get("truncate", True):
             # transformers looks for it beside the types instead, and so truncates.
             raise config.unknown('"truncate" in "rope_parameters" by type of layer')
-        reading = _Reading(config, head_size, context, theta, None, 0)
+        reading = _Reading(config, size, context, thetas[kind], None, 0, proportional=proportional)
         found[kind] = reading.rope(parameters | (scaling if kind == "full_attention" else {}), None)
     return found
 
@@ -126,6 +137,7 @@ class _Reading:
     partial: float | None
     long_from: int
     fixed_alpha: bool = False
+    proportional: bool = False
 
     def rope(self, scaling: Mapping[str, Any], original: Any) -> Rope:
         """``original``: the length that the model was first trained with, where it is stated apart."""
@@ -135,7 +147,7 @@ class _Reading:
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         # Phi 3's first releases named it so.
         kind = LONG if self.long_from and kind in ("su", "yarn") else kind
-        if kind not in KNOWN or (kind == LONG and not self.long_from):
+        if kind not in KNOWN or (kind == LONG and not self.long_from) or (kind == PROPORTIONAL and not self.proportional):
             raise self.config.unknown(f"the rope type {kind!r}")
         parameters = {k: value for k, value in scaling.items() if k not in ("rope_type", "type") and value is not None}
         theta = float(parameters.pop("rope_theta", self.theta))
@@ -143,6 +155,9 @@ class _Reading:
         if self.fixed_alpha and kind == "dynamic" and parameters.get("alpha"):
             kind, theta = "default", theta * self._stretched(parameters["alpha"])
         part = int(self.head_size * partial)
+        turned = int(partial * self.head_size // 2) if kind == PROPORTIONAL else 0
+        if kind == PROPORTIONAL and 0 < turned <= self.head_size // 2:
+            part, partial = self.head_size, 1.0
         if partial != 1.0 and (self.partial is None or kind not in WITH_PART or part < 2 or part % 2):
             raise self.config.unknown("partial rotary embeddings like these", hf="does")
         if original is not None:
@@ -157,7 +172,7 @@ class _Reading:
         wavelengths = _power(theta, np.arange(0, part, 2, dtype=np.float32) / np.float32(part))
         try:
             with np.errstate(all="ignore"):  # what comes out is looked at below
-                rope = _scaled(kind, parameters, theta, wavelengths, self.context)
+                rope = _scaled(kind, parameters, theta, wavelengths, self.context, turned)
         except (KeyError, TypeError) as error:
             raise ModelError(f"{self.config.source}: the rope type {kind!r} lacks or misstates {error}") from None
         if not all(map(math.isfinite, (*rope.frequencies, *rope.long_frequencies, rope.factor))):
@@ -176,7 +191,14 @@ def _positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def _scaled(kind: str, parameters: Mapping[str, Any], theta: float, wavelengths: Float32Array, context: int) -> Rope:
+def _scaled(
+    kind: str, parameters: Mapping[str, Any], theta: float, wavelengths: Float32Array, context: int, turned: int
+) -> Rope:
+    if kind == PROPORTIONAL:
+        # A head's halves are rotated as a whole, the columns beyond that part by an angle of 0.
+        inverse = (ONE / wavelengths) / np.float32(parameters.get("factor", 1.0))
+        inverse[turned:] = 0
+        return _rope(inverse)
     if kind == "linear":
         return _rope((ONE / wavelengths) / np.float32(parameters["factor"]))
     if kind == "factors":

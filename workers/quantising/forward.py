@@ -21,6 +21,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.GELU_ERF: F.gelu,
     Activation.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
     Activation.SILU: F.silu,
+    Activation.SIGMOID: F.sigmoid,
 }
 
 # What a buffer of the program holds: [tokens, width], the sequences one behind the other.
@@ -64,6 +65,11 @@ class Forward:
         if op.kind is Kind.NORM:
             normalised = _norm(op, x, self._weight(op.weight), None if op.bias < 0 else self._weight(op.bias))
             return normalised if residual is None else normalised + residual
+        if op.kind is Kind.SCALE:
+            return x * self._weight(op.weight)
+        if op.kind is Kind.GATE:
+            gated = x * ACTIVATIONS[op.activation](_part(buffers, op.key))
+            return gated if residual is None else gated + residual
         if op.kind is Kind.LINEAR:
             return self._linear(op, x if watch is None else watch(number, x), residual)
         if op.kind is Kind.ROPE:

@@ -137,7 +137,10 @@ def _through_attention(program: Program, number: int, start: int, stop: int) -> 
     readers = _readers(program, number, stop)
     if not readers:
         return
-    maker = max(n for n in range(start, number) if ops[n].output.buffer == op.value.buffer and ops[n].kind is Kind.LINEAR)
+    makers = [n for n in range(start, number) if ops[n].output.buffer == op.value.buffer and ops[n].kind is Kind.LINEAR]
+    if not makers:  # values are normalised, or an earlier layer's
+        return
+    maker = makers[-1]
     first = op.value.offset - ops[maker].output.offset
     last = first + op.value.width
     if ops[maker].activation is Activation.NONE and not _touched(ops[maker + 1 : number], op.value):

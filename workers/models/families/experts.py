@@ -80,7 +80,7 @@ def mixture(sizes: Sizes, experts: Experts) -> Mixer:
             return _beside(builder, h, block, dense, experts.function, residual, experts.scale)
         mlp = Linear(f"{block.prefix}{experts.prefix}")
         route = _route(builder, h, mlp, experts)
-        products = _products(builder, h, route, mlp, experts)
+        products = products_of(builder, h, route, mlp, experts)
         if experts.shared is not None and experts.shared.weighed:
             beside = _beside(builder, h, block, experts.shared, experts.function, None)
             key = builder.linear(h, [mlp.weight("shared_expert_gate", 1, sizes.hidden)], precision=Format.FP32)
@@ -110,7 +110,7 @@ def _route(builder: Builder, h: Slice, mlp: Linear, experts: Experts) -> Slice:
     )
 
 
-def _products(builder: Builder, h: Slice, route: Slice, mlp: Linear, experts: Experts) -> Slice:
+def products_of(builder: Builder, h: Slice, route: Slice, mlp: Linear, experts: Experts) -> Slice:
     each = [Linear(f"{mlp.prefix}experts.{number}.") for number in range(experts.count)]
     ffn, hidden = experts.ffn, h.width
     m = builder.experts(

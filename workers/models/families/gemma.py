@@ -25,7 +25,7 @@ def gemma(config: Config, begin: Begin) -> Program:
         output_bias=bias,
         plus=1.0,
         tied=True,
-        embedding_scale=lambda builder: _normaliser(builder, sizes),
+        embedding_scale=lambda builder: root(builder, sizes.hidden),
         activation=Activation.GELU_TANH if legacy else activation(config, "hidden_act", "gelu_pytorch_tanh"),
     )
     return decoder(config, begin, sizes, style)
@@ -34,7 +34,7 @@ def gemma(config: Config, begin: Begin) -> Program:
 def gemma2(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=4, head_size=256, layers=26)
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 2 else FULL)
-    cap = _cap(config, "attn_logit_softcapping", 50.0)
+    cap = cap_of(config, "attn_logit_softcapping", 50.0)
     return decoder(config, begin, sizes, _style(config, sizes, types, 30.0, attention_cap=cap))
 
 
@@ -42,7 +42,7 @@ def vaultgemma(config: Config, begin: Begin) -> Program:
     """Gemma 2 without the norms behind attention and gated layer."""
     sizes = read_sizes(config, kv_heads=4, head_size=256, layers=26, heads=8)
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 2 else FULL)
-    cap = _cap(config, "attn_logit_softcapping", 50.0)
+    cap = cap_of(config, "attn_logit_softcapping", 50.0)
     norms = {"norms": Norms.BEFORE, "second_norm": "pre_feedforward_layernorm"}
     return decoder(config, begin, sizes, _style(config, sizes, types, 30.0, attention_cap=cap, **norms))
 
@@ -70,22 +70,22 @@ def _style(config: Config, sizes: Sizes, types: list[str], logit_cap: float | No
         plus=1.0,
         tied=True,
         windows=windows(config, types, config.window(4096)),
-        embedding_scale=lambda builder: _normaliser(builder, sizes),
-        attention_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        logit_cap=_cap(config, "final_logit_softcapping", logit_cap),
+        embedding_scale=lambda builder: root(builder, sizes.hidden),
+        attention_scale=config.positive("query_pre_attn_scalar", 256.0) ** -0.5,
+        logit_cap=cap_of(config, "final_logit_softcapping", logit_cap),
         activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
     )
     return Style(**(common | more))
 
 
-def _cap(config: Config, key: str, default: float | None) -> float:
+def cap_of(config: Config, key: str, default: float | None) -> float:
     """Here null is a value: no cap."""
     if config.stated(key, default) is None:
         return 0.0
     return config.positive(key, default or 0.0)
 
 
-def _normaliser(builder: Builder, sizes: Sizes) -> float:
-    """The square root of the width, rounded to the type of the embeddings: transformers multiplies in that."""
-    root = np.array([np.sqrt(np.float64(sizes.hidden))], np.float32)
-    return float(root[0] if builder.precision.fp32 else packing.from_bf16(packing.to_bf16(root))[0])
+def root(builder: Builder, width: int) -> float:
+    """The square root of a width, rounded to the type of the embeddings: transformers multiplies in that."""
+    value = np.array([np.sqrt(np.float64(width))], np.float32)
+    return float(value[0] if builder.precision.fp32 else packing.from_bf16(packing.to_bf16(value))[0])

@@ -1,0 +1,261 @@
+"""Gemma 4 (text): layers of two geometries, keys that are values, too, late layers that read the keys and values of earlier
+ones, an embedding for each layer, and experts beside the gated layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Activation, Format, Norm, Program, Routing, Slice, Tensor
+from outrider.workers.errors import ModelError
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.experts import Experts, Router, chosen_experts, products_of
+from outrider.workers.models.families.gemma import cap_of, root
+from outrider.workers.models.families.layer_norm import Heads
+from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, activation, layer_types, windows
+from outrider.workers.models.families.skeleton import Sizes, gated, read_sizes, rotate
+from outrider.workers.models.rope import Rope, read_ropes
+
+ROPES = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+}
+OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
+
+
+def gemma4(config: Config, begin: Begin) -> Program:
+    stated = config.stated("hidden_size_per_layer_input", 256)
+    by_layer = 0 if stated is None else config.whole("hidden_size_per_layer_input", 256)
+    table = config.size("vocab_size_per_layer_input", 262144)
+    sizes = _sizes(config)
+    if by_layer and (by_layer == 1 or table < sizes.vocabulary):
+        raise config.unknown(
+            f'"hidden_size_per_layer_input": {by_layer} with "vocab_size_per_layer_input": {table} '
+            f"and {sizes.vocabulary} tokens"
+        )
+    return _decoder(config, begin, sizes, 512, by_layer, table, _experts(config))
+
+
+def gemma4_unified(config: Config, begin: Begin) -> Program:
+    """Without an embedding for each layer, and without experts."""
+    config.only("hidden_size_per_layer_input", 0)
+    config.only("enable_moe_block", False)
+    config.get("vocab_size_per_layer_input")
+    return _decoder(config, begin, _sizes(config), 1024, 0, 0, None)
+
+
+def _sizes(config: Config) -> Sizes:
+    return read_sizes(config, kv_heads=4, head_size=256, layers=30, heads=8)
+
+
+def _experts(config: Config) -> Experts | None:
+    if not config.flag("enable_moe_block", False):
+        for key in OF_EXPERTS:
+            config.get(key)
+        return None
+    count = config.size("num_experts")
+    chosen = chosen_experts(config, count, None, "top_k_experts")
+    # transformers takes the chosen ones' shares of a softmax over all, which is a softmax over them.
+    router = Router(Routing.SOFTMAX_CHOSEN)
+    return Experts(count, chosen, config.size("moe_intermediate_size"), _function(config), router, prefix="")
+
+
+def _function(config: Config) -> Activation:
+    return activation(config, "hidden_activation", "gelu_pytorch_tanh")
+
+
+def _decoder(
+    config: Config, begin: Begin, sizes: Sizes, window: int, by_layer: int, table: int, experts: Experts | None
+) -> Program:
+    if (seen := config.get("use_bidirectional_attention")) not in (None, False, "vision"):  # of pictures alone
+        raise config.unknown(f'"use_bidirectional_attention": {seen!r}')
+    hidden, epsilon = sizes.hidden, sizes.epsilon
+    attention = _attention(config, sizes, window)
+    mixer = _Mixer(config, sizes, attention, experts)
+    cap, tied = cap_of(config, "final_logit_softcapping", None), config.flag("tie_word_embeddings", True)
+    builder = begin(sizes.vocabulary, sizes.context)
+    embedding = Tensor("model.embed_tokens.weight", (sizes.vocabulary, hidden))
+    x = builder.embed(embedding, root(builder, hidden))
+    inputs = _inputs(builder, x, sizes, by_layer, table) if by_layer else None
+    for layer in range(sizes.layers):
+        builder.layer_input(layer, x)
+        block = Linear(f"model.layers.{layer}.")
+        a = attention(builder, _norm(builder, x, block, "input_layernorm", epsilon), layer)
+        x = _norm(builder, a, block, "post_attention_layernorm", epsilon, x)
+        x = mixer(builder, x, layer)
+        if inputs is not None:
+            key = builder.linear(x, [block.weight("per_layer_input_gate", by_layer, hidden)])
+            y = builder.gate(inputs.part(layer * by_layer, by_layer), key, activation=mixer.function)
+            y = builder.linear(y, [block.weight("per_layer_projection", hidden, by_layer)])
+            x = _norm(builder, y, block, "post_per_layer_input_norm", epsilon, x)
+        x = builder.scale(x, Tensor(f"{block.prefix}layer_scalar", (1,)))
+    x = _norm(builder, x, Linear("model."), "norm", epsilon)
+    head = embedding if tied else Tensor("lm_head.weight", (sizes.vocabulary, hidden))
+    return builder.finish(builder.linear(x, [head], cap=cap))
+
+
+def _norm(builder: Builder, x: Slice, under: Linear, name: str, epsilon: float, residual: Slice | None = None) -> Slice:
+    return builder.norm(x, under.vector(name, x.width), kind=Norm.RMS, epsilon=epsilon, residual=residual)
+
+
+def _inputs(builder: Builder, x: Slice, sizes: Sizes, width: int, table: int) -> Slice:
+    """Of all layers side by side: what a table says of the token, and what its embedding gives."""
+    model, whole = Linear("model."), sizes.layers * width
+    said = builder.embed(model.weight("embed_tokens_per_layer", table, whole), root(builder, width))
+    projection = [model.weight("per_layer_model_projection", whole, sizes.hidden)]
+    given = builder.linear(x, projection, scale=sizes.hidden**-0.5)
+    weight = model.vector("per_layer_projection_norm", width)
+    builder.head_norm(given, weight, heads=sizes.layers, epsilon=sizes.epsilon, residual=said)
+    return builder.scale(given, 2.0**-0.5)
+
+
+class _Mixer:
+    """The gated layer, and where a model has them the experts beside it, which read the same residual."""
+
+    def __init__(self, config: Config, sizes: Sizes, attention: _Attention, experts: Experts | None) -> None:
+        self.function = _function(config)
+        double = config.flag("use_double_wide_mlp", False)
+        self._wider = 2 if double else 1
+        self._attention = attention
+        self._sizes, self._experts = sizes, experts
+
+    def __call__(self, builder: Builder, x: Slice, layer: int) -> Slice:
+        block, epsilon = Linear(f"model.layers.{layer}."), self._sizes.epsilon
+        ffn = self._sizes.ffn * (1 if self._attention.stores(layer) else self._wider)
+        mlp = Linear(f"{block.prefix}mlp.")
+        h = _norm(builder, x, block, "pre_feedforward_layernorm", epsilon)
+        m = gated(builder, h, mlp, ffn, self.function)
+        m = builder.linear(m, [mlp.weight("down_proj", x.width, ffn)])
+        if self._experts is not None:
+            beside = _norm(builder, m, block, "post_feedforward_layernorm_1", epsilon)
+            mixed = self._mixed(builder, x, block, self._experts)
+            m = _norm(builder, mixed, block, "post_feedforward_layernorm_2", epsilon, beside)
+        return _norm(builder, m, block, "post_feedforward_layernorm", epsilon, x)
+
+    def _mixed(self, builder: Builder, x: Slice, block: Linear, experts: Experts) -> Slice:
+        router, epsilon = Linear(f"{block.prefix}router."), self._sizes.epsilon
+        gain = Tensor(f"{router.prefix}scale", (x.width,))
+        h = builder.norm(x, gain, kind=Norm.RMS, epsilon=epsilon)
+        weight = [router.weight("proj", experts.count, x.width)]
+        scores = builder.linear(h, weight, precision=Format.FP32, scale=x.width**-0.5)
+        factors = Tensor(f"{router.prefix}per_expert_scale", (experts.count,))
+        route = builder.route(scores, experts.chosen, experts.router.routing, factors=factors)
+        h = _norm(builder, x, block, "pre_feedforward_layernorm_2", epsilon)
+        return builder.mix(products_of(builder, h, route, block, experts), route, x.width)
+
+
+@dataclass
+class _Attention:
+    """``heads``, ``windows`` and ``ropes`` by layer. Layers from ``shared`` on have queries alone, for keys and values of
+    the last layer before them of their type. ``of_keys``: types without a projection of values, which are the keys before
+    their norm.
+    """
+
+    sizes: Sizes
+    types: Sequence[str]
+    heads: Sequence[Heads]
+    windows: Sequence[int]
+    ropes: Sequence[Rope]
+    shared: int
+    of_keys: Sequence[str]
+    bias: bool
+
+    def __post_init__(self) -> None:
+        self._stored: dict[str, tuple[Slice, Slice]] = {}
+
+    def stores(self, layer: int) -> bool:
+        return layer < self.shared
+
+    def __call__(self, builder: Builder, h: Slice, layer: int) -> Slice:
+        under = Linear(f"model.layers.{layer}.self_attn.")
+        heads, kind = self.heads[layer], self.types[layer]
+        width, kv_width, _ = heads.widths
+        named = [("q_proj", width)]
+        if self.stores(layer):
+            named += [("k_proj", kv_width)] + ([] if kind in self.of_keys else [("v_proj", kv_width)])
+        matrices = [under.weight(name, rows, h.width) for name, rows in named]
+        made = builder.linear(h, matrices, biases=under.biases(self.bias, *named))
+        query = made.part(0, width)
+        self._normalise(builder, query, heads.count, under.vector("q_norm", heads.size), self.ropes[layer])
+        if self.stores(layer):
+            key, value = made.part(width, kv_width), builder.room(kv_width)
+            before = key if kind in self.of_keys else made.part(width + kv_width, kv_width)
+            builder.head_norm(before, None, heads=heads.kv_count, epsilon=self.sizes.epsilon, output=value)
+            self._normalise(builder, key, heads.kv_count, under.vector("k_norm", heads.size), self.ropes[layer])
+            self._stored[kind] = key, value
+        key, value = self._stored[kind]
+        window = self.windows[layer]
+        a = builder.attention(query, key, value, heads=heads.count, kv_heads=heads.kv_count, scale=1.0, window=window)
+        biases = under.biases(self.bias, ("o_proj", h.width))
+        return builder.linear(a, [under.weight("o_proj", h.width, width)], biases=biases)
+
+    def _normalise(self, builder: Builder, x: Slice, heads: int, weight: Tensor, rope: Rope) -> None:
+        builder.head_norm(x, weight, heads=heads, epsilon=self.sizes.epsilon)
+        rotate(builder, x, rope, heads)
+
+
+def _attention(config: Config, sizes: Sizes, window: int) -> _Attention:
+    types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 6 else FULL)
+    types[-1] = FULL  # as transformers has it, whatever is said
+    of_keys = (FULL,) if config.flag("attention_k_eq_v", False) else ()
+    shared = sizes.layers - config.whole("num_kv_shared_layers", 0)
+    if not set(types[shared:]) <= set(types[: max(shared, 0)]):
+        raise ModelError(
+            f'{config.source}: "num_kv_shared_layers" is {sizes.layers - shared} of {sizes.layers}: some of them have no '
+            "layer of their type before them whose keys and values they could read"
+        )
+    heads = _heads(config, sizes, types, bool(of_keys))
+    ropes = _ropes(config, sizes, {kind: heads[kind].size for kind in types})
+    return _Attention(
+        sizes,
+        types,
+        [heads[kind] for kind in types],
+        windows(config, types, config.window(window)),
+        [ropes[kind] for kind in types],
+        shared,
+        of_keys,
+        config.flag("attention_bias", False),
+    )
+
+
+def _heads(config: Config, sizes: Sizes, types: Sequence[str], of_keys: bool) -> dict[str, Heads]:
+    """Of layers of each type. Published configurations say it of full ones, transformers saves it layer by layer."""
+    usual = Heads(sizes.heads, sizes.kv_heads, sizes.head_size)
+    size, kv_count = config.stated("global_head_dim", 512), config.get("num_global_key_value_heads")
+    stated = config.get("per_layer_config")
+    if stated is None:
+        if size is None:
+            raise config.unknown('"global_head_dim": None')
+        kv_count = config.size("num_global_key_value_heads", sizes.kv_heads) if of_keys and kv_count else sizes.kv_heads
+        return {SLIDING: usual, FULL: Heads(sizes.heads, kv_count, config.size("global_head_dim", 512))}
+    if not isinstance(stated, dict):
+        raise ModelError(f'{config.source}: "per_layer_config" must be an object, got {stated!r}')
+    found: dict[str, Heads] = {}
+    places = {int(place): values for place, values in stated.items()}
+    for layer, kind in enumerate(types):
+        heads = _heads_of(config, places.pop(layer, {}), usual)
+        if found.setdefault(kind, heads) != heads:
+            raise config.unknown(f'"per_layer_config" in which layers of the type "{kind}" differ')
+    if places:
+        raise ModelError(f'{config.source}: "per_layer_config" is of a layer {min(places)}, there are {sizes.layers}')
+    return found
+
+
+def _heads_of(config: Config, stated: object, usual: Heads) -> Heads:
+    if not isinstance(stated, dict) or not set(stated) <= {"head_dim", "num_key_value_heads"}:
+        raise config.unknown(f'"per_layer_config" with {stated!r}')
+    one = Config(stated, f'{config.source}, "per_layer_config"')
+    return Heads(usual.count, one.size("num_key_value_heads", usual.kv_count), one.size("head_dim", usual.size))
+
+
+def _ropes(config: Config, sizes: Sizes, head_sizes: Mapping[str, int]) -> dict[str, Rope]:
+    config.only("rope_scaling", None)
+    stated = config.get("rope_parameters")
+    for kind in head_sizes if isinstance(stated, dict) and stated else ():
+        of_kind = stated.get(kind)
+        if of_kind is None or (isinstance(of_kind, dict) and of_kind.get("rope_theta") is None):
+            raise ModelError(f'{config.source}: "rope_parameters" has no "rope_theta" for layers of the type "{kind}"')
+    thetas = {SLIDING: 0.0, FULL: 0.0}  # are always stated
+    return read_ropes(config, head_sizes, sizes.context, thetas, usual=ROPES, proportional=True)
