@@ -165,7 +165,7 @@ def _model(
         )
     if engine == "native" and chosen == "fp16":
         raise UsageError(f"--precision: the native engine does not know fp16; choose another for {model_info.name}")
-    tokenizer_process.check_weights(model_info.path, engine, spec.allow_pickle, chosen)
+    tokenizer_process.check_weights(model_info.path, engine, spec.allow_pickle, chosen, on_accelerator)
     if engine == "hf":
         try:
             tokenizer_process.check_hf_runs(model_info, spec.fast_attention)

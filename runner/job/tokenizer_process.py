@@ -110,9 +110,9 @@ class TokenizerProcess:
             raise ModelError(UNUSABLE.format(tokenizer, "to be loaded"))
         raise TokenizerProcessDied(DIED)
 
-    def check_weights(self, path: str, engine: str, allow_pickle: bool, precision: str) -> None:
-        """A ModelError where the files lack what the engine needs."""
-        self._ask_again(_check_weights, path, engine, allow_pickle, precision)
+    def check_weights(self, path: str, engine: str, allow_pickle: bool, precision: str, on_accelerator: bool) -> None:
+        """A ModelError where the files, or the libraries here, lack what the engine needs."""
+        self._ask_again(_check_weights, path, engine, allow_pickle, precision, on_accelerator)
 
     def memory_of(self, model: ModelSpec, rows: int, shortlist: int | None = 0) -> ModelMemory | None:
         """What memory a model takes that works on so many rows; None where that is not known before it is open."""
@@ -386,10 +386,10 @@ def _check_quantisable(path: str, out: str, bits: int, group: int | None) -> Non
     check_quantisable(Path(path), Path(out), bits, group)
 
 
-def _check_weights(path: str, engine: str, allow_pickle: bool, precision: str) -> None:
+def _check_weights(path: str, engine: str, allow_pickle: bool, precision: str, on_accelerator: bool) -> None:
     from outrider.workers.models.opening import check_weights
 
-    check_weights(path, engine, allow_pickle, precision)
+    check_weights(path, engine, allow_pickle, precision, on_accelerator)
 
 
 def _memory_of(model: ModelSpec, rows: int, shortlist: int | None) -> ModelMemory | None:

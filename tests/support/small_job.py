@@ -70,7 +70,7 @@ class FakeTokenizerProcess:
     def check_unchanged(self, model_info: ModelInfo) -> None:
         pass
 
-    def check_weights(self, path: str, engine: str, allow_pickle: bool, precision: str) -> None:
+    def check_weights(self, path: str, engine: str, allow_pickle: bool, precision: str, on_accelerator: bool) -> None:
         pass
 
     def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:

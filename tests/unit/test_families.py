@@ -79,6 +79,11 @@ def test_settings_of_generate_change_no_logit() -> None:
         ),
         ("glm", {"partial_rotary_factor": 0.45}, "partial rotary embeddings like these"),
         ("ernie4_5", {"partial_rotary_factor": 0.5}, 'does not know "partial_rotary_factor": 0.5'),
+        ("exaone", {"num_layers": 1}, 'does not know "num_layers": 1'),
+        ("exaone", {"hidden_act": "silu", "activation_function": "gelu"}, "does not know \"hidden_act\": 'silu'"),
+        # By these transformers itself gives no numbers.
+        ("gemma2", {"query_pre_attn_scalar": -1}, '"query_pre_attn_scalar" must be greater than 0, got -1'),
+        ("granite", {"attention_multiplier": 0.0}, '"attention_multiplier" must be greater than 0, got 0.0'),
     ],
 )
 def test_what_a_family_alone_may_say_otherwise_is_refused(name: str, changes: dict, sentence: str) -> None:

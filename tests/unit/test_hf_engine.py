@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,27 @@ def test_weights_that_are_missing_or_not_numbers_are_named(tmp_path):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r'lacks 1 of its weights, first "model\.layers\.1\.mlp\.up_proj\.weight"'):
         load_hf(ModelSpec(str(folder), "hf", "fp32"))
+
+
+def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
+    folder = save(tmp_path / "wide", "llama", RAGGED["llama"])
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"] = weights["model.layers.1.mlp.up_proj.weight"][:-1].contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r'first "model\.layers\.1\.mlp\.up_proj\.weight" \(47 × 32, not 48 × 32\)'):
+        load_hf(ModelSpec(str(folder), "hf", "fp32"))
+
+
+@pytest.mark.parametrize("named", ["flash_attention_2", "somebody/kernel", {"": "somebody/kernel"}, "nonsense"])
+def test_kernels_that_a_configuration_names_are_not_looked_for(named: object, tmp_path: Path) -> None:
+    """transformers would fetch them from the model hub, as code, or fail where they are not."""
+    folder = save(tmp_path / "model", "llama", RAGGED["llama"])
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("_attn_implementation", "attn_implementation", "experts_implementation", "_experts_implementation"):
+        (folder / "config.json").write_text(json.dumps(config | {key: named}))
+        engine, _, _ = load_hf(ModelSpec(str(folder), "hf", "fp32"))
+        assert isinstance(engine, HfEngine)
+        assert (engine.own_attention, engine.model.config._experts_implementation) == ("sdpa", "eager"), key
 
 
 def test_weights_whose_sum_is_too_large_for_fp16_are_sound_and_those_that_are_too_large_are_told(tmp_path: Path) -> None:

@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from quantised_models import compressed, save_small
+from quantised_models import compressed, save_small, set_config
 from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from benchmarks.families.check import write
 from outrider.workers.engines.ways import RowFeeding
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
-from outrider.workers.models import probe
+from outrider.workers.models import probe, quantisation_libraries
 from outrider.workers.models.hf_loading import load_hf
 from outrider.workers.models.library_weights import layer_that_mixes
+from outrider.workers.models.opening import check_weights
 from outrider.workers.models.probe import find_way
+from outrider.workers.models.quantisation_libraries import NEEDS
 
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
 # Parts that come again, for candidates.
@@ -173,6 +176,113 @@ def test_weights_in_a_library_s_own_kind_of_tensor_load(
     assert write(engine, PROMPTS[:2], 3)[0] == [write(engine, [prompt], 0)[0][0] for prompt in PROMPTS[:2]]
     # What was mapped from a file has been copied.
     assert layer.weight.codes.data_ptr() != mapped
+
+
+def quantised_by(path: Path, **stated: Any) -> Path:
+    set_config(save_small(path), quantization_config=stated)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("stated", "device", "sentence"),
+    [
+        ({"quant_method": "hqq"}, "cpu", "is not read by transformers 5; take this model in another format"),
+        (
+            {"quant_method": "eetq"},
+            "cuda:0",
+            "runs by kernels that are fetched from the model hub as code, which outrider never runs;",
+        ),
+        ({"quant_method": "metal"}, "cpu", "runs on Apple's GPUs alone; take this model in another format"),
+        (
+            {"quant_method": "spqr"},
+            "cpu",
+            "runs on cuda alone, and this model is to run on cpu; take this model in another",
+        ),
+        (
+            {"quant_method": "vptq"},
+            "cuda:1",
+            "needs vptq and accelerate, which are not installed: pip install vptq accelerate",
+        ),
+        ({"quant_method": "quark"}, "cpu", "needs quark, which is not installed: pip install amd-quark"),
+        ({"quant_method": "auto-round"}, "cpu", "needs auto_round, which is not installed: pip install auto-round"),
+        (
+            {"load_in_4bit": True},
+            "cpu",
+            "needs bitsandbytes and accelerate, which are not installed: pip install bitsandbytes",
+        ),
+    ],
+)
+def test_what_transformers_would_fail_at_is_said_before_anything_is_loaded(
+    stated: dict[str, Any], device: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantisation_libraries, "find_spec", lambda name: None)
+    path = quantised_by(tmp_path / "model", **stated)
+    name = stated.get("quant_method", "bitsandbytes")
+    with pytest.raises(ModelError) as refusal:
+        load_hf(ModelSpec(str(path), "hf", "bf16", device=device))
+    said = f'{path}/config.json: the quantisation "{name}" (quantization_config, "quant_method") {sentence}'
+    assert str(refusal.value).startswith(said)
+    with pytest.raises(ModelError) as earlier:
+        check_weights(str(path), "hf", on_accelerator=device != "cpu")
+    assert str(earlier.value) == str(refusal.value)
+
+
+def test_on_an_accelerator_whichever_it_is_only_libraries_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = quantised_by(tmp_path / "model", quant_method="higgs")
+    monkeypatch.setattr(quantisation_libraries, "find_spec", lambda name: name)
+    check_weights(str(path), "hf", on_accelerator=True)
+    with pytest.raises(ModelError, match="runs on cuda alone, and this model is to run on cpu"):
+        check_weights(str(path), "hf")
+
+
+def test_a_checkpoint_may_be_quantised_in_its_language_model_alone(tmp_path: Path) -> None:
+    text = {"quantization_config": {"quant_method": "hqq"}}
+    set_config(save_small(tmp_path / "model"), text_config=text)
+    with pytest.raises(ModelError, match=r'the quantisation "hqq" .* is not read'):
+        check_weights(str(tmp_path / "model"), "hf")
+
+
+@pytest.mark.parametrize(
+    ("stated", "sentence"),
+    [({"bits": 4}, 'has no "quant_method", so that nothing says how'), ("awq", "must be an object, got 'awq'")],
+)
+def test_a_quantisation_without_a_name_is_refused(stated: object, sentence: str, tmp_path: Path) -> None:
+    set_config(save_small(tmp_path / "model"), quantization_config=stated)
+    with pytest.raises(ModelError, match=f"quantization_config {sentence}"):
+        check_weights(str(tmp_path / "model"), "hf")
+
+
+def test_an_empty_quantisation_is_none(tmp_path: Path) -> None:
+    """To transformers it is one without a name."""
+    set_config(save_small(tmp_path / "model"), quantization_config={})
+    check_weights(str(tmp_path / "model"), "hf")
+    load_hf(ModelSpec(str(tmp_path / "model"), "hf", "bf16"))
+
+
+def test_every_way_of_quantising_that_transformers_knows_is_known() -> None:
+    """A later release's has to be looked at: what does it need, and does it run here?"""
+    theirs = {name.partition("bitsandbytes_")[0] or "bitsandbytes" for name in AUTO_QUANTIZER_MAPPING}
+    assert theirs == set(NEEDS)
+
+
+def test_a_library_that_fails_in_its_own_way_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As bitsandbytes does with plain weights that are said to be its own: by an assertion without a word."""
+
+    class Failing(torch.nn.Linear):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            raise AssertionError
+
+    path = save_small(tmp_path)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    model.model.layers[0].mlp.up_proj = Failing(64, 128, bias=False)
+    model.hf_quantizer = object()
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: (model, {}))
+    with pytest.raises(
+        ModelError, match=r"cannot be computed in bf16 as it comes quantised \(AssertionError\); choose another"
+    ):
+        load_hf(ModelSpec(str(path), "hf", "bf16"))
 
 
 def test_a_library_that_is_not_there_is_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText
 
 from outrider.kernels.program import Kind
 from outrider.workers.errors import ModelError
-from outrider.workers.models.config_file import read_config
+from outrider.workers.models.config_file import quantisation_of, read_config
 from outrider.workers.models.language_model import SEEING, USUAL, language_config, language_name
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import read_model_info
@@ -138,6 +138,17 @@ def test_a_configuration_that_keeps_no_text_config_apart(tmp_path: Path) -> None
     assert found["rope_scaling"] == {"type": "default"}
     assert native_supports(str(tmp_path)) is None
     assert not differences(tmp_path, reader=AutoModelForImageTextToText)[0]
+
+
+def test_its_language_model_may_say_how_it_is_quantised(tmp_path: Path) -> None:
+    """As transformers has it."""
+    path = edit(save_seeing("llava", tmp_path), quantization_config=None)
+    config = json.loads((path / "config.json").read_text())
+    for whole, expected in ((None, "gptq"), ({"quant_method": "awq", "bits": 4, "group_size": 32}, "awq")):
+        own = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+        edit(path, quantization_config=whole, text_config=config["text_config"] | {"quantization_config": own})
+        found = quantisation_of(path)
+        assert found is not None and found.name == expected
 
 
 def test_what_is_known_of_it_is_known_of_its_language_model(tmp_path: Path) -> None:

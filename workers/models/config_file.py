@@ -30,4 +30,4 @@ def quantisation_of(model: Path) -> Quantisation | None:
     """How a checkpoint is quantised; None where it is not."""
     if is_gguf(model):
         return gguf_quantisation(read_gguf(model))
-    return read_quantisation(read_json(model / NAME), str(model / NAME))
+    return read_quantisation(read_config(model), str(model / NAME))

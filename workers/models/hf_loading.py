@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.hf import HfEngine, vocabulary_of
@@ -21,10 +21,13 @@ from outrider.workers.engines.ways import RowFeeding, Way
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models import ipex
+from outrider.workers.models.config_file import config_path, read_config
+from outrider.workers.models.formats.configuration import KEY
 from outrider.workers.models.formats.unexpected_tensors import refuse_unexpected
 from outrider.workers.models.library_weights import layer_that_mixes, parts_of
 from outrider.workers.models.model_info import ModelInfo, read_model_info, weight_files
 from outrider.workers.models.probe import find_way
+from outrider.workers.models.quantisation_libraries import check_library
 from outrider.workers.models.way_cache import said_of, way_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,6 +43,7 @@ def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[st
     model_info = read_model_info(spec.path)
     if spec.threads:
         torch.set_num_threads(spec.threads)
+    check_library(read_config(Path(model_info.path)), str(config_path(Path(model_info.path))), spec.device)
     with said_of(model_info):
         way = way_of(Path(model_info.path), spec.fast_attention)
     model = _load_weights(model_info, DTYPES[spec.precision], spec)
@@ -96,13 +100,17 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
             # A .bin file is read with weights_only, so that it cannot run code.
             model, report = AutoModelForCausalLM.from_pretrained(
                 model_info.path,
+                config=_computed_as_here(Path(model_info.path)),
                 dtype=dtype,
                 # transformers' default for the model: fused where it has one.
                 attn_implementation=None if spec.fast_attention else "eager",
+                experts_implementation=None,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=safe,
                 weights_only=not spec.allow_pickle,
+                # Then they are named (_check_complete).
+                ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
     except pickle.UnpicklingError as error:
@@ -130,6 +138,19 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
     return model.eval().to(spec.device)
 
 
+def _computed_as_here(path: Path) -> PretrainedConfig:
+    """The configuration without what it says of the machine that it was written on.
+
+    A kernel that it names for attention or experts, transformers would look for, and fetch as code from the model hub.
+    """
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    config._attn_implementation = config._experts_implementation = None
+    if not getattr(config, KEY, True):
+        # An empty one, which transformers would read.
+        delattr(config, KEY)
+    return config
+
+
 def _check_finite(model_info: ModelInfo, name: str, weight: torch.Tensor) -> None:
     """Every value of a weight, where its sum leaves a doubt: that of finite values may be infinite."""
     if torch.isfinite(weight.sum(dtype=torch.float32)) or torch.isfinite(weight).all():
@@ -154,12 +175,14 @@ def _leave_the_files(model: PreTrainedModel) -> None:
 
 def _check_complete(model_info: ModelInfo, report: dict[str, Any]) -> None:
     missing = sorted(report.get("missing_keys") or ())
-    wrong = sorted(str(entry) for entry in report.get("mismatched_keys") or ())
+    wrong = sorted(report.get("mismatched_keys") or ())
     if missing:
         raise ModelError(f'{model_info.name} lacks {len(missing)} of its weights, first "{missing[0]}"')
     if wrong:
+        name, found, expected = wrong[0]
+        shapes = ", not ".join(" × ".join(map(str, shape)) for shape in (found, expected))
         raise ModelError(
-            f"{model_info.name}: {len(wrong)} weights have another shape than config.json says, first {wrong[0]}"
+            f'{model_info.name}: {len(wrong)} weights have another shape than config.json says, first "{name}" ({shapes})'
         )
 
 
@@ -191,8 +214,8 @@ def _probed(model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> t
         logits: torch.Tensor = model(input_ids=probe, use_cache=False).logits[0, -1].float().cpu()
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
-        # Libraries of quantised weights compute in types of their own.
+    except Exception as error:
+        # Libraries of quantised weights compute in types of their own, and check what they are given in as many ways.
         if getattr(model, "hf_quantizer", None) is None:
             raise
         raise ModelError(

@@ -23,6 +23,7 @@ from outrider.workers.models.headers import INDEX, SINGLE
 from outrider.workers.models.heads import read_head
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import weight_files
+from outrider.workers.models.quantisation_libraries import check_library
 from outrider.workers.precisions import PRECISIONS, Precision
 
 # What transformers looks for, by whether the weights are safetensors.
@@ -71,8 +72,12 @@ def native_supports(model_path: str) -> str | None:
     return None
 
 
-def check_weights(path: str, engine: str, allow_pickle: bool = False, precision: str = "bf16") -> None:
+def check_weights(
+    path: str, engine: str, allow_pickle: bool = False, precision: str = "bf16", on_accelerator: bool = False
+) -> None:
     """Refuse a model whose files lack what the engine will ask them for, before a process is started that would miss it.
+
+    Of one that comes quantised the hf engine asks for a library, too, and maybe for another device.
 
     Files that are allowed to run code are left to that process; so is what only transformers knows to ask for.
     """
@@ -89,9 +94,13 @@ def check_weights(path: str, engine: str, allow_pickle: bool = False, precision:
             f"{path} has neither {' nor '.join(HF_WEIGHTS[safe])}, by which alone the hf engine finds weights: save the "
             "model again with save_pretrained, or add the index"
         )
-    elif not read_config(directory).get(KEY):
-        # What is quantised is left to the library that transformers reads it with.
-        open_checkpoint(directory).close()
+    else:
+        config = read_config(directory)
+        # On which accelerator it is to run is known where it is loaded.
+        check_library(config, str(config_path(directory)), None if on_accelerator else "cpu")
+        if not config.get(KEY):
+            # What is quantised is left to the library that transformers reads it with.
+            open_checkpoint(directory).close()
 
 
 def open_model(spec: ModelSpec, progress: Callable[[int, int], None] = lambda done, total: None) -> OpenModel:

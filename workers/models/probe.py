@@ -154,7 +154,7 @@ def special(model: PreTrainedModel) -> str | None:
 def said(error: Exception) -> str:
     """What a foreign exception says, in a line. Of configurations that check themselves it is the second."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    wrapped = "ClassValidationError" in type(error).__name__
+    wrapped = "ValidationError" in type(error).__name__
     text = lines[-1 if wrapped else 0] if lines else type(error).__name__
     return text if len(text) <= LONGEST_SAID else f"{text[:LONGEST_SAID]}…"
 

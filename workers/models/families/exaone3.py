@@ -14,7 +14,11 @@ def exaone(config: Config, begin: Begin) -> Program:
     # transformers takes either name of these.
     layers, epsilon = config.size("num_layers", 32), config.number("layer_norm_epsilon", 1e-5)
     sizes = read_sizes(config, kv_heads=8, epsilon=epsilon, layers=layers, ffn=14336)
-    function = activation(config, "activation_function", config.get("hidden_act", "silu"))
+    named = config.get("activation_function", config.get("hidden_act", "silu"))
+    function = activation(config, "activation_function", named)
+    for key, value in (("num_layers", sizes.layers), ("layer_norm_epsilon", sizes.epsilon), ("hidden_act", named)):
+        # Where both names are there and differ, which counts depends on their order.
+        config.only(key, value)
     config.get("embed_dropout")  # of training
     for key in ("attention_bias", "mlp_bias"):
         config.only(key, False)

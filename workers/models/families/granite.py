@@ -58,7 +58,7 @@ def _style(config: Config, attention_scale: float = 1.0) -> Style:
         output_bias=bias,
         mlp_bias=config.flag("mlp_bias", False),
         embedding_scale=lambda builder: embedding,
-        attention_scale=config.number("attention_multiplier", attention_scale),
+        attention_scale=config.positive("attention_multiplier", attention_scale),
         residual_scale=config.number("residual_multiplier", 1.0),
         logit_scale=1.0 / config.number("logits_scaling", 1.0),
     )

@@ -145,7 +145,7 @@ def _granite(config: Config, begin: Begin, shared: int, ropes: Sequence[Rope | N
         qkv_bias=bias,
         output_bias=bias,
         embedding_scale=lambda builder: embedding,
-        attention_scale=config.number("attention_multiplier", 1.0),
+        attention_scale=config.positive("attention_multiplier", 1.0),
         residual_scale=scale,
         logit_scale=1.0 / config.number("logits_scaling", 1.0),
         ropes=ropes,
@@ -156,6 +156,8 @@ def _granite(config: Config, begin: Begin, shared: int, ropes: Sequence[Rope | N
 
 def _granite_experts(config: Config, sizes: Sizes, shared: int, scale: float) -> Mixer:
     function, names = activation(config, "hidden_act", "silu"), ("input_linear", "input_linear", "output_linear")
+    if not config.flag("fused_projections", True):  # in GGUF files
+        names = ("gate_proj", "up_proj", "down_proj")
     if shared and config.get("num_local_experts") == 0:
         config.get("num_experts_per_tok")
         layer = Experts(0, 0, 0, function, AMONG_CHOSEN, sparse=lambda layer: False, prefix="shared_mlp.")

@@ -1,0 +1,94 @@
+"""What transformers needs to run each way of quantising that it knows, and the sentence where that is not there.
+
+Without it a checkpoint fails in the middle of loading, in the words of whichever library noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models.formats.configuration import KEY
+from outrider.workers.models.headers import quoted
+
+ELSEWHERE = "take this model in another format"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """``modules`` are imported, ``install`` is what pip installs for them; ``devices``: where it runs, empty for all.
+
+    ``never``: why nothing runs it.
+    """
+
+    modules: tuple[str, ...] = ()
+    install: str = ""
+    devices: tuple[str, ...] = ()
+    never: str = ""
+
+
+GPU = ("cuda",)
+# transformers fetches their kernels from the model hub: compiled code, which would run here.
+FETCHED = "runs by kernels that are fetched from the model hub as code, which outrider never runs"
+NEEDS: dict[str, Needs] = {
+    "aqlm": Needs(("aqlm", "accelerate"), "'aqlm[cpu]' accelerate"),
+    "auto-round": Needs(("auto_round",), "auto-round"),
+    "awq": Needs(("gptqmodel", "accelerate"), "gptqmodel accelerate"),
+    "bitnet": Needs(("accelerate",), "accelerate"),
+    "bitsandbytes": Needs(("bitsandbytes", "accelerate"), "bitsandbytes accelerate"),
+    "compressed-tensors": Needs(("compressed_tensors",), "compressed-tensors"),
+    "eetq": Needs(never=FETCHED),
+    "fbgemm_fp8": Needs(("fbgemm_gpu", "accelerate"), "fbgemm-gpu accelerate", GPU),
+    "fouroversix": Needs(("fouroversix",), "fouroversix --no-build-isolation"),
+    "fp8": Needs(("accelerate",), "accelerate"),
+    "fp_quant": Needs(("fp_quant",), "fp_quant", GPU),
+    "gemma": Needs(),
+    "gguf": Needs(),
+    "gptq": Needs(("optimum", "gptqmodel"), "optimum gptqmodel"),
+    "higgs": Needs(
+        ("flute", "fast_hadamard_transform", "accelerate"), "flute-kernel fast_hadamard_transform accelerate", GPU
+    ),
+    "hqq": Needs(never="is not read by transformers 5"),
+    "metal": Needs(never="runs on Apple's GPUs alone"),
+    "mxfp4": Needs(("accelerate",), "accelerate"),
+    "mxfp8": Needs(("accelerate",), "accelerate"),
+    "nvfp4": Needs(never="is not read by transformers yet"),
+    "quanto": Needs(never="is what transformers makes of plain weights as it loads them, and reads no checkpoint of"),
+    "quark": Needs(("quark",), "amd-quark"),
+    "sinq": Needs(("sinq",), "sinq"),
+    "spqr": Needs(("spqr_quant", "accelerate"), "'spqr_quant[gpu]' accelerate", GPU),
+    "torchao": Needs(("torchao",), "torchao"),
+    "vptq": Needs(("vptq", "accelerate"), "vptq accelerate", GPU),
+}
+
+
+def check_library(config: Mapping[str, Any], source: str, device: str | None) -> None:
+    """Refuse a quantised checkpoint that transformers would fail to run here and now, on the device where one is named."""
+    text = config.get("text_config")
+    stated = config.get(KEY) or (text.get(KEY) if isinstance(text, dict) else None)
+    if not stated:
+        return
+    if not isinstance(stated, dict):
+        raise ModelError(f"{source}: {KEY} must be an object, got {quoted(stated)}")
+    method = stated.get("quant_method")
+    if method is None and (stated.get("load_in_8bit") or stated.get("load_in_4bit")):
+        method = "bitsandbytes"
+    if method is None:
+        raise ModelError(f'{source}: {KEY} has no "quant_method", so that nothing says how its weights are stored')
+    needs = NEEDS.get(method) if isinstance(method, str) else None
+    if needs is None:
+        # Whether this release of transformers knows it is asked where the model is tried (probe.py).
+        return
+    what = f'{source}: the quantisation "{method}" ({KEY}, "quant_method")'
+    if needs.never:
+        raise ModelError(f"{what} {needs.never}; {ELSEWHERE}")
+    if device is not None and needs.devices and device.partition(":")[0] not in needs.devices:
+        known = " and ".join(needs.devices)
+        raise ModelError(f"{what} runs on {known} alone, and this model is to run on {device}; {ELSEWHERE}")
+    missing = [name for name in needs.modules if find_spec(name) is None]
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        raise ModelError(f"{what} needs {' and '.join(missing)}, which {are} not installed: pip install {needs.install}")
