@@ -367,6 +367,62 @@ def test_gpt_4os_cut_is_the_published_pattern() -> None:
     assert CUTS["gpt-4o"] == published
 
 
+# Bytes are letters here: a space is Ġ.
+PIECES_OF = {
+    "glm4": ["It", "'s", "Ġ", "123", "4", "Ġ(", "ok", ")"],
+    "dbrx": ["It", "'s", "Ġ", "123", "4", "Ġ(", "ok", ")"],
+    "stablelm2": ["It", "'s", "Ġ", "1", "2", "3", "4", "Ġ(", "ok", ")"],
+    "olmo": ["It", "'s", "Ġ1234", "Ġ(", "ok", ")"],
+    "exaone": ["It", "'s", "Ġ", "1", "2", "3", "4", "Ġ(", "ok", ")"],
+    "exaone4": ["It", "'s", "Ġ1234", "Ġ(", "ok", ")"],
+    "hunyuan-dense": ["It", "'s", "Ġ", "123", "4", "Ġ(", "ok", ")"],
+    "falcon": ["It", "'", "s", "Ġ", "123", "4", "Ġ", "(", "ok", ")"],
+    "seed-coder": ["It", "'s", "Ġ", "1", "2", "3", "4", "Ġ(", "ok", ")"],
+}
+
+
+@pytest.mark.parametrize("cut", PIECES_OF)
+def test_a_text_is_cut_as_the_models_own_tokenizer_cuts_it(cut: str, tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(cut)
+        writer.add_token_list(["a"])
+        writer.add_token_merges([])
+
+    cutting = gguf_tokenizer(tokenizer_file(tmp_path / "t.gguf", fill)).backend_tokenizer.pre_tokenizer
+    assert [piece for piece, _ in cutting.pre_tokenize_str("It's 1234 (ok)")] == PIECES_OF[cut]
+
+
+@pytest.mark.parametrize(
+    ("cut", "tokens"), [("glm4", [3]), ("smaug-bpe", [3]), ("chatglm-bpe", [0, 1, 2]), ("olmo", [0, 1, 2])]
+)
+def test_a_word_that_is_a_token_need_not_be_joined(cut: str, tokens: list[int], tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(cut)
+        writer.add_token_list(["a", "b", "c", "abc"])
+        writer.add_token_merges([])
+
+    assert gguf_tokenizer(tokenizer_file(tmp_path / "t.gguf", fill))("abc")["input_ids"] == tokens
+
+
+def test_runs_of_spaces_that_a_gemma_file_lists_are_tokens(tmp_path: Path) -> None:
+    """llama.cpp's converter writes them with spaces, as tokens of the user's, and no space stands before a text."""
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["<unk>", "<bos>", "  ", "   ", "\n\n", "a", "▁a", "▁"])
+        writer.add_token_scores([-1000.0] * 5 + [-5.0, -6.0, -7.0])
+        writer.add_token_types([2, 3, 4, 4, 4, 1, 1, 1])
+        writer.add_bos_token_id(1)
+        writer.add_add_space_prefix(False)
+
+    found = gguf_tokenizer(tokenizer_file(tmp_path / "t.gguf", fill))
+    text = "a   a  \n\n a"
+    assert found(text)["input_ids"] == [1, 5, 3, 5, 2, 4, 6]
+    assert found.decode(found(text)["input_ids"], skip_special_tokens=True) == text
+
+
 @pytest.mark.parametrize(("cut", "first"), [("llama-bpe", [1]), ("tekken", [1]), ("gpt-2", []), ("qwen2", [])])
 def test_where_a_file_does_not_say_a_text_begins_as_in_llama_cpp(cut: str, first: list[int], tmp_path: Path) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
@@ -383,9 +439,9 @@ def test_where_a_file_does_not_say_a_text_begins_as_in_llama_cpp(cut: str, first
 def test_a_way_of_cutting_text_that_is_not_known_is_refused(tmp_path: Path) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("chatglm-bpe")
+        writer.add_tokenizer_pre("viking")
         writer.add_token_list(["a", "b"])
         writer.add_token_merges(["a b"])
 
-    with pytest.raises(ModelError, match="cuts text in the way 'chatglm-bpe', which is not known here"):
+    with pytest.raises(ModelError, match="cuts text in the way 'viking', which is not known here"):
         gguf_tokenizer(tokenizer_file(tmp_path / "t.gguf", fill))

@@ -27,18 +27,47 @@ _GPT_4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}|\p{{N}}{{1,3}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_THREE_DIGITS = _WORDS + r"\p{N}{1,3}" + _REST
 # By the name of a way to cut text into words: a pattern, or None for GPT-2's own.
 CUTS: dict[str, str | None] = {
     "gpt-2": None,
-    "llama-bpe": _WORDS + r"\p{N}{1,3}" + _REST,
+    "mpt": None,
+    "llama-bpe": _THREE_DIGITS,
+    "smaug-bpe": _THREE_DIGITS,
+    "dbrx": _THREE_DIGITS,
+    "chatglm-bpe": _THREE_DIGITS,
+    "glm4": _THREE_DIGITS,
     "qwen2": _WORDS + r"\p{N}" + _REST,
+    "seed-coder": _WORDS + r"\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
     "tekken": _TEKKEN,
     "gpt-4o": _GPT_4O,
 }
-ALIKE = {"llama-v3": "llama-bpe", "llama3": "llama-bpe", "deepseek-r1-qwen": "qwen2", "gpt2": "gpt-2", "phi-2": "gpt-2"}
+ALIKE = {
+    "llama-v3": "llama-bpe",
+    "llama3": "llama-bpe",
+    "deepseek-r1-qwen": "qwen2",
+    "stablelm2": "qwen2",
+    "gpt2": "gpt-2",
+    "phi-2": "gpt-2",
+    "exaone4": "gpt-2",
+    "olmo": "mpt",
+    "hunyuan-dense": "deepseek-v3",
+}
 # Digits by themselves, then GPT-2's cut.
-DIGITS = ("starcoder", "refact", "smollm", "command-r")
-WHOLE_WORDS_FIRST = ("llama-bpe", "tekken", "gpt-4o")
+DIGITS = ("starcoder", "refact", "smollm", "command-r", "exaone")
+# Several cuts after one another, each of what the one before left together.
+IN_TURN = {
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+}
+FALCON = "falcon"
+# Text that may be written in several ways is brought into one of them first.
+NORMALISED = ("qwen2", "mpt")
+WHOLE_WORDS_FIRST = ("llama-bpe", "smaug-bpe", "glm4", "tekken", "gpt-4o")
 # Where the file does not say, texts of these begin with the first token (bos), as in llama.cpp.
 WITH_A_FIRST = ("llama-bpe", "tekken")
 
@@ -107,21 +136,18 @@ class _Parts:
 
     def _byte_level(self) -> Fast:
         cut = self._cut()
-        if cut not in CUTS and cut not in DIGITS:
-            known = ", ".join(sorted((*CUTS, *DIGITS)))
-            raise self._refused(f"cuts text in the way {quoted(cut)}, which is not known here; {known} are")
+        known = (*CUTS, *DIGITS, *IN_TURN, FALCON)
+        if cut not in known:
+            raise self._refused(
+                f"cuts text in the way {quoted(cut)}, which is not known here; {', '.join(sorted(known))} are"
+            )
         merges = [tuple(merge.split(" ")) for merge in self._list("merges", str)]
         if not all(len(merge) == 2 for merge in merges):
             raise self._refused("has a merge that is not of two parts")
         model = models.BPE(self._vocabulary(), merges, ignore_merges=cut in WHOLE_WORDS_FIRST)
         fast = Fast(model)
-        pattern = CUTS.get(cut)
-        steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if cut in DIGITS else []
-        if pattern is not None:
-            steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
-        fast.pre_tokenizer = pre_tokenizers.Sequence(steps)
-        if cut == "qwen2":
+        fast.pre_tokenizer = pre_tokenizers.Sequence(_steps(cut))
+        if cut in NORMALISED:
             fast.normalizer = normalizers.NFC()
         fast.decoder = decoders.ByteLevel()
         return fast
@@ -162,6 +188,23 @@ class _Parts:
         fast.post_processor = (
             processors.Sequence([processors.ByteLevel(trim_offsets=False), frame]) if byte_level else frame
         )
+
+
+def _steps(cut: str) -> list[Any]:
+    """What cuts a text into words, whose bytes are letters then."""
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    gpt_2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if cut == FALCON:
+        digits = [
+            pre_tokenizers.Digits(individual_digits=False),
+            pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+        ]
+        return [pre_tokenizers.Punctuation("contiguous"), gpt_2, *digits]
+    if cut in DIGITS:
+        return [pre_tokenizers.Digits(individual_digits=True), gpt_2]
+    pattern = CUTS.get(cut)
+    patterns = IN_TURN.get(cut, () if pattern is None else (pattern,))
+    return [*(pre_tokenizers.Split(Regex(each), "isolated") for each in patterns), plain if patterns else gpt_2]
 
 
 def _merges(vocabulary: dict[str, int], scores: dict[str, float]) -> list[tuple[str, str]]:
