@@ -294,6 +294,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "arcee": ("arcee", LLAMA | {"mlp_bias": True, "attention_bias": True, "head_dim": 24, "tie_word_embeddings": True}),
     "nemotron": ("nemotron", LLAMA | {"mlp_bias": True, "attention_bias": True}),
+    "jais2": ("jais2", LLAMA),
+    "jais2-plain": ("jais2", LLAMA | {"attention_bias": False, "mlp_bias": False, "head_dim": 24, "hidden_act": "gelu"}),
     "nemotron-plain": ("nemotron", LLAMA | {"head_dim": 24, "tie_word_embeddings": True}),
 }
 
@@ -417,6 +419,24 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         MIXTURE
         | {"moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": 40, "num_hidden_layers": 5, "head_dim": 24}
         | {"moe_layer_interval": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2},
+    ),
+    "ernie-moe-biased": (
+        "ernie4_5_moe",
+        MIXTURE
+        | {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 32, "use_bias": True, "tie_word_embeddings": False},
+    ),
+    "solar-open": (
+        "solar_open",
+        MIXTURE
+        | {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2}
+        | {"attention_bias": True, "head_dim": 24, "routed_scaling_factor": 1.5},
+    ),
+    "mellum": (
+        "mellum",
+        MIXTURE
+        | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "num_hidden_layers": 4, "head_dim": 24}
+        | {"sliding_window": 6, "attention_bias": True, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
     "lfm2-moe": (
         "lfm2_moe",

@@ -96,6 +96,8 @@ FEEDERS = {
     "olmo3": 2,
     "arcee": 3,
     "nemotron": 1,
+    "jais2": 3,
+    "jais2-plain": 2,
     "neox": 3,
     "starcoder2": 3,
     "cohere": 3,

@@ -1,6 +1,6 @@
 """Mixtures whose experts are chosen by more than their scores: by sigmoids, corrections, groups.
 
-GLM-4.5 (glm4_moe), dots.llm1, K-EXAONE, MiniMax-M2, Trinity (afmoe) and ERNIE 4.5.
+GLM-4.5 (glm4_moe), Solar Open, dots.llm1, K-EXAONE, MiniMax-M2, Trinity (afmoe) and ERNIE 4.5.
 """
 
 from __future__ import annotations
@@ -38,6 +38,22 @@ def glm4_moe(config: Config, begin: Begin) -> Program:
         head_norms=HeadNorms.EACH if config.flag("use_qk_norm", False) else HeadNorms.NONE,
         ropes=[read_rope(config, sizes.head_size, sizes.context, partial=partial)] * sizes.layers,
         mixer=mixture(sizes, _experts(config, count, 8, 1408, shared, router, lambda layer: layer >= first)),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def solar_open(config: Config, begin: Begin) -> Program:
+    """GLM-4.5 without norms of heads; every layer has experts, and none has the other width that is stated."""
+    sizes = read_sizes(config, kv_heads=8, head_size=128, epsilon=1e-5, layers=48, heads=64, ffn=1)
+    for key, always in (("use_qk_norm", False), ("first_k_dense_replace", 0)):
+        config.only(key, always)
+    partial = config.number("partial_rotary_factor", 1.0)
+    count = config.size("n_routed_experts", config.get("num_local_experts", 128))
+    shared, router = config.size("n_shared_experts", 1), _deepseek(config, normalised=True)
+    style = Style(
+        qkv_bias=config.flag("attention_bias", False),
+        ropes=[read_rope(config, sizes.head_size, sizes.context, theta=1000000.0, partial=partial)] * sizes.layers,
+        mixer=mixture(sizes, _experts(config, count, 8, 1280, shared, router, lambda layer: True)),
     )
     return decoder(config, begin, sizes, style)
 
@@ -203,8 +219,7 @@ def _gated_attention(sizes: Sizes, ropes: list[Rope | None], windows: list[int],
 
 def ernie4_5_moe(config: Config, begin: Begin) -> Program:
     """Corrections are added to a softmax's shares; rope turns neighbouring columns."""
-    sizes = read_sizes(config, kv_heads=4, epsilon=1e-5, layers=28, heads=20)
-    config.only("use_bias", False)
+    sizes, bias = read_sizes(config, kv_heads=4, epsilon=1e-5, layers=28, heads=20), config.flag("use_bias", False)
     step, first = config.size("moe_layer_interval", 1), config.whole("moe_layer_start_index", 1)
     last = config.get("moe_layer_end_index", -1)
     last = sizes.layers - 1 if last == -1 else config.whole("moe_layer_end_index", 0)
@@ -223,10 +238,14 @@ def ernie4_5_moe(config: Config, begin: Begin) -> Program:
         width,
         activation(config, "hidden_act", "silu"),
         router,
-        shared=Shared(width * shared) if shared else None,
+        shared=Shared(width * shared, biased=bias) if shared else None,
         sparse=lambda layer: (layer + 1) % step == 0 and first <= layer <= last,
+        dense_biased=bias,
     )
     style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        head_bias=bias,
         paired=True,
         ropes=[read_rope(config, sizes.head_size, sizes.context, theta=500000.0)] * sizes.layers,
         mixer=mixture(sizes, experts),

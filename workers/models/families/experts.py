@@ -40,13 +40,15 @@ class Router:
 class Shared:
     """What every token goes through beside its experts: ``width`` columns, its names behind the layer's and ``prefix``.
 
-    ``names`` are those of gate, up and down. ``weighed``: a gate of its own says how much of it is added.
+    ``names`` are those of gate, up and down. ``weighed``: a gate of its own says how much of it is added. ``biased``: all
+    three have biases.
     """
 
     width: int
     prefix: str = "mlp.shared_experts."
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     weighed: bool = False
+    biased: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class Experts:
     """``prefix``: of the layer's part, behind that of the layer. ``biased``: router and experts have biases.
 
     ``clamp`` is the bound of a clamped activation and ``slope`` its factor. ``sparse``: which layers have experts; the
-    others' gated layer is as wide as ``Sizes`` say. ``scale`` multiplies what all of these add to the residual.
+    others' gated layer (``dense_biased``: with biases) is as wide as ``Sizes`` say. ``scale`` multiplies what all of these
+    add to the residual.
     """
 
     count: int
@@ -69,6 +72,7 @@ class Experts:
     sparse: Callable[[int], bool] = lambda layer: True
     prefix: str = "mlp."
     dense_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    dense_biased: bool = False
     scale: float = 1.0
 
 
@@ -76,7 +80,7 @@ def mixture(sizes: Sizes, experts: Experts) -> Mixer:
     def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         block = Linear(f"model.layers.{layer}.")
         if not experts.sparse(layer):
-            dense = Shared(sizes.ffn, experts.prefix, experts.dense_names)
+            dense = Shared(sizes.ffn, experts.prefix, experts.dense_names, biased=experts.dense_biased)
             return _beside(builder, h, block, dense, experts.function, residual, experts.scale)
         mlp = Linear(f"{block.prefix}{experts.prefix}")
         route = _route(builder, h, mlp, experts)
@@ -147,8 +151,11 @@ def _beside(
         first, second = (Tensor(f"{layer.prefix}{gate}.weight", shape, (rows,)) for rows in _halves(shared.width))
     else:
         first, second = (layer.weight(name, shared.width, h.width) for name in (gate, up))
-    m = builder.gated(h, first, second, function)
-    return builder.linear(m, [layer.weight(down, h.width, shared.width)], residual=residual, scale=scale)
+    biases = layer.biases(shared.biased, (gate, shared.width), (up, shared.width))
+    m = builder.gated(h, first, second, function, biases=biases)
+    biases = layer.biases(shared.biased, (down, h.width))
+    matrix = layer.weight(down, h.width, shared.width)
+    return builder.linear(m, [matrix], biases=biases, residual=residual, scale=scale)
 
 
 def _halves(width: int) -> tuple[tuple[int, int], tuple[int, int]]:

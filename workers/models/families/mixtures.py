@@ -1,5 +1,5 @@
-"""Mixtures of experts that are chosen by the best scores: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, FlexOlmo, GraniteMoE,
-Hunyuan and gpt-oss."""
+"""Mixtures of experts that are chosen by the best scores: Mixtral, Qwen2-MoE, Qwen3-MoE, Mellum 2, OLMoE, FlexOlmo,
+GraniteMoE, Hunyuan and gpt-oss."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from dataclasses import replace
 from outrider.kernels.program import Activation, Program, Routing
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.experts import Experts, Router, Shared, chosen_experts, mixture, number_of_experts
+from outrider.workers.models.families.experts import (
+    Experts,
+    Router,
+    Shared,
+    chosen_experts,
+    mixture,
+    number_of_experts,
+    sparse_layers,
+)
 from outrider.workers.models.families.llama import hunyuan_style
 from outrider.workers.models.families.parts import FULL, SLIDING, Begin, activation, layer_types, windows
 from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Norms, Sizes, Style, decoder, read_sizes
-from outrider.workers.models.rope import Rope, read_rope
+from outrider.workers.models.rope import Rope, read_rope, read_ropes
 
 AMONG_CHOSEN = Router(Routing.SOFTMAX_CHOSEN)
 
@@ -70,6 +78,29 @@ def qwen3_moe(config: Config, begin: Begin) -> Program:
         output_bias=bias,
         head_norms=HeadNorms.EACH,
         windows=[window] * sizes.layers,
+        mixer=mixture(sizes, experts),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def mellum(config: Config, begin: Begin) -> Program:
+    """Qwen3-MoE with windows and rope by type of layer."""
+    sizes = read_sizes(config, kv_heads=4, head_size=128, layers=28)
+    for key, always in (("rope_scaling", None), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        config.only(key, always)
+    # These guess further tokens.
+    for key in ("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"):
+        config.get(key)
+    types = layer_types(config, sizes.layers, lambda layer: FULL)
+    ropes = read_ropes(config, sizes.head_size, sizes.context, {FULL: 500000.0, SLIDING: 10000.0})
+    sparse, bias = sparse_layers(config, sizes.layers, 0), config.flag("attention_bias", False)
+    experts = replace(qwen_experts(config, 64, 8, 896, 0, normalised=True), sparse=sparse.__getitem__)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=HeadNorms.EACH,
+        windows=windows(config, types, config.window(1024)),
+        ropes=[ropes[kind] for kind in types],
         mixer=mixture(sizes, experts),
     )
     return decoder(config, begin, sizes, style)

@@ -1,4 +1,4 @@
-"""Families whose layers are not gated, with relu squared: Nemotron and its smaller Minitrons, and Arcee's."""
+"""Families whose layers are not gated, with relu squared: Nemotron and its smaller Minitrons, Arcee's and Jais 2."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from outrider.kernels.program import Program, Slice
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.layer_norm import Heads, LayerNorm, Stack, attend, finish, plain, projected
 from outrider.workers.models.families.parts import Begin, Linear, activation
-from outrider.workers.models.families.skeleton import Style, decoder, read_sizes
-from outrider.workers.models.rope import read_rope
+from outrider.workers.models.families.skeleton import Sizes, Style, decoder, read_sizes
+from outrider.workers.models.rope import Rope, read_rope
 
 LAYER = "model.layers.{}.mlp."
 NAMES = ("up_proj", "down_proj")
@@ -24,14 +24,23 @@ def arcee(config: Config, begin: Begin) -> Program:
 
 def nemotron(config: Config, begin: Begin) -> Program:
     """Layer norms that multiply by 1 + w, and rope on a part of a head."""
-    sizes, epsilon = read_sizes(config, heads=48), config.number("norm_eps", 1e-5)
-    heads, hidden = Heads(sizes.heads, sizes.kv_heads, sizes.head_size), sizes.hidden
-    partial, bias = config.number("partial_rotary_factor", 0.5), config.flag("attention_bias", False)
-    rope = read_rope(config, heads.size, sizes.context, partial=partial)
-    function = activation(config, "hidden_act", "relu2")
-    mixer = plain(LAYER, hidden, sizes.ffn, function, NAMES, bias=config.flag("mlp_bias", False))
+    sizes, partial = read_sizes(config, heads=48), config.number("partial_rotary_factor", 0.5)
+    rope = read_rope(config, sizes.head_size, sizes.context, partial=partial)
+    norm = LayerNorm(sizes.hidden, config.number("norm_eps", 1e-5), plus=1.0)
+    return _normed(config, begin, sizes, norm, rope, biased=False)
 
-    norm = LayerNorm(hidden, epsilon, plus=1.0)
+
+def jais2(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, heads=26)
+    norm = LayerNorm(sizes.hidden, config.number("layer_norm_eps", 1e-5))
+    return _normed(config, begin, sizes, norm, read_rope(config, sizes.head_size, sizes.context), biased=True)
+
+
+def _normed(config: Config, begin: Begin, sizes: Sizes, norm: LayerNorm, rope: Rope, *, biased: bool) -> Program:
+    """Llama's order of things, with layer norms. ``biased``: where the configuration does not say."""
+    heads, hidden = Heads(sizes.heads, sizes.kv_heads, sizes.head_size), sizes.hidden
+    bias, function = config.flag("attention_bias", biased), activation(config, "hidden_act", "relu2")
+    mixer = plain(LAYER, hidden, sizes.ffn, function, NAMES, bias=config.flag("mlp_bias", biased))
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         under = Linear(f"model.layers.{layer}.self_attn.")

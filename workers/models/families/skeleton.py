@@ -109,6 +109,7 @@ class Style:
     attention_cap: float = 0.0
     sinks: bool = False
     residual_scale: float = 1.0
+    head_bias: bool = False
     logit_scale: float = 1.0
     logit_cap: float = 0.0
     activation: Activation | None = None
@@ -145,7 +146,8 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
     x = norm(x, Tensor("model.norm.weight", (sizes.hidden,), plus=style.plus))
     tied = config.flag("tie_word_embeddings", style.tied)
     head = embedding if tied else Tensor("lm_head.weight", (sizes.vocabulary, sizes.hidden))
-    return builder.finish(builder.linear(x, [head], scale=style.logit_scale, cap=style.logit_cap))
+    biases = Linear("").biases(style.head_bias, ("lm_head", sizes.vocabulary))
+    return builder.finish(builder.linear(x, [head], biases=biases, scale=style.logit_scale, cap=style.logit_cap))
 
 
 def _plain_attention(config: Config, sizes: Sizes, style: Style) -> Mixer:
