@@ -56,8 +56,8 @@ class Experts:
     """``prefix``: of the layer's part, behind that of the layer. ``biased``: router and experts have biases.
 
     ``clamp`` is the bound of a clamped activation and ``slope`` its factor. ``sparse``: which layers have experts; the
-    others' gated layer (``dense_biased``: with biases) is as wide as ``Sizes`` say. ``scale`` multiplies what all of these
-    add to the residual.
+    others' gated layer (``dense_biased``: with biases) is as wide as ``Sizes`` say. ``scale`` multiplies what experts, and what
+    stands beside them, add to the residual, and ``dense_scale`` what the others' gated layer does.
     """
 
     count: int
@@ -74,6 +74,7 @@ class Experts:
     dense_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     dense_biased: bool = False
     scale: float = 1.0
+    dense_scale: float = 1.0
 
 
 def mixture(sizes: Sizes, experts: Experts) -> Mixer:
@@ -81,7 +82,7 @@ def mixture(sizes: Sizes, experts: Experts) -> Mixer:
         block = Linear(f"model.layers.{layer}.")
         if not experts.sparse(layer):
             dense = Shared(sizes.ffn, experts.prefix, experts.dense_names, biased=experts.dense_biased)
-            return _beside(builder, h, block, dense, experts.function, residual, experts.scale)
+            return _beside(builder, h, block, dense, experts.function, residual, experts.dense_scale)
         mlp = Linear(f"{block.prefix}{experts.prefix}")
         route = _route(builder, h, mlp, experts)
         products = products_of(builder, h, route, mlp, experts)

@@ -192,7 +192,7 @@ def _granite_experts(config: Config, sizes: Sizes, shared: int, scale: float) ->
     if shared and config.get("num_local_experts") == 0:
         config.get("num_experts_per_tok")
         layer = Experts(0, 0, 0, function, AMONG_CHOSEN, sparse=lambda layer: False, prefix="shared_mlp.")
-        return mixture(replace(sizes, ffn=shared), replace(layer, dense_names=names, scale=scale))
+        return mixture(replace(sizes, ffn=shared), replace(layer, dense_names=names, dense_scale=scale))
     count = number_of_experts(config, 8)
     experts = Experts(
         count,
