@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from outrider.workers.errors import UsageError
@@ -26,6 +27,8 @@ def check_new_folder(option: str, path: Path) -> None:
     while not os.path.lexists(parent):
         parent = parent.parent
     try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.lstat()  # a name may be too long
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:

@@ -128,7 +128,7 @@ class JobServer:
 
         try:
             answer = requests.get(f"{self.address}/api/jobs/", timeout=20)
-        except requests.RequestException:
+        except (requests.RequestException, ValueError):  # the latter where the address is no name of a host
             raise JobError(
                 f"no job server of Ray answers at {self.address}: run this on the cluster's head, or name it with --address"
             ) from None

@@ -236,7 +236,7 @@ def _lock(directory: Path) -> tuple[bool, int]:
 
 def _unwritable_job(directory: Path, error: OSError) -> str:
     """A job that is there may be one that no --out has named, as with ``retry``."""
-    if (directory / LOCK).is_dir():
+    if os.path.isdir(directory / LOCK):  # noqa: PTH112  (Path.is_dir raises where the name is too long)
         return f"{directory / LOCK} is a directory, and the job's lock is a file of that name: move it away"
     if there(directory / JOURNAL):
         return (

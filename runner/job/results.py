@@ -217,7 +217,7 @@ def atomically(path: Path, kind: type[OutriderError] = JobError) -> Iterator[IO[
 
 
 def check_no_folder(path: Path, kind: type[OutriderError] = UsageError) -> None:
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112  (Path.is_dir raises where the name is too long)
         raise kind(f"{path} is a directory, and a file of that name is to be written: move it away")
 
 

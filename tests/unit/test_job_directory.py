@@ -39,12 +39,14 @@ from outrider.runner.job.directory import (
 from outrider.runner.job.identity import check_same, identity
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.lock import is_held
+from outrider.runner.job.tables import write_table
 from outrider.runner.options.job import JobSpec
 from outrider.runner.planning.replica_memory import PROCESS_BYTES
 from outrider.runner.planning.topology import read_topology
 from outrider.runner.report.display import Display
 from outrider.runner.report.report import report_of
 from outrider.runner.run_job import run_job
+from outrider.runner.writable import check_new_folder
 from outrider.workers.errors import JobChangedError, JobError, JobHeldError, OutriderError, PlacementError, UsageError
 from outrider.workers.models.digests import KIND
 from outrider.workers.models.model_info import ModelInfo
@@ -278,9 +280,20 @@ def test_a_place_that_cannot_be_a_job(tmp_path: Path) -> None:
         open_job(tmp_path)
     assert not is_held(tmp_path)
     (tmp_path / "lock").symlink_to(tmp_path / "none" / "lock")
-    for place in (tmp_path, Path("/proc/outrider")):
+    for place in (tmp_path, Path("/proc/outrider"), tmp_path / ("a" * 300), tmp_path / ("a" * 300) / "b"):
         with pytest.raises(UsageError, match=r"--out: .* cannot be written: "), held(place):
             pass
+
+
+def test_a_name_that_is_too_long_is_told(heard: Heard) -> None:
+    long = Path("a" * 300)
+    with pytest.raises(UsageError, match=r"^--out: a+ cannot be written: File name too long$"):
+        run_job(spec_of(BAD, skip_bad=True).model_copy(update={"out": long}), heard)
+    run_job(spec_of(BAD, skip_bad=True), heard)
+    with pytest.raises(UsageError, match=r"^a+\.csv cannot be written: File name too long$"):
+        write_table(Path("job"), long.with_suffix(".csv"), "csv")
+    with pytest.raises(UsageError, match=r"^--out: a+ cannot be made in .*: File name too long$"):
+        check_new_folder("--out", long)
 
 
 @pytest.mark.parametrize("name", ["results.jsonl", "errors.jsonl", "report.html"])

@@ -30,7 +30,7 @@ from outrider.runner.hosts.submit import (
     once_there_is_an_agent,
 )
 from outrider.runner.options.job import JobSpec, build_spec
-from outrider.workers.errors import JobHeldError, UsageError
+from outrider.workers.errors import JobError, JobHeldError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,13 @@ def test_a_directory_and_a_link_that_leads_nowhere_are_said_in_full(
     assert absolute_model("model+lookup") == f"{tmp_path}/model+lookup"
     assert absolute_model("model+suffix") == f"{tmp_path}/model+suffix"
     assert absolute_model("loop") == f"{tmp_path}/loop"
+
+
+@pytest.mark.parametrize("address", ["http://", "x:y", "[::1", "ftp://a", "a" * 300, "a..b", "us er@h"])
+def test_an_address_that_is_none_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit_module, "bring_token", lambda say: None)
+    with pytest.raises(JobError, match="no job server of Ray answers at .*: run this on the cluster's head"):
+        JobServer(address, print)
 
 
 class Jobs:
