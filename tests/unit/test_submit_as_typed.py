@@ -51,10 +51,10 @@ def test_a_directory_and_a_link_that_leads_nowhere_are_said_in_full(
     assert absolute_model("loop") == f"{tmp_path}/loop"
 
 
-@pytest.mark.parametrize("address", ["http://", "x:y", "[::1", "ftp://a", "a" * 300, "a..b", "us er@h"])
+@pytest.mark.parametrize("address", ["http://", "x:y", "[::1", "ftp://a", "a" * 300, "a..b"])
 def test_an_address_that_is_none_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit_module, "bring_token", lambda say: None)
-    with pytest.raises(JobError, match="no job server of Ray answers at .*: run this on the cluster's head"):
+    with pytest.raises(JobError, match=r"no job server of Ray answers at .*: run this on the cluster's head"):
         JobServer(address, print)
 
 
