@@ -66,7 +66,9 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _number(architecture: str) -> gguf.MODEL_ARCH:
-    return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    # Older than Command A's mixtures, the package has all of their tensors in Cohere 2 and EXAONE's mixtures.
+    known = "exaone-moe" if architecture == "cohere2moe" else architecture
+    return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
 
 
 def _together(tensors: Tensors) -> Tensors:

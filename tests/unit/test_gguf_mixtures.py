@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_converter import Tensors, convert, delta_nets, flat_taps
+from gguf_converter import Tensors, convert, delta_nets, flat_taps, granite
 from gguf_models import mostly
 from native_models import logits, open_native
 from tiny_models import MIXTURES, TINY, tiny_model
@@ -181,6 +181,133 @@ CASES = {
             "expert_shared_feed_forward_length": 104,
         },
         {},
+    ),
+    "exaone-moe": Case(
+        "exaone-moe",
+        "exaone-moe",
+        BASE
+        | {
+            "block_count": 4,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_group_count": 2,
+            "expert_group_used_count": 1,
+            "expert_gating_func": 2,
+            "vocab_size": 203,
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": [True, False, True, False],
+            "expert_feed_forward_length": 40,
+            "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 80,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "leading_dense_block_count": 1,
+            "nextn_predict_layers": 0,
+            "rope.scaling.type": "none",
+        },
+        {},
+    ),
+    "cohere2moe": Case(
+        "cohere2-moe",
+        "cohere2moe",
+        {key: value for key, value in BASE.items() if "rms" not in key}
+        | HEADS_OF_24
+        | {
+            "block_count": 4,
+            "feed_forward_length": 56,
+            "attention.layer_norm_epsilon": 1e-5,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_gating_func": 2,
+            "logit_scale": 0.0625,
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": [False, True, False, True],
+            "vocab_size": 203,
+            "expert_feed_forward_length": 40,
+            "leading_dense_block_count": 1,
+            "expert_weights_norm": True,
+            "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 80,
+            "rope.dimension_count": 24,
+            "rope.scaling.type": "none",
+        },
+        {"attention_bias": False},
+    ),
+    "granitemoe": Case(
+        "granite-moe",
+        "granitemoe",
+        BASE
+        | {
+            "feed_forward_length": 40,
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "rope.dimension_count": 16,
+            "attention.scale": 0.11,
+            "embedding_scale": 3.0,
+            "residual_scale": 0.4,
+            "logit_scale": 2.0,
+        },
+        {},
+        granite(6, 2),
+    ),
+    "granitemoe-shared": Case(
+        "granite-moe-shared",
+        "granitemoe",
+        BASE
+        | {
+            "feed_forward_length": 40,
+            "expert_count": 5,
+            "expert_used_count": 2,
+            "expert_shared_feed_forward_length": 56,
+            "rope.dimension_count": 16,
+            "attention.scale": 1.0,
+            "embedding_scale": 1.0,
+            "residual_scale": 0.4,
+            "logit_scale": 1.0,
+        },
+        {},
+        granite(6, 2),
+    ),
+    "hunyuan-moe": Case(
+        "hunyuan-moe",
+        "hunyuan-moe",
+        BASE
+        | HEADS_OF_24
+        | {
+            "feed_forward_length": 40,
+            # The base is stretched: 10,000 * 1,000^(24 / 22).
+            "rope.freq_base": 18738174.0,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "expert_shared_feed_forward_length": 40,
+            "expert_feed_forward_length": 40,
+            "expert_shared_count": 1,
+            "rope.scaling.type": "none",
+            "rope.scaling.factor": 1.0,
+            "rope.scaling.original_context_length": 262144,
+        },
+        {},
+        exact=False,
+    ),
+    "qwen2vl": Case("qwen2", "qwen2vl", BASE | {"rope.dimension_sections": [2, 3, 3, 0]}, {}),
+    "qwen3vl": Case(
+        "qwen3",
+        "qwen3vl",
+        BASE
+        | {"attention.key_length": 32, "attention.value_length": 32}
+        | {"rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 3},
+        {},
+    ),
+    "qwen3vlmoe": Case(
+        "qwen3-moe",
+        "qwen3vlmoe",
+        BASE
+        | HEADS_OF_24
+        | {"rope.dimension_sections": [4, 4, 4, 0], "n_deepstack_layers": 3}
+        | {"expert_count": 20, "expert_used_count": 8, "expert_feed_forward_length": 24},
+        {"decoder_sparse_step": 1, "num_hidden_layers": 2},
     ),
     "lfm2": Case(
         "lfm2",
@@ -389,6 +516,30 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "'afmoe.attention.sliding_window_pattern': 2, which",
     ),
     "weights that do not add up": ("afmoe", {"expert_weights_norm": False}, '"route_norm": False'),
+    "experts and what stands beside them of two widths": (
+        "hunyuan-moe",
+        {"expert_feed_forward_length": 48},
+        "experts of 48 columns, beside which not one other",
+    ),
+    "two shared experts": ("hunyuan-moe", {"expert_shared_count": 2}, "experts of 40 columns, beside which not one other"),
+    "a width of shared experts": ("exaone-moe", {"expert_shared_feed_forward_length": 56}, "are not 2 of 40 columns"),
+    "another base for windows": (
+        "exaone-moe",
+        {"rope.freq_base_swa": 500.0},
+        "'exaone-moe.rope.freq_base_swa': 500.0, which",
+    ),
+    "a width of Command A's": ("cohere2moe", {"expert_shared_feed_forward_length": 56}, "are not 2 of 40 columns"),
+    "no pattern of windows": (
+        "cohere2moe",
+        {"attention.sliding_window_pattern": None},
+        "no 'cohere2moe.attention.sliding_window_pattern'",
+    ),
+    "pictures' directions": (
+        "qwen3vl",
+        {"rope.dimension_sections": [4, 4, 4, 4]},
+        r"'qwen3vl.rope.dimension_sections': \[4",
+    ),
+    "no rope": ("granitemoe", {"rope.scaling.finetuned": False}, "'granitemoe.rope.scaling.finetuned': False, which"),
     "a scale that is not read": (
         "minimax-m2",
         {"expert_weights_scale": 2.0},

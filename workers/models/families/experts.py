@@ -56,8 +56,8 @@ class Experts:
     """``prefix``: of the layer's part, behind that of the layer. ``biased``: router and experts have biases.
 
     ``clamp`` is the bound of a clamped activation and ``slope`` its factor. ``sparse``: which layers have experts; the
-    others' gated layer (``dense_biased``: with biases) is as wide as ``Sizes`` say. ``scale`` multiplies what experts, and what
-    stands beside them, add to the residual, and ``dense_scale`` what the others' gated layer does.
+    others' gated layer (``dense_biased``: with biases) is as wide as ``Sizes`` say. ``scale`` multiplies what
+    experts, and what stands beside them, add to the residual, ``dense_scale`` what the others' gated layer does.
     """
 
     count: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider.workers.models.formats.gguf.architectures import (
     cohere,
+    cohere_moe,
     corrected_mixtures,
     delta_nets,
     exaone,
@@ -17,6 +18,7 @@ from outrider.workers.models.formats.gguf.architectures import (
     mixtures,
     olmo,
     phi,
+    seeing,
     starcoder,
 )
 from outrider.workers.models.formats.gguf.architectures.architecture import Architecture
@@ -38,7 +40,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     **mixtures.ARCHITECTURES,
     **corrected_mixtures.ARCHITECTURES,
     **delta_nets.ARCHITECTURES,
+    **cohere_moe.ARCHITECTURES,
     **lfm2.ARCHITECTURES,
+    **seeing.ARCHITECTURES,
 }
 
 

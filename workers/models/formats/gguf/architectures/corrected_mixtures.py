@@ -1,4 +1,4 @@
-"""Mixtures whose experts are chosen by more than their scores: GLM-4.5, dots.llm1, MiniMax-M2, Trinity, ERNIE 4.5."""
+"""Mixtures whose experts are chosen by more than their scores: GLM-4.5, dots.llm1, K-EXAONE, MiniMax-M2, Trinity, ERNIE."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from outrider.workers.models.formats.gguf.architectures.experts import (
     CORRECTED,
     KNOWN_OF_EXPERTS,
     SHARED,
+    SHARED_WIDTH,
     SIGMOID,
     SOFTMAX,
     check_scores,
@@ -18,6 +19,7 @@ from outrider.workers.models.formats.gguf.architectures.experts import (
 )
 from outrider.workers.models.formats.gguf.architectures.left_out import FURTHER_LAYERS, SECTIONS, check_sections
 from outrider.workers.models.formats.gguf.architectures.sizes import biased, llama_style
+from outrider.workers.models.formats.gguf.architectures.windows import KNOWN_OF_WINDOWS, layer_types, same_base
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 KNOWN_OF_CORRECTED = KNOWN_OF_EXPERTS | {"expert_gating_func", "leading_dense_block_count", "expert_shared_count"}
@@ -65,6 +67,24 @@ def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
 
 def _dots1(metadata: Metadata) -> dict[str, Any]:
     return _deepseek(metadata) | {"model_type": "dots1", "sliding_window": None}
+
+
+def _exaone_moe(metadata: Metadata) -> dict[str, Any]:
+    """Where some layers have a window, the others have no rope, to llama.cpp as well."""
+    same_base(metadata)
+    config = _deepseek(metadata)
+    count, width, bias = (config.pop(key) for key in ("n_routed_experts", "moe_intermediate_size", "attention_bias"))
+    shared = config.pop("n_shared_experts")
+    if bias or metadata.get(SHARED_WIDTH, int, shared * width) != shared * width:
+        metadata.refuse(f"has biases of attention, or shared experts that are not {shared} of {width} columns")
+    return config | {
+        "model_type": "exaone_moe",
+        "num_experts": count,
+        "moe_intermediate_size": width,
+        "num_shared_experts": shared,
+        "sliding_window": metadata.get("attention.sliding_window", int),
+        "layer_types": layer_types(metadata, 4),
+    }
 
 
 def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
@@ -126,11 +146,20 @@ ARCHITECTURES = {
         parts=PARTS | NORM_BEHIND,
     ),
     "dots1": Architecture(_dots1, KNOWN_OF_CORRECTED | WEIGHTS | GROUPS, parts=PARTS),
+    "exaone-moe": Architecture(
+        _exaone_moe,
+        KNOWN_OF_CORRECTED
+        | WEIGHTS
+        | GROUPS
+        | KNOWN_OF_WINDOWS
+        | {FURTHER_LAYERS, SHARED_WIDTH, "attention.sliding_window"},
+        parts=PARTS,
+    ),
     "minimax-m2": Architecture(_minimax_m2, KNOWN_OF_EXPERTS | {"expert_gating_func"}, parts=MINIMAX_PARTS),
     "afmoe": Architecture(_afmoe, KNOWN_OF_CORRECTED | WEIGHTS | {"attention.sliding_window"}, parts=AFMOE_PARTS),
     "ernie4_5-moe": Architecture(
         _ernie4_5_moe,
-        KNOWN_OF_CORRECTED | {"interleave_moe_layer_step", "expert_shared_feed_forward_length"},
+        KNOWN_OF_CORRECTED | {"interleave_moe_layer_step", SHARED_WIDTH},
         parts=ERNIE_PARTS,
     ),
 }

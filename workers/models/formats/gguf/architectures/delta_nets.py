@@ -22,7 +22,7 @@ from outrider.workers.models.formats.gguf.architectures.architecture import (
     Values,
     less_one,
 )
-from outrider.workers.models.formats.gguf.architectures.experts import KNOWN_OF_EXPERTS, ROUTER, experts
+from outrider.workers.models.formats.gguf.architectures.experts import KNOWN_OF_EXPERTS, ROUTER, SHARED_WIDTH, experts
 from outrider.workers.models.formats.gguf.architectures.left_out import FURTHER_LAYERS, SECTIONS, check_sections, layers
 from outrider.workers.models.formats.gguf.architectures.sizes import llama_style
 from outrider.workers.models.formats.gguf.metadata import Metadata
@@ -32,7 +32,6 @@ OF_DELTA_NETS = {
     *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"),
     *(RECURRENT, "full_attention_interval", SECTIONS, FURTHER_LAYERS),
 }
-SHARED_WIDTH = "expert_shared_feed_forward_length"
 OF_EXPERTS = KNOWN_OF_EXPERTS | {SHARED_WIDTH}
 PARTS = ATTENTION | {
     "input_layernorm": "attn_norm",

@@ -15,6 +15,8 @@ KNOWN_OF_EXPERTS = KNOWN - {"attention.sliding_window"} | {
     "expert_used_count",
     "expert_feed_forward_length",
 }
+# Of what stands beside the experts.
+SHARED_WIDTH = "expert_shared_feed_forward_length"
 # Of a layer with experts, which themselves lie together (names.py).
 ROUTER = {"mlp.gate": "ffn_gate_inp"}
 CORRECTED = ROUTER | {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.workers.models.formats.gguf.architectures.architecture import KNOWN, LLAMA_PARTS, Architecture
+from outrider.workers.models.formats.gguf.architectures.experts import KNOWN_OF_EXPERTS, SHARED_WIDTH, experts
+from outrider.workers.models.formats.gguf.architectures.granite import KNOWN_OF_GRANITE, granite_style
 from outrider.workers.models.formats.gguf.architectures.rows import interleaved
 from outrider.workers.models.formats.gguf.architectures.sizes import biased, llama_style
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
-KNOWN_OF_MIXTURES = KNOWN | {
-    "expert_count",
-    "expert_used_count",
-    "expert_feed_forward_length",
-    "expert_shared_feed_forward_length",
-}
+KNOWN_OF_MIXTURES = KNOWN | KNOWN_OF_EXPERTS | {SHARED_WIDTH}
 # The experts themselves lie together (names.py).
 PARTS = LLAMA_PARTS | {
     "mlp.gate": "ffn_gate_inp",
@@ -32,9 +29,7 @@ GPT_OSS_PARTS = PARTS | {
 
 def mixture(metadata: Metadata) -> dict[str, Any]:
     """Llama's, and the experts. All layers have them: llama.cpp knows no other files of these architectures."""
-    count, used = metadata.get("expert_count", int), metadata.get("expert_used_count", int)
-    if not 0 < used <= count:
-        metadata.refuse(f"has {count} experts, of which a token is to use {used}")
+    count, used = experts(metadata)
     wide = metadata.get("feed_forward_length", int, 0)
     ffn = metadata.get("expert_feed_forward_length", int, wide // used)
     return llama_style(metadata, ffn) | {
@@ -90,10 +85,54 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _granite_moe(metadata: Metadata) -> dict[str, Any]:
+    count, used = experts(metadata)
+    shared = metadata.get(SHARED_WIDTH, int, 0)
+    config = granite_style(metadata) | {"num_local_experts": count, "num_experts_per_tok": used}
+    if not shared:
+        return config | {"model_type": "granitemoe"}
+    beside = {"shared_intermediate_size": shared, "fused_projections": False}
+    return config | beside | {"model_type": "granitemoeshared"}
+
+
+def _hunyuan_moe(metadata: Metadata) -> dict[str, Any]:
+    """Experts and what stands beside them are of one width. Files state the base of rope as it is stretched."""
+    count, used = experts(metadata)
+    width = metadata.get("expert_feed_forward_length", int)
+    others = {metadata.get(key, int, width) for key in ("feed_forward_length", SHARED_WIDTH)}
+    if others != {width} or metadata.get(SHARED_COUNT, int, 1) != 1:
+        metadata.refuse(f"has experts of {width} columns, beside which not one other of this width stands")
+    return llama_style(metadata) | {
+        "model_type": "hunyuan_v1_moe",
+        "num_experts": count,
+        "num_experts_per_tok": used,
+        "attention_bias": biased(metadata),
+        "hidden_act": "silu",
+    }
+
+
+SHARED_COUNT = "expert_shared_count"
+GRANITE_PARTS = LLAMA_PARTS | {
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "shared_mlp.gate_proj": "ffn_gate_shexp",
+    "shared_mlp.up_proj": "ffn_up_shexp",
+    "shared_mlp.down_proj": "ffn_down_shexp",
+}
+HUNYUAN_PARTS = LLAMA_PARTS | {
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    "mlp.gate.wg": "ffn_gate_inp",
+    "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_mlp.up_proj": "ffn_up_shexp",
+    "mlp.shared_mlp.down_proj": "ffn_down_shexp",
+}
+KNOWN_OF_GRANITE_MIXTURES = KNOWN_OF_GRANITE - {"attention.sliding_window"} | KNOWN_OF_EXPERTS | {SHARED_WIDTH}
 MIXTRAL = Architecture(_mixtral, KNOWN_OF_MIXTURES, parts=PARTS, order=interleaved)
 ARCHITECTURES = {
     "qwen2moe": Architecture(_qwen2_moe, KNOWN_OF_MIXTURES, parts=PARTS),
     "qwen3moe": Architecture(_qwen3_moe, KNOWN_OF_MIXTURES, parts=PARTS),
     "olmoe": Architecture(_olmoe, KNOWN_OF_MIXTURES, parts=PARTS),
+    "granitemoe": Architecture(_granite_moe, KNOWN_OF_GRANITE_MIXTURES, parts=GRANITE_PARTS, order=interleaved),
+    "hunyuan-moe": Architecture(_hunyuan_moe, KNOWN_OF_EXPERTS | {SHARED_WIDTH, SHARED_COUNT}, parts=HUNYUAN_PARTS),
     "gpt-oss": Architecture(_gpt_oss, KNOWN_OF_MIXTURES, parts=GPT_OSS_PARTS),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outrider.workers.models.formats.gguf.architectures.left_out import layers
 from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.headers import quoted
 
@@ -12,15 +13,15 @@ KNOWN_OF_WINDOWS = frozenset({PATTERN, "rope.freq_base_swa"})
 
 def layer_types(metadata: Metadata, every: int) -> list[str]:
     """The file says of each layer whether it has one, or that all but each nth have; ``every``: which, unless it says."""
-    layers = metadata.get("block_count", int)
+    count = layers(metadata)
     stated = metadata.values.get(f"{metadata.architecture}.{PATTERN}", every)
     if type(stated) is int and stated >= 0:
         # 0: all have one.
-        stated = [not stated or (layer + 1) % stated != 0 for layer in range(layers)]
+        stated = [not stated or (layer + 1) % stated != 0 for layer in range(count)]
     flags = list(stated) if isinstance(stated, list) else []
-    if len(flags) < layers or not all(type(flag) is bool or flag in (0, 1) for flag in flags):
-        metadata.refuse(f"has {quoted(f'{metadata.architecture}.{PATTERN}')}: {quoted(stated)}, for {layers} layers")
-    return [SLIDING if flag else FULL for flag in flags[:layers]]
+    if len(flags) < count or not all(type(flag) is bool or flag in (0, 1) for flag in flags):
+        metadata.refuse(f"has {quoted(f'{metadata.architecture}.{PATTERN}')}: {quoted(stated)}, for {count} layers")
+    return [SLIDING if flag else FULL for flag in flags[:count]]
 
 
 def same_base(metadata: Metadata) -> None:
