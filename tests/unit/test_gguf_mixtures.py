@@ -14,12 +14,14 @@ from gguf_converter import Tensors, convert, delta_nets, flat_taps, granite
 from gguf_models import mostly
 from native_models import logits, open_native
 from tiny_models import MIXTURES, TINY, tiny_model
+from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 
 from outrider.kernels.program import Tensor
 from outrider.kernels.quantised import natural_order
 from outrider.workers.errors import ModelError
 from outrider.workers.models.config_file import read_config
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
+from outrider.workers.models.formats.gguf.tokenizer import CUTS, gguf_tokenizer
 from outrider.workers.models.model_info import read_model_info
 
 # Of A_log a logarithm of its exponential is what comes back.
@@ -569,3 +571,38 @@ def test_a_rate_that_is_none_is_refused(tmp_path: Path) -> None:
         ModelError, match=r"the tensor 'blk\.0\.ssm_a' holds values that its model cannot have: not all are below 0"
     ):
         open_native(write(case, tmp_path, prepare=prepare), "fp32")
+
+
+def cutting(cut: str, path: Path) -> Any:
+    """The tokenizer of a file that names this way of cutting text."""
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(cut)
+    writer.add_token_list(["a"])
+    writer.add_token_merges([])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return gguf_tokenizer(path).backend_tokenizer
+
+
+# To some a mark is a part of the letter that it stands at.
+PIECES_OF: dict[str, list[str]] = {
+    "qwen35": ["It", "'s", " ", "1", "2", "3", " (", "ok", ")", " ก\u0e35"],
+    "hunyuan": ["It", "'s", " ", "1", "2", "3", " (", "ok", ")", " ก", "\u0e35"],
+    "lfm2": ["It", "'s", " ", "123", " (", "ok", ")", " ก", "\u0e35"],
+    "minimax-m2": ["It's", " ", "123", " (", "ok", ")", " ก\u0e35"],
+}
+
+
+@pytest.mark.parametrize("cut", PIECES_OF)
+def test_a_text_is_cut_into_the_words_of_its_model(cut: str, tmp_path: Path) -> None:
+    text, tokenizer = "It's 123 (ok) ก\u0e35", cutting(cut, tmp_path / "t.gguf")
+    assert [text[start:stop] for _, (start, stop) in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == PIECES_OF[cut]
+    # Qwen's and Hunyuan's own tokenizers write a letter and its mark as one where there is one.
+    composed = tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("e\u0301") == "\u00e9"
+    assert composed == (cut in ("qwen35", "hunyuan"))
+
+
+def test_qwen35s_cut_is_that_of_transformers() -> None:
+    assert CUTS["qwen35"] == PRETOKENIZE_REGEX

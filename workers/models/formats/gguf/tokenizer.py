@@ -38,15 +38,22 @@ CUTS: dict[str, str | None] = {
     "chatglm-bpe": _THREE_DIGITS,
     "glm4": _THREE_DIGITS,
     "qwen2": _WORDS + r"\p{N}" + _REST,
+    "qwen35": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
     "seed-coder": _WORDS + r"\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
     "tekken": _TEKKEN,
     "gpt-4o": _GPT_4O,
+    "minimax-m2": _GPT_4O,
 }
 ALIKE = {
     "llama-v3": "llama-bpe",
     "llama3": "llama-bpe",
     "deepseek-r1-qwen": "qwen2",
     "stablelm2": "qwen2",
+    "hunyuan": "qwen2",
+    "lfm2": "llama-bpe",
     "gpt2": "gpt-2",
     "phi-2": "gpt-2",
     "exaone4": "gpt-2",
@@ -66,7 +73,7 @@ IN_TURN = {
 }
 FALCON = "falcon"
 # Text that may be written in several ways is brought into one of them first.
-NORMALISED = ("qwen2", "mpt")
+NORMALISED = ("qwen2", "qwen35", "mpt")
 WHOLE_WORDS_FIRST = ("llama-bpe", "smaug-bpe", "glm4", "tekken", "gpt-4o")
 # Where the file does not say, texts of these begin with the first token (bos), as in llama.cpp.
 WITH_A_FIRST = ("llama-bpe", "tekken")
